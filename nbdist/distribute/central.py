@@ -160,7 +160,7 @@ class SharingReplica(OneDevice):
 SPEC = StrategySpec(
     CentralStorageStrategy.name,
     make=lambda config: CentralStorageStrategy(
-        world=config.world, prefix=config.prefix, transport=config.transport
+        world=config.world, prefix=config.prefix, transport=config.training.transport
     ),
     synchronous=True,
     in_graph=True,

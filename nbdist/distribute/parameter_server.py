@@ -381,7 +381,6 @@ def _make(config: StrategyConfig) -> ParameterServerStrategy:
     world = config.world
     assert world.task is not None
     settings = dict(config.settings)
-    settings.pop("collective", None)  # without --strategy: for what the body itself does together
     backups = settings.pop("backups", None)
     if backups is not None:
         settings["aggregate"] = world.size - backups
@@ -391,8 +390,8 @@ def _make(config: StrategyConfig) -> ParameterServerStrategy:
         run=world.run,
         prefix=config.prefix,
         check=world.check,
-        synchronous=config.synchronous,
-        transport=config.transport,
+        synchronous=config.training.synchronous,
+        transport=config.training.transport,
         **settings,
     )
 

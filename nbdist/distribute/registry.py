@@ -1,6 +1,7 @@
 """The table of strategies, one row each, and what follows from it.
 
-    STRATEGIES["multi_worker"].make(StrategyConfig(world))
+    training = training_spec("multi_worker", {"collective": "ring"}, seed=7)
+    strategy = make_strategy(training, world)
 
 To add a strategy, write its file (class and `StrategySpec`) and add its row here. A setting of its own also
 needs a field in ``nbdist.run.options.Options`` and a parameter of ``nb.launch``;
@@ -9,9 +10,20 @@ needs a field in ``nbdist.run.options.Options`` and a parameter of ``nb.launch``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from nbdist.distribute import central, elastic, mirrored, multi_worker, parameter_server
-from nbdist.distribute.spec import COLLECTIVE, Setting, StrategySpec, whole_number
-from nbdist.train.strategy import OneDeviceStrategy
+from nbdist.distribute.spec import (
+    COLLECTIVE,
+    Setting,
+    StrategyConfig,
+    StrategySpec,
+    TrainingSpec,
+    whole_number,
+)
+from nbdist.runtime.groups import World
+from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
 ONE_DEVICE = StrategySpec(
     OneDeviceStrategy.name,
@@ -105,3 +117,27 @@ def trial_strategies() -> tuple[str, ...]:
     """
     found = (spec for spec in STRATEGIES.values() if spec.for_trials)
     return tuple(spec.name for spec in sorted(found, key=lambda spec: spec is not TOGETHER))
+
+
+def training_spec(strategy: str, settings: Mapping[str, Any], **options: Any) -> TrainingSpec:
+    """Return how replicas train, from all settings that were given; ``options`` are its other fields.
+
+    The strategy gets those that it lists. The collective and the number of workers that must be left are
+    also for the run's groups.
+
+    >>> training_spec("ps", {"collective": "ring", "backups": 1}).settings
+    {'backups': 1}
+    """
+    own = {setting.name for setting in STRATEGIES[strategy].settings}
+    return TrainingSpec(
+        strategy,
+        collective=settings.get(COLLECTIVE.name, COLLECTIVE.default),
+        min_workers=settings.get(MIN_WORKERS.name, 1),
+        settings={name: value for name, value in settings.items() if name in own},
+        **options,
+    )
+
+
+def make_strategy(training: TrainingSpec, world: World, prefix: str = "") -> Strategy:
+    """Return the strategy of one replica; ``prefix`` begins the names of the run's shared memory."""
+    return STRATEGIES[training.strategy].make(StrategyConfig(world, training, prefix))

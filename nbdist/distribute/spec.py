@@ -99,18 +99,46 @@ TRANSPORT = Setting(
 
 
 @dataclass(frozen=True)
-class StrategyConfig:
-    """What a strategy is made of on a task, besides its class.
+class TrainingSpec:
+    """How the replicas of a run train together: plain values, with all defaults resolved.
 
-    ``world`` are the run's replicas, ``prefix`` begins the names of the run's shared memory, ``settings`` are
-    the settings that differ from their defaults, by name.
+    - ``strategy``: the name of a strategy
+    - ``synchronous``: whether replicas make each step together
+    - ``transport``: how parameters travel, "auto" or "socket"
+    - ``data``: in an in-graph run, whether the "client" feeds the batches or the "workers" read them
+    - ``seed``: the seed of the run, 0 or more; None draws one
+    - ``epochs``: overrides the epochs of each ``fit``; None does not
+    - ``collective``: the kind of the groups that ``nb.collective`` uses
+    - ``min_workers``: how many workers have to be left for training to continue after a death
+    - ``settings``: the strategy's own settings that differ from their defaults, by name
+    """
+
+    strategy: str
+    synchronous: bool = False
+    transport: str = "auto"
+    data: str = "client"
+    seed: int | None = None
+    epochs: int | None = None
+    collective: str = "auto"
+    min_workers: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    """What a strategy is made of on a task.
+
+    ``world`` are the run's replicas, ``prefix`` begins the names of the run's shared memory.
     """
 
     world: World
-    synchronous: bool = False
-    transport: str = "auto"
+    training: TrainingSpec
     prefix: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The strategy's own settings that differ from their defaults, by name."""
+        return self.training.settings
 
 
 def no_checks(settings: Mapping[str, Any], workers: int | None) -> None:

@@ -46,17 +46,7 @@ class Threads:
     def _companion(self, strategy: Strategy, context: Context, number: int) -> Context:
         own = copy(strategy)
         own.replica_index, own.keeps_values = number, False
-        return Context(
-            strategy=own,
-            control=context.control,
-            is_chief=False,
-            device=self.devices[number],
-            seed=context.seed,
-            quiet=True,
-            epochs=context.epochs,
-            trainings=context.trainings,
-            states=context.states,
-        )
+        return context.derive(strategy=own, device=self.devices[number], trainings=context.trainings)
 
 
 def _short(device: str) -> str:

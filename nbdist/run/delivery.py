@@ -252,11 +252,11 @@ _NOTHING = object()
 
 
 @contextmanager
-def lent(namespace: dict[str, Any], names: Mapping[str, Any]) -> Iterator[None]:
+def names_added(namespace: dict[str, Any], names: Mapping[str, Any]) -> Iterator[None]:
     """Add names to a namespace inside a ``with``; at its end restore those that were not rebound.
 
     >>> space = {"x": 1}
-    >>> with lent(space, {"x": 2, "y": 3, "z": 4}):
+    >>> with names_added(space, {"x": 2, "y": 3, "z": 4}):
     ...     space["z"] = 5
     >>> space
     {'x': 1, 'z': 5}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from nbdist.distribute.registry import SETTINGS, STRATEGIES, default_strategy, owners
-from nbdist.distribute.spec import StrategySpec
+from nbdist.distribute.registry import SETTINGS, STRATEGIES, default_strategy, owners, training_spec
+from nbdist.distribute.spec import COLLECTIVE, StrategySpec, TrainingSpec
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.collective.registry import COLLECTIVES
@@ -105,7 +105,45 @@ class Options:
     def wants_training(self) -> bool:
         """Whether something was asked for that has a meaning only for a body that trains."""
         chosen = self.strategy is not None or self.synchronous or self.data != "client"
-        return bool(chosen or self.settings().keys() - {"collective"} or self.epochs is not None)
+        return bool(chosen or self.settings().keys() - {COLLECTIVE.name} or self.epochs is not None)
+
+    def resolve(self, has_servers: bool) -> Options:
+        """Return the options for a cluster with or without parameter servers, with the strategy they imply.
+
+        Raises InvalidArgumentError if the strategy needs a parameter server and there is none.
+
+        >>> Options(every=5).resolve(has_servers=False).strategy
+        'elastic'
+        """
+        found = self
+        if found.spec is not None:
+            found.spec.check_servers(has_servers)
+            if found.spec.synchronous:
+                found = replace(found, synchronous=True)
+        if found.replication == "in-graph":  # without a parameter server the first worker has the variables
+            return found
+        if found.strategy is None and found.synchronous:
+            found = replace(found, strategy=default_strategy(has_servers, together=True))
+        named = [name for name in found.settings() if name != COLLECTIVE.name]
+        if found.strategy is None and named:  # a setting of one strategy alone selects it
+            return replace(found, strategy=owners(SETTINGS[named[0]])[0]).resolve(has_servers)
+        return replace(found, synchronous=bool(found.synchronous))
+
+    def training(self, has_servers: bool, seed: int) -> TrainingSpec:
+        """Return how the replicas train, from resolved options, with the default strategy if none is named.
+
+        >>> Options(min_workers=2, seed=7).resolve(has_servers=True).training(True, 7).min_workers
+        2
+        """
+        return training_spec(
+            self.strategy or default_strategy(has_servers),
+            self.settings(),
+            synchronous=bool(self.synchronous),
+            transport=self.transport,
+            data=self.data,
+            seed=seed,
+            epochs=self.epochs,
+        )
 
     def least(self, workers: int, servers: int) -> int | None:
         """Return how many workers have to be left for training to go on after a death; None: all of them.

@@ -359,7 +359,7 @@ class _Packer:
             "kwdefaults": self.node(value.__kwdefaults__, f"a default of {path}"),
             "closure": closure,
             "dict": [(k, self.node(v, f"{path}.{k}")) for k, v in value.__dict__.items()],
-            "uses": self._bring(value.__code__, value.__globals__, inner),
+            "uses": self._build(value.__code__, value.__globals__, inner),
         }
         self._source(value.__code__.co_filename)
         return node
@@ -378,7 +378,7 @@ class _Packer:
             "code": marshal.dumps(code),
             "name": value.__name__,
             "space": self._space(namespace),
-            "uses": self._bring(code, namespace, f"{path}, which uses", {value.__name__}),
+            "uses": self._build(code, namespace, f"{path}, which uses", {value.__name__}),
             "first": [name for name in global_names(code, called=False) if name in namespace],
         }
         self._source(file)
@@ -391,7 +391,7 @@ class _Packer:
             self.spaces.append({"name": namespace.get("__name__", "__main__"), "values": {}})
         return self._spaces[id(namespace)]
 
-    def _bring(
+    def _build(
         self, code: types.CodeType, namespace: dict[str, Any], path: str, own: set[str] | None = None
     ) -> list[str]:
         """Add nodes for the globals that code uses; return their names."""
@@ -510,7 +510,7 @@ class _Builder:
         self._spaces: list[dict[str, Any]] = [
             {"__name__": space["name"], "__builtins__": builtins.__dict__} for space in packed.namespaces
         ]
-        self._brought: set[tuple[int, str]] = set()
+        self._built: set[tuple[int, str]] = set()
         for file, text in packed.sources.items():
             if file not in linecache.cache and text:
                 linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -675,34 +675,34 @@ class _Builder:
                 cells[name].cell_contents = self.value(node)
         found.__defaults__, found.__kwdefaults__ = map(self.value, (record["defaults"], record["kwdefaults"]))
         found.__dict__.update((name, self.value(node)) for name, node in record["dict"])
-        self._bring(record)
+        self._build_used(record)
         return found
 
     def _class(self, number: int) -> Any:
         if number not in self._classes:
             record = self._packed.classes[number]
             space = self._spaces[record["space"]]
-            self._bring_first(record)
-            self._bring(record)
+            self._build_first(record)
+            self._build_used(record)
             if number not in self._classes:  # a global that it uses may use the class
                 exec(marshal.loads(record["code"]), space)
                 self._classes[number] = space[record["name"]]
         return self._classes[number]
 
-    def _bring_first(self, record: Mapping[str, Any]) -> None:
+    def _build_first(self, record: Mapping[str, Any]) -> None:
         """Build the bases (also bases that use the class) and the decorators of a class statement."""
         number = record["space"]
         for name in record["first"]:
             if name not in self._spaces[number] and name in self._packed.namespaces[number]["values"]:
-                self._brought.add((number, name))
+                self._built.add((number, name))
                 self._spaces[number][name] = self.value(self._packed.namespaces[number]["values"][name])
 
-    def _bring(self, record: Mapping[str, Any]) -> None:
+    def _build_used(self, record: Mapping[str, Any]) -> None:
         number = record["space"]
         nodes = self._packed.namespaces[number]["values"]
         for name in record["uses"]:
-            if (number, name) not in self._brought:
-                self._brought.add((number, name))
+            if (number, name) not in self._built:
+                self._built.add((number, name))
                 self._spaces[number][name] = self.value(nodes[name])
 
 

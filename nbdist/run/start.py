@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,6 @@ from nbdist.cluster.adopt import adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import this_process
 from nbdist.cluster.launch import start_cluster
-from nbdist.distribute.registry import SETTINGS, default_strategy, owners
 from nbdist.errors import (
     InvalidArgumentError,
     NbdistError,
@@ -63,7 +61,7 @@ def start_run(
         raise InvalidArgumentError("the body is empty: there is nothing to run")
     body, given, packed = check_given(body, given or Given(), options.replication != "in-graph", first_line)
     cluster = cluster or any_cluster(report)
-    options = _resolved(options, cluster)
+    options = options.resolve(bool(_servers(cluster)))
     workers = select(tuple(cluster.tasks), options.on)
     check_numbers(options, len(workers))
     _check_alive(cluster, workers, options)
@@ -103,14 +101,8 @@ def start_run(
             run=run_id,
             folder=str(folder),
             ranks=tuple(info.rank for info in workers),
-            strategy=options.strategy or default_strategy(bool(_servers(cluster))),
-            synchronous=bool(options.synchronous),
-            transport=options.transport,
-            seed=seed,
-            epochs=options.epochs,
+            training=options.training(bool(_servers(cluster)), seed),
             fetch=options.fetch,
-            data=options.data,
-            settings=options.settings(),
             tensorboard=options.tensorboard,
             names=names,
             pushed=given if delivery is None else delivery.pushed,
@@ -190,24 +182,6 @@ def any_cluster(report: Callable[[str], object]) -> Cluster:
             "then %cluster start --workers N --ps M)"
         )
         return start_cluster(workers=2, ps=1, report=report)
-
-
-def _resolved(options: Options, cluster: Cluster) -> Options:
-    """Choose the strategy, if none was named: parameter servers where there are any."""
-    has_ps = bool(_servers(cluster))
-    if options.spec is not None:
-        options.spec.check_servers(has_ps)
-        if options.spec.synchronous:
-            options = dataclasses.replace(options, synchronous=True)
-    if options.replication == "in-graph":  # without a parameter server the first worker keeps the variables
-        return options
-    if options.strategy is None and options.synchronous:
-        options = dataclasses.replace(options, strategy=default_strategy(has_ps, together=True))
-    named = [name for name in options.settings() if name != "collective"]
-    if options.strategy is None and named:  # a setting of one strategy alone selects it
-        options = dataclasses.replace(options, strategy=owners(SETTINGS[named[0]])[0])
-        return _resolved(options, cluster)
-    return dataclasses.replace(options, synchronous=bool(options.synchronous))
 
 
 def _servers(cluster: Cluster) -> list[TaskInfo]:

@@ -225,6 +225,17 @@ class Context:
     last_epoch: dict[str, float] = field(default_factory=dict)
     """Means of the last epoch of the last training."""
 
+    def derive(self, **own: Any) -> Context:
+        """Return the context of another replica in this process, by default not the chief.
+
+        It shares the control, what the user asked for and the states to continue from. ``own`` are its
+        other fields.
+        """
+        shared = {
+            name: getattr(self, name) for name in ("control", "seed", "epochs", "states")
+        }
+        return Context(**{**shared, "quiet": True, "is_chief": False, **own})
+
 
 _current: Context | None = None
 _here: ContextVar[Context | None] = ContextVar("nbdist's context of this thread", default=None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nbdist.distribute.registry import STRATEGIES, default_strategy
+from nbdist.distribute.registry import STRATEGIES, default_strategy, training_spec
+from nbdist.distribute.spec import TrainingSpec
 from nbdist.run.delivery import Given, Pushed
 from nbdist.run.task.body import RunSpec
 
@@ -22,9 +23,7 @@ class SweepSpec:
     sweep: str
     folder: str
     metric: str
-    strategy: str = default_strategy()
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Of the strategy, by the names of Options."""
+    training: TrainingSpec = field(default_factory=lambda: training_spec(default_strategy(), {}))
     pushed: Given | Pushed = field(default_factory=Given)
     """Pushed values for the trials; sent once to each engine."""
     first_line: int = 1
@@ -82,8 +81,8 @@ def strategy_for(sweep: SweepSpec, trial: TrialSpec) -> str:
     >>> strategy_for(SweepSpec("s", "/s", "loss"), TrialSpec(0, 1, (0, 1), {}, 7))
     'multi_worker'
     """
-    together = len(trial.ranks) > 1 and not STRATEGIES[sweep.strategy].for_trials
-    return default_strategy(together=True) if together else sweep.strategy
+    together = len(trial.ranks) > 1 and not STRATEGIES[sweep.training.strategy].for_trials
+    return default_strategy(together=True) if together else sweep.training.strategy
 
 
 def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
@@ -92,13 +91,13 @@ def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
         run=run_name(sweep.sweep, trial.number, trial.attempt),
         folder=str(trial_folder(Path(sweep.folder), trial.number)),
         ranks=trial.ranks,
-        strategy=strategy_for(sweep, trial),
-        synchronous=len(trial.ranks) > 1,
-        transport="auto",
-        seed=trial.seed,
-        epochs=trial.epochs,
-        fetch=(),
-        settings=sweep.settings,
+        training=replace(
+            sweep.training,
+            strategy=strategy_for(sweep, trial),
+            synchronous=len(trial.ranks) > 1,
+            seed=trial.seed,
+            epochs=trial.epochs,
+        ),
         timeline=False,
         names=trial.parameters,
         pushed=sweep.pushed,

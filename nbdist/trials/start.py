@@ -16,7 +16,7 @@ from typing import Any
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import living, this_process
-from nbdist.distribute.registry import default_strategy, trial_strategies
+from nbdist.distribute.registry import default_strategy, training_spec, trial_strategies
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -139,7 +139,7 @@ def start_sweep(
 def sweep_spec(folder: Path, about: Mapping[str, Any], metric: str) -> SweepSpec:
     """Return the part of a sweep's description that engines receive, from the file beside its log."""
     return SweepSpec(
-        folder.name, str(folder), metric, about["strategy"], dict(about["settings"]),
+        folder.name, str(folder), metric, training_spec(about["strategy"], about["settings"]),
         first_line=int(about.get("first_line", 1)),
     )  # fmt: skip
 

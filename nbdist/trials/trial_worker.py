@@ -36,7 +36,7 @@ from nbdist.errors import NbdistError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.task.agent import Agent, agent
-from nbdist.run.task.body import around, filename, live_of, perform
+from nbdist.run.task.body import body_environment, filename, open_run, perform
 from nbdist.run.task.reporting import SEND_SECONDS, ActiveRun, Output
 from nbdist.run.task.signals import bodies_only, forget
 from nbdist.runtime.task import Task, current
@@ -281,14 +281,14 @@ def run_trial(
     """Run one trial and return how it ended: state, values, error."""
     spec = run_spec(sweep, trial)
     try:
-        live = live_of(spec, task, here, partial(TrialLive, sweep=sweep, trial=trial, reported=reported))
+        live = open_run(spec, task, here, partial(TrialLive, sweep=sweep, trial=trial, reported=reported))
         live.context.states = TrainingStates(
             write=Path(spec.folder) / STATE, read=Path(trial.resume) if trial.resume else None
         )
         live.context.ends_in_log = True
         seed_generators(trial.seed)
-        brought = lambda spec, found: {"metrics": metrics_of(found, sweep.metric)}
-        outcome = perform(spec, body, task, here, live, around(live), brought)
+        collect = lambda spec, found: {"metrics": metrics_of(found, sweep.metric)}
+        outcome = perform(spec, body, task, here, live, body_environment(live), collect)
     except Exception as error:  # a full disk, say: this trial cannot be run here
         return {"state": "failed", "values": {}, "error": plain(f"{type(error).__name__}: {error}")}
     finally:

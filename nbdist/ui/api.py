@@ -448,9 +448,9 @@ def rerun(sweep: Sweep, trial: Trial) -> Run:
     options = Options(
         seed=trial.seed,
         on=f"worker:{','.join(map(str, _workers(sweep, together)))}",
-        strategy=spec.strategy if trained else None,
+        strategy=spec.training.strategy if trained else None,
         name=f"{sweep.name}-{trial.number}",
-        collective=str(spec.settings.get("collective", "auto")) if trained else "auto",
+        collective=spec.training.collective if trained else "auto",
     )
     run = start_run(
         sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=dict(trial.parameters),

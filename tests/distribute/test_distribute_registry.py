@@ -14,10 +14,12 @@ from nbdist.distribute.registry import (
     SETTINGS,
     STRATEGIES,
     default_strategy,
+    make_strategy,
     owners,
+    training_spec,
     trial_strategies,
 )
-from nbdist.distribute.spec import Setting, StrategyConfig, StrategySpec
+from nbdist.distribute.spec import Setting, StrategySpec
 from nbdist.errors import InvalidArgumentError
 from nbdist.run.options import Options
 from nbdist.runtime.groups import World
@@ -49,7 +51,7 @@ class OneWorkerTask:
 
 def made(spec: StrategySpec, **settings: Any) -> Strategy:
     world = World(cast("Task", OneWorkerTask()), (1,))
-    return spec.make(StrategyConfig(world, settings=settings))
+    return make_strategy(training_spec(spec.name, settings), world)
 
 
 each = pytest.mark.parametrize("spec", STRATEGIES.values(), ids=lambda spec: spec.name)

@@ -29,13 +29,12 @@ from nbdist.run.in_graph.thread import BodyThread, Gate, printing_here
 from nbdist.run.in_graph.towers import Towers
 from nbdist.run.protocols import RunReplacement
 from nbdist.run.task.agent import Agent
-from nbdist.run.task.body import RunSpec, check_fetched, perform
+from nbdist.run.task.body import RunSpec, check_fetched, make_context, perform
 from nbdist.run.task.reporting import ActiveRun, Output
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo, acting_as, host_identity, segment_prefix
 from nbdist.train import context as contexts
-from nbdist.train.context import Checkpoints, Context
-from nbdist.train.step_timing import StepLog
+from nbdist.train.context import Context
 from nbdist.train.strategy import Strategy
 from nbdist.wire.rpc.client import Peer
 
@@ -63,7 +62,7 @@ class InGraph:
             gate = Gate()
             run = partial(
                 perform, spec, body, client, client.agent, live,
-                _around(live.context, client, live.output, default_graph(), gate), _kept,
+                _body_environment(live.context, client, live.output, default_graph(), gate), _local_results,
             )  # fmt: skip
             self.body = BodyThread(client.rank, run, self._body_ended, f"nbdist body of {spec.run}")
             self.tasks = WithClient(cluster, client, gate.interrupt)
@@ -130,16 +129,7 @@ def _live(
     servers: Sequence[TaskInfo],
 ) -> ActiveTowerRun:
     folder = private_folder(Path(spec.folder))
-    control = client.agent.control(spec.run)
-    context = Context(
-        step_log=StepLog(client.device),
-        control=control,
-        checkpoints=Checkpoints(folder / "checkpoints"),
-        device=client.device,
-        seed=spec.seed,
-        quiet=True,
-        epochs=spec.epochs,
-    )
+    context = make_context(spec, client, client.agent)
     events = [events_folder(folder, info.name) if spec.tensorboard else None for info in towers]
     reported = Towers(folder, len(towers), context, events, [info.name for info in towers])
     context.towers = reported.context
@@ -163,17 +153,19 @@ def in_graph_strategy(
         cluster.target,
         [f"{info.name}/device:{info.device}" for info in towers],
         [f"{info.name}/device:{info.device}" for info in servers],
-        synchronous=spec.synchronous,
-        data=spec.data,
+        synchronous=spec.training.synchronous,
+        data=spec.training.data,
         check=context.control.check,
         on_tower=reported.on_tower,
         on_trace=reported.on_trace,
-        transport=spec.transport,
+        transport=spec.training.transport,
     )
 
 
 @contextmanager
-def _around(context: Context, client: ClientTask, output: Output, graph: Graph, gate: Gate) -> Iterator[None]:
+def _body_environment(
+    context: Context, client: ClientTask, output: Output, graph: Graph, gate: Gate
+) -> Iterator[None]:
     """Give the body's thread what a body finds around it, and the notebook's other threads nothing of it."""
     with (
         acting_as(client),
@@ -185,7 +177,7 @@ def _around(context: Context, client: ClientTask, output: Output, graph: Graph, 
         yield
 
 
-def _kept(spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
+def _local_results(spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
     """Return the results as they are: they never leave the process."""
     check_fetched(spec, found)
     return {"values": dict(found)}

@@ -61,16 +61,14 @@ class Towers:
         tower = self._towers[i]
         with self._making:
             if tower.context is None:
-                tower.context = replace(
-                    self.main,
+                tower.context = self.main.derive(
+                    device=self.main.device,
+                    checkpoints=self.main.checkpoints,
                     recorder=tower.recorder,
                     step_log=StepLog(f"tower {i}"),
                     progress=tower.progress,
                     is_chief=i == 0,
                     end_everywhere=self._end_training,
-                    towers=None,
-                    trainings=0,
-                    last_epoch={},
                 )
         return tower.context
 

@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any
 
 from nbdist.cluster.folder import busy_with, clusters_folder
-from nbdist.distribute.registry import MIN_WORKERS, STRATEGIES
-from nbdist.distribute.spec import StrategyConfig
+from nbdist.distribute.registry import make_strategy
+from nbdist.distribute.spec import TrainingSpec
 from nbdist.errors import (
     AbortedError,
     InvalidArgumentError,
@@ -33,7 +33,7 @@ from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.tensorboard import events_folder
 from nbdist.nn import Model
-from nbdist.run.delivery import Given, Pushed, lent, with_closure
+from nbdist.run.delivery import Given, Pushed, names_added, with_closure
 from nbdist.run.outcome import pack
 from nbdist.run.task.agent import Agent, agent
 from nbdist.run.task.reporting import ActiveRun, Output, displaying_to, printing_to
@@ -45,7 +45,6 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Checkpoints
 from nbdist.train.custom.api import end_loops
 from nbdist.train.step_timing import StepLog
-from nbdist.train.strategy import Strategy
 
 OWN_FILES = (__file__,)  # which no traceback has to show
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica receives from another that has stopped
@@ -59,15 +58,10 @@ class RunSpec:
     run: str
     folder: str
     ranks: tuple[int, ...]
-    strategy: str
-    synchronous: bool
-    transport: str
-    seed: int
-    epochs: int | None
-    fetch: tuple[str, ...]
-    data: str = "client"
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the strategy, by their names in Options."""
+    """Of the replicas; the chief's first."""
+    training: TrainingSpec
+    fetch: tuple[str, ...] = ()
+    """Names of variables of the chief's body that the client gets."""
     tensorboard: bool = False
     timeline: bool = True
     """Whether the task writes its part of the timeline into the folder."""
@@ -83,9 +77,11 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
     """Run a body on this engine; return its outcome as plain data, what it raises too."""
     task, here = current(), agent()
     with busy_with(clusters_folder() / task.cluster_id, spec.run), bodies_only():
-        live = live_of(spec, task, here)
+        live = open_run(spec, task, here)
         try:
-            outcome = perform(spec, body, task, here, live, around(live), partial(_packed, task))
+            outcome = perform(
+                spec, body, task, here, live, body_environment(live), partial(_pack_results, task)
+            )
             here.cached_outcome.put(spec.run, spec.folder, outcome)
         finally:
             here.cached_outcome.drop(spec.run)
@@ -98,12 +94,12 @@ def perform(
     task: Task,
     here: Agent,
     live: ActiveRun,
-    surrounding: AbstractContextManager[object],
-    brought: Callable[[RunSpec, dict[str, Any]], dict[str, Any]],
+    environment: AbstractContextManager[object],
+    collect: Callable[[RunSpec, dict[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Run a body as ``live`` on a task, inside ``surrounding``, and return its outcome.
+    """Run a body as ``live`` on a task, inside ``environment``, and return its outcome.
 
-    ``brought`` makes the part of the outcome that holds the results, from what the body has defined.
+    ``collect`` makes the part of the outcome that holds the results, from what the body has defined.
     """
     here.begin(live)
     outcome: dict[str, Any] = {"rank": task.rank, "task": task.name}
@@ -111,28 +107,28 @@ def perform(
         Code(spec.run, spec.fetch, body, spec.names, spec.first_line) if isinstance(body, str) else None,
         live.context.control,
     )
-    lending = ExitStack()
+    stack = ExitStack()
     try:
-        with surrounding:
+        with environment:
             control.check()  # another call had the task until now, and the run may have failed
             live.context.progress.state = "running"
             given = spec.pushed.open(task.info.host)
             if code is not None:
-                lending.enter_context(code.lent(given.names))
+                stack.enter_context(code.with_names(given.names))
                 found = code.run()
             else:
-                lending.enter_context(lent(getattr(body, "__globals__", {}), given.names))
+                stack.enter_context(names_added(getattr(body, "__globals__", {}), given.names))
                 found = _call(with_closure(body, given.closure), given, spec.names or {})
             end_loops(live.context, whole=True)
-            outcome |= brought(spec, found)
+            outcome |= collect(spec, found)
     except BaseException as error:
         outcome["error"] = describe_error(error, control)
         cut_off = isinstance(error, (KeyboardInterrupt, *CUT_OFF)) and control.stop_requested
         if code is not None and cut_off:
             # It was stopped between two looks at the control: what was trained is kept all the same.
-            outcome |= brought(replace(spec, fetch=()), code.bound())
+            outcome |= collect(replace(spec, fetch=()), code.bound())
     finally:
-        lending.close()
+        stack.close()
         end_loops(live.context, whole=False)
         live.context.progress.state = "finished"
         stopped = control.stop_requested  # what is asked for later has stopped nothing
@@ -155,43 +151,47 @@ def perform(
 
 
 @contextmanager
-def around(live: ActiveRun) -> Iterator[None]:
+def body_environment(live: ActiveRun) -> Iterator[None]:
     """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted."""
     output = live.output
     with contexts.use(live.context), printing_to(output), displaying_to(output), interruptible():
         yield
 
 
-def live_of(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveRun] = ActiveRun) -> ActiveRun:
-    """Return what a body on this task has around it; ``kind`` makes it of its parts."""
+def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveRun] = ActiveRun) -> ActiveRun:
+    """Open a run on this task: its context, its logs and its output; ``kind`` makes it of these."""
     folder = private_folder(Path(spec.folder))
     recorder = Recorder(
         folder / f"metrics-{task.rank:04d}.log",
         replica=spec.ranks.index(task.rank),
         events=events_folder(folder, task.name) if spec.tensorboard else None,
     )
-    control = here.control(spec.run)
-    settings = spec.settings
-    world = World(
-        task, spec.ranks, spec.run, control.check,
-        kind=settings.get("collective", "auto"), least=settings.get("min_workers", 1),
+    context = make_context(spec, task, here)
+    training = spec.training
+    context.world = World(
+        task, spec.ranks, spec.run, context.control.check,
+        kind=training.collective, least=training.min_workers,
     )  # fmt: skip
-    context = contexts.Context(
-        strategy=strategy_of(spec, world, here.prefix),
-        world=world,
-        recorder=recorder,
-        step_log=StepLog(task.device),
-        control=control,
-        checkpoints=Checkpoints(folder / "checkpoints") if task.rank == spec.ranks[0] else None,
-        is_chief=task.rank == spec.ranks[0],
-        device=task.device,
-        seed=spec.seed,
-        quiet=True,
-        epochs=spec.epochs,
-        end_everywhere=lambda number: _end_everywhere(spec, task, number),
-        rest_everywhere=lambda number: _rest_everywhere(spec, task, number),
-    )
+    context.strategy = make_strategy(training, context.world, here.prefix)
+    context.recorder = recorder
+    context.end_everywhere = partial(_end_everywhere, spec, task)
+    context.rest_everywhere = partial(_rest_everywhere, spec, task)
     return kind(spec.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
+
+
+def make_context(spec: RunSpec, task: Task, here: Agent) -> contexts.Context:
+    """Return the context of a body on a task, without what differs between in-graph and between-graph."""
+    is_chief = task.rank == spec.ranks[0]
+    return contexts.Context(
+        step_log=StepLog(task.device),
+        control=here.control(spec.run),
+        checkpoints=Checkpoints(Path(spec.folder) / "checkpoints") if is_chief else None,
+        is_chief=is_chief,
+        device=task.device,
+        seed=spec.training.seed,
+        quiet=True,
+        epochs=spec.training.epochs,
+    )
 
 
 def _end_everywhere(spec: RunSpec, task: Task, number: int) -> None:
@@ -231,7 +231,7 @@ def _named(value: Any) -> dict[str, Any]:
     return {name: v for name, v in found.items() if isinstance(name, str)}
 
 
-def _packed(task: Task, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
+def _pack_results(task: Task, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
     """Pack the results to be fetched: the chief's only; names in ``fetch`` must be defined."""
     if task.rank != spec.ranks[0]:
         return {}
@@ -339,9 +339,9 @@ class Code:
                 _show(value)
         return self.bound() | {name: namespace[name] for name in wanted if name in namespace}
 
-    def lent(self, names: Mapping[str, Any]) -> AbstractContextManager[None]:
+    def with_names(self, names: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Add pushed names to the body's variables, inside a ``with``; parameters override them."""
-        return lent(self._namespace, names)
+        return names_added(self._namespace, names)
 
     def bound(self) -> dict[str, Any]:
         """Return the names that it has bound to another value than before, so far, and models it has trained.
@@ -491,10 +491,3 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
 def _is_own(frame: traceback.FrameSummary) -> bool:
     # contextlib has a frame between two of nbdist's where a context manager adds to the message.
     return frame.filename.startswith((OWN, "<nbdist ")) or frame.filename == contextlib.__file__
-
-
-def strategy_of(spec: RunSpec, world: World, prefix: str) -> Strategy:
-    """Return the strategy of an spec, for the replica that this task is in its world."""
-    settings = {name: value for name, value in spec.settings.items() if name != MIN_WORKERS.name}
-    config = StrategyConfig(world, spec.synchronous, spec.transport, prefix, settings)
-    return STRATEGIES[spec.strategy].make(config)
