@@ -231,9 +231,7 @@ class Context:
         It shares the control, what the user asked for and the states to continue from. ``own`` are its
         other fields.
         """
-        shared = {
-            name: getattr(self, name) for name in ("control", "seed", "epochs", "states")
-        }
+        shared = {name: getattr(self, name) for name in ("control", "seed", "epochs", "states")}
         return Context(**{**shared, "quiet": True, "is_chief": False, **own})
 
 

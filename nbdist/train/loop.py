@@ -56,6 +56,7 @@ from nbdist.train.context import Context, Control, current, save_variables
 from nbdist.train.device import on_device
 from nbdist.train.resume import EpochBatches
 from nbdist.train.resume_loop import Config, ResumeAdapter
+from nbdist.train.step_timing import StepAccount
 from nbdist.train.strategy import Replica, RetryStep, Trainable, tables_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -283,18 +284,17 @@ class _Loop:
         draws, first_example = self.model.draws, self.context.strategy.first_example
         started, number = self.step, self.context.trainings
         clock, xp = time.perf_counter, backend_of(replica.values[0])
-        steps = self.context.step_log
-        record = steps.add if steps is not None else None
-        spent, ended = progress.spent, clock()
+        account = StepAccount(progress.spent, self.context.step_log)
+        account.start()
         boundary = self.boundary
-        handled, rest = boundary.handled, 0.0
+        handled = boundary.handled
         for arrays, size in self._repeated(batches):
             if control.messages != handled:
                 try:
-                    ended += boundary.handle()
+                    account.exclude(boundary.handle())
                 except Stopped:
                     return False
-                handled, rest = boundary.handled, 0.0
+                handled = boundary.handled
             if replica.agree(control.stop_requested or control.ended_training == number):
                 return False
             control.check()
@@ -339,23 +339,16 @@ class _Loop:
             except RetryStep:
                 self._retry = True
                 continue
-            data, ended = begun - ended, clock()
-            late = min(replica.waited - late, ended - computed)
-            if control.messages != handled:  # paused during the step: it waited for others, which paused
-                rest = min(boundary.paused_since(), waited + late)
-            spent["data"] += data
-            spent["compute"] += computed - pulled
-            spent["exchange"] += pulled - begun - waited + ended - computed - late
-            spent["wait"] += waited + late - rest
+            pushed, late = clock(), replica.waited - late
+            paused = boundary.paused_since() if control.messages != handled else 0.0
             self.step += 1
-            if record is not None:
-                record((self.step, data, begun, waited, pulled, computed, late, ended))
+            rest = account.add(self.step, begun, waited, pulled, computed, late, pushed, paused)
             progress.step = self.step
             progress.examples += mine
             progress.global_step = self.updates_before + replica.global_step
             progress.dropped = self.dropped_before + replica.dropped
             if mine and not wrong:
-                log(self.of_all(1), loss, values[:counted], replica.staleness, ended - begun - rest, mine)
+                log(self.of_all(1), loss, values[:counted], replica.staleness, pushed - begun - rest, mine)
         if self.step == started:
             raise InvalidArgumentError("the dataset ended before this epoch: there is nothing to train on")
         return True

@@ -1,7 +1,15 @@
-"""When a replica's steps did what, for the timeline of its run."""
+"""Where the time of a replica's steps goes: seconds by part, and the rows of its run's timeline.
+
+account = StepAccount(context.progress, context.step_log)
+account.start()
+for batch in batches:
+    ...                                                    # pull, compute, push
+    account.add(step, begun, waited, pulled, computed, late, pushed)
+"""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -10,6 +18,53 @@ from nbdist.metrics.timeline import Span
 from nbdist.train.strategy import Replica
 
 SHORTEST = 10e-6  # seconds; what is over sooner between the steps is not noted
+
+
+class StepAccount:
+    """Adds up the seconds of a replica's steps by part, in its progress, and records each step in ``log``."""
+
+    def __init__(self, spent: dict[str, float], log: StepLog | None) -> None:
+        self._spent, self._record = spent, None if log is None else log.add
+        self._ended: float | None = None
+
+    def start(self) -> None:
+        """Count the time from now to the next step as time for its data."""
+        self._ended = time.perf_counter()
+
+    def exclude(self, seconds: float) -> None:
+        """Exclude a time between two steps, such as a pause."""
+        if self._ended is not None:
+            self._ended += seconds
+
+    def add(
+        self,
+        step: int,
+        begun: float,
+        waited: float,
+        pulled: float,
+        computed: float,
+        late: float,
+        pushed: float,
+        paused: float = 0.0,
+    ) -> float:
+        """Add a step; return for how many seconds of it the replica waited for others, which were paused.
+
+        ``begun``, ``pulled``, ``computed`` and ``pushed`` are times of time.perf_counter; ``waited`` and
+        ``late`` are the seconds that the pull and the push waited for other replicas, and ``paused`` those
+        for which the run was paused during the step.
+        """
+        data = 0.0 if self._ended is None else max(0.0, begun - self._ended)
+        self._ended = pushed
+        late = min(late, pushed - computed)
+        rest = min(paused, waited + late)
+        spent = self._spent
+        spent["data"] += data
+        spent["compute"] += computed - pulled
+        spent["exchange"] += pulled - begun - waited + pushed - computed - late
+        spent["wait"] += waited + late - rest
+        if self._record is not None:
+            self._record((step, data, begun, waited, pulled, computed, late, pushed))
+        return rest
 
 
 class StepLog:

@@ -23,6 +23,7 @@ from nbdist.graph.tensor import Variable
 from nbdist.optim import SGD, Optimizer
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
+from nbdist.train.step_timing import StepAccount
 from nbdist.train.strategy import Replica, Trainable
 from nbdist.wire.collective.base import Collective
 
@@ -341,7 +342,7 @@ class StepTimes:
     pulled: float = 0.0
     computed: float = 0.0
     late: float = 0.0
-    ended: float = 0.0
+    pushed: float = 0.0
 
     def pull(self, replicas: Sequence[Replica]) -> None:
         """Pull the newest parameters."""
@@ -358,7 +359,7 @@ class StepTimes:
                 replica.skip()
             else:
                 replica.push()
-        self.ended, self.late = time.perf_counter(), _waited(replicas) - waited
+        self.pushed, self.late = time.perf_counter(), _waited(replicas) - waited
 
 
 class StepRecorder:
@@ -366,17 +367,16 @@ class StepRecorder:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._before: float | None = None
+        self._account = StepAccount(context.progress.spent, context.step_log)
 
-    def rest(self, seconds: float) -> None:
+    def exclude(self, seconds: float) -> None:
         """Exclude a time between two steps, such as a pause."""
-        if self._before is not None:
-            self._before += seconds
+        self._account.exclude(seconds)
 
     def add(
         self,
         step: int,
-        marks: StepTimes,
+        times: StepTimes,
         losses: Sequence[Array],
         scale: float,
         replica: Replica,
@@ -387,24 +387,13 @@ class StepRecorder:
         ``scale`` makes a replica's part of the global batch's loss the mean over its own examples, as in fit.
         ``paused`` are the seconds for which the run was paused during it.
         """
-        spent, data = self._context.progress.spent, 0.0
-        if self._before is not None:
-            data = max(0.0, marks.begun - self._before)
-        self._before = marks.ended
-        late = min(marks.late, marks.ended - marks.computed)
-        rest = min(paused, marks.waited + late)
-        spent["data"] += data
-        spent["compute"] += marks.computed - marks.pulled
-        spent["exchange"] += marks.pulled - marks.begun - marks.waited + marks.ended - marks.computed - late
-        spent["wait"] += marks.waited + late - rest
-        if self._context.step_log is not None:
-            self._context.step_log.add(
-                (step, data, marks.begun, marks.waited, marks.pulled, marks.computed, late, marks.ended)
-            )
+        rest = self._account.add(
+            step, times.begun, times.waited, times.pulled, times.computed, times.late, times.pushed, paused
+        )
         recorder = self._context.recorder
         if recorder is None:
             return
-        recorder.add(recorder.series("step_ms"), step, (marks.ended - marks.begun - rest) * 1e3)
+        recorder.add(recorder.series("step_ms"), step, (times.pushed - times.begun - rest) * 1e3)
         if replica.staleness is not None:
             recorder.add(recorder.series("staleness"), step, replica.staleness)
         for number, loss in enumerate(losses, 1):

@@ -197,12 +197,12 @@ class Runner:
         """Run a step on one replica, on its thread."""
         groups = [group for group, _ in call.trained] if updating else []
         replicas = [group.replicas[local.index] for group in groups]
-        marks = StepTimes(time.perf_counter())
+        times = StepTimes(time.perf_counter())
         tables = [replica for replica in replicas for _ in replica.tables]
         if tables:  # the pull needs the row numbers first
             for replica, ids in zip(replicas, self._lookups(call, local)(*call.arrays), strict=True):
                 replica.want(ids)
-        marks.pull(replicas)
+        times.pull(replicas)
         for group in self.variables.groups:
             if group.replicas and group not in groups and group.reads(call.trace.variables):
                 with suppress(Stopped):
@@ -232,12 +232,12 @@ class Runner:
                 replica.take([g for g, of in zip(gradients, tables, strict=True) if of is replica])
         values = iter([np.array(value) for value in results[:outputs]])
         returned = tree_map(lambda t: None if t is None else next(values), call.trace.outputs)
-        marks.push(replicas, skip=bool(wrong))
+        times.push(replicas, skip=bool(wrong))
         if replicas and local.index == 0:
             boundary, messages = self.variables.boundary, self.variables.context.control.messages
             paused = boundary.paused_since() if messages != boundary.handled else 0.0
             shown = losses if call.scale and not wrong else ()
-            self._recorder.add(self.variables.steps + 1, marks, shown, call.scale, replicas[0], paused)
+            self._recorder.add(self.variables.steps + 1, times, shown, call.scale, replicas[0], paused)
         self.variables.count(local)
         return returned
 

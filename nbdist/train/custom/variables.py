@@ -127,7 +127,7 @@ class StrategyVariables:
         boundary = self.boundary
         if self.context.control.messages != boundary.handled and self._training():
             with contextlib.suppress(Stopped):  # the next step finds out
-                self.recorder.rest(boundary.handle())
+                self.recorder.exclude(boundary.handle())
 
     def values(self, local: LocalReplica, variables: Sequence[Variable]) -> dict[Variable, Array]:
         """Return where a replica has its values of variables."""
