@@ -111,8 +111,8 @@ class AllReduceReplica(Replica):
             self.abort(error)
             self.close()
             raise
-        said = f"{self._group.size} replicas, gradients by all-reduce ({self._group.kind})"
-        self.notes = [*([said] if self._group.size > 1 and self._group.rank == 0 else []), *self._group.notes]
+        note = f"{self._group.size} replicas, gradients by all-reduce ({self._group.kind})"
+        self.notes = [*([note] if self._group.size > 1 and self._group.rank == 0 else []), *self._group.notes]
 
     def _cut(self, flats: Sequence[Array]) -> list[Array]:
         """Return one array per variable, in the memory of flat arrays, one for each bucket."""

@@ -121,7 +121,7 @@ class ParameterServerStrategy(Strategy):
         self._require_supply()
         number = self._trainings
         self._trainings += 1
-        places = round_robin(len(variables), len(self._servers))
+        server_of = round_robin(len(variables), len(self._servers))
         links: list[Link] = []
         progress = current().progress
 
@@ -131,8 +131,8 @@ class ParameterServerStrategy(Strategy):
 
         try:
             for index, info in enumerate(self._servers):
-                mine = [v for i, v in enumerate(variables) if places[i] == index and i not in tables]
-                own = tuple(variables[i] for i in tables if places[i] == index)
+                mine = [v for i, v in enumerate(variables) if server_of[i] == index and i not in tables]
+                own = tuple(variables[i] for i in tables if server_of[i] == index)
                 request = ShardRequest(
                     shard=f"{self._run}/{number}",
                     replica=self.replica_index,
@@ -155,7 +155,7 @@ class ParameterServerStrategy(Strategy):
                 link.close()
             raise
         return ServedReplica(
-            links, places, self.rules, replica=self.replica_index, optimizer=optimizer, tables=tables
+            links, server_of, self.rules, replica=self.replica_index, optimizer=optimizer, tables=tables
         )
 
     def _require_supply(self) -> None:
@@ -178,14 +178,14 @@ class ServedReplica(Replica):
     def __init__(
         self,
         links: Sequence[Link],
-        places: Sequence[int],
+        server_of: Sequence[int],
         rules: Rules,
         *,
         replica: int,
         optimizer: Optimizer | None = None,
         tables: Sequence[int] = (),
     ) -> None:
-        self.tables, self._table_links = tuple(tables), [links[places[i]] for i in tables]
+        self.tables, self._table_links = tuple(tables), [links[server_of[i]] for i in tables]
         self._links, self._rules, self._number, self._optimizer = links, rules, replica, optimizer
         self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
         self._counts_apart = len(links) > 1 and not rules.synchronous
@@ -201,9 +201,9 @@ class ServedReplica(Replica):
             link.pull()
         self.by_updates = rules.synchronous and rules.backups > 0
         self.notes = [link.note for link in links if link.note]
-        of_rest = [place for i, place in enumerate(places) if i not in self.tables]
+        of_rest = [server for i, server in enumerate(server_of) if i not in self.tables]
         rest = self._in_order([link.layout.views(link.parameters) for link in links], of_rest)
-        own = self._in_order([link.tables for link in links], [places[i] for i in self.tables])
+        own = self._in_order([link.tables for link in links], [server_of[i] for i in self.tables])
         self.values = interleaved(own, rest, self.tables)
         self._gradients = [
             self._in_order([link.layout.views(link.gradient(slot)) for link in links], of_rest)
@@ -371,10 +371,10 @@ class ServedReplica(Replica):
         return False
 
     @staticmethod
-    def _in_order(by_link: Sequence[Sequence[Array]], places: Sequence[int]) -> list[Array]:
+    def _in_order(by_link: Sequence[Sequence[Array]], links: Sequence[int]) -> list[Array]:
         """Return what each link has, in the order of the variables."""
         following = [iter(arrays) for arrays in by_link]
-        return [next(following[place]) for place in places]
+        return [next(following[link]) for link in links]
 
 
 def _make(config: StrategyConfig) -> ParameterServerStrategy:

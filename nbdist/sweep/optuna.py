@@ -126,13 +126,13 @@ class OptunaSampler(Sampler):
     def _add(self, number: int, tell: Tell | None) -> None:
         parameters = self._given[number]
         state, value = _state(tell)
-        last = {tell.step: tell.value} if tell and tell.step is not None and finite(tell.value) else {}
+        last = {tell.step: tell.value} if tell and tell.step is not None and is_finite(tell.value) else {}
         made = optuna.trial.create_trial(
             state=state,
             value=value,
             params={name: self._translations[name].to_optuna(one) for name, one in parameters.items()},
             distributions={name: self._translations[name].distribution for name in parameters},
-            intermediate_values=last,  # type: ignore[arg-type]  # `finite` has looked at the value
+            intermediate_values=last,  # type: ignore[arg-type]  # `is_finite` has looked at the value
         )
         self._study.add_trial(made)
         if state == TrialState.RUNNING:
@@ -146,12 +146,12 @@ class OptunaSampler(Sampler):
                 self._add(tell.number, tell)
             return
         state, value = _state(tell)
-        if state == TrialState.PRUNED and tell.step is not None and finite(tell.value):
+        if state == TrialState.PRUNED and tell.step is not None and is_finite(tell.value):
             identity = self._study._storage.get_trial_id_from_study_id_trial_number(
                 self._study._study_id, index
             )
             optuna.trial.Trial(self._study, identity).report(
-                tell.value,  # type: ignore[arg-type]  # `finite` has looked at it
+                tell.value,  # type: ignore[arg-type]  # `is_finite` has looked at it
                 tell.step,
             )
         self._study.tell(index, value, state)
@@ -195,12 +195,12 @@ def _state(tell: Tell | None) -> tuple[TrialState, float | None]:
     """Return how Optuna calls an end, and the result that goes with it."""
     if tell is None:
         return TrialState.RUNNING, None
-    if tell.state == "finished" and finite(tell.value):  # else it could be Optuna's best
+    if tell.state == "finished" and is_finite(tell.value):  # else it could be Optuna's best
         return TrialState.COMPLETE, tell.value
     return (TrialState.PRUNED if tell.state == "pruned" else TrialState.FAIL), None
 
 
-def finite(value: float | None) -> bool:
+def is_finite(value: float | None) -> bool:
     """Return whether there is a value that Optuna can use."""
     return value is not None and math.isfinite(value)
 

@@ -85,7 +85,7 @@ class TrialServer:
             if self._leaving:  # before the main thread was free
                 self._line.put(None)
         self.agent.hold(spec.sweep)
-        self._tell(lambda: self._status(spec.sweep))
+        self._send_to_driver(lambda: self._status(spec.sweep))
 
     def next(self) -> TrialSpec | None:
         """Wait for a trial; None if none follows."""
@@ -128,7 +128,7 @@ class TrialServer:
             self.agent.unsubscribe(run)
             return Frame("trial.result", meta)
 
-        self._tell(frame)
+        self._send_to_driver(frame)
 
     def close(self) -> None:
         """End serving; the last result is kept."""
@@ -136,7 +136,7 @@ class TrialServer:
         with self._lock:
             self._serving, self._present = False, None
         self.agent.let_go(sweep)
-        self._tell(lambda: self._status(sweep))
+        self._send_to_driver(lambda: self._status(sweep))
 
     # The Server's thread.
 
@@ -150,8 +150,8 @@ class TrialServer:
             result = self._results.get(sweep)
         held = self.agent.claim(sweep)
         if sender != self._driver:  # it may have missed some
-            self._tell_reports(sweep, result, sender)
-            self._tell_reports(sweep, None if present is None else present.to_meta(), sender)
+            self._push_reports(sweep, result, sender)
+            self._push_reports(sweep, None if present is None else present.to_meta(), sender)
         if not held:
             self._driver, self._received_at = sender, time.monotonic()
             self._registered = sweep, token
@@ -159,7 +159,7 @@ class TrialServer:
             self.agent.subscribe(run_name(sweep, present.number, present.attempt), sender)
         sender.push(self._status(sweep, held))
 
-    def _tell_reports(self, sweep: str, trial: Mapping[str, Any] | None, sender: Caller) -> None:
+    def _push_reports(self, sweep: str, trial: Mapping[str, Any] | None, sender: Caller) -> None:
         """Push what a trial has reported so far."""
         if trial is None:
             return
@@ -222,7 +222,7 @@ class TrialServer:
             }
         return Frame("trial.status", meta)
 
-    def _tell(self, frame: Callable[[], Frame]) -> None:
+    def _send_to_driver(self, frame: Callable[[], Frame]) -> None:
         """Push a frame to the driver, from any thread."""
 
         def push() -> None:

@@ -12,7 +12,7 @@ import pytest
 from waiting import until
 
 from nbdist.data import Dataset
-from nbdist.distribute.in_graph.graph import cut_up
+from nbdist.distribute.in_graph.graph import split_batch
 from nbdist.distribute.in_graph.strategy import InGraphStrategy
 from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, ResourceExhaustedError
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, load
@@ -333,9 +333,9 @@ def test_what_is_no_graph_cannot_be_trained_in_graph(town: Town) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 5, 9, 10])
 @pytest.mark.parametrize("towers", [1, 2, 3])
-@pytest.mark.parametrize("micros", [1, 2, 4])
-def test_shares_differ_by_one_at_most_and_add_up(size: int, towers: int, micros: int) -> None:
-    found = cut_up(size, towers, micros)
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_shares_differ_by_one_at_most_and_add_up(size: int, towers: int, micro_batches: int) -> None:
+    found = split_batch(size, towers, micro_batches)
     rows = [i for cut in found for piece in cut for i in range(piece.start, piece.stop)]
     assert rows == list(range(size))
     shares = [sum(piece.stop - piece.start for piece in cut) for cut in found]

@@ -13,8 +13,10 @@ SIZES = (st.integers(1, 6), st.integers(1, 9), st.sampled_from(SCHEDULES))
 
 
 @given(*SIZES)
-def test_every_stage_does_all_work_once_after_what_it_needs(stages: int, micros: int, schedule: str) -> None:
-    work = pipeline(stages, micros, schedule)
+def test_every_stage_does_all_work_once_after_what_it_needs(
+    stages: int, micro_batches: int, schedule: str
+) -> None:
+    work = pipeline(stages, micro_batches, schedule)
     ended: dict[tuple[int, int, bool], int] = {}
     busy = set()
     for one in work:
@@ -22,35 +24,37 @@ def test_every_stage_does_all_work_once_after_what_it_needs(stages: int, micros:
         busy.add((one.slot, one.stage))
         needs = []
         if one.forward and one.stage:
-            needs.append((one.stage - 1, one.micro, True))
+            needs.append((one.stage - 1, one.micro_batch, True))
         if not one.forward:
-            needs.append((one.stage, one.micro, True))
+            needs.append((one.stage, one.micro_batch, True))
             if one.stage < stages - 1:
-                needs.append((one.stage + 1, one.micro, False))
+                needs.append((one.stage + 1, one.micro_batch, False))
         assert all(ended[need] < one.slot for need in needs)
-        ended[one.stage, one.micro, one.forward] = one.slot
-    assert len(ended) == len(work) == 2 * stages * micros
+        ended[one.stage, one.micro_batch, one.forward] = one.slot
+    assert len(ended) == len(work) == 2 * stages * micro_batches
 
 
 @given(*SIZES)
-def test_the_bubble_is_what_the_papers_say(stages: int, micros: int, schedule: str) -> None:
+def test_the_bubble_is_what_the_papers_say(stages: int, micro_batches: int, schedule: str) -> None:
     """Both schedules end a step after M + S - 1 slots forward and as many backward."""
-    assert bubble_fraction(stages, micros, schedule) == pytest.approx((stages - 1) / (micros + stages - 1))
+    assert bubble_fraction(stages, micro_batches, schedule) == pytest.approx(
+        (stages - 1) / (micro_batches + stages - 1)
+    )
 
 
 @given(st.integers(1, 6), st.integers(1, 9))
-def test_1f1b_keeps_fewer_micro_batches_under_way(stages: int, micros: int) -> None:
+def test_1f1b_keeps_fewer_micro_batches_under_way(stages: int, micro_batches: int) -> None:
     def most(schedule: str, stage: int) -> int:
         under_way, largest = 0, 0
-        for one in pipeline(stages, micros, schedule):
+        for one in pipeline(stages, micro_batches, schedule):
             if one.stage == stage:
                 under_way += 1 if one.forward else -1
                 largest = max(largest, under_way)
         return largest
 
     for stage in range(stages):
-        assert most("gpipe", stage) == micros
-        assert most("1f1b", stage) == min(micros, stages - stage)
+        assert most("gpipe", stage) == micro_batches
+        assert most("1f1b", stage) == min(micro_batches, stages - stage)
 
 
 def test_a_schedule_that_there_is_not() -> None:

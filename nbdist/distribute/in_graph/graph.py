@@ -39,7 +39,7 @@ class Joint:
         self.master = Master(parts, optimizer, strategy.devices, strategy.ps_devices)
         number = len(self.master.groups)
         if strategy.data == "client":  # the steps take batches of any size
-            usual = cut_up(number * parts.micro_batches, number, parts.micro_batches)
+            usual = split_batch(number * parts.micro_batches, number, parts.micro_batches)
             ways = (
                 [dict(enumerate(usual))] if strategy.synchronous else [{i: usual[0]} for i in range(number)]
             )
@@ -99,16 +99,18 @@ class Joint:
             self._initialised.update(new)
 
 
-def cut_up(size: int, towers: int, micros: int) -> list[list[slice]]:
+def split_batch(size: int, towers: int, micro_batches: int) -> list[list[slice]]:
     """Return, for each tower, the slices of its micro-batches; none of them is empty.
 
-    >>> cut_up(5, 2, 2)
+    >>> split_batch(5, 2, 2)
     [[slice(0, 2, None), slice(2, 3, None)], [slice(3, 4, None), slice(4, 5, None)]]
     """
     found = []
     for i in range(towers):
         own = share_of(size, towers, i)
-        edges = [own.start + -(-(own.stop - own.start) * k // micros) for k in range(micros + 1)]
+        edges = [
+            own.start + -(-(own.stop - own.start) * k // micro_batches) for k in range(micro_batches + 1)
+        ]
         found.append([slice(a, b) for a, b in pairwise(edges) if b > a])
     return found
 
@@ -117,14 +119,14 @@ def cut_up(size: int, towers: int, micros: int) -> list[list[slice]]:
 #
 #     master = Master(parts, optimizer, devices, ps_devices)
 #     step = master.step({0: [slice(0, 8)], 1: [slice(8, 16)]})       # two towers with one micro-batch each
-#     session.run([step.towers[0].micros[0].loss, step.update], {...})
+#     session.run([step.towers[0].micro_batches[0].loss, step.update], {...})
 #
 # A tower is a copy of the step that is trained. With stages or micro-batches it is several, made in the order
 # in which a pipeline's stages work through them: a session follows the order of creation.
 
 
 @dataclass
-class Micro:
+class MicroBatch:
     """One micro-batch of one tower: what is fed (the draw alone, if towers read), and what comes of it."""
 
     x: Tensor
@@ -138,7 +140,7 @@ class Micro:
 class Tower:
     """One replica in the graph."""
 
-    micros: list[Micro]
+    micro_batches: list[MicroBatch]
     gradients: list[Tensor]
     checks: list[Tensor]
     """Raise NanLossError if a loss is NaN or infinite."""
@@ -242,7 +244,11 @@ class Master:
         for i, (number, own) in enumerate(cuts.items()):
             if own:
                 with name_scope(f"replica_{number}"):
-                    inputs = self._fed(len(own)) if reading is None else _cut(*reading.share(i, size), own)
+                    inputs = (
+                        self._placeholders(len(own))
+                        if reading is None
+                        else _cut(*reading.share(i, size), own)
+                    )
                     towers.append(self._tower(number, inputs, scale))
             elif reading is not None:
                 idle.append(reading.advance(i))
@@ -261,13 +267,13 @@ class Master:
             if parts.draw is not None:
                 draw = given[parts.draw] = _like(parts.draw, k)
             copies.append(Copier(self.graph, {**shared, **given}, lambda text: _placed(text, own)))
-            tower.micros.append(Micro(x, y, draw, parts.loss, []))
+            tower.micro_batches.append(MicroBatch(x, y, draw, parts.loss, []))
         tower.gradients = self._work_through(tower, copies)
         self._update_states(tower, copies, number)
         return tower
 
-    def _fed(self, micros: int) -> list[tuple[Tensor, Tensor]]:
-        return [(_like(self.parts.x, k), _like(self.parts.y, k)) for k in range(micros)]
+    def _placeholders(self, micro_batches: int) -> list[tuple[Tensor, Tensor]]:
+        return [(_like(self.parts.x, k), _like(self.parts.y, k)) for k in range(micro_batches)]
 
     def _work_through(self, tower: Tower, copies: list[Copier]) -> list[Tensor]:
         """Copy the step for each micro-batch, in the order of the schedule; return the summed gradients."""
@@ -279,10 +285,10 @@ class Master:
             ends[homes.get(gradient, 0)].append(i)
         sums: dict[int, Tensor] = {}
         for work in pipeline(stages, len(copies), parts.schedule):
-            copy = copies[work.micro]
+            copy = copies[work.micro_batch]
             copy((forward if work.forward else backward)[work.stage])
             if work.forward and work.stage == stages - 1:
-                micro = tower.micros[work.micro]
+                micro = tower.micro_batches[work.micro_batch]
                 micro.loss, *micro.metrics = copy([parts.loss, *parts.metrics])
                 with device(micro.loss.device):
                     tower.checks.append(record("check_finite", micro.loss))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from nbdist.distribute.in_graph.graph import Joint, cut_up
+from nbdist.distribute.in_graph.graph import Joint, split_batch
 from nbdist.errors import NanLossError
 from nbdist.graph.tensor import Tensor
 from nbdist.train.strategy import Replica, Trainable
@@ -51,27 +51,27 @@ class InGraphReplica(Replica):
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
     ) -> Callable[..., tuple[Array, ...]]:
         """Return the step for batches of these shapes; the update is part of it."""
-        cuts = cut_up(shapes[0][0], len(self._towers), self._joint.parts.micro_batches)
+        cuts = split_batch(shapes[0][0], len(self._towers), self._joint.parts.micro_batches)
         way = [(tower, len(cut)) for tower, cut in zip(self._towers, cuts, strict=True) if cut]
         reading = self._strategy.reading
         step = self._joint.step(dict(zip(self._towers, cuts, strict=True)), reading)
         parts, scale = self._joint.parts, self._joint.master.scale
-        micros = [micro for tower in step.towers for micro in tower.micros]
+        micro_batches = [micro for tower in step.towers for micro in tower.micro_batches]
         pieces = [piece for cut in cuts for piece in cut]
-        fetches: list[Tensor] = [t for micro in micros for t in (micro.loss, *micro.metrics)]
+        fetches: list[Tensor] = [t for micro in micro_batches for t in (micro.loss, *micro.metrics)]
         width = 1 + len(parts.metrics)
         rows = np.array([piece.stop - piece.start for piece in pieces], float)
 
         def run(x: Array, y: Array, scaled: Array, *draw: Array) -> tuple[Array, ...]:
             begun = time.perf_counter()
             feeds: dict[Tensor, Array] = {} if reading is not None else {scale: scaled}
-            for micro, piece in zip(micros, pieces, strict=True):
+            for micro, piece in zip(micro_batches, pieces, strict=True):
                 if reading is None:
                     feeds[micro.x], feeds[micro.y] = x[piece], y[piece]
                 if micro.draw is not None:
                     feeds[micro.draw] = draw[0] + np.array([0, 0, 0, piece.start])
             found = self._run([*fetches, step.update], feeds)
-            table = np.array(found[:-1], float).reshape(len(micros), width)
+            table = np.array(found[:-1], float).reshape(len(micro_batches), width)
             self._tell(way, table, rows, time.perf_counter() - begun)
             metrics = rows @ table[:, 1:] / rows.sum()
             return np.float32(table[:, 0].sum()), *metrics
@@ -141,9 +141,9 @@ class InGraphReplica(Replica):
         if on_tower is None:
             return
         at, needed = 0, self._joint.parts.devices_needed
-        for tower, micros in way:
-            part, weights = table[at : at + micros], rows[at : at + micros]
-            at += micros
+        for tower, micro_batches in way:
+            part, weights = table[at : at + micro_batches], rows[at : at + micro_batches]
+            at += micro_batches
             loss = part[:, 0].sum() * rows.sum() / weights.sum()
             metrics = weights @ part[:, 1:] / weights.sum()
             measured = [float(m) for m in metrics]
