@@ -49,7 +49,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Raise `NotAllowedError` if ``folder`` is no folder, another user's, or writable by others."""
+    """Raise `NotAllowedError` if ``folder`` is not a private folder of this user."""
     status = folder.stat()
     if not stat.S_ISDIR(status.st_mode):
         raise NotAllowedError(f"{folder} is a file; nbdist needs a folder there (or set NBDIST_HOME)")

@@ -148,7 +148,7 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
     >>> one = {"runs": [{"id": "a", "step": 1}], "problems": []}
     >>> changes(one, {"runs": [{"id": "a", "step": 2}], "problems": []})
-    {'runs': {'set': [{'id': 'a', 'step': 2}], 'gone': []}}
+    {'runs': {'set': [{'id': 'a', 'step': 2}], 'removed': []}}
     """
     found: dict[str, Any] = {}
     for name, after_value in after.items():
@@ -163,9 +163,9 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         new = {item[key]: item for item in after_value}
         # A lister returns the same object for an unchanged item: `is` decides at once.
         changed = [item for one, item in new.items() if (was := old.get(one)) is not item and was != item]
-        gone = [one for one in old if one not in new]
-        if changed or gone:
-            found[name] = {"set": changed, "gone": gone}
+        removed = [one for one in old if one not in new]
+        if changed or removed:
+            found[name] = {"set": changed, "removed": removed}
     return found
 
 
@@ -174,9 +174,9 @@ def applied(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     after = {**before, **found}
     for name, key in LISTS.items():
         if name in before:
-            new = found.get(name, {"set": [], "gone": []})
+            new = found.get(name, {"set": [], "removed": []})
             kept = [] if name == "tasks" and "cluster" in found else before[name]
-            items = {item[key]: item for item in [*kept, *new["set"]] if item[key] not in new["gone"]}
+            items = {item[key]: item for item in [*kept, *new["set"]] if item[key] not in new["removed"]}
             after[name] = ordered(items.values(), name)
     return after
 

@@ -167,8 +167,8 @@ def _read(store: RunStore, path: Path, pieces: Iterable[bytes], after: int = 0) 
             one = log.points[log.points["series"] == series]
             name = names.get(int(series), f"series {series}")
             store.extend(replica, name, one["step"], one["value"], one["time"])
-    said = damage(str(path), damaged, len(rest)) if begun else wrong
-    return [said] if said else []
+    problem = damage(str(path), damaged, len(rest)) if begun else wrong
+    return [problem] if problem else []
 
 
 ANSWER_SECONDS = 2.0

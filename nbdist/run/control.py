@@ -76,7 +76,7 @@ def progress_message(context: Context) -> dict[str, Any]:
 
 
 class Followed(Protocol):
-    """The part of a run that `Controls` needs; see :class:`nbdist.run.run.Run`."""
+    """The part of a run that `RunControls` needs; see :class:`nbdist.run.run.Run`."""
 
     id: str
     status: str
@@ -97,7 +97,7 @@ class Followed(Protocol):
         """Have a command sent to all bodies at the next poll."""
 
 
-class Controls:
+class RunControls:
     """Sends users' commands to a run. Any thread may call it; the thread that follows the run sends them."""
 
     def __init__(self, run: Followed) -> None:

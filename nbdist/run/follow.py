@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from nbdist.metrics.run_folder import sync_run
-from nbdist.run.control import Controls
+from nbdist.run.control import RunControls
 from nbdist.run.monitor import RunMonitor
 from nbdist.run.progress import Standing
 from nbdist.run.task.reporting import Displayed
@@ -35,7 +35,9 @@ class RunFollower:
     Failures of the view and of the disk are added to ``notes``; the run continues.
     """
 
-    def __init__(self, monitor: RunMonitor, controls: Controls, view: View | None, notes: list[str]) -> None:
+    def __init__(
+        self, monitor: RunMonitor, controls: RunControls, view: View | None, notes: list[str]
+    ) -> None:
         self.view = view
         """Shows the run; None if nothing does."""
         self._monitor, self._controls, self._notes = monitor, controls, notes

@@ -146,7 +146,7 @@ class Options:
         )
 
     def least(self, workers: int, servers: int) -> int | None:
-        """Return how many workers have to be left for training to go on after a death; None: all of them.
+        """Return how many workers have to be left for training to continue after a death; None: all of them.
 
         >>> Options(strategy="ps", synchronous=True, backups=1).least(workers=4, servers=1)
         3

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressFile:
-    """Writes one replica's progress into a file of its own; a full disk is said once and stops nothing.
+    """Writes one replica's progress into a file of its own; it reports a full disk once and continues.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -44,7 +44,7 @@ class ProgressFile:
         self._replica, self._now = replica, now
         # The time of day is looked at once, as a recorder does: between two words the clock never jumps.
         self._origin = time.time() - now()
-        self._due, self._said = -math.inf, False
+        self._due, self._reported = -math.inf, False
         self._written: dict[str, Any] = {}
 
     def see(self, progress: Mapping[str, Any], ended: bool = False) -> None:
@@ -57,12 +57,12 @@ class ProgressFile:
             return
         self._due, self._written = now + SECONDS, content
         try:
-            said = json.dumps({**content, "time": round(self._origin + now, DIGITS)})
-            write_whole_file(self.path, said.encode(), wait=False)
+            content_text = json.dumps({**content, "time": round(self._origin + now, DIGITS)})
+            write_whole_file(self.path, content_text.encode(), wait=False)
         except OSError as error:
-            if not self._said:
-                self._said = True
-                log.warning("how far a run is cannot be written to %s: %s", self.path, error)
+            if not self._reported:
+                self._reported = True
+                log.warning("the progress of a run cannot be written to %s: %s", self.path, error)
 
 
 def content_of(progress: Mapping[str, Any], replica: int) -> dict[str, Any]:

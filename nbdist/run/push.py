@@ -321,7 +321,7 @@ class _Packer:
             values = series.to_numpy(dtype=dtype.numpy_dtype, na_value=dtype.numpy_dtype.type(0))
             return ("masked_values", self._array(values, path), self._array(missing, path), str(dtype))
         if isinstance(dtype, (np.dtypes.ObjectDType, pandas.StringDtype)):
-            texts = ["" if gone else value for value, gone in zip(series, missing, strict=True)]
+            texts = ["" if absent else value for value, absent in zip(series, missing, strict=True)]
             if all(type(text) is str for text in texts):
                 data = [text.encode("utf-8", "surrogatepass") for text in texts]
                 lengths = np.fromiter(map(len, data), np.int64, len(data))

@@ -31,7 +31,7 @@ from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
 from nbdist.run import finish
 from nbdist.run.backfill import collect, steps_of
-from nbdist.run.control import KEPT_SECONDS, Controls
+from nbdist.run.control import KEPT_SECONDS, RunControls
 from nbdist.run.follow import InterruptDebounce, RunFollower, View
 from nbdist.run.history import Labelled
 from nbdist.run.monitor import Hint, RunMonitor
@@ -92,7 +92,7 @@ class Run(Labelled):
             noted=self.notes.append,
         )  # fmt: skip
         self.outcomes, self.store = self._monitor.outcomes, store
-        self.controls = Controls(self)
+        self.controls = RunControls(self)
         self._follower = RunFollower(self._monitor, self.controls, view, self.notes)
         self._debounce = InterruptDebounce(record.id)
         self.timeline_type: type[Timeline] = Timeline

@@ -272,7 +272,7 @@ MOST_BYTES = 2 << 30  # a longer log is not read into memory
 
 @dataclass
 class LogPart:
-    """What `read_events` found; pass ``offset`` to the next call to go on from there.
+    """What `read_events` found; pass ``offset`` to the next call to continue from there.
 
     ``torn`` is the number of bytes at the end that make no whole record, ``damaged`` of those skipped before
     it, ``unread`` of whole records that this version cannot read.
@@ -286,14 +286,14 @@ class LogPart:
 
     def complaint(self) -> str:
         """Return a sentence on what was lost, or "" if nothing was."""
-        said = []
+        parts = []
         if self.torn:
-            said.append(f"the last record was cut off ({self.torn} bytes) and is lost")
+            parts.append(f"the last record was cut off ({self.torn} bytes) and is lost")
         if self.damaged:
-            said.append(f"{self.damaged} damaged bytes were stepped over")
+            parts.append(f"{self.damaged} damaged bytes were stepped over")
         if self.unread:
-            said.append(f"{self.unread} records are of a kind that this nbdist does not know")
-        return "; ".join(said)
+            parts.append(f"{self.unread} records are of a kind that this nbdist does not know")
+        return "; ".join(parts)
 
 
 def read_events(path: Path, offset: int = 0) -> LogPart:

@@ -159,7 +159,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Paused:
-    """No trial is started from here on; those running go on."""
+    """No trial is started from here on; running ones continue."""
 
     time: float
 

@@ -306,12 +306,12 @@ def export_study(ledger: Ledger, storage: str | Path, name: str) -> optuna.Study
     study.set_user_attr("metric", ledger.created.metric)
     study.set_user_attr("space", str(ledger.space))
     study.set_user_attr("seed", ledger.created.seed)
-    columns = {name: Column(ledger, name) for name in _parameter_names(ledger)}
+    columns = {name: ParameterColumn(ledger, name) for name in _parameter_names(ledger)}
     study.add_trials([_frozen(ledger, trial, columns) for _, trial in sorted(ledger.trials.items())])
     return study
 
 
-class Column:
+class ParameterColumn:
     """One distribution for all that a parameter was in a sweep, edits and clones included.
 
     Optuna wants the same kind, and the same choices, in all trials of a study. So a range is widened to what
@@ -355,7 +355,7 @@ def _joint_range(kinds: list[Parameter], values: list[Value]) -> BaseDistributio
     return None
 
 
-def _frozen(ledger: Ledger, trial: Trial, columns: dict[str, Column]) -> optuna.trial.FrozenTrial:
+def _frozen(ledger: Ledger, trial: Trial, columns: dict[str, ParameterColumn]) -> optuna.trial.FrozenTrial:
     curve = ledger.curve(trial.number)
     state = optuna.trial.TrialState[STATES[trial.state]]
     if trial.state == "finished" and not math.isfinite(trial.value or 0.0):

@@ -101,7 +101,7 @@ def words(text: str) -> list[str]:
 def _parsed(value: str) -> ast.expr:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # 1if, 0xfor: what is wrong is said below
+            warnings.simplefilter("ignore", SyntaxWarning)  # 1if, 0xfor: the error is raised below
             return ast.parse(value, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         reason = getattr(error, "msg", None) or str(error) or type(error).__name__

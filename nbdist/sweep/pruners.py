@@ -39,7 +39,7 @@ class Pruner(ABC):
 
 @dataclass(frozen=True)
 class NoPruner(Pruner):
-    """Lets every trial go on to its end."""
+    """Lets every trial run to its end."""
 
     def decide(self, reports: Reports, number: int, step: int) -> Decision:
         """Return "keep"."""
@@ -76,7 +76,7 @@ class MedianPruner(Pruner):
 
 @dataclass(frozen=True)
 class AshaPruner(Pruner):
-    """Asynchronous successive halving: at each rung only the best 1 in ``eta`` of those that got there go on.
+    """Asynchronous successive halving: at each rung the best 1 in ``eta`` trials that reached it continue.
 
     Rungs are at ``min_resource * eta**k`` steps, for k from ``skip`` on. A trial is compared as soon as it
     gets to a rung, with all that got there before it, and not again: nothing waits. (Li et al. 2020, "A

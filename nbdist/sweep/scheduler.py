@@ -130,14 +130,14 @@ class Scheduler:
 
     def died(self, ranks: Collection[int], now: float, error: str = "") -> list[Retried | Ended]:
         """Return the decision on each trial whose engines are lost: retry it, or count it as failed."""
-        gone = set(ranks)
+        lost = set(ranks)
         running = [self.ledger.trials[number] for number in self.ledger.running]
         return [
             self._lost(
-                trial, "death", error or f"the engine of rank {min(gone & set(trial.ranks))} died", now
+                trial, "death", error or f"the engine of rank {min(lost & set(trial.ranks))} died", now
             )
             for trial in running
-            if gone & set(trial.ranks)
+            if lost & set(trial.ranks)
         ]
 
     def recover(

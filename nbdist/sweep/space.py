@@ -116,12 +116,12 @@ class Space(Mapping[str, Parameter]):
         >>> print(Space({"width": [32, 64], "epochs": 5}).with_changes({"width": [64, 128]}))
         width=[64, 128] epochs=5
         """
-        gone = set(without)
-        for name in gone - self.keys():
+        removed = set(without)
+        for name in removed - self.keys():
             raise InvalidArgumentError(
                 f"there is no parameter {name} to take out; there are {', '.join(self)}"
             )
-        return Space({**{name: one for name, one in self.items() if name not in gone}, **changes})
+        return Space({**{name: one for name, one in self.items() if name not in removed}, **changes})
 
     def to_json(self) -> dict[str, Any]:
         """Return the space as plain JSON data (a list, since the order counts)."""

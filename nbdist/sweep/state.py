@@ -257,7 +257,7 @@ class Ledger:
         if trial is None or trial.over:
             return None
         if trial.state == "waiting" and event.attempt == trial.attempt + 1:
-            # Damage took the record of its start, for nothing is said of an attempt before it.
+            # Damage took the record of its start, because the log has no event of an attempt before it.
             self._started(Started(event.time, event.number, event.attempt, ()))
         return trial if trial.state == "running" and trial.attempt == event.attempt else None
 

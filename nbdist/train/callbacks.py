@@ -34,7 +34,7 @@ class EarlyStopping(Callback):
     """End the training when ``monitor`` has not improved for ``patience`` epochs in a row (0 counts as 1).
 
     Watches for smaller values, or larger ones if the name ends in "accuracy". Validation is the chief's
-    work: on other replicas a ``val_`` name is never there, and they go on until their epochs are done
+    work: on other replicas a ``val_`` name is never there, and they continue until their epochs are done
     (asynchronous) or the chief has ended the steps they share (synchronous).
     """
 
@@ -109,7 +109,7 @@ class History:
         return any(c.stop_training for c in self._callbacks)
 
     def begin(self, notes: Sequence[str]) -> None:
-        """Start a training; ``notes`` are said once."""
+        """Start a training; prints ``notes`` once."""
         for note in notes:
             print(note)
         for callback in self._callbacks:
@@ -184,7 +184,7 @@ class History:
         }
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` has returned."""
+        """Continue from what :meth:`state` returned."""
         self.history = {name: list(values) for name, values in state["history"].items()}
         self.epoch, self._sums = list(state["epoch"]), dict(state["sums"])
         self._count = int(state["count"])

@@ -46,7 +46,7 @@ class TrainingStates:
 
     Each ``fit`` of the run writes its state to ``write`` when it ends: after its epochs, because it was asked
     to stop between two steps, or because a callback has ended it. Not when it fails, nor after one that was
-    stopped. The chief writes, into a folder that is there. What cannot be written is said once, and is in
+    stopped. The chief writes, into a folder that is there. A failure to write is printed once, and is in
     ``error``; training continues.
 
     ``read`` is such a file. The training of the run that has its number continues it: losses, weights and

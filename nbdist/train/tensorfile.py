@@ -81,8 +81,8 @@ class TensorFile:
 
     def damaged(self, why: object) -> DataLossError:
         """Return the error for a damaged file."""
-        said = "it is nested too deeply" if isinstance(why, RecursionError) else why
-        return DataLossError(f"{self.path!r} is not {self.what}, or is damaged: {said}")
+        reason = "it is nested too deeply" if isinstance(why, RecursionError) else why
+        return DataLossError(f"{self.path!r} is not {self.what}, or is damaged: {reason}")
 
     def close(self) -> None:
         """Close the file."""

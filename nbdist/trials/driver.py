@@ -124,19 +124,19 @@ class Driver:
     def _ended_by(self, error: Exception) -> NbdistError:
         """Return the error that the handle raises for an exception in this thread."""
         if self.engines.cluster.stopped:
-            told: NbdistError = FailedPreconditionError(
+            raised: NbdistError = FailedPreconditionError(
                 f"cluster {self.engines.cluster.id} was stopped while sweep {self.record.id} ran on it; "
                 "start another with %cluster start, then sweep.resume() continues there"
             )
         elif isinstance(error, NbdistError):
             return error
         else:  # a bug in nbdist: the log is complete
-            told = FailedPreconditionError(
+            raised = FailedPreconditionError(
                 f"the driver of sweep {self.record.id} failed: {type(error).__name__}: {error}; "
                 f"nb.attach({self.record.id!r}) takes it over"
             )
-        told.__cause__ = error
-        return told
+        raised.__cause__ = error
+        return raised
 
     def _leave(self) -> None:
         """Give the engines back, and wait a moment until others can have them."""
@@ -426,16 +426,16 @@ class Termination:
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
-        self.told: dict[Attempt, tuple[float, int]] = {}
+        self.progress: dict[Attempt, tuple[float, int]] = {}
         """For each attempt when its termination began, and how many steps are done."""
         self._replacing: list[StuckTaskReplacer] = []
 
     def advance(self, ending: Mapping[Attempt, tuple[str, float]]) -> None:
         """Take the steps that are due; ``ending`` has the reason (empty: stop) and a factor for the time."""
         now = time.monotonic()
-        self.told = {key: self.told.get(key, (now, 0)) for key in ending}
+        self.progress = {key: self.progress.get(key, (now, 0)) for key in ending}
         for key, (reason, patience) in ending.items():
-            since, steps = self.told[key]
+            since, steps = self.progress[key]
             if steps == 0:
                 self._engines.stop(*key, reason)
             elif steps == 1 and now - since >= SIGNAL_AFTER * patience:
@@ -448,7 +448,7 @@ class Termination:
                     self._replacing.append(one)
             else:
                 continue
-            self.told[key] = since, steps + 1
+            self.progress[key] = since, steps + 1
 
     def poll(self) -> None:
         """Advance the engines that are being replaced."""

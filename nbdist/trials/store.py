@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Record:
     """The log and the ledger of one sweep, for the driver and for commands; hold ``lock``.
 
-    ``touched`` are the numbers of trials, one for each event that said something of one.
+    ``touched`` are the numbers of trials, one for each event about a trial.
     """
 
     def __init__(self, folder: Path, log: EventLog, ledger: Ledger, cluster: Cluster | None) -> None:

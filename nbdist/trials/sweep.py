@@ -476,7 +476,7 @@ class Sweep:
                 self._delivery = None
             if driver is not None:
                 self.error = driver.error
-                if not self.ledger.running:  # else it outlives this process, for trials that go on
+                if not self.ledger.running:  # else it outlives this process, for trials that continue
                     driver.engines.cluster.active_runs.discard(self.id)
             self._driver = None
             self._watch_command_file()

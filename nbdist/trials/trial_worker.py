@@ -64,7 +64,9 @@ class TrialServer:
         self._present: TrialSpec | None = None
         self._results: dict[str, dict[str, Any]] = {}  # the last end, by sweep
         self._begun: dict[str, dict[int, int]] = {}  # the last attempt at each trial, by sweep
-        self._reported: dict[tuple[str, int, int], Reports] = {}  # of the present trial, and of those ends
+        self._reported: dict[
+            tuple[str, int, int], TrialReports
+        ] = {}  # of the present trial, and of those ends
         self._line: queue.SimpleQueue[TrialSpec | None] = queue.SimpleQueue()
         self._driver: Caller | None = None
         self._registered = ("", "")  # the driver's sweep and token
@@ -96,12 +98,12 @@ class TrialServer:
                 if time.monotonic() - self._received_at > SILENT_SECONDS:
                     return None
 
-    def begin(self, trial: TrialSpec) -> Reports:
+    def begin(self, trial: TrialSpec) -> TrialReports:
         """Return where the reports of a trial are kept, for a driver that registers later."""
         with self._lock:
             ends = {(sweep, one["number"], one["attempt"]) for sweep, one in self._results.items()}
             self._reported = {key: one for key, one in self._reported.items() if key in ends}
-            return self._reported.setdefault((self.sweep, trial.number, trial.attempt), Reports())
+            return self._reported.setdefault((self.sweep, trial.number, trial.attempt), TrialReports())
 
     def end(self, trial: TrialSpec, result: dict[str, Any]) -> None:
         """Keep the result of a trial, and send it to the driver."""
@@ -276,7 +278,7 @@ def serve_one(spec: SweepSpec, trial: TrialSpec, body: Body, task: Task, here: T
 
 
 def run_trial(
-    sweep: SweepSpec, trial: TrialSpec, body: Body, task: Task, here: Agent, reported: Reports
+    sweep: SweepSpec, trial: TrialSpec, body: Body, task: Task, here: Agent, reported: TrialReports
 ) -> dict[str, Any]:
     """Run one trial and return how it ended: state, values, error."""
     spec = run_spec(sweep, trial)
@@ -335,7 +337,7 @@ MOST_STEPS = 1024  # reports of a trial
 MOST = 32  # reports at once; of a series with a point for every step so many are enough
 
 
-class Reports:
+class TrialReports:
     """What a trial has reported so far, for a driver that comes late; of very many reports some."""
 
     def __init__(self) -> None:
@@ -370,7 +372,7 @@ class TrialLive(ActiveRun):
         *,
         sweep: SweepSpec,
         trial: TrialSpec,
-        reported: Reports,
+        reported: TrialReports,
     ) -> None:
         super().__init__(run, context, recorder, output)
         self._reported = reported

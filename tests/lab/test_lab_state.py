@@ -50,7 +50,7 @@ def test_changes_that_are_left_out_are_made_up_for(one: Any, two: Any, three: An
 @given(states(), states())
 def test_nothing_is_said_twice(before: dict[str, Any], after: dict[str, Any]) -> None:
     for name, change in changes(before, after).items():
-        assert name not in ("clusters", "runs", "sweeps") or change["set"] or change["gone"]
+        assert name not in ("clusters", "runs", "sweeps") or change["set"] or change["removed"]
 
 
 def state_of(**listed: Any) -> PanelState:

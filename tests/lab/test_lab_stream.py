@@ -56,7 +56,7 @@ def test_a_state_and_then_what_changes(server: Server) -> None:
     say(page, cluster=None, visible=True)
     assert hear(page) == {
         "kind": "changes",
-        "runs": {"set": [run_item("c", status="running"), run_item("a", step=7)], "gone": ["b"]},
+        "runs": {"set": [run_item("c", status="running"), run_item("a", step=7)], "removed": ["b"]},
     }
     page.close()
     server.wait_idle()
@@ -71,7 +71,7 @@ def test_the_tasks_of_the_cluster_that_is_looked_at(server: Server) -> None:
     told = hear(page)
     assert told == {
         "kind": "changes",
-        "tasks": {"set": fakes.tasks.by_cluster["a"], "gone": []},
+        "tasks": {"set": fakes.tasks.by_cluster["a"], "removed": []},
         "cluster": "a",
     }
     say(page, cluster=None, visible=True)

@@ -15,7 +15,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.metrics.store import RunStore
-from nbdist.run.control import Controls, apply_command, progress_message
+from nbdist.run.control import RunControls, apply_command, progress_message
 from nbdist.run.progress import ProgressTracker
 from nbdist.train.context import Context, Control, Progress
 
@@ -81,7 +81,7 @@ class Some:
     def __init__(self) -> None:
         self.status, self.trains, self.sent = "running", True, list[dict[str, Any]]()
         self.tally, self.pumps, self.answers = ProgressTracker(1, False), 0, list[dict[str, Any]]()
-        self.controls = Controls(self)
+        self.controls = RunControls(self)
 
     @property
     def over(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reports of a trial: all of them reach the sweep, also those that nobody listened to at the time."""
+"""Reports of a trial: all of them reach the sweep, also those sent while no driver was connected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waiting import until
 from nbdist.cluster.cluster import Cluster
 from nbdist.trials.start import attach_sweep
 from nbdist.trials.sweep import Sweep
-from nbdist.trials.trial_worker import MOST_STEPS, Reports
+from nbdist.trials.trial_worker import MOST_STEPS, TrialReports
 
 COUNTING = """
 import os
@@ -28,7 +28,7 @@ wait_for("last")
 
 
 def test_many_reports_are_thinned_and_the_last_one_stays() -> None:
-    reports = Reports()
+    reports = TrialReports()
     assert reports.frame({}) is None
     for start in range(0, 5 * MOST_STEPS, 100):
         steps = np.arange(start, start + 100)

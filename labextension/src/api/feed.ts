@@ -240,9 +240,9 @@ function merge<Item extends Named, Key extends string | number>(
   if (!change) {
     return items;
   }
-  const gone = new Set<string | number>(change.gone);
+  const removed = new Set<string | number>(change.removed);
   const news = new Map(change.set.map(item => [key(item), item]));
-  const kept = items.filter(item => !gone.has(key(item))).map(item => news.get(key(item)) ?? item);
+  const kept = items.filter(item => !removed.has(key(item))).map(item => news.get(key(item)) ?? item);
   const known = new Set(kept.map(key));
   const added = change.set.filter(item => !known.has(key(item)));
   return added.length ? [...kept, ...added].sort(order) : kept;

@@ -185,7 +185,7 @@ export interface State {
 
 export interface Change<Item, Key> {
   set: Item[];
-  gone: Key[];
+  removed: Key[];
 }
 
 /** What has changed since the last message; what is missing has not. */

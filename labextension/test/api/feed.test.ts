@@ -72,7 +72,7 @@ describe('what the stream brings', () => {
 
   it('is the state, and its changes', () => {
     expect(feed.connection).toBe('live');
-    socket().tell({ kind: 'changes', runs: { set: [run('a', 2), run('b', 1)], gone: [] } });
+    socket().tell({ kind: 'changes', runs: { set: [run('a', 2), run('b', 1)], removed: [] } });
     expect(steps()).toEqual([1, 2]);
   });
 
@@ -80,7 +80,7 @@ describe('what the stream brings', () => {
     let answer: (state: State) => void = () => undefined;
     answers.push(() => new Promise(resolve => (answer = resolve)));
     const refreshed = feed.refresh();
-    socket().tell({ kind: 'changes', runs: { set: [run('a', 7)], gone: [] } });
+    socket().tell({ kind: 'changes', runs: { set: [run('a', 7)], removed: [] } });
     answer(state(run('a', 3)));
     await refreshed;
     expect(steps()).toEqual([7]);

@@ -112,7 +112,7 @@ def run_controller(
 
 
 def forget_ended_engines(hub: Any, ended: int) -> None:
-    """Have the hub forget the engines whose ranks arrive from the pipe ``ended``."""
+    """Have the hub remove the engines whose ranks arrive from the pipe ``ended``."""
     stranded = hub._handle_stranded_msgs
 
     def receive(descriptor: int, events: int) -> None:

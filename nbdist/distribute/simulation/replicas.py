@@ -34,25 +34,25 @@ class SimulatedReplica:
         self._slots = SLOTS if rules.judged_apart else rules.depth
         self._slot = 0
         self._under_way: deque[int] = deque()
-        self._said: dict[int, dict[int, int]] = {}  # by slot and server: what became of the gradient
+        self._answers: dict[int, dict[int, int]] = {}  # by slot and server: what became of the gradient
         self._pending: set[int] = set()  # slots of which some server has yet to let go
         self._stopped = self._waits = self._left = False
 
     def start(self) -> None:
         """Begin to train, at the beginning of time."""
         self._serving.clients[self.number] = self
-        self._serving.events.at(0.0, self._go_on)
+        self._serving.events.at(0.0, self._continue)
 
     def on_answer(self, server: int, answer: Answer) -> None:
         """Note what a server says of a gradient."""
         if answer.what != STEPPED:
-            self._said[answer.token][server] = answer.what
+            self._answers[answer.token][server] = answer.what
         if self._waits:
             self._waits = False
-            self._go_on()
+            self._continue()
 
-    def _go_on(self) -> None:
-        """Begin the next step if there is room, or see what became of the oldest gradient under way."""
+    def _continue(self) -> None:
+        """Begin the next step if there is room, or learn the outcome of the oldest gradient in flight."""
         over = self._stopped or len(self.pushed) == len(self._times)
         if len(self._under_way) >= (1 if over else self._rules.depth):
             self._retire()
@@ -61,17 +61,17 @@ class SimulatedReplica:
         elif self._slot in self._pending:
             if self._is_settled(self._slot):
                 self._pending.discard(self._slot)
-                self._go_on()
+                self._continue()
         else:
             self._pull(0)
 
     def _retire(self) -> None:
         slot = self._under_way[0]
-        said = self._said[slot]
-        if self._rules.judged_apart and len(said) < len(self._servers):
+        answers = self._answers[slot]
+        if self._rules.judged_apart and len(answers) < len(self._servers):
             self._waits = True
             return
-        if self._rules.judged_apart and DROPPED in said.values():
+        if self._rules.judged_apart and DROPPED in answers.values():
             self._pending.add(slot)  # the others may wait for this replica's next gradient
         elif not self._is_settled(slot):
             return
@@ -79,12 +79,12 @@ class SimulatedReplica:
         if len(self._servers) > 1 and not self._rules.synchronous:
             self._count()
         else:
-            self._go_on()
+            self._continue()
 
     def _is_settled(self, slot: int) -> bool:
         """Look at one server after the other, up to one that has stopped; wait for one that is not done."""
         for server in self._servers:
-            what = self._said[slot].get(server, TAKEN)
+            what = self._answers[slot].get(server, TAKEN)
             if what == TAKEN:
                 self._waits = True
                 return False
@@ -95,9 +95,9 @@ class SimulatedReplica:
 
     def _count(self) -> None:
         near = self._serving.servers[0].host == self.host
-        self._serving.count(self, (lambda: None) if near else self._go_on)
+        self._serving.count(self, (lambda: None) if near else self._continue)
         if near:  # the bell is rung, and that is all
-            self._go_on()
+            self._continue()
 
     def _pull(self, server: int) -> None:
         """Pull from a server, and then from the ones after it."""
@@ -111,15 +111,15 @@ class SimulatedReplica:
         self._pull(server + 1)
 
     def _push(self) -> None:
-        """Push to all servers, and go on."""
+        """Push to all servers, and continue."""
         slot, after = self._slot, 0.0
-        self._said[slot] = {}
+        self._answers[slot] = {}
         for server in self._servers:
             after = self._serving.push(self, server, slot, self._versions[server], after)
         self._under_way.append(slot)
         self._slot = (slot + 1) % self._slots
         self.pushed.append(self._serving.events.now)
-        self._serving.events.at(after, self._go_on)
+        self._serving.events.at(after, self._continue)
 
     def _leave(self) -> None:
         if not self._left:

@@ -232,7 +232,7 @@ _bundles = BundleCache()
 #
 # A path from a request must not lead out of the folder. It is walked one folder at a time with openat(2) and
 # O_NOFOLLOW, each folder opened relative to the descriptor of the one before: between a check and an open
-# nobody can replace a part of the path by a link. Hard links are allowed, because the kernel
+# no other process can replace a part of the path by a link. Hard links are allowed, because the kernel
 # (protected_hardlinks) lets users create them only to files that they may access.
 
 MOST_LISTED = 2_000  # files

@@ -43,7 +43,7 @@ class ClusterTasks:
         self._runs = runs
         self._clusters = clusters or Clusters()
         self._polls_clusters = clusters is None
-        self._monitors: dict[str, tuple[ProcessMonitor, GpuMonitor]] = {}
+        self._monitors: dict[str, tuple[LoadMonitor, GpuMonitor]] = {}
 
     def poll(self, cluster_id: str) -> list[Item]:
         """Return the rows of a cluster's tasks by rank, ready for JSON; [] for an unknown cluster."""
@@ -54,7 +54,7 @@ class ClusterTasks:
             return []
         if cluster_id not in self._monitors:
             still = {one: kept for one, kept in self._monitors.items() if self._clusters.one(one) is not None}
-            self._monitors = {**still, cluster_id: (ProcessMonitor(), GpuMonitor())}
+            self._monitors = {**still, cluster_id: (LoadMonitor(), GpuMonitor())}
         loads, gpus = self._monitors[cluster_id]
         tasks = seen.description.tasks
         taken = {task.rank: measure_task(loads, task, seen) for task in tasks if is_here(task)}
@@ -75,7 +75,7 @@ def is_here(task: TaskEntry) -> bool:
     return task.host == host_identity()
 
 
-def measure_task(loads: ProcessMonitor, task: TaskEntry, seen: ClusterStatus) -> Load | None:
+def measure_task(loads: LoadMonitor, task: TaskEntry, seen: ClusterStatus) -> Load | None:
     """Return the load of a task's process; None if it has ended."""
     if task.rank in seen.dead or seen.state == "stale":
         return None
@@ -236,7 +236,7 @@ class Measured:
     at: float
 
 
-class ProcessMonitor:
+class LoadMonitor:
     """Measures processes; keeps their handles, so that a poll costs some 20 microseconds per process."""
 
     def __init__(self) -> None:

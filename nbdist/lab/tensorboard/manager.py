@@ -4,7 +4,7 @@
 
 TensorBoard has no authentication, and any local user can connect to a port. So the child listens on a Unix
 socket in a folder with mode 0700, which the server creates, binds and passes on: requests sent before the
-child has imported TensorBoard wait in the socket's queue, and nobody polls for readiness. The child's stdin
+child has imported TensorBoard wait in the socket's queue, so nothing polls for readiness. The child's stdin
 is a pipe from the server: whatever way the server ends, the child sees the end of file, removes its folder
 and ends.
 """

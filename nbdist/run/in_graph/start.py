@@ -185,7 +185,7 @@ def _local_results(spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
 
 # The notebook's process as a task of the cluster, /job:client/task:0, while a run needs it.
 #
-# The cluster's own tasks do not know of it. A run whose body is here is followed like any other: its
+# The cluster's own tasks do not list it. A run with its body here is followed like any other: its
 # messages come from this task's Server, and its follower reaches all tasks through :class:`WithClient`.
 
 DEVICE = "CPU:0"

@@ -112,7 +112,7 @@ def _raise_in(thread: int, kind: type[BaseException] | None) -> bool:
 # Output of one thread of this process, separated from that of other threads.
 #
 #     with printing_here(output):
-#         print("to the run")         # other threads go on printing to the notebook
+#         print("to the run")         # other threads still print to the notebook
 #
 # A thread that the body starts prints to the notebook as well, unless it runs in a copy of the body's
 # context.

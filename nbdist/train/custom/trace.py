@@ -371,7 +371,7 @@ def arrays_in(arguments: Any) -> Any:
 def form_of(value: Any) -> Form:
     """Return what has to be equal for two values to be traced as one: everything but sizes."""
     if isinstance(value, np.ndarray):
-        # A size of 0 is no size like others: means over nothing are not computed.
+        # A size of 0 has traces of its own, because means over nothing are not computed.
         return ("array", value.dtype.str, tuple(n == 0 for n in value.shape))
     if isinstance(value, dict):
         return (dict, *((name, form_of(part)) for name, part in value.items()))
