@@ -278,19 +278,19 @@ Points = NDArray[np.void]
 
 @dataclass(frozen=True)
 class Batch:
-    """Points of one replica; ``points["series"]`` is an index into this batch's own ``names``.
+    """Points of one replica; ``names`` has the name of each series in it, by the replica's own ids.
 
-    A batch says all it needs: a driver that attaches late, or loses a batch, can still read the next one.
+    A batch is complete: a client that attaches late, or loses a batch, can still read the next one.
     ``dropped`` is how many points the replica has had to drop so far.
 
     >>> points = np.array([(0, 7, 0.5, 1e9)], POINT)
-    >>> meta, arrays = Batch(3, ["loss"], points).arrays()
+    >>> meta, arrays = Batch(3, {0: "loss"}, points).arrays()
     >>> [(n, s, v) for n, s, v, _ in Batch.from_arrays(meta, arrays).by_series()]
     [('loss', array([7], dtype=uint32), array([0.5]))]
     """
 
     replica: int
-    names: list[str]
+    names: dict[int, str]
     points: Points
     dropped: int = 0
 
@@ -308,8 +308,9 @@ class Batch:
         """Undo `arrays`; raises `InvalidArgumentError` if what came off the wire does not fit together."""
         try:
             replica, dropped = int(meta["replica"]), int(meta["dropped"])
-            names = json.loads(arrays[0].tobytes())
-        except (LookupError, TypeError, ValueError) as error:
+            pairs = json.loads(arrays[0].tobytes()).items()
+            names = {int(series): name for series, name in pairs}
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgumentError(
                 f"a metrics batch needs replica, dropped and names: {meta!r}"
             ) from error
@@ -320,13 +321,15 @@ class Batch:
             raise InvalidArgumentError(
                 f"a metrics batch has arrays {shapes}; expected u2, u4, f8, f8 of one length"
             )
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InvalidArgumentError("the names in a metrics batch are no list of text")
+        if not all(isinstance(name, str) and series >> 16 == 0 for series, name in names.items()):
+            raise InvalidArgumentError("the names in a metrics batch are not text for numbers of 16 bits")
         points = np.empty(len(columns[0]), POINT)
         for name, column in zip(fields, columns, strict=True):
             points[name] = column
-        if len(points) and int(points["series"].max()) >= len(names):
-            raise InvalidArgumentError(f"a metrics batch names {len(names)} series but uses more")
+        if unnamed := set(np.unique(points["series"]).tolist()) - names.keys():
+            raise InvalidArgumentError(
+                f"a metrics batch names {len(names)} series and has points of another, {min(unnamed)}"
+            )
         return cls(replica, names, points, dropped)
 
     def by_series(self) -> Iterator[tuple[str, NDArray[np.uint32], NDArray[np.float64], NDArray[np.float64]]]:

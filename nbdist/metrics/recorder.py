@@ -39,7 +39,7 @@ class Recorder:
     >>> loss = recorder.series("loss")
     >>> recorder.add(loss, 1, 0.5)
     >>> recorder.flush().names
-    ['loss']
+    {0: 'loss'}
     >>> recorder.close(); folder.cleanup()
     """
 
@@ -100,9 +100,8 @@ class Recorder:
             self._log.append(self.names, points)
             if self._events is not None:
                 self._events.append(self.names, points)
-        used, local = np.unique(points["series"], return_inverse=True)
-        points["series"] = local
-        return Batch(self.replica, [self.names[series] for series in used], points, self.dropped)
+        used = np.unique(points["series"]).tolist()
+        return Batch(self.replica, {series: self.names[series] for series in used}, points, self.dropped)
 
     def close(self) -> Batch | None:
         """Flush, bring the log to the disk and close it; returns the last batch."""

@@ -85,8 +85,10 @@ class RunStore:
             names = batch.names
             if len(self._ids) + len(names) > MOST_SERIES:  # there may be too many new ones
                 names, points = self._known_only(names, points)
-            ids = np.array([self._ids.setdefault(name, len(self._ids)) for name in names], np.uint16)
-            points["series"] = ids[points["series"]] if len(points) else 0
+            ids = np.zeros(1 + max(names, default=0), np.uint16)  # of this store, by the replica's ids
+            for series, name in names.items():
+                ids[series] = self._ids.setdefault(name, len(self._ids))
+            points["series"] = ids[points["series"]]
             self._recent.extend(batch.replica, points["series"], points["step"], points["value"])
             if self._unsorted.add(batch.replica, points) > max(UNSORTED, UNSORTED_EACH * len(self._ids)):
                 self._sort(batch.replica)
@@ -229,13 +231,12 @@ class RunStore:
             raise InvalidArgumentError(f"no room for series {series!r}: a run may have 65,535 names")
         return self._ids.setdefault(series, len(self._ids))
 
-    def _known_only(self, names: list[str], points: Points) -> tuple[list[str], Points]:
+    def _known_only(self, names: dict[int, str], points: Points) -> tuple[dict[int, str], Points]:
         """Return the names that are known here and their points; those of others are counted."""
-        known = np.array([name in self._ids for name in names])
-        kept = points[known[points["series"]]]
-        kept["series"] = (np.cumsum(known) - 1)[kept["series"]]
+        known = {series: name for series, name in names.items() if name in self._ids}
+        kept = points[np.isin(points["series"], list(known))]
         self._left_out += len(points) - len(kept)
-        return [name for name in names if name in self._ids], kept
+        return known, kept
 
     def _known(self, series: str) -> int:
         if series not in self._ids:

@@ -411,9 +411,10 @@ def growing(first: float, last: float) -> Iterator[float]:
 
 def reports(batch: Batch, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the steps and values of a metric in a batch, both (n,); of very many some, and the last."""
-    if metric not in batch.names:
+    series = next((series for series, name in batch.names.items() if name == metric), None)
+    if series is None:
         return np.empty(0, np.int64), np.empty(0, np.float64)
-    points = batch.points[batch.points["series"] == batch.names.index(metric)]
+    points = batch.points[batch.points["series"] == series]
     if len(points) > MOST:
         points = points[np.linspace(0, len(points) - 1, MOST).astype(np.intp)]
     return points["step"].astype(np.int64), points["value"].astype(np.float64)

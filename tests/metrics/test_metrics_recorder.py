@@ -66,8 +66,8 @@ def test_each_batch_names_its_own_series(path: Path) -> None:
     recorder.add(recorder.series("c"), 1, 2.0)
     batch = recorder.close()
     assert batch is not None
-    assert batch.names == ["c"]
-    assert batch.points["series"].tolist() == [0]
+    assert batch.names == {2: "c"}
+    assert batch.points["series"].tolist() == [2]
 
 
 def test_adding_while_flushing_loses_and_doubles_nothing(path: Path) -> None:
@@ -339,9 +339,9 @@ def test_what_is_no_log_is_refused(path: Path) -> None:
 
 def test_batches_survive_the_wire() -> None:
     points = np.array([(0, 1, np.inf, 5.0), (1, 2**32 - 1, np.nan, 6.0)], POINT)
-    meta, arrays = Batch(2, ["a", "b"], points, dropped=4).arrays()
+    meta, arrays = Batch(2, {0: "a", 1: "b"}, points, dropped=4).arrays()
     back = Batch.from_arrays(meta, arrays)
-    assert (back.replica, back.names, back.dropped) == (2, ["a", "b"], 4)
+    assert (back.replica, back.names, back.dropped) == (2, {0: "a", 1: "b"}, 4)
     assert back.points.tobytes() == points.tobytes()
 
 
@@ -350,7 +350,7 @@ def in_json(value: Any) -> np.ndarray:
 
 
 def test_names_of_a_batch_are_no_part_of_the_head_of_a_message() -> None:
-    names = [f"{number} " + "\n\0<b>\u00fc" * 40 for number in range(10_000)]
+    names = {number: f"{number} " + "\n\0<b>\u00fc" * 40 for number in range(10_000)}
     points = np.zeros(10_000, POINT)
     points["series"] = np.arange(10_000)
     meta, arrays = Batch(2, names, points).arrays()
@@ -363,8 +363,13 @@ def test_names_of_a_batch_are_no_part_of_the_head_of_a_message() -> None:
     [
         lambda meta, arrays: ({}, arrays),
         lambda meta, arrays: ({"replica": 0}, arrays),
-        lambda meta, arrays: (meta, [in_json([]), *arrays[1:]]),
-        lambda meta, arrays: (meta, [in_json([3]), *arrays[1:]]),
+        lambda meta, arrays: (meta, [in_json(["loss"]), *arrays[1:]]),
+        lambda meta, arrays: (meta, [in_json({}), *arrays[1:]]),
+        lambda meta, arrays: (meta, [in_json({"1": "loss"}), *arrays[1:]]),
+        lambda meta, arrays: (meta, [in_json({"0": 3}), *arrays[1:]]),
+        lambda meta, arrays: (meta, [in_json({"0": "loss", "65536": "a"}), *arrays[1:]]),
+        lambda meta, arrays: (meta, [in_json({"0": "loss", "-1": "a"}), *arrays[1:]]),
+        lambda meta, arrays: (meta, [in_json({"0": "loss", "a": "a"}), *arrays[1:]]),
         lambda meta, arrays: (meta, [in_json("loss"), *arrays[1:]]),
         lambda meta, arrays: (meta, [arrays[0][:-1], *arrays[1:]]),
         lambda meta, arrays: (meta, arrays[:4]),
@@ -375,6 +380,6 @@ def test_names_of_a_batch_are_no_part_of_the_head_of_a_message() -> None:
     ],
 )
 def test_a_spoilt_batch_is_refused(spoil) -> None:
-    meta, arrays = Batch(0, ["loss"], np.zeros(2, POINT)).arrays()
+    meta, arrays = Batch(0, {0: "loss"}, np.zeros(2, POINT)).arrays()
     with pytest.raises(InvalidArgumentError):
         Batch.from_arrays(*spoil(meta, arrays))

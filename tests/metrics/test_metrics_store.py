@@ -272,8 +272,9 @@ def test_batches_are_the_same_as_series_one_by_one(
             points = np.zeros(len(rows), POINT)
             points["series"], points["value"] = [r[0] for r in rows], [r[1] for r in rows]
             points["step"], points["time"] = np.arange(len(rows)) + 100 * number, number
-            one.extend_batch(Batch(replica, names, points))
-            for name, steps, values, times in Batch(replica, names, points).by_series():
+            batch = Batch(replica, dict(enumerate(names)), points)
+            one.extend_batch(batch)
+            for name, steps, values, times in batch.by_series():
                 other.extend(replica, name, steps, values, times)
             assert waiting_in(one) <= 3 * unsorted
             if data.draw(st.booleans()):
@@ -297,8 +298,8 @@ def test_names_there_is_no_room_for_are_left_out_and_counted(monkeypatch: pytest
     store = RunStore()
     points = np.zeros(4, POINT)
     points["series"], points["value"] = np.arange(4), np.arange(4)
-    store.extend_batch(Batch(0, ["a", "b"], points[:2]))
-    store.extend_batch(Batch(1, ["c", "b", "d", "a"], points))  # it cannot be known that "c" would fit
+    store.extend_batch(Batch(0, {0: "a", 1: "b"}, points[:2]))
+    store.extend_batch(Batch(1, dict(enumerate("cbda")), points))  # it cannot be known that "c" would fit
     assert store.series == ["a", "b"]
     assert [one.value for one in (store.last(1, "a"), store.last(1, "b")) if one] == [3.0, 1.0]
     assert store.dropped == 2
@@ -325,7 +326,7 @@ def test_very_many_series_take_little_memory_and_time() -> None:
         for replica in range(4):
             points = np.zeros(10_000, POINT)
             points["series"], points["step"] = np.arange(10_000), step
-            store.extend_batch(Batch(replica, names, points))
+            store.extend_batch(Batch(replica, dict(enumerate(names)), points))
         store.aggregate("layer 7")
     assert waiting_in(store) <= 4 * 16 * 10_000
     assert store.points(3, "layer 7")[0].tolist() == list(range(20))

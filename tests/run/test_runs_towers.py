@@ -53,7 +53,7 @@ def test_towers_that_step_together(towers: Towers, main: Context, tmp_path: Path
         assert (progress["examples"], progress["spent"]["compute"]) == (2 + i, 0.5)
         assert batch is not None
         assert batch.replica == i
-        assert list(batch.names) == ["loss", "accuracy", "step_ms"]
+        assert list(batch.names.values()) == ["loss", "accuracy", "step_ms"]
     history.validated({"loss": 9.0}, 1)
     towers.close()
     assert points(tmp_path, 0) == [
