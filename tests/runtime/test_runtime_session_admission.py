@@ -78,7 +78,9 @@ def test_a_task_that_is_not_there_is_waited_for_and_named(
 def test_other_keys_are_refused(graph: Graph, tasks: Tasks) -> None:
     begun = time.monotonic()
     for call in (Session, Session.reset):
-        with pytest.raises(NotAllowedError, match="refused our key or is no task of this cluster"):
+        with pytest.raises(
+            NotAllowedError, match="rejected the cluster key, or is not a task of this cluster"
+        ):
             call(tasks.target, keys=ClusterKeys.create())
     assert time.monotonic() - begun < 5 + SLACK_SECONDS
 

@@ -75,7 +75,7 @@ def test_who_was_never_reached_is_gone_in_the_end(prefix: str) -> None:
         with pytest.raises(
             UnavailableError, match=r"/job:worker/task:2 at 127\.0\.0\.1:9 could not be reached"
         ):
-            peer.check(patience=0)
+            peer.check(handshake_seconds=0)
 
 
 def test_a_letter_too_large_for_a_socket_is_refused_here(

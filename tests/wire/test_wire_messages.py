@@ -230,5 +230,5 @@ def test_values_have_no_limit_of_their_own() -> None:
     assert unpack_meta(pack_values(large, 1)) == large
     frame = decode_frame(encode_frame(to_frame(1, 2, 3, 4, [np.ones(2)], pack_values(large, 1))))
     same(from_frame(frame), Message(1, 2, 3, 4, (np.ones(2),), large))
-    with pytest.raises(InvalidArgumentError, match="no plain one"):
+    with pytest.raises(InvalidArgumentError, match="not plain data"):
         pack_values({"function": print}, 1)

@@ -236,7 +236,7 @@ def test_who_has_other_keys_is_told_so_soon(echo: Echo) -> None:
                 errors.append(error)
     assert [type(error) for error in errors] == [UnavailableError, UnavailableError, NotAllowedError]
     assert "/job:ps/task:0" in str(errors[-1])
-    assert "refused our key or is no task of this cluster" in str(errors[-1])
+    assert "rejected the cluster key, or is not a task of this cluster" in str(errors[-1])
     assert echo.seen == []
 
 
@@ -353,7 +353,7 @@ def test_another_user_gets_nothing_in_and_nothing_out(echo: Echo, peer: Peer) ->
 
 
 def test_who_waits_for_one_that_is_never_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "REACH_SECONDS", 0.05)
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.05)
     with (
         Peer("127.0.0.1:9", ClusterKeys.create(), name="/job:ps/task:0") as peer,
         pytest.raises(UnavailableError, match=r"/job:ps/task:0 at 127\.0\.0\.1:9 could not be reached"),
@@ -362,8 +362,8 @@ def test_who_waits_for_one_that_is_never_reached_is_told(monkeypatch: pytest.Mon
 
 
 def test_who_takes_its_time_for_the_first_word_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "REACH_SECONDS", 0.05)
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(client, "HANDSHAKE_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with Peer(address, ClusterKeys.create()) as peer:

@@ -1,1 +1,1 @@
-"""Calls from task to task: frames, envelopes, the calling and the called side."""
+"""Calls from task to task: frames, envelopes, the calling side (Peer) and the called side (Listener)."""

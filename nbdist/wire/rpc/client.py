@@ -1,10 +1,11 @@
-"""Task to task: a Peer calls, a Listener is called; both ends prove that they hold the cluster's keys.
+"""Calls from task to task: a Peer calls a Listener; both ends prove that they hold the cluster's keys.
 
     task A    Peer  ── call, send ──►  Listener    task B
               Peer  ◄─ reply, push ──  Listener
 
-Every byte is encrypted and authenticated by CURVE. A connection whose far end is gone or frozen is noticed
-by ZeroMQ's own threads, so a task that holds the interpreter lock for long is not mistaken for a dead one.
+Every byte is encrypted and authenticated by CURVE. ZeroMQ's own threads send heartbeats and detect a
+connection to a process that ended or stopped responding, so a task that holds the interpreter lock for long
+is not mistaken for a dead one.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from nbdist.wire.rpc.server import Caller, Listener
 
 __all__ = ["Caller", "Listener", "Peer"]
 RECONNECT_SECONDS = 2.0
-REACH_SECONDS = 3.0  # for a first connection, which the far side's kernel accepts
-PATIENCE_SECONDS = 30.0  # for the handshake on it, which a far side that is busy answers late
+CONNECT_SECONDS = 3.0  # for the first TCP connection, which the remote kernel accepts
+HANDSHAKE_SECONDS = 30.0  # for the CURVE handshake on it; a busy remote process answers it late
 LOST = zmq.EVENT_DISCONNECTED
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-CUT_SHORT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-REACHED = zmq.EVENT_CONNECTED
-WATCHED = LOST | REFUSED | CUT_SHORT | REACHED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
-MOST_HUNG_UP = 3  # handshakes; a task that ends, or begins, may cut one short
-Asked = tuple[int, str]  # number and kind of a call that is under way
+HANDSHAKE_BROKEN = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+CONNECTED = zmq.EVENT_CONNECTED
+WATCHED = LOST | REFUSED | HANDSHAKE_BROKEN | CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+RESET_ERRORS = (errno.EPIPE, errno.ECONNRESET)
+MAX_RESETS = 3  # handshakes that were reset; a task that ends, or starts, may reset one or two
+PendingCall = tuple[int, str]  # sequence number and kind of a call without an answer
 _context: zmq.Context[zmq.Socket[bytes]] | None = None
 _context_lock = threading.Lock()
 
@@ -58,7 +59,7 @@ _context_lock = threading.Lock()
 class Peer:
     """A connection to one task's Listener; several threads may share it, one call at a time.
 
-    `name` says in errors which task did not answer. Runs on a client or a task.
+    `name` is the task's name in error messages. Runs on a client or a task.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class Peer:
         self._lock = threading.RLock()
         self._sequence = 0
         self._pushed: deque[Frame] = deque()
-        self._reached = self._met = self._lost = False
-        self._hung_up = 0  # handshakes that the far side has ended
-        self._begun = time.monotonic()
+        self._connected = False  # TCP connection made
+        self._authenticated = False  # CURVE handshake completed at least once
+        self._lost = False
+        self._resets = 0  # handshakes that the remote process has reset
+        self._created = time.monotonic()
         self._socket = process_context().socket(zmq.DEALER)
         set_limits(self._socket)
         self._socket.curve_publickey = self._socket.curve_serverkey = keys.public.encode()
@@ -93,8 +96,9 @@ class Peer:
     ) -> Frame:
         """Send a frame and return the reply.
 
-        Raises the error that the far handler raised, or UnavailableError, which names the task, when the
-        connection breaks or no reply comes in time: the call may then have happened or not.
+        Raises the error that the remote handler raised, or UnavailableError with the task's name when the
+        connection breaks or no reply arrives in time. The remote task may or may not have executed the call
+        then.
         """
         with self._lock:
             return self.answer(self.ask(kind, meta, arrays, timeout), timeout)
@@ -105,34 +109,35 @@ class Peer:
         meta: dict[str, Any] | None = None,
         arrays: Sequence[Array] = (),
         timeout: float | None = None,
-    ) -> Asked:
-        """Send a frame whose reply `answer` waits for: to ask several tasks at once.
+    ) -> PendingCall:
+        """Send a frame and return without waiting; `answer` waits for the reply.
 
-        One call at a time: what was asked before must have been answered, or is given up.
+        Use it to call several tasks in parallel, each through its own Peer. `answer` drops the replies to
+        other calls of the same Peer, so answer one call before the next `ask`.
         """
         with self._lock:
             self._sequence += 1
-            deadline = time.monotonic() + self._patience(timeout)
+            deadline = time.monotonic() + self._effective_timeout(timeout)
             self._transmit(CALL, self._sequence, Frame(kind, meta or {}, tuple(arrays)), deadline)
             return self._sequence, kind
 
-    def answer(self, asked: Asked, timeout: float | None = None) -> Frame:
-        """Wait for the reply to what was asked; raises as `call` does."""
-        sequence, kind = asked
+    def answer(self, pending: PendingCall, timeout: float | None = None) -> Frame:
+        """Wait for the reply to a call that `ask` sent; raises as `call` does."""
+        sequence, kind = pending
         with self._lock:
-            seconds = self._patience(timeout)
+            seconds = self._effective_timeout(timeout)
             deadline = time.monotonic() + seconds
             while True:
                 message = self._next(deadline, kind)
                 if message is None:
                     raise UnavailableError(
                         f"{self.name} at {self.address} did not answer {kind!r} within {seconds:.1f} s; "
-                        "see whether its process is alive and busy"
+                        "check that its process runs and is not busy"
                     )
                 role, number, frame = message
                 if role == PUSH:
                     self._pushed.append(frame)
-                elif number == sequence:  # else: a late reply to a call that was given up
+                elif number == sequence:  # else a late reply to a call that timed out
                     if role == FAILURE:
                         raise error_from(frame)
                     return frame
@@ -144,50 +149,54 @@ class Peer:
             self._transmit(SEND, 0, Frame(kind, meta or {}, tuple(arrays)), deadline)
 
     def receive(self, timeout: float | None = None) -> Frame | None:
-        """Return the next frame that the far side pushed, or None when none came within `timeout` seconds.
+        """Return the next frame that the Listener pushed; None after `timeout` seconds without one.
 
-        Raises UnavailableError when the connection breaks, for what was pushed meanwhile is lost, or is not
-        made in `REACH_SECONDS`.
+        Raises UnavailableError when the connection breaks, because frames pushed before it is restored are
+        lost, and when it is not made within `CONNECT_SECONDS`.
         """
         with self._lock:
             deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
             while not self._pushed:
                 message = self._next(deadline, "receive")
                 if message is None:
-                    self._require_met(PATIENCE_SECONDS)
+                    self._check_authenticated(HANDSHAKE_SECONDS)
                     return None
                 if message[0] == PUSH:
                     self._pushed.append(message[2])
             return self._pushed.popleft()
 
-    def check(self, patience: float = PATIENCE_SECONDS) -> None:
+    def check(self, handshake_seconds: float = HANDSHAKE_SECONDS) -> None:
         """Raise UnavailableError if the connection broke or was not made in time; never waits.
 
-        A far side that is busy may take `patience` s for the first handshake: what is sent meanwhile is kept.
+        A busy remote process may take `handshake_seconds` for the first handshake; messages sent before it
+        completes stay in the queue.
         """
         with self._lock:
             if self._socket.closed:
                 raise UnavailableError(f"the connection to {self.name} at {self.address} was closed here")
-            broken = self._lost and self._met
+            broken = self._lost and self._authenticated
             while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # a tenth of what a poll costs
                 try:
                     self._note_events("check")
                 except UnavailableError:
-                    broken = broken or self._met
+                    broken = broken or self._authenticated
             if broken:
                 raise UnavailableError(
                     f"the connection to {self.name} at {self.address} was lost, and perhaps messages with "
-                    "it: its process is gone, frozen or cut off"
+                    "it: its process ended or stopped responding, or the network failed"
                 )
-            self._require_met(patience)
+            self._check_authenticated(handshake_seconds)
 
     def wake(self, poller: zmq.Poller) -> None:
-        """Have a poll of the caller's own end when something has come, to wait for several peers at once."""
+        """Register with the caller's poller, which then returns when a message or a connection event arrives.
+
+        Use it to wait for several peers together.
+        """
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the connection; what was not sent within `linger` s, behind the scenes, is dropped.
+        """Close the connection; a background thread sends queued messages for `linger` s, then drops them.
 
         May be called twice.
         """
@@ -197,17 +206,17 @@ class Peer:
                 self._monitor.close(linger=0)
                 self._socket.close(linger=int(linger * 1000))
 
-    def _patience(self, timeout: float | None) -> float:
+    def _effective_timeout(self, timeout: float | None) -> float:
         seconds = self.timeout if timeout is None else timeout
-        # It was there and went away: a task that is coming back needs only a moment.
+        # A task that restarts accepts connections again within RECONNECT_SECONDS.
         return min(seconds, RECONNECT_SECONDS) if self._lost else seconds
 
-    def _require_met(self, patience: float) -> None:
-        patience = patience if self._reached else min(patience, REACH_SECONDS)
-        if not self._met and time.monotonic() - self._begun > patience:
+    def _check_authenticated(self, handshake_seconds: float) -> None:
+        limit = handshake_seconds if self._connected else min(handshake_seconds, CONNECT_SECONDS)
+        if not self._authenticated and time.monotonic() - self._created > limit:
             raise UnavailableError(
-                f"{self.name} at {self.address} could not be reached within {patience:.0f} s; see whether "
-                "its process is alive and busy, and whether the network leads there"
+                f"{self.name} at {self.address} could not be reached within {limit:.0f} s; check that its "
+                "process runs and is not busy, and that this host can reach the address"
             )
 
     def _transmit(self, role: int, sequence: int, frame: Frame, deadline: float) -> None:
@@ -216,17 +225,20 @@ class Peer:
         parts = encode(frame)
         parts[0] = ENVELOPE.pack(role, sequence) + parts[0]
         wait = max(0, int((deadline - time.monotonic()) * 1000))
-        if len(parts) == 1:  # the usual small message needs no look whether there is room
+        if len(parts) == 1:  # a small message: try to send without a poll for room first
             with suppress(zmq.Again):
                 send_parts(self._socket, parts, share=False)
                 return
         if not self._socket.poll(wait, zmq.POLLOUT):
             self._note_events(frame.kind)
-            raise UnavailableError(f"{self.name} at {self.address} takes no more messages; is it frozen?")
+            raise UnavailableError(
+                f"{self.name} at {self.address} does not read its messages and the queue is full; check that "
+                "its process runs and is not stopped"
+            )
         send_parts(self._socket, parts, share=role == CALL)
 
     def _next(self, deadline: float, doing: str) -> tuple[int, int, Frame] | None:
-        """Return the next message, or None at the deadline; raise when the connection is gone."""
+        """Return the next message, or None at the deadline; raise when the connection is lost."""
         while True:
             ready = self._poller.poll(max(0, ceil((deadline - time.monotonic()) * 1000)))
             for socket, _ in ready:
@@ -242,23 +254,26 @@ class Peer:
         while self._monitor.poll(0):
             message = parse_monitor_message(self._monitor.recv_multipart())
             event = int(message["event"])
-            if event & REACHED:
-                self._reached = True
+            if event & CONNECTED:
+                self._connected = True
                 continue
-            if event & CUT_SHORT:  # by who cannot read a word, for it has other keys; or for another reason
-                self._hung_up += message["value"] in HUNG_UP
-                if self._met or message["value"] not in HUNG_UP or self._hung_up < MOST_HUNG_UP:
+            if event & HANDSHAKE_BROKEN:
+                # A Listener with other keys cannot decrypt the handshake and resets the connection. A task
+                # that ends or starts resets one too, so only repeated resets count as a refusal.
+                self._resets += message["value"] in RESET_ERRORS
+                if self._authenticated or message["value"] not in RESET_ERRORS or self._resets < MAX_RESETS:
                     continue
-            if event & (REFUSED | CUT_SHORT):
+            if event & (REFUSED | HANDSHAKE_BROKEN):
                 raise NotAllowedError(
-                    f"{self.name} at {self.address} refused our key or is no task of this cluster"
+                    f"{self.name} at {self.address} rejected the cluster key, "
+                    "or is not a task of this cluster"
                 )
             self._lost = bool(event & LOST)
-            self._met = self._met or not self._lost
+            self._authenticated = self._authenticated or not self._lost
             if self._lost:
                 raise UnavailableError(
-                    f"the connection to {self.name} at {self.address} was lost during {doing!r}: "
-                    "its process is gone, frozen or cut off"
+                    f"the connection to {self.name} at {self.address} was lost during {doing!r}: its process "
+                    "ended or stopped responding, or the network failed"
                 )
 
     def __enter__(self) -> Peer:
@@ -276,7 +291,7 @@ class Peer:
 
 
 def process_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """Return this process's context for peers, which is not the one of ipyparallel's sockets."""
+    """Return this process's ZeroMQ context for peers; ipyparallel's sockets use another one."""
     global _context
     with _context_lock:
         if _context is None or _context.closed:

@@ -1,4 +1,12 @@
-"""How a frame crosses a socket: its envelope, the limits both ends set, and errors on their way back."""
+"""The envelope of a frame on a socket, the limits that both ends set, and the frames that carry errors.
+
+The envelope stands before part 0 of the frame (frame.py): a role (CALL, SEND, REPLY, FAILURE or PUSH) and a
+sequence number. REPLY and FAILURE repeat the number of their CALL; SEND and PUSH have 0.
+
+Each frame part is cut into ZeroMQ message parts of PIECE bytes. A shorter piece ends a frame part, so one of
+n * PIECE bytes ends with an empty piece. ZeroMQ allocates up to `maxmsgsize` for a message part before the
+peer is authenticated; the pieces keep that limit near 1 MiB although a frame may have 1 GiB.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +22,20 @@ from nbdist.wire.rpc.frame import MAX_ARRAYS, Buffer, Frame, decode
 ENVELOPE = struct.Struct("<BQ")  # role, sequence number
 CALL, SEND, REPLY, FAILURE, PUSH = range(1, 6)
 HEARTBEAT_MS = 1_000
-SILENCE_MS = 5_000  # after which a far end counts as frozen or cut off
-CONNECT_MS = 3_000  # else the kernel tries ever more rarely, and misses a host that is back
-COPY_BELOW = 1 << 16  # smaller buffers cost less to copy than to track
-PIECE = 1 << 20  # nothing larger crosses a socket at once
+SILENCE_MS = 5_000  # without a heartbeat's answer; the connection then counts as lost
+CONNECT_MS = 3_000  # else the kernel doubles its retry interval and misses a host that is reachable again
+COPY_BELOW = 1 << 16  # bytes; ZeroMQ copies a smaller buffer faster than it tracks its release
+PIECE = 1 << 20  # bytes of the largest message part on a socket
 
 
 def set_limits(socket: zmq.Socket[bytes]) -> None:
-    """Set what both ends share: sizes, patience, and the heartbeat that finds a frozen far end."""
+    """Set the options of both ends: sizes, timeouts, and the heartbeat that detects a stopped process."""
     socket.linger = 0
-    socket.maxmsgsize = PIECE + 256  # ZeroMQ takes so much memory for whoever connects, known or not
+    socket.maxmsgsize = PIECE + 256  # ZeroMQ allocates it for every connection, authenticated or not
     socket.handshake_ivl = 5_000
     socket.heartbeat_ivl = HEARTBEAT_MS
     socket.heartbeat_timeout = SILENCE_MS
-    # Heartbeats queue behind a large message that is under way, so that TCP itself has to give up as well.
+    # A heartbeat queues behind a large message, so TCP itself has to time out as well.
     socket.tcp_maxrt = SILENCE_MS
     socket.connect_timeout = CONNECT_MS
     socket.reconnect_ivl = 20
@@ -35,16 +43,16 @@ def set_limits(socket: zmq.Socket[bytes]) -> None:
 
 
 def send_parts(socket: zmq.Socket[bytes], parts: list[Buffer], share: bool) -> None:
-    """Send the parts of one message without blocking; `share` lends large buffers instead of copying them.
+    """Send the parts of one message without blocking; with `share`, ZeroMQ sends large buffers uncopied.
 
-    What is lent must not change until the far side has answered.
+    The caller must not change such buffers before the reply arrives.
     """
     pieces = [piece for part in parts for piece in cut(part)]
     last = len(pieces) - 1
     for index, piece in enumerate(pieces):
         more = zmq.SNDMORE if index < last else 0
-        lend = share and len(piece) >= COPY_BELOW
-        socket.send(piece, zmq.NOBLOCK | more, copy=not lend)
+        zero_copy = share and len(piece) >= COPY_BELOW
+        socket.send(piece, zmq.NOBLOCK | more, copy=not zero_copy)
 
 
 def cut(part: Buffer) -> list[Buffer]:
@@ -57,12 +65,13 @@ def cut(part: Buffer) -> list[Buffer]:
 
 
 def receive_parts(socket: zmq.Socket[bytes], limit: int) -> tuple[list[Buffer], int]:
-    """Return the parts of a message that is there, put together again, and how many bytes it held.
+    """Return the frame parts of a received message, joined from their pieces, and its size in bytes.
 
-    Large parts of one piece are not copied. A message larger than `limit` bytes is dropped. Raises
-    ResourceExhaustedError for a message of more pieces than a frame within the limit has; it is dropped.
+    A part of one piece is not copied. Pieces beyond `limit` bytes are dropped: the returned size is then over
+    the limit. Raises ResourceExhaustedError for a message of more pieces than a frame within the limit has,
+    after all of it was dropped.
     """
-    left = 2 + MAX_ARRAYS + limit // PIECE  # the head, the arrays, and the full pieces before their last ones
+    left = 2 + MAX_ARRAYS + limit // PIECE  # the head, the last piece of each array, and the full pieces
     piece: Buffer = socket.recv(zmq.NOBLOCK)
     parts: list[Buffer] = []
     pieces: list[Buffer] = []
@@ -116,7 +125,7 @@ def read_frame(parts: list[Buffer], total: int, limit: int) -> Frame:
     """Return the frame that a message carries."""
     if total > limit:
         raise ResourceExhaustedError(
-            f"a message of {total:,} bytes is over the limit of {limit:,}; send it in several"
+            f"a message of {total:,} bytes is over the limit of {limit:,}; send several smaller messages"
         )
     return decode([bytes(parts[0])[ENVELOPE.size :], *parts[1:]], limit)
 

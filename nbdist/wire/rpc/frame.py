@@ -1,10 +1,35 @@
-"""A message and its bytes: a small typed header and the raw buffers of arrays; never a pickle.
+"""The format of a message: a small typed header and the raw buffers of arrays; never a pickle."""
 
-    part 0       MAGIC, lengths, kind, meta (msgpack), one fixed header per array
-    part 1..n    the arrays' own bytes, little-endian and C-ordered, sent without a copy
-
-Everything a header claims is checked against what really arrived before it is believed.
-"""
+# Design.
+#
+# A frame is a list of parts, little-endian throughout:
+#
+#     part 0       "NBD1"     4 bytes
+#                  u16        length of kind, at most MAX_KIND (128 bytes)
+#                  u16        number of arrays n, at most MAX_ARRAYS (4,096)
+#                  u32        length of meta, at most MAX_META (1 MiB)
+#                  kind       UTF-8 text
+#                  meta       a msgpack map of plain values; empty for {}
+#                  n times    u8 dtype code (index into DTYPES), u8 ndim (at most MAX_NDIM, 32), ndim * u64
+#     part 1..n    the bytes of the arrays, C-ordered, sent without a copy
+#
+# All parts together have at most MAX_BYTES (1 GiB), or the limit that the Listener or Peer sets.
+# `envelope.py` adds the role and the sequence number before part 0 and cuts parts into pieces for the socket.
+#
+# Sizes are checked before anything is allocated or indexed. The sender holds the cluster's key, but a damaged
+# message, another version or a bug must neither exhaust memory nor read outside a buffer:
+#
+# - The lengths of kind and meta are compared with their limits and with the length of part 0, and the number
+#   of arrays with the number of parts.
+# - An array's byte count (product of its dimensions times the item size) has to equal the length of its part.
+#   No array is allocated from claimed dimensions: it is a view of bytes that have arrived. The product is
+#   computed with Python integers, which do not overflow; NumPy's do, and a shape such as (2**40, 2**40) would
+#   pass as small. Dimensions beside a zero are limited to 2**48 items, because NumPy multiplies them too.
+# - msgpack extension types are refused, so that decoding constructs built-in types only. `unpackb` refuses a
+#   list or a map that claims more items than the bytes of meta can hold.
+# - Bytes after the last array header are refused: nothing in part 0 is left unread.
+#
+# Every violation raises DataLossError, a size over the limit ResourceExhaustedError.
 
 from __future__ import annotations
 
@@ -30,7 +55,7 @@ MAX_KIND = 128
 MAX_ARRAYS = 4096
 MAX_META = 1 << 20
 MAX_BYTES = 1 << 30
-# The order is the wire format: append, never reorder.
+# A dtype's index is its code on the wire: append, never reorder.
 DTYPES = tuple(
     np.dtype(name)
     for name in (
@@ -42,9 +67,9 @@ CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 @dataclass(frozen=True)
 class Frame:
-    """A message: what kind it is, small plain values, and arrays.
+    """A message: its kind, a dict of small plain values (`meta`), and arrays.
 
-    `meta` holds None, bool, int, float, str, bytes, and lists and dicts of them (tuples arrive as lists).
+    `meta` holds None, bool, int, float, str, bytes, and lists and dicts of them; tuples arrive as lists.
 
     >>> decode(encode(Frame("add", {"name": "w"}, (np.ones(2, np.float32),)))).arrays[0]
     array([1., 1.], dtype=float32)
@@ -56,9 +81,10 @@ class Frame:
 
 
 def encode(frame: Frame) -> list[Buffer]:
-    """Return the parts of a message; the buffers of C-contiguous arrays are not copied.
+    """Return the parts of a message; the buffers of C-contiguous little-endian arrays are not copied.
 
-    Raises InvalidArgumentError for what cannot travel (an object array, a meta value that is no plain one).
+    Raises InvalidArgumentError for values that a frame cannot carry: an array of objects, a meta value of
+    another type, more than the limits.
     """
     kind = frame.kind.encode()
     if len(kind) > MAX_KIND or len(frame.arrays) > MAX_ARRAYS:
@@ -123,7 +149,7 @@ def _decode_array(head: bytes, at: int, part: Buffer) -> tuple[Array, int]:
     shape = struct.unpack_from(f"<{ndim}Q", head, at)
     dtype = DTYPES[code]
     have = memoryview(part).nbytes
-    # Python integers do not overflow; numpy's do, and it counts the dimensions beside a zero as well.
+    # Python integers do not overflow; NumPy's do, and it multiplies the dimensions beside a zero as well.
     if prod(shape) * dtype.itemsize != have or prod(filter(None, shape)) >= 1 << 48:
         raise DataLossError(f"an array of shape {shape} and dtype {dtype} came with {have} bytes")
     array = np.frombuffer(part, dtype) if have else np.empty(0, dtype)
@@ -144,25 +170,28 @@ def _as_wire(given: Array, kind: str) -> Array:
 
 
 def wire_dtype(dtype: np.dtype[Any], kind: object) -> np.dtype[Any]:
-    """Return the little-endian form of a dtype; InvalidArgumentError if such values cannot travel."""
+    """Return the little-endian form of a dtype; InvalidArgumentError if a frame cannot carry it."""
     swapped = dtype.newbyteorder("<")
     if swapped not in CODES:
         raise InvalidArgumentError(
-            f"an array of dtype {dtype} in {kind!r} cannot travel; "
+            f"an array of dtype {dtype} in {kind!r} cannot be sent; "
             f"convert it to one of {', '.join(d.name for d in DTYPES)}"
         )
     return swapped
 
 
 def pack_meta(values: dict[str, Any] | None, kind: object, limit: int = MAX_META) -> bytes:
-    """Return a message's plain values as msgpack; InvalidArgumentError for others and over the limit."""
+    """Return a message's plain values as msgpack.
+
+    Raises InvalidArgumentError for a value that is not plain and for more than `limit` bytes.
+    """
     if not values:
         return b""
     try:
         meta: bytes = msgpack.packb(values, use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgumentError(
-            f"the meta of {kind!r} holds a value that is no plain one: {error}"
+            f"the meta of {kind!r} holds a value that is not plain data: {error}"
         ) from None
     if len(meta) > limit:
         raise InvalidArgumentError(f"the meta of {kind!r} has {len(meta)} bytes; send it as an array")
@@ -170,15 +199,15 @@ def pack_meta(values: dict[str, Any] | None, kind: object, limit: int = MAX_META
 
 
 def unpack_meta(raw: bytes) -> dict[str, Any]:
-    """Return what `pack_meta` packed; DataLossError for anything else."""
+    """Return the values that `pack_meta` packed; DataLossError for anything else."""
     if not raw:
         return {}
     try:
         meta = msgpack.unpackb(raw, raw=False, strict_map_key=False, ext_hook=_refuse_extension)
-    except Exception as error:  # msgpack raises many kinds, among them its own StackError and ValueErrors
+    except Exception as error:  # msgpack raises many types, among them its own StackError and ValueError
         raise DataLossError(f"a frame's meta cannot be read: {type(error).__name__}") from None
     if not isinstance(meta, dict):
-        raise DataLossError(f"a frame's meta is a {type(meta).__name__}, not a table")
+        raise DataLossError(f"a frame's meta is a {type(meta).__name__}, not a dict")
     return meta
 
 

@@ -1,4 +1,4 @@
-"""The called side of the wire: a socket that only holders of the cluster's keys can reach."""
+"""The called side: a socket that accepts only holders of the cluster's keys."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ WILDCARDS = ("0.0.0.0", "::", "*", "")
 
 
 class Listener:
-    """Where a task is called; used by one thread, which polls and receives.
+    """The socket on which a task receives calls; one thread polls it and receives.
 
-    Binds the loopback address unless told another; CURVE is on in any case. Port 0 lets the system pick.
+    Binds the loopback address unless `host` is another; CURVE is always on. Port 0 takes any free port.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class Listener:
     ) -> None:
         if not 0 <= port <= 65535:  # ZeroMQ would take it modulo 65536
             raise InvalidArgumentError(f"a port is a number from 0 to 65535, not {port!r}")
-        self.refused = 0  # handshakes turned away
-        self.damaged = 0  # messages that were no frames
-        self._thread = threading.get_ident()  # of whoever polls
+        self.refused = 0  # handshakes refused
+        self.damaged = 0  # messages that were not frames
+        self._thread = threading.get_ident()  # the thread that polls
         self._limit = max_message_bytes
         self._public = keys.public.encode()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._gate = self._context.socket(zmq.REP)
-        self._gate.linger = 0
-        self._gate.bind("inproc://zeromq.zap.01")  # before anything can knock
+        self._zap = self._context.socket(zmq.REP)  # ZeroMQ's authentication requests (ZAP, RFC 27)
+        self._zap.linger = 0
+        self._zap.bind("inproc://zeromq.zap.01")  # before the socket accepts connections
         self._socket = self._context.socket(zmq.ROUTER)
         set_limits(self._socket)
         self._socket.router_mandatory = True
@@ -70,42 +70,46 @@ class Listener:
         self.address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._gate, zmq.POLLIN)
+        self._poller.register(self._zap, zmq.POLLIN)
 
     def wake_on(self, descriptor: int) -> None:
         """Let `poll` return also when a file descriptor becomes readable."""
         self._poller.register(descriptor, zmq.POLLIN)
 
     def descriptors(self) -> tuple[int, int]:
-        """Return what becomes readable when something happens, for a poll of one's own.
+        """Return the file descriptors that become readable on an event, for the caller's own poll.
 
-        It says so once: then call `poll(0)` and `receive` until nothing is `pending`.
+        They are edge-triggered (ZMQ_FD): after one becomes readable, call `poll(0)` and `receive` until
+        `pending` returns False.
         """
-        return int(self._socket.fd), int(self._gate.fd)
+        return int(self._socket.fd), int(self._zap.fd)
 
     def pending(self) -> bool:
-        """Return whether a message or a handshake waits to be dealt with."""
-        return any(int(one.getsockopt(zmq.EVENTS)) & zmq.POLLIN for one in (self._socket, self._gate))
+        """Return whether a message or a handshake is waiting."""
+        return any(int(one.getsockopt(zmq.EVENTS)) & zmq.POLLIN for one in (self._socket, self._zap))
 
     def poll(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever); return whether a message is there.
+        """Wait up to `timeout` seconds (None: without a limit); return whether a message is waiting.
 
-        Answers the handshakes of those who knock while it waits.
+        Answers the handshakes of new connections too.
         """
         self._thread = threading.get_ident()
         ready = dict(self._poller.poll(None if timeout is None else ceil(timeout * 1000)))
-        if self._gate in ready:
-            self._answer_knock()
+        if self._zap in ready:
+            self._authenticate()
         return self._socket in ready
 
     def receive(self) -> tuple[Caller, Frame] | None:
-        """Return the next message, or None if none is there; what is no frame is answered and dropped."""
+        """Return the next message, or None if none is waiting.
+
+        A message that is not a valid frame is dropped; if it was a call, the caller receives the error.
+        """
         while True:
             try:
                 identity = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return None
-            if not self._socket.rcvmore:  # the last part of a message whose others an interrupt took along
+            if not self._socket.rcvmore:  # the last part of a message; an interrupt discarded its first parts
                 self.damaged += 1
                 continue
             sender = Caller(self, identity, 0)
@@ -134,10 +138,10 @@ class Listener:
         try:
             self._socket.send(identity, zmq.NOBLOCK | zmq.SNDMORE)
         except zmq.Again:
-            raise UnavailableError("a peer does not read what it is sent; it was skipped") from None
+            raise UnavailableError("a peer does not read its messages; this one was not sent") from None
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
-                raise UnavailableError("the peer is not connected any more") from None
+                raise UnavailableError("the peer is no longer connected") from None
             raise
         send_parts(self._socket, parts, share=False)
 
@@ -145,7 +149,7 @@ class Listener:
         """Close the port and end the context's threads. May be called twice."""
         if not self._context.closed:
             self._socket.close(linger=0)
-            self._gate.close(linger=0)
+            self._zap.close(linger=0)
             self._context.term()
 
     def _bind(self, host: str, port: int) -> int:
@@ -169,9 +173,9 @@ class Listener:
             )
         return FailedPreconditionError(f"cannot listen on {host}:{port}: {error}")
 
-    def _answer_knock(self) -> None:
-        """Answer one handshake (ZeroMQ's ZAP, RFC 27): only the cluster's own key is let in."""
-        request = self._gate.recv_multipart()
+    def _authenticate(self) -> None:
+        """Answer one authentication request (ZAP, RFC 27): accept the cluster's own key only."""
+        request = self._zap.recv_multipart()
         version, request_id = (*request, b"", b"")[:2]
         admitted = (
             len(request) == 7
@@ -182,7 +186,7 @@ class Listener:
         )
         self.refused += not admitted
         status = (b"200", b"OK", b"task") if admitted else (b"400", b"unknown key", b"")
-        self._gate.send_multipart([b"1.0", request_id, *status, b""])
+        self._zap.send_multipart([b"1.0", request_id, *status, b""])
 
     def __del__(self) -> None:
         if hasattr(self, "_context"):
@@ -190,7 +194,7 @@ class Listener:
 
 
 class Caller:
-    """Who sent a message; answers go back through it, on the thread that polls the Listener."""
+    """The sender of a message, and the way back to it, on the thread that polls the Listener."""
 
     __slots__ = ("_listener", "_sequence", "identity")
 
@@ -201,28 +205,28 @@ class Caller:
 
     @property
     def waits(self) -> bool:
-        """Whether the message was a call that has no answer yet."""
+        """Whether the message is a call that has not been answered."""
         return self._sequence > 0
 
     def reply(self, frame: Frame) -> None:
-        """Answer a call, once; a message that was no call is not answered."""
+        """Answer a call, once; does nothing for a message that was not a call."""
         self._answer(REPLY, frame)
 
     def fail(self, error: BaseException, where: str = "") -> None:
-        """Answer a call with an error, which the caller raises."""
+        """Answer a call with an error, which the calling Peer raises."""
         self._answer(FAILURE, error_frame(error, where))
 
     def push(self, frame: Frame) -> None:
-        """Send an unasked frame, which the far Peer returns from `receive`.
+        """Send a frame that answers no call; the Peer returns it from `receive`.
 
-        Raises UnavailableError when that peer has gone or does not read; forget it then.
+        Raises UnavailableError when the peer is disconnected or does not read; do not push to it again.
         """
         self._listener.transmit(self.identity, PUSH, 0, frame)
 
     def _answer(self, role: int, frame: Frame) -> None:
         sequence, self._sequence = self._sequence, 0
         if sequence:
-            with suppress(UnavailableError):  # whoever asked is gone, so nobody waits for the answer
+            with suppress(UnavailableError):  # the caller is disconnected and does not need the answer
                 self._listener.transmit(self.identity, role, sequence, frame)
 
     def __eq__(self, other: object) -> bool:
