@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from nbdist.errors import NotAllowedError
@@ -22,11 +23,11 @@ def home() -> Path:
 
 def home_path() -> Path:
     """Return where `home` is, or would be: nothing is made or checked."""
-    folder = Path(os.environ.get("NBDIST_HOME") or default_home(sys.platform, dict(os.environ), Path.home()))
-    return folder.expanduser()
+    chosen = os.environ.get("NBDIST_HOME")
+    return Path(chosen).expanduser() if chosen else default_home(sys.platform, os.environ, Path.home())
 
 
-def default_home(platform: str, environment: dict[str, str], user: Path) -> Path:
+def default_home(platform: str, environment: Mapping[str, str], user: Path) -> Path:
     """Return the platform's user data folder for nbdist; decides only, touches nothing."""
     if platform == "darwin":
         return user / "Library" / "Application Support" / "nbdist"

@@ -397,7 +397,7 @@ class FailureDetector:
         self._ranks = {info.rank for info in self._needed}
         here = host_identity()
         self._detector = FreezeDetector({info.rank: info.pid for info in self._needed if info.host == here})
-        self._polled = 0.0
+        self._polled = time.monotonic()  # a short run ends before the first check
         self._frozen: dict[int, str] = {}
 
     def report_frozen(self, ranks: Iterable[int]) -> None:
