@@ -218,7 +218,7 @@ def test_a_task_is_killed(start: Start, graph: Graph, monkeypatch: pytest.Monkey
             assert run.seconds(10) < 2 + SLACK_SECONDS
         for words in (
             f"/job:ps/task:1 (pid {pid} on ",
-            "takes no more messages",
+            "receives no more messages",
             "make a new session",
             "the other tasks continue",
         ):

@@ -1,4 +1,4 @@
-"""What tests of letters share: waiting for one, and a process that writes or answers."""
+"""Helpers for tests of messages: wait for one, and run a process that writes or answers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def files(prefix: str) -> list[str]:
 
 def arrived(receiver: MessageReceiver) -> Message:
     message = receiver.next(20)
-    assert message is not None, "no letter came"
+    assert message is not None, "no message arrived"
     return message
 
 
-def expect_gone(
+def expect_closed(
     sender: MessageSender, error: type[Exception] | tuple[type[Exception], ...] = UnavailableError
 ) -> None:
     deadline = time.monotonic() + 20
-    with pytest.raises(error):  # noqa: PT012 - when it is noticed is not known
+    with pytest.raises(error):  # noqa: PT012 - the time of detection varies
         while time.monotonic() < deadline:
             sender.check()
 
@@ -54,11 +54,11 @@ def process(address: Address, prefix: str, transport: str) -> Iterator[subproces
         one.stdin.flush()
         yield one
         one.kill()
-    shm.remove_all(prefix)  # which its cluster does
+    shm.remove_all(prefix)  # as its cluster would
 
 
 def ring(receiver: MessageReceiver, text: bytes) -> None:
-    """Write to an inbox's pipe as any process of this user can."""
+    """Write to a receiver's pipe as any process of this user could."""
     pipe = shm.open_bell(receiver.address.bell)
     os.write(pipe, text)
     os.close(pipe)
@@ -74,14 +74,14 @@ given = json.loads(sys.stdin.readline())
 keys, there = ClusterKeys.from_dict(given["keys"]), Address.from_dict(given["address"])
 options = dict(host_identity="this host", prefix=given["prefix"])
 if given["transport"]:
-    outbox = MessageSender(there, keys, transport=given["transport"], **options)
+    sender = MessageSender(there, keys, transport=given["transport"], **options)
     for step in range(10 ** 9):
-        outbox.send(1, 7, step, step % 100, [np.zeros(step % 400)])
+        sender.send(1, 7, step, step % 100, [np.zeros(step % 400)])
 else:
-    inbox = MessageReceiver(keys, **options)
-    print(json.dumps(inbox.address.to_dict()), flush=True)
-    outbox = MessageSender(there, keys, **options)
+    receiver = MessageReceiver(keys, **options)
+    print(json.dumps(receiver.address.to_dict()), flush=True)
+    sender = MessageSender(there, keys, **options)
     while True:
-        letter = inbox.next()
-        outbox.send(letter.kind, letter.plan, letter.step)
+        message = receiver.next()
+        sender.send(message.kind, message.plan, message.step)
 """

@@ -1,4 +1,4 @@
-"""An inbox and outboxes to it, whose shared files are gone when a test ends."""
+"""Fixtures: a receiver and senders to it; they check that no shared files are left after a test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def receiver(prefix: str) -> Iterator[MessageReceiver]:
 
 @pytest.fixture
 def opened(prefix: str, receiver: MessageReceiver) -> Iterator[Open]:
-    """Open outboxes, to `receiver` unless told another; they are closed when the test ends."""
+    """Open senders, to `receiver` by default; they are closed when the test ends."""
     every: list[MessageSender] = []
 
     def open_one(address: Address | None = None, keys: ClusterKeys = KEYS, **options: Any) -> MessageSender:

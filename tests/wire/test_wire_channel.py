@@ -1,4 +1,4 @@
-"""MessageReceiver and MessageSender: one contract for both ways that letters travel."""
+"""MessageReceiver and MessageSender: the same contract tests for shared memory and for sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from channel_peers import Open, arrived, expect_gone, process
+from channel_peers import Open, arrived, expect_closed, process
 
 from nbdist.errors import InvalidArgumentError, UnavailableError
 from nbdist.wire.channel.message import Message
@@ -18,8 +18,8 @@ from nbdist.wire.channel.sender import Address, MessageReceiver, MessageSender
 from nbdist.wire.rpc.frame import DTYPES
 
 
-class PostContract:
-    """What holds however letters travel."""
+class ChannelContract:
+    """Tests that hold for every transport."""
 
     transport: str
 
@@ -27,7 +27,7 @@ class PostContract:
     def sender(self, opened: Open) -> MessageSender:
         return opened(transport=self.transport)
 
-    def test_a_letter_arrives_as_it_was_sent(self, receiver: MessageReceiver, sender: MessageSender) -> None:
+    def test_a_message_arrives_as_it_was_sent(self, receiver: MessageReceiver, sender: MessageSender) -> None:
         arrays = [np.arange(6).reshape(2, 3).astype(dtype) for dtype in DTYPES]
         arrays += [np.array(2.5), np.zeros((3, 0, 2), np.int8), np.arange(12.0).reshape(3, 4).T[::2]]
         meta = {"error": "none", "shape": [1, 2], "raw": b"\x00\xff", "nothing": None}
@@ -48,7 +48,7 @@ class PostContract:
         assert [one.shape for one in message.arrays] == [()] * 4
         assert [one.item() for one in message.arrays] == [2.5, 3, True, 1]
 
-    def test_the_smallest_letter(self, receiver: MessageReceiver, sender: MessageSender) -> None:
+    def test_the_smallest_message(self, receiver: MessageReceiver, sender: MessageSender) -> None:
         sender.send(0, 0, 0)
         assert arrived(receiver) == Message(0, 0, 0, 0, (), {})
 
@@ -67,10 +67,10 @@ class PostContract:
         assert message.meta == meta
         assert [one.tolist() for one in message.arrays] == [[n] * (n % 5) for n in range(1000)]
 
-    def test_letters_of_one_outbox_keep_their_order(
+    def test_messages_of_one_sender_keep_their_order(
         self, receiver: MessageReceiver, sender: MessageSender
     ) -> None:
-        sizes = [3, 700, 0, 100]  # at most one of 700 in memory at once
+        sizes = [3, 700, 0, 100]  # at most one of 700 items in the slot at a time
         for step in range(200):
             sender.send(1, 7, step, 0, [np.full(sizes[step % 4], step)])
             if step % 4 == 3:
@@ -79,7 +79,7 @@ class PostContract:
                     assert message.step == number
                     assert message.arrays[0].tolist() == [number] * sizes[number % 4]
 
-    def test_what_was_sent_may_be_changed(self, receiver: MessageReceiver, sender: MessageSender) -> None:
+    def test_sent_arrays_may_be_changed(self, receiver: MessageReceiver, sender: MessageSender) -> None:
         small, large = np.ones(3), np.ones(100_000)
         sender.send(1, 7, 1, 0, [small, large])
         small[:] = large[:] = 5
@@ -99,7 +99,7 @@ class PostContract:
             for theirs, ours in zip(message.arrays, arrays, strict=True):
                 np.testing.assert_array_equal(theirs, ours)
 
-    def test_kinds_plans_and_edges_do_not_meet(
+    def test_kinds_plans_and_edges_have_separate_slots(
         self, receiver: MessageReceiver, sender: MessageSender
     ) -> None:
         keys = [(kind, plan, edge) for kind in range(2) for plan in range(2) for edge in range(3)]
@@ -119,7 +119,7 @@ class PostContract:
         ],
         ids=str,
     )  # fmt: skip
-    def test_what_cannot_travel_is_refused_and_the_next_is_not(
+    def test_an_invalid_message_is_refused_and_the_next_one_is_sent(
         self, receiver: MessageReceiver, sender: MessageSender, wrong: dict[str, Any]
     ) -> None:
         with pytest.raises(InvalidArgumentError):
@@ -127,7 +127,7 @@ class PostContract:
         sender.send(1, 7, 2)
         assert arrived(receiver).step == 2
 
-    def test_no_letter_within_the_time(self, receiver: MessageReceiver, sender: MessageSender) -> None:
+    def test_next_returns_none_at_its_timeout(self, receiver: MessageReceiver, sender: MessageSender) -> None:
         assert receiver.next(0) is None
         begun = time.monotonic()
         assert receiver.next(0.05) is None
@@ -136,7 +136,7 @@ class PostContract:
         assert arrived(receiver).step == 1
         assert receiver.next(0) is None
 
-    def test_another_thread_wakes(self, receiver: MessageReceiver, sender: MessageSender) -> None:
+    def test_another_thread_can_wake_the_receiver(self, receiver: MessageReceiver, sender: MessageSender) -> None:
         receiver.wake()
         receiver.wake()
         assert receiver.next(None) is None
@@ -166,34 +166,34 @@ class PostContract:
         assert steps == {plan: list(range(300)) for plan in range(4)}
         assert receiver.damaged == 0
 
-    def test_a_closed_inbox_is_noticed(self, receiver: MessageReceiver, sender: MessageSender) -> None:
+    def test_a_closed_receiver_is_detected(self, receiver: MessageReceiver, sender: MessageSender) -> None:
         sender.check()
         sender.send(1, 7, 1)
         arrived(receiver)
         sender.check()
         receiver.close()
         receiver.close()
-        receiver.wake()  # nobody is there, and nothing happens
-        expect_gone(sender)
+        receiver.wake()  # no effect after close
+        expect_closed(sender)
         with pytest.raises(UnavailableError):
             sender.send(1, 7, 2)
         with pytest.raises(UnavailableError):
             sender.check()
 
-    def test_last_words_arrive(self, receiver: MessageReceiver, sender: MessageSender) -> None:
+    def test_messages_sent_just_before_close_arrive(self, receiver: MessageReceiver, sender: MessageSender) -> None:
         for step in range(3):
             sender.send(1, 7, step, 0, [np.full(9, step)])
         sender.close()
         assert [arrived(receiver).step for _ in range(3)] == [0, 1, 2]
 
-    def test_a_closed_outbox_says_so(self, receiver: MessageReceiver, sender: MessageSender) -> None:
+    def test_a_closed_sender_raises(self, receiver: MessageReceiver, sender: MessageSender) -> None:
         sender.close()
         sender.close()
         for act in (sender.check, lambda: sender.send(1, 7, 1)):
             with pytest.raises(UnavailableError, match="was closed here"):
                 act()
 
-    def test_processes_write_and_die(
+    def test_messages_of_a_killed_writer_stay_readable(
         self, receiver: MessageReceiver, sender: MessageSender, prefix: str
     ) -> None:
         with process(receiver.address, f"{prefix}-writer", self.transport):
@@ -204,7 +204,7 @@ class PostContract:
             assert message.step > step
         assert receiver.damaged == 0
 
-    def test_a_reader_that_is_killed_is_noticed(
+    def test_a_killed_reader_is_detected(
         self, prefix: str, opened: Open, receiver: MessageReceiver
     ) -> None:
         with process(receiver.address, f"{prefix}-reader", "") as reader:
@@ -215,10 +215,10 @@ class PostContract:
             assert arrived(receiver).step == 3
             sender.check()
             reader.kill()
-            expect_gone(sender)
+            expect_closed(sender)
 
 
-class TestThroughSharedMemory(PostContract):
+class TestThroughSharedMemory(ChannelContract):
     transport = "auto"
 
     def test_it_is_used_on_one_host(self, sender: MessageSender) -> None:
@@ -226,7 +226,7 @@ class TestThroughSharedMemory(PostContract):
         assert sender.notes == []
 
 
-class TestThroughSockets(PostContract):
+class TestThroughSockets(ChannelContract):
     transport = "socket"
 
     def test_it_is_used_when_asked_for(self, sender: MessageSender) -> None:
@@ -235,13 +235,13 @@ class TestThroughSockets(PostContract):
         assert sender.notes == []
 
 
-def test_an_address_travels_as_plain_values(receiver: MessageReceiver) -> None:
+def test_an_address_is_converted_to_plain_values_and_back(receiver: MessageReceiver) -> None:
     assert Address.from_dict(json.loads(json.dumps(receiver.address.to_dict()))) == receiver.address
     for wrong in ({}, {"host": 1, "bell": "", "socket": ""}, {**receiver.address.to_dict(), "more": ""}):
         with pytest.raises(InvalidArgumentError, match="an address has the texts"):
             Address.from_dict(wrong)
 
 
-def test_the_transport_has_two_names(opened: Open) -> None:
+def test_an_unknown_transport_is_refused(opened: Open) -> None:
     with pytest.raises(InvalidArgumentError, match="'auto' or 'socket', not 'pigeon'"):
         opened(transport="pigeon")

@@ -1,4 +1,4 @@
-"""The pipe between two tasks of a host: full, deserted, fed with garbage, or not there."""
+"""The pipe between two tasks of a host: full, without a reader, with garbage in it, or missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbdist.wire.channel.sender import Address, MessageReceiver, MessageSender
 from nbdist.wire.shm import shared_folder
 
 
-def test_a_full_pipe_is_waited_for(receiver: MessageReceiver, opened: Open) -> None:
+def test_a_sender_waits_while_the_pipe_is_full(receiver: MessageReceiver, opened: Open) -> None:
     sender = opened()
 
     def write() -> None:
@@ -47,27 +47,27 @@ def test_a_pipe_that_stays_full_is_an_error_and_loses_nothing(
     assert arrived(receiver).step == sent
 
 
-def test_who_waits_for_room_looks_around_and_may_give_up(receiver: MessageReceiver, prefix: str) -> None:
-    looks: list[int] = []
+def test_a_wait_for_room_calls_its_abort_check(receiver: MessageReceiver, prefix: str) -> None:
+    checks: list[int] = []
 
-    def look() -> None:
-        looks.append(len(looks))
-        if len(looks) == 2:
-            raise AbortedError("not needed any more")
+    def check() -> None:
+        checks.append(len(checks))
+        if len(checks) == 2:
+            raise AbortedError("no longer needed")
 
     sender = MessageSender(
-        receiver.address, KEYS, host_identity=HOST, prefix=prefix, timeout=20, meanwhile=look
+        receiver.address, KEYS, host_identity=HOST, prefix=prefix, timeout=20, abort_check=check
     )
-    with pytest.raises(AbortedError, match="not needed"):  # noqa: PT012 - how much fits is not known
+    with pytest.raises(AbortedError, match="no longer needed"):  # noqa: PT012 - how much fits is not known
         for step in range(10_000):
             sender.send(1, plan=1, step=step, arrays=[np.zeros(400)])
-    assert looks == [0, 1]
-    assert arrived(receiver).step == 0  # it can be written to again
+    assert checks == [0, 1]
+    assert arrived(receiver).step == 0  # the sender can be used again
     sender.send(1, plan=1, step=0, arrays=[np.zeros(4)])
     sender.close()
 
 
-def test_a_full_pipe_wakes_too(receiver: MessageReceiver, opened: Open) -> None:
+def test_wake_works_while_the_pipe_is_full(receiver: MessageReceiver, opened: Open) -> None:
     sender = opened(timeout=0)
     with pytest.raises(UnavailableError):  # noqa: PT012
         while True:
@@ -77,7 +77,7 @@ def test_a_full_pipe_wakes_too(receiver: MessageReceiver, opened: Open) -> None:
     assert arrived(receiver).step == 1
 
 
-def test_two_who_write_to_each_other_do_not_wait_for_each_other(prefix: str) -> None:
+def test_two_threads_that_write_to_each_other_do_not_deadlock(prefix: str) -> None:
     ready = threading.Barrier(2, timeout=20)
     addresses: list[Address] = []
     sums: list[int] = []
@@ -103,7 +103,7 @@ def test_two_who_write_to_each_other_do_not_wait_for_each_other(prefix: str) -> 
     assert sums == [sum(range(2000))] * 2
 
 
-def test_garbage_in_the_pipe_costs_no_letter(
+def test_garbage_in_the_pipe_loses_no_message(
     receiver: MessageReceiver, opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = opened()
@@ -135,26 +135,26 @@ def test_without_room_for_a_pipe_the_socket_is_used(
     receiver.wake()
 
 
-def test_a_pipe_that_nobody_reads_is_said_at_once(
+def test_a_pipe_without_a_reader_raises_immediately(
     receiver: MessageReceiver, opened: Open, prefix: str
 ) -> None:
-    deserted = shared_folder() / f"{prefix}-deserted"
-    os.mkfifo(deserted, 0o600)
+    unread = shared_folder() / f"{prefix}-unread"
+    os.mkfifo(unread, 0o600)
     with pytest.raises(UnavailableError, match="no task listens"):
-        opened(Address(HOST, deserted.name, receiver.address.socket))
-    deserted.unlink()
+        opened(Address(HOST, unread.name, receiver.address.socket))
+    unread.unlink()
 
 
-def test_what_comes_by_socket_does_not_overtake_the_pipe(
+def test_messages_on_the_socket_do_not_overtake_the_pipe(
     receiver: MessageReceiver, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = opened()
     sender._connect("for this test")
     sender.send(1, 7, 1)
     while not receiver._listener.pending() or not receiver._listener.poll(0):
-        pass  # the handshake, then the letter
+        pass  # the handshake, then the message
     sender._peer, peer = None, sender._peer
     sender.send(1, 7, 0)
     sender._peer = peer
-    receiver._look_at_socket = True  # before the pipe was looked at
+    receiver._look_at_socket = True  # before the pipe is read
     assert [arrived(receiver).step for _ in range(2)] == [0, 1]

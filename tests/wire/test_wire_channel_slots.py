@@ -1,4 +1,4 @@
-"""Values in shared memory: read in place, checked before they are looked at, gone when released."""
+"""Values in shared memory: read in place, checked before they are used, removed when released."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def forged(segment: Segment, sequence: int = 1, count: int = 1) -> bytes:
     return encode_pointer(Pointer(1, 7, 5, 0, count, segment.name, sequence))
 
 
-def test_a_value_is_read_where_its_sender_wrote_it(
+def test_a_value_is_read_without_a_copy(
     receiver: MessageReceiver, opened: Open, prefix: str
 ) -> None:
     sender = opened()
     sender.send(1, 7, 1, 0, [np.full(1000, 1.0)])
     (first,) = arrived(receiver).arrays
     sender.send(1, 7, 2, 0, [np.full(1000, 2.0)])
-    assert first.max() == 2  # the promise: valid until the next letter of its kind, plan and edge
+    assert first.max() == 2  # as documented: valid until the next message of its kind, plan and edge
     assert arrived(receiver).arrays[0] is first
     assert len(files(prefix)) == 2  # the pipe and one slot, however many steps
 
 
-def test_a_slot_grows_and_what_was_read_stays(receiver: MessageReceiver, opened: Open, prefix: str) -> None:
+def test_a_slot_grows_and_received_arrays_stay_valid(receiver: MessageReceiver, opened: Open, prefix: str) -> None:
     sender = opened()
     for step, size in enumerate((1000, 900, 50_000, 60_000, 10)):
         sender.send(1, 7, step, 0, [np.full(size, step)])
@@ -104,13 +104,13 @@ def test_a_value_made_in_shared_memory_is_not_copied(receiver: MessageReceiver, 
     assert arrived(receiver).arrays[0].tolist() == larger.tolist()
 
 
-def test_what_does_not_lie_in_the_slot_is_copied_beside_it(receiver: MessageReceiver, opened: Open) -> None:
+def test_arrays_outside_the_slot_are_copied(receiver: MessageReceiver, opened: Open) -> None:
     sender = opened()
     memory = sender.slot(1, 7, 0, 8000)
     assert memory is not None
-    lent, own = memory.view(np.float64).reshape(10, 100), np.full(1000, 7.0)
-    lent[:] = np.arange(1000).reshape(10, 100)
-    for arrays in ([lent, own], [lent.T], [own], [lent[:, :50]], [memory[1:9].view(np.float64)], [lent]):
+    direct, own = memory.view(np.float64).reshape(10, 100), np.full(1000, 7.0)
+    direct[:] = np.arange(1000).reshape(10, 100)
+    for arrays in ([direct, own], [direct.T], [own], [direct[:, :50]], [memory[1:9].view(np.float64)], [direct]):
         for meta in ({}, {"much": "x" * 5000}):
             sender.send(1, 7, 1, 0, arrays, meta)  # type: ignore[arg-type]
             message = arrived(receiver)
@@ -133,7 +133,7 @@ contents = st.tuples(st.lists(arrays_of_any_kind, max_size=4), st.binary(max_siz
 
 
 @given(st.lists(contents, min_size=1, max_size=6))
-def test_a_slot_holds_what_it_is_given(steps: list[tuple[list[Any], bytes]]) -> None:
+def test_a_slot_returns_the_arrays_and_meta_written_to_it(steps: list[tuple[list[Any], bytes]]) -> None:
     sender, receiver = slots.MessageSlots(f"nbdist-test{secrets.token_hex(4)}"), slots.SlotMappings()
     try:
         for step, (arrays, meta) in enumerate(steps):
@@ -149,7 +149,7 @@ def test_a_slot_holds_what_it_is_given(steps: list[tuple[list[Any], bytes]]) -> 
         sender.release()
 
 
-def test_a_letter_that_was_overwritten_is_refused(receiver: MessageReceiver, opened: Open) -> None:
+def test_a_message_that_was_overwritten_is_refused(receiver: MessageReceiver, opened: Open) -> None:
     sender = opened()
     for step in range(3):
         sender.send(1, 7, step, 0, [np.full(1000, step)])
@@ -160,7 +160,7 @@ def test_a_letter_that_was_overwritten_is_refused(receiver: MessageReceiver, ope
     assert receiver.damaged == 2
 
 
-def test_what_a_letter_points_at_is_checked(
+def test_the_contents_of_a_slot_are_checked(
     receiver: MessageReceiver, opened: Open, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = opened()
@@ -199,7 +199,7 @@ def test_what_a_letter_points_at_is_checked(
                     (1, LINE, 24, 2**40), (1, LINE, 24, 9)):  # fmt: skip
         write(numbers[0], numbers[1], good, numbers[2], numbers[3])
         if numbers[3] == 9:
-            segment.bytes[LINE + 24] = 0xC1  # which no msgpack begins with
+            segment.bytes[LINE + 24] = 0xC1  # not a valid first byte in msgpack
         refused()
     write(1, LINE, good, len(good), 0)
     ring(receiver, forged(segment))
@@ -249,7 +249,7 @@ def no_room(*arguments: object) -> Segment:
     raise ResourceExhaustedError("the host has no room for 8,000 bytes of shared memory")
 
 
-def test_full_shared_memory_means_the_socket_from_then_on(
+def test_a_sender_uses_its_socket_once_shared_memory_is_full(
     receiver: MessageReceiver, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = opened(name="/job:ps/task:0")

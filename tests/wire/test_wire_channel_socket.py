@@ -1,4 +1,4 @@
-"""Letters over sockets: who is let in, what is refused, what ends an outbox."""
+"""Messages over sockets: authentication, refused messages, and the end of a sender."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_another_host_is_reached_by_socket(receiver: MessageReceiver, opened: Op
         assert arrived(receiver).step == 1
 
 
-def test_strangers_get_nothing_in_by_socket(receiver: MessageReceiver, opened: Open) -> None:
+def test_a_sender_with_other_keys_is_not_admitted(receiver: MessageReceiver, opened: Open) -> None:
     stranger = opened(transport="socket", keys=ClusterKeys.create())
     stranger.send(1, 7, 666, 0, [np.ones(3)])
     friend = opened(transport="socket")
@@ -43,7 +43,7 @@ def test_other_messages_at_the_socket_are_answered_and_dropped(
     sender = opened(transport="socket")
     with Peer(receiver.address.socket, KEYS) as peer:
         peer.send("ping")
-        peer.send("letter", {"letter": "none"})
+        peer.send("message", {"message": "none"})
         peer._socket.send(b"garbage")
         sender.send(1, 7, 1)
         while receiver.damaged < 3:
@@ -69,7 +69,7 @@ def call(peer: Peer) -> str:
     return "answered"
 
 
-def test_who_was_never_reached_is_gone_in_the_end(prefix: str) -> None:
+def test_check_raises_for_an_unreachable_address(prefix: str) -> None:
     with Peer("127.0.0.1:9", KEYS, name="/job:worker/task:2") as peer:
         peer.check()
         with pytest.raises(
@@ -78,7 +78,7 @@ def test_who_was_never_reached_is_gone_in_the_end(prefix: str) -> None:
             peer.check(handshake_seconds=0)
 
 
-def test_a_letter_too_large_for_a_socket_is_refused_here(
+def test_a_message_too_large_for_a_socket_is_refused_by_the_sender(
     receiver: MessageReceiver, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender_module, "MAX_BYTES", 10_000)
@@ -89,7 +89,7 @@ def test_a_letter_too_large_for_a_socket_is_refused_here(
     assert arrived(receiver).step == 2
 
 
-def test_an_interrupted_letter_ends_the_outbox(
+def test_an_interrupted_message_ends_the_sender(
     receiver: MessageReceiver, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = opened(transport="socket")

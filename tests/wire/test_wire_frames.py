@@ -1,4 +1,4 @@
-"""Frames: everything that may travel arrives as it was; garbage only ever raises."""
+"""Frames: a round trip keeps every value; garbage raises DataLossError."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_round_trip(kind: str, meta: dict, arrays: list) -> None:
 
 
 @given(st.lists(st.binary(max_size=64), max_size=4))
-def test_garbage_only_ever_raises(parts: list[bytes]) -> None:
+def test_garbage_raises(parts: list[bytes]) -> None:
     with pytest.raises(DataLossError):
         decode(parts)
 
@@ -60,7 +60,7 @@ EXAMPLE = [
 
 @settings(max_examples=examples(500))
 @given(st.data())
-def test_a_changed_frame_raises_or_stays_a_frame(data: st.DataObject) -> None:
+def test_a_changed_frame_raises_or_is_decoded(data: st.DataObject) -> None:
     parts = [bytearray(part) for part in EXAMPLE]
     for _ in range(data.draw(st.integers(1, 4))):
         part = parts[data.draw(st.integers(0, len(parts) - 1))]
@@ -78,7 +78,7 @@ def test_a_changed_frame_raises_or_stays_a_frame(data: st.DataObject) -> None:
     assert sum(array.nbytes for array in got.arrays) == sum(len(part) for part in parts[1:])
 
 
-def test_contiguous_arrays_are_not_copied_and_others_are_right() -> None:
+def test_contiguous_arrays_are_not_copied_and_others_keep_their_values() -> None:
     array = np.arange(12, dtype=np.float64).reshape(3, 4)
     assert np.shares_memory(np.frombuffer(encode(Frame("x", {}, (array,)))[1], np.float64), array)
     for odd in (array.T, array[:, ::2], np.asfortranarray(array), array.astype(">f8"), np.array(3.5)):
@@ -106,7 +106,7 @@ def test_received_arrays_are_views_and_read_only() -> None:
         Frame("k" * 1000),
     ],
 )
-def test_what_cannot_travel_is_refused_by_the_sender(frame: Frame) -> None:
+def test_values_that_a_frame_cannot_carry_are_refused(frame: Frame) -> None:
     with pytest.raises(InvalidArgumentError):
         encode(frame)
 

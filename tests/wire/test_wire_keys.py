@@ -22,7 +22,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert ClusterKeys.from_dict(keys.to_dict()) == keys
 
 
-def test_the_secret_is_not_shown() -> None:
+def test_the_secret_key_is_hidden() -> None:
     keys = ClusterKeys.create()
     for text in (repr(keys), str(keys), f"{keys}", repr([keys])):
         assert keys.secret not in text

@@ -1,4 +1,4 @@
-"""The bytes of letters: whatever goes in comes out, and whatever else arrives is refused."""
+"""The format of messages: a round trip keeps them, and invalid bytes are refused."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def same(message: Message | Pointer | None, expected: Message) -> None:
 
 
 @given(numbers, st.lists(arrays | turned, max_size=4), metas)
-def test_what_goes_in_comes_out(head: tuple[int, int, int, int], some: list[Array], meta: Any) -> None:
+def test_round_trip_through_a_pipe(head: tuple[int, int, int, int], some: list[Array], meta: Any) -> None:
     message = encode(*head, some, pack_values(meta, head[0]))
-    if message is None:  # then it was too long in truth
+    if message is None:  # it has to be too long
         assert sum(64 + 8 * one.ndim + one.nbytes for one in some) + len(pack_values(meta, 0)) > ROOM - 100
         return
     assert len(message) <= ROOM
@@ -75,12 +75,12 @@ def test_what_goes_in_comes_out(head: tuple[int, int, int, int], some: list[Arra
 
 
 @given(numbers, st.lists(arrays | turned, max_size=4), metas)
-def test_over_a_socket_too(head: tuple[int, int, int, int], some: list[Array], meta: Any) -> None:
+def test_round_trip_through_a_socket(head: tuple[int, int, int, int], some: list[Array], meta: Any) -> None:
     frame = to_frame(*head, some, pack_values(meta, head[0]))
     same(from_frame(decode_frame(encode_frame(frame))), Message(*head, tuple(some), meta))
 
 
-def test_the_longest_letter_and_one_byte_more() -> None:
+def test_the_longest_message_and_one_byte_more() -> None:
     most = ROOM - HEAD.size - ENTRIES[1].size - len(END)
     for size in range(most - 20, most + 9):
         message = encode(1, 2, 3, 4, [np.arange(size, dtype=np.uint8)])
@@ -89,7 +89,7 @@ def test_the_longest_letter_and_one_byte_more() -> None:
             same(decode(message), Message(1, 2, 3, 4, (np.arange(size, dtype=np.uint8),)))
 
 
-def test_big_endian_arrays_and_scalars_travel() -> None:
+def test_big_endian_arrays_and_scalars_are_sent_as_little_endian() -> None:
     some = (np.arange(3, dtype=">f8"), np.array(5, ">i2"))
     message = encode(1, 2, 3, 4, [*some, np.float32(2.5)])  # type: ignore[list-item]
     assert message is not None
@@ -109,7 +109,7 @@ def test_big_endian_arrays_and_scalars_travel() -> None:
         ((0, 0, 0, 0), [np.zeros(2, "datetime64[s]")]),
     ],
 )
-def test_what_cannot_travel_is_refused(head: tuple[int, int, int, int], some: list[Array]) -> None:
+def test_invalid_numbers_and_dtypes_are_refused(head: tuple[int, int, int, int], some: list[Array]) -> None:
     with pytest.raises(InvalidArgumentError):
         encode(*head, some)
     with pytest.raises(InvalidArgumentError):
@@ -117,7 +117,7 @@ def test_what_cannot_travel_is_refused(head: tuple[int, int, int, int], some: li
 
 
 @given(st.binary(min_size=HEAD.size, max_size=200), st.integers(0, 300), st.integers(0, 255))
-def test_changed_bytes_are_refused_or_make_sense(extra: bytes, at: int, value: int) -> None:
+def test_changed_bytes_are_refused_or_decoded(extra: bytes, at: int, value: int) -> None:
     message = encode(3, 1, 1, 1, [np.arange(6.0).reshape(2, 3), np.array(True)], pack_values({"a": [1]}, 3))
     assert message is not None
     changed = bytearray(message)
@@ -128,7 +128,7 @@ def test_changed_bytes_are_refused_or_make_sense(extra: bytes, at: int, value: i
 
 
 @pytest.mark.parametrize("shape", [(2**63, 2**63), (2**62, 4), (2**40, 0, 2**40), (7,), (2**64 - 1,)])
-def test_a_shape_beyond_what_is_there_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_shape_larger_than_its_bytes_is_refused(shape: tuple[int, ...]) -> None:
     message = bytearray(encode(0, 0, 0, 0, [np.zeros((1,) * len(shape))]) or b"")
     for index, side in enumerate(shape):
         message[HEAD.size + 16 + 8 * index : HEAD.size + 24 + 8 * index] = side.to_bytes(8, "little")
@@ -136,7 +136,7 @@ def test_a_shape_beyond_what_is_there_is_refused(shape: tuple[int, ...]) -> None
         decode(bytes(message))
 
 
-def test_pointers_come_out_as_they_went_in() -> None:
+def test_round_trip_of_pointers() -> None:
     for length in range(1, 60):
         pointer = Pointer(1, 2**60, 3, 4, 5, "n" * length, 2**50)
         assert decode(encode_pointer(pointer)) == pointer
@@ -150,18 +150,18 @@ def test_pointers_come_out_as_they_went_in() -> None:
     ("meta", "some"),
     [
         ({}, []),
-        ({"letter": 5, "meta": b""}, []),
-        ({"letter": [1, 2, 3], "meta": b""}, []),
-        ({"letter": [1, 2, 3, -4], "meta": b""}, []),
-        ({"letter": [1, 2, 3, "4"], "meta": b""}, []),
-        ({"letter": [1, 2, 3, True], "meta": b""}, []),
-        ({"letter": [1, 2, 3, 4]}, []),
-        ({"letter": [1, 2, 3, 4]}, [np.zeros(3)]),
-        ({"letter": [1, 2, 3, 4], "meta": "text"}, []),
-        ({"letter": [1, 2, 3, 4], "meta": b"\xc1"}, []),
+        ({"message": 5, "meta": b""}, []),
+        ({"message": [1, 2, 3], "meta": b""}, []),
+        ({"message": [1, 2, 3, -4], "meta": b""}, []),
+        ({"message": [1, 2, 3, "4"], "meta": b""}, []),
+        ({"message": [1, 2, 3, True], "meta": b""}, []),
+        ({"message": [1, 2, 3, 4]}, []),
+        ({"message": [1, 2, 3, 4]}, [np.zeros(3)]),
+        ({"message": [1, 2, 3, 4], "meta": "text"}, []),
+        ({"message": [1, 2, 3, 4], "meta": b"\xc1"}, []),
     ],
 )
-def test_frames_that_are_no_letters_are_refused(meta: dict[str, Any], some: list[Array]) -> None:
+def test_frames_without_a_valid_message_are_refused(meta: dict[str, Any], some: list[Array]) -> None:
     frame = to_frame(1, 2, 3, 4, some, b"")
     frame.meta.clear()
     frame.meta.update(meta)
@@ -169,63 +169,63 @@ def test_frames_that_are_no_letters_are_refused(meta: dict[str, Any], some: list
         from_frame(frame)
 
 
-def letters_of(unread: PipeBuffer) -> list[int]:
+def messages_of(unread: PipeBuffer) -> list[int]:
     return [message.step for message in iter(unread.take, None) if isinstance(message, Message)]
 
 
-def some_letters(count: int) -> list[bytes]:
+def some_messages(count: int) -> list[bytes]:
     sizes = itertools.cycle([0, 1, 13, 400])
     return [encode(1, 0, step, 0, [np.full(next(sizes), step)]) or b"" for step in range(count)]
 
 
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=40))
-def test_letters_cut_anywhere_are_put_together(cuts: list[int]) -> None:
-    stream, unread, got = b"".join(some_letters(12)), PipeBuffer(), []
+def test_messages_in_arbitrary_pieces_are_joined(cuts: list[int]) -> None:
+    stream, unread, got = b"".join(some_messages(12)), PipeBuffer(), []
     at = 0
     for size in cuts:
         unread.add(stream[at : at + size], whole=False)
-        got += letters_of(unread)
+        got += messages_of(unread)
         at += size
     unread.add(stream[at:], whole=True)
-    assert got + letters_of(unread) == list(range(12))
+    assert got + messages_of(unread) == list(range(12))
     assert unread.damaged == 0
 
 
 garbage = st.binary(min_size=1, max_size=80).filter(lambda piece: MAGIC[:1] not in piece)
-# By less than the shortest letter: what one such letter makes up for exactly cannot be told from a whole one.
-cut_off = st.integers(1, 63).map(lambda size: some_letters(4)[2][:-size])
+# By less than the shortest message: if whole messages replaced the missing bytes exactly, it would be valid.
+cut_off = st.integers(1, 63).map(lambda size: some_messages(4)[2][:-size])
 lying = st.integers(0, 2**16 - 1).map(lambda size: HEAD.pack(MAGIC, size, 1, 0, 0, 0, 0, 0, 0))
 
 
 @given(st.dictionaries(st.integers(0, 12), garbage | cut_off | lying, max_size=4))
-def test_garbage_between_letters_costs_no_letter(pieces: dict[int, bytes]) -> None:
-    stream = some_letters(12)
+def test_garbage_between_messages_loses_no_message(pieces: dict[int, bytes]) -> None:
+    stream = some_messages(12)
     for place, piece in sorted(pieces.items(), reverse=True):
         stream.insert(place, piece)
     unread = PipeBuffer()
     unread.add(b"".join(stream), whole=True)
-    assert letters_of(unread) == list(range(12))
-    assert bool(unread.damaged) == bool(unread.trouble) == bool(pieces)
+    assert messages_of(unread) == list(range(12))
+    assert bool(unread.damaged) == bool(unread.failure) == bool(pieces)
 
 
-def test_a_head_that_claims_the_next_letter_does_not_swallow_it() -> None:
-    message = some_letters(2)[1]
+def test_a_head_with_too_large_a_length_does_not_hide_the_next_message() -> None:
+    message = some_messages(2)[1]
     for count in (0, 1):
         unread = PipeBuffer()
         unread.add(HEAD.pack(MAGIC, HEAD.size + len(message), 1, 0, count, 0, 0, 0, 0) + message, whole=True)
-        assert letters_of(unread) == [1]
+        assert messages_of(unread) == [1]
         assert unread.damaged == 1
 
 
-def test_a_call_to_wake_is_no_letter() -> None:
+def test_a_wake_up_is_not_a_message() -> None:
     unread = PipeBuffer()
-    unread.add(CALL_TO_WAKE + some_letters(2)[1] + CALL_TO_WAKE, whole=True)
-    assert letters_of(unread) == [1]
+    unread.add(CALL_TO_WAKE + some_messages(2)[1] + CALL_TO_WAKE, whole=True)
+    assert messages_of(unread) == [1]
     assert unread.take() is None
     assert unread.damaged == 0
 
 
-def test_values_have_no_limit_of_their_own() -> None:
+def test_meta_may_be_larger_than_a_frames_limit() -> None:
     large = {"text": "x" * 3_000_000}
     assert unpack_meta(pack_values(large, 1)) == large
     frame = decode_frame(encode_frame(to_frame(1, 2, 3, 4, [np.ones(2)], pack_values(large, 1))))

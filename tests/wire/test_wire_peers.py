@@ -1,4 +1,4 @@
-"""Peer and Listener: answers, pushes, errors, losses, and who is kept out."""
+"""Peer and Listener: answers, pushes, errors, lost connections, and authentication."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Handler = Callable[[Frame, Caller], None]
 
 
 class Echo:
-    """A Listener on a thread of its own that echoes, fails, pushes or keeps silent, as it is told."""
+    """A Listener on its own thread: echoes, fails, pushes or does not answer, by the kind of the call."""
 
     def __init__(self, **options: object) -> None:
         self.keys = ClusterKeys.create()
@@ -84,7 +84,7 @@ def peer(echo: Echo) -> Iterator[Peer]:
         yield one
 
 
-def test_a_call_returns_what_was_sent(peer: Peer) -> None:
+def test_a_call_returns_the_reply(peer: Peer) -> None:
     arrays = (np.arange(6.0).reshape(2, 3), np.zeros((0, 4), np.int8), np.array(True))
     reply = peer.call("echo", {"name": "w", "shape": [2, 3], "none": None}, arrays)
     assert reply.meta == {"name": "w", "shape": [2, 3], "none": None}
@@ -98,7 +98,7 @@ def test_large_arrays_arrive(peer: Peer) -> None:
     np.testing.assert_array_equal(peer.call("echo", {}, [array]).arrays[0], array)
 
 
-def test_errors_keep_their_class(peer: Peer) -> None:
+def test_remote_errors_keep_their_class(peer: Peer) -> None:
     with pytest.raises(NotFoundError, match="no variable 'w'"):
         peer.call("fail")
     with pytest.raises(NbdistError, match="ZeroDivisionError on /job:ps/task:0: division by zero"):
@@ -117,7 +117,7 @@ def test_pushed_frames_are_received_in_order(peer: Peer) -> None:
     assert peer.receive(0.01) is None
 
 
-def test_what_is_sent_has_no_reply(echo: Echo, peer: Peer) -> None:
+def test_send_has_no_reply(echo: Echo, peer: Peer) -> None:
     peer.send("echo", {"one": "way"})
     assert peer.call("echo", {"n": 2}).meta == {"n": 2}
     assert echo.seen == ["echo", "echo"]
@@ -145,7 +145,7 @@ def test_many_threads_may_share_a_peer(peer: Peer) -> None:
     assert not wrong
 
 
-def test_a_peer_that_goes_away_is_noticed_at_once() -> None:
+def test_a_closed_listener_is_detected_before_the_timeout() -> None:
     echo = Echo()
     with Peer(echo.listener.address, echo.keys, timeout=30) as peer:
         peer.call("echo")
@@ -154,11 +154,11 @@ def test_a_peer_that_goes_away_is_noticed_at_once() -> None:
         with pytest.raises(UnavailableError, match="was lost during 'silence'"):
             peer.call("silence")
         with pytest.raises(UnavailableError, match=r"did not answer|was lost"):
-            peer.call("echo")  # still gone: only the time of a reconnection is waited
+            peer.call("echo")  # still closed: the call waits for RECONNECT_SECONDS only
         assert time.monotonic() - begun < 15  # either call may take 30 s
 
 
-def test_a_look_at_the_connection_does_not_wait() -> None:
+def test_check_does_not_wait() -> None:
     echo = Echo()
     with Peer(echo.listener.address, echo.keys, name="/job:ps/task:0") as peer:
         peer.check()
@@ -173,7 +173,7 @@ def test_a_look_at_the_connection_does_not_wait() -> None:
             peer.check()
 
 
-def test_a_closed_peer_says_so(echo: Echo) -> None:
+def test_a_closed_peer_raises(echo: Echo) -> None:
     peer = Peer(echo.listener.address, echo.keys)
     peer.close()
     peer.close()
@@ -182,14 +182,14 @@ def test_a_closed_peer_says_so(echo: Echo) -> None:
             act()
 
 
-def test_what_cannot_be_encoded_is_refused_before_it_is_sent(echo: Echo, peer: Peer) -> None:
+def test_values_that_cannot_be_encoded_are_not_sent(echo: Echo, peer: Peer) -> None:
     with pytest.raises(InvalidArgumentError):
         peer.call("echo", {"f": print})
     assert peer.call("echo").kind == "echo"
     assert echo.seen == ["echo"]
 
 
-def test_a_port_in_use_is_named() -> None:
+def test_a_port_in_use_is_named_in_the_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -203,10 +203,10 @@ def test_a_port_in_use_is_named() -> None:
         Listener(ClusterKeys.create(), port=70000)
 
 
-def test_wrong_keys_get_nothing_in(echo: Echo, peer: Peer) -> None:
+def test_other_keys_are_not_admitted(echo: Echo, peer: Peer) -> None:
     peer.call("echo")
     stranger = ClusterKeys.create()
-    # One who does not know the server's key, and one who does but holds another key of its own.
+    # A client without the server's key, and one with it but with another key of its own.
     half = ClusterKeys(stranger.public, stranger.secret)
     for server_key in (stranger.public, echo.keys.public):
         with Peer(echo.listener.address, half) as other:
@@ -217,7 +217,7 @@ def test_wrong_keys_get_nothing_in(echo: Echo, peer: Peer) -> None:
                 other.call("echo", {"from": "stranger"})
             deadline = time.monotonic() + 10
             while server_key == echo.keys.public and not echo.listener.refused:
-                # The end of the first connection may have been what the call above heard of.
+                # The call above may have failed because of the end of the first connection.
                 assert time.monotonic() < deadline
                 with pytest.raises((UnavailableError, NotAllowedError)):
                     other.call("echo", {"from": "stranger"})
@@ -225,8 +225,8 @@ def test_wrong_keys_get_nothing_in(echo: Echo, peer: Peer) -> None:
     assert peer.call("echo").kind == "echo"
 
 
-def test_who_has_other_keys_is_told_so_soon(echo: Echo) -> None:
-    """Nobody can read what such a peer says, so they hang up; after a few times that is what it means."""
+def test_other_keys_raise_not_allowed_after_three_attempts(echo: Echo) -> None:
+    """A Listener cannot decrypt such a handshake and resets the connection; the third reset is an answer."""
     errors: list[NbdistError] = []
     with Peer(echo.listener.address, ClusterKeys.create(), name="/job:ps/task:0") as other:
         for _ in range(3):
@@ -240,7 +240,7 @@ def test_who_has_other_keys_is_told_so_soon(echo: Echo) -> None:
     assert echo.seen == []
 
 
-def test_no_mechanism_but_curve_is_spoken(echo: Echo, peer: Peer) -> None:
+def test_only_the_curve_mechanism_is_accepted(echo: Echo, peer: Peer) -> None:
     context: zmq.Context = zmq.Context()
     for mechanism in ("NULL", "PLAIN"):
         with context.socket(zmq.DEALER) as plain:
@@ -308,7 +308,7 @@ def test_oversized_messages_are_refused_and_the_next_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 7])
-def test_parts_of_any_size_are_cut_and_joined(peer: Peer, size: int) -> None:
+def test_parts_of_any_size_are_split_and_joined(peer: Peer, size: int) -> None:
     array = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     reply = peer.call("echo", {"size": size}, [array, np.arange(3.0), array])
     assert [one.shape for one in reply.arrays] == [(size,), (3,), (size,)]
@@ -316,13 +316,13 @@ def test_parts_of_any_size_are_cut_and_joined(peer: Peer, size: int) -> None:
     np.testing.assert_array_equal(reply.arrays[2], array)
 
 
-def test_who_is_not_admitted_cannot_make_us_take_memory(echo: Echo, peer: Peer) -> None:
+def test_a_client_that_is_not_admitted_cannot_exhaust_memory(echo: Echo, peer: Peer) -> None:
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
     host, _, port = echo.listener.address.rpartition(":")
     before = psutil.Process().memory_info().rss
     with socket.create_connection((host, int(port))) as one:
         one.sendall(greeting + b"\x06" + (1 << 29).to_bytes(8, "big"))
-        with pytest.raises(OSError):  # noqa: PT012 - which of the writes notices is not known
+        with pytest.raises(OSError):  # noqa: PT012 - which of the writes fails varies
             one.settimeout(10)
             for _ in range(1 << 9):
                 one.sendall(bytes(1 << 20))
@@ -330,19 +330,19 @@ def test_who_is_not_admitted_cannot_make_us_take_memory(echo: Echo, peer: Peer) 
     assert peer.call("echo").kind == "echo"
 
 
-AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+AS_OTHER_USER = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 ATTACK = (Path(__file__).parent.parent / "attack.py").read_text()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_gets_nothing_in_and_nothing_out(echo: Echo, peer: Peer) -> None:
+def test_another_user_can_neither_call_nor_read(echo: Echo, peer: Peer) -> None:
     secret = np.frombuffer(b"SECRET PAYLOAD " * 1000, np.uint8)
     peer.call("echo", {}, [secret])
     before = psutil.Process().memory_info().rss
     host, _, port = echo.listener.address.rpartition(":")
-    command = [*AS_NOBODY, sys.executable, "-c", ATTACK, host, port, echo.keys.public]
+    command = [*AS_OTHER_USER, sys.executable, "-c", ATTACK, host, port, echo.keys.public]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/") as attack:
-        while attack.poll() is None:  # the cluster works while it is knocked at
+        while attack.poll() is None:  # the cluster works during the attack
             np.testing.assert_array_equal(peer.call("echo", {}, [secret]).arrays[0], secret)
         got = attack.communicate()[0]
     assert attack.returncode == 0
@@ -352,7 +352,7 @@ def test_another_user_gets_nothing_in_and_nothing_out(echo: Echo, peer: Peer) ->
     assert psutil.Process().memory_info().rss - before < 100e6
 
 
-def test_who_waits_for_one_that_is_never_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receive_raises_if_the_address_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CONNECT_SECONDS", 0.05)
     with (
         Peer("127.0.0.1:9", ClusterKeys.create(), name="/job:ps/task:0") as peer,
@@ -361,7 +361,7 @@ def test_who_waits_for_one_that_is_never_reached_is_told(monkeypatch: pytest.Mon
         list(iter(lambda: peer.receive(0.02), "no frame comes"))
 
 
-def test_who_takes_its_time_for_the_first_word_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_handshake_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CONNECT_SECONDS", 0.05)
     monkeypatch.setattr(client, "HANDSHAKE_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -171,7 +171,7 @@ class Executor:
                 name=name,
                 timeout=ROOM_SECONDS,
                 receiver=self.receiver,
-                meanwhile=self._while_writing,
+                abort_check=self._while_writing,
             )
         return self._senders[address]
 

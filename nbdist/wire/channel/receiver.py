@@ -1,4 +1,4 @@
-"""Where messages arrive: one named pipe and one authenticated socket, looked at together."""
+"""The receiving end of a channel: one named pipe and one authenticated socket, polled together."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from nbdist.wire.rpc.server import Listener
 from nbdist.wire.shm import Doorbell
 
 log = logging.getLogger(__name__)
-READ_BYTES = 1 << 16  # a pipe's usual capacity, so that one read takes all that is there
+READ_BYTES = 1 << 16  # a pipe's default capacity on Linux, so that one read empties it
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a MessageReceiver is reached: host identity, name of the doorbell there, ip:port of the socket.
+    """The address of a MessageReceiver: host identity, name of its doorbell, ip:port of its socket.
 
-    `bell` is empty where no pipe could be made.
+    `bell` is empty if no pipe could be made.
     """
 
     host: str
@@ -49,16 +49,16 @@ class Address:
 
 
 class MessageReceiver:
-    """Where messages arrive; one thread creates, polls and closes it. Runs on a task or a client.
+    """Receives messages; one thread creates, polls and closes it. Runs on a task or a client.
 
-    `prefix` starts the names of shared files; `host_identity` is equal for all who share this host's memory.
+    `prefix` starts the names of shared files. Processes with equal `host_identity` can share memory.
     """
 
     def __init__(
         self, keys: ClusterKeys, prefix: str, host: str = "127.0.0.1", *, host_identity: str
     ) -> None:
         self.notes: list[str] = []
-        """What people should know, such as that there is no room for a pipe."""
+        """Notes for the user, for example that no pipe could be made."""
         self._unread = PipeBuffer()
         self._held: Message | None = None
         self._mappings = SlotMappings()
@@ -72,7 +72,7 @@ class MessageReceiver:
             self._pipe = self._pipe_in = self._bell.fileno()
         except OSError as error:
             self.notes.append(f"messages travel over sockets: no pipe can be made in shared memory: {error}")
-            self._pipe, self._pipe_in = os.pipe()  # to be woken by
+            self._pipe, self._pipe_in = os.pipe()  # for `wake`
             os.set_blocking(self._pipe, False)
             os.set_blocking(self._pipe_in, False)
         self._look_at_socket = True
@@ -83,14 +83,14 @@ class MessageReceiver:
 
     @property
     def damaged(self) -> int:
-        """How many messages were refused because they were none, or pointed at what is not there."""
+        """How many messages were refused: invalid bytes, or a pointer to contents that cannot be read."""
         return self._unread.damaged + self._refused + self._listener.damaged
 
     def next(self, timeout: float | None = None) -> Message | None:
-        """Return the next message; None after `timeout` seconds (None: never) and when woken.
+        """Return the next message; None after `timeout` seconds (None: no limit) and after `wake`.
 
-        Its arrays are read-only. Those that came through shared memory are valid until the sender's next
-        message of the same kind, plan and edge: copy what is to be kept for longer.
+        Its arrays are read-only. Arrays in shared memory are valid until the sender's next message of the
+        same kind, plan and edge: copy values that are needed longer.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -104,7 +104,7 @@ class MessageReceiver:
             ready = self._poll.poll(wait)
             for descriptor, _ in ready:
                 if descriptor == self._pipe:
-                    self.take_in()
+                    self.read_pipe()
                 else:
                     self._look_at_socket = True
             if not ready and wait is not None:
@@ -119,11 +119,11 @@ class MessageReceiver:
                     os.write(self._pipe_in, CALL_TO_WAKE)
 
     def fileno(self) -> int:
-        """Return what becomes readable when a message is in the pipe; those of the socket do not show."""
+        """Return the descriptor that is readable while the pipe holds a message; the socket has its own."""
         return self._pipe
 
-    def take_in(self) -> None:
-        """Take into memory what is in the pipe, for `next` to return; never waits."""
+    def read_pipe(self) -> None:
+        """Read the pipe's contents into memory, for `next` to return; never waits."""
         try:
             chunk = os.read(self._pipe, READ_BYTES)
         except BlockingIOError:
@@ -131,11 +131,11 @@ class MessageReceiver:
         self._unread.add(chunk, whole=len(chunk) < READ_BYTES)
 
     def release(self) -> None:
-        """Let go of shared memory that senders have removed, as when a plan has ended."""
+        """Unmap shared memory that senders have removed, for example when a plan has ended."""
         self._mappings.release()
 
     def close(self) -> None:
-        """Close the pipe and the port; messages that were not read are lost. May be called twice."""
+        """Close the pipe and the port; unread messages are lost. May be called twice."""
         with self._waking:
             if self._closed:
                 return
@@ -149,12 +149,12 @@ class MessageReceiver:
         self._mappings.close()
 
     def _from_pipe(self) -> Message | None:
-        """Return the next message of those that were read from the pipe."""
+        """Return the next message that was read from the pipe."""
         while True:
             damaged = self._unread.damaged
             message = self._unread.take()
             if self._unread.damaged != damaged:
-                self._report(self._unread.trouble)
+                self._report(self._unread.failure)
             if not isinstance(message, Pointer):
                 return message
             try:
@@ -167,7 +167,11 @@ class MessageReceiver:
                 self._report(str(error))
 
     def _from_socket(self) -> Message | None:
-        """Return the next message, one that came by socket or, for those may be older, one of the pipe."""
+        """Return the next message from the socket, or from the pipe, whose messages may be older.
+
+        A sender that changes from its pipe to a socket sends everything later on the socket. So the pipe is
+        read once more before a message from the socket is returned.
+        """
         while self._held is None:
             received = self._listener.receive()
             if received is None:
@@ -182,15 +186,15 @@ class MessageReceiver:
                 self._refused += 1
                 received[0].fail(error)
                 self._report(str(error))
-        self.take_in()
+        self.read_pipe()
         older = self._from_pipe()
         if older is not None:
             return older
         message, self._held = self._held, None
         return message
 
-    def _report(self, trouble: str) -> None:
-        """Log what was refused: the first, the second, the fourth, ..., for there may be floods of it."""
+    def _report(self, failure: str) -> None:
+        """Log the first, second, fourth, ... refused message, so that a flood of them stays readable."""
         self._reported += 1
         if self._reported & (self._reported - 1) == 0:
-            log.warning("refused a message (%d so far): %s", self._reported, trouble)
+            log.warning("refused a message (%d so far): %s", self._reported, failure)
