@@ -136,7 +136,9 @@ class ChannelContract:
         assert arrived(receiver).step == 1
         assert receiver.next(0) is None
 
-    def test_another_thread_can_wake_the_receiver(self, receiver: MessageReceiver, sender: MessageSender) -> None:
+    def test_another_thread_can_wake_the_receiver(
+        self, receiver: MessageReceiver, sender: MessageSender
+    ) -> None:
         receiver.wake()
         receiver.wake()
         assert receiver.next(None) is None
@@ -180,7 +182,9 @@ class ChannelContract:
         with pytest.raises(UnavailableError):
             sender.check()
 
-    def test_messages_sent_just_before_close_arrive(self, receiver: MessageReceiver, sender: MessageSender) -> None:
+    def test_messages_sent_just_before_close_arrive(
+        self, receiver: MessageReceiver, sender: MessageSender
+    ) -> None:
         for step in range(3):
             sender.send(1, 7, step, 0, [np.full(9, step)])
         sender.close()
@@ -204,9 +208,7 @@ class ChannelContract:
             assert message.step > step
         assert receiver.damaged == 0
 
-    def test_a_killed_reader_is_detected(
-        self, prefix: str, opened: Open, receiver: MessageReceiver
-    ) -> None:
+    def test_a_killed_reader_is_detected(self, prefix: str, opened: Open, receiver: MessageReceiver) -> None:
         with process(receiver.address, f"{prefix}-reader", "") as reader:
             assert reader.stdout
             address = Address.from_dict(json.loads(reader.stdout.readline()))

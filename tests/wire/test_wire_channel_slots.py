@@ -31,9 +31,7 @@ def forged(segment: Segment, sequence: int = 1, count: int = 1) -> bytes:
     return encode_pointer(Pointer(1, 7, 5, 0, count, segment.name, sequence))
 
 
-def test_a_value_is_read_without_a_copy(
-    receiver: MessageReceiver, opened: Open, prefix: str
-) -> None:
+def test_a_value_is_read_without_a_copy(receiver: MessageReceiver, opened: Open, prefix: str) -> None:
     sender = opened()
     sender.send(1, 7, 1, 0, [np.full(1000, 1.0)])
     (first,) = arrived(receiver).arrays
@@ -43,7 +41,9 @@ def test_a_value_is_read_without_a_copy(
     assert len(files(prefix)) == 2  # the pipe and one slot, however many steps
 
 
-def test_a_slot_grows_and_received_arrays_stay_valid(receiver: MessageReceiver, opened: Open, prefix: str) -> None:
+def test_a_slot_grows_and_received_arrays_stay_valid(
+    receiver: MessageReceiver, opened: Open, prefix: str
+) -> None:
     sender = opened()
     for step, size in enumerate((1000, 900, 50_000, 60_000, 10)):
         sender.send(1, 7, step, 0, [np.full(size, step)])
@@ -110,7 +110,14 @@ def test_arrays_outside_the_slot_are_copied(receiver: MessageReceiver, opened: O
     assert memory is not None
     direct, own = memory.view(np.float64).reshape(10, 100), np.full(1000, 7.0)
     direct[:] = np.arange(1000).reshape(10, 100)
-    for arrays in ([direct, own], [direct.T], [own], [direct[:, :50]], [memory[1:9].view(np.float64)], [direct]):
+    for arrays in (
+        [direct, own],
+        [direct.T],
+        [own],
+        [direct[:, :50]],
+        [memory[1:9].view(np.float64)],
+        [direct],
+    ):
         for meta in ({}, {"much": "x" * 5000}):
             sender.send(1, 7, 1, 0, arrays, meta)  # type: ignore[arg-type]
             message = arrived(receiver)
