@@ -33,7 +33,7 @@ async def feed(seconds: float, replicas: int, rate: int) -> None:
             shown.output(tasks[news // 10 % replicas], f"step {step}: all is well\n")
         shown.tick(now)
         await asyncio.sleep(max(0.0, begin + news * EVERY - time.monotonic()))
-    print(f"frames a second: {shown.view.pace.sequence / seconds:.2f}")
+    print(f"frames a second: {shown.view.flow.sequence / seconds:.2f}")
     shown.view.finish("finished")
 
 

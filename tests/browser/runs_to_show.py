@@ -108,7 +108,7 @@ class LossyView(LiveView):
 def settled(view: LiveView) -> bool:
     """Whether a page has drawn all that there is."""
     to_send = view.snapshot_wanted or view.status_is_new or view.feed.waiting or view.feed.changed
-    return bool(view.pace.watching) and not (to_send or view.pace.on_their_way)
+    return bool(view.flow.visible_views) and not (to_send or view.flow.in_flight)
 
 
 def drawn(shown: LiveDisplay) -> bool:
@@ -118,7 +118,7 @@ def drawn(shown: LiveDisplay) -> bool:
 
 async def looked_at(shown: LiveDisplay) -> None:
     """Wait for a page to look, however long it takes to load what it shows: it sees a run from its start."""
-    while shown.view is not None and not shown.view.pace.watching:
+    while shown.view is not None and not shown.view.flow.visible_views:
         shown.tick(time.monotonic())
         await asyncio.sleep(0.02)
 

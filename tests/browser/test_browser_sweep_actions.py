@@ -145,7 +145,7 @@ def test_the_sweep_is_paused_edited_made_longer_and_ended(at: SweepPage) -> None
     form.fill("n=uniform(0, 1)\nkind=[]")
     grid.get_by_role("button", name="Change the space").click()
     expect(
-        grid.locator("form").filter(has_text="Search space for new trials").locator(".nbs-told")
+        grid.locator("form").filter(has_text="Search space for new trials").locator(".nbs-command-status")
     ).to_contain_text("kind")
     assert not any(isinstance(one, SpaceEdited) for one in at.events(name))
     form.fill("n=uniform(2, 3)\nkind=['c']")
@@ -157,7 +157,7 @@ def test_the_sweep_is_paused_edited_made_longer_and_ended(at: SweepPage) -> None
 
     control.get_by_label("Trials to add").fill("3")
     press(at, control, "Add trials", name, Added)
-    expect(grid.locator(".nbs-told").first).to_contain_text("trials added: 3")
+    expect(grid.locator(".nbs-command-status").first).to_contain_text("trials added: 3")
     expect(grid.get_by_role("progressbar")).to_have_attribute("aria-valuetext", "4 of 8 trials done")
     expect(count(grid, "running")).to_have_text("2")
 

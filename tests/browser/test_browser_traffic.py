@@ -23,7 +23,7 @@ while lossy.lost < 10:  # a slow page is sent few frames
     await asyncio.sleep(0.02)
 for view in (whole, lossy):
     view.finish("finished")
-print(lossy.lost, lossy.pace.sequence)"""
+print(lossy.lost, lossy.flow.sequence)"""
 DRAWN = """node => [...node.querySelectorAll('canvas')].map(canvas => canvas.toDataURL())"""
 SAME = f"views => new Set(views.map(view => ({DRAWN})(view).join())).size === 1"
 
@@ -69,7 +69,7 @@ SCROLL = "hidden => { const area = document.querySelector('.jp-WindowedPanel-out
 @pytest.mark.parametrize("hide", [SCROLL, HIDE], ids=["scrolled away", "another tab in front"])
 def test_nothing_travels_to_who_does_not_look_and_nothing_is_missed(lab: Lab, hide: str) -> None:
     source = COUNTED + (
-        "await feed(view, store, 4, 1000, until=lambda: not view.pace.watching)\n"
+        "await feed(view, store, 4, 1000, until=lambda: not view.flow.visible_views)\n"
         "before = len(sent)\n"
         "for part in range(1000, 5000, 100):\n"
         "    add_points(store, 4, part, 100, 5000)\n"

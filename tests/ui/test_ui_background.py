@@ -47,8 +47,8 @@ def test_the_view_moves_while_another_cell_computes(kernel: Kernel) -> None:
     assert begun["status"] == "ok"
     kernel.wait_for_training("moving")
     computes = """view = run.view._display.view
-frames, step = view.pace.sequence, run.standing().step
-while not (view.pace.sequence > frames and run.standing().step > step):
+frames, step = view.flow.sequence, run.standing().step
+while not (view.flow.sequence > frames and run.standing().step > step):
     pass  # the event loop has no time
 """
     reply = kernel.run(computes)

@@ -5,7 +5,7 @@ from ui_runs import train
 
 from nbdist.metrics.store import RunStore
 from nbdist.ui.widgets.frames import CLOCK, MEAN, TREND
-from nbdist.ui.widgets.run_feed import MOST_POINTS, NEW_POINTS, RENEWED_POINTS, Feed, Sending
+from nbdist.ui.widgets.run_feed import MOST_POINTS, NEW_POINTS, RENEWED_POINTS, Feed, RunUpdate
 
 
 class Page:
@@ -14,10 +14,10 @@ class Page:
     def __init__(self) -> None:
         self.curves: dict[tuple[int, int], list[tuple[int, float]]] = {}
 
-    def apply(self, sending: Sending) -> None:
-        for key in sending.replaced:
+    def apply(self, update: RunUpdate) -> None:
+        for key in update.replaced:
             self.curves.pop(key, None)
-        for part in sending.parts:
+        for part in update.parts:
             for replica, series, step, value in part.tolist():
                 self.curves.setdefault((replica, series), []).append((step, value))
 
@@ -56,10 +56,10 @@ def test_a_frame_is_small_although_many_replicas_are_fast(store: RunStore) -> No
         if feed.plan():
             page.apply(feed.everything(round_))
             continue
-        sending = feed.news(round_)
-        page.apply(sending)
+        update = feed.news(round_)
+        page.apply(update)
         most = NEW_POINTS + 5 * 64 + RENEWED_POINTS + MOST_POINTS + 400
-        assert sum(len(part) for part in sending.parts) <= most
+        assert sum(len(part) for part in update.parts) <= most
     held = [len(curve) for (replica, index), curve in page.curves.items() if replica < 64 and index == 0]
     assert len(held) == 64
     assert max(held) <= feed.budget()

@@ -122,7 +122,7 @@ def test_two_tabs_are_both_served(view: SentView, store: RunStore) -> None:
     view.page_says("ready", view="two")
     view.tick(0.1)
     assert [content["snapshot"] for content, _ in view.sent] == [True, True]
-    view.page_says("gone", view="one")
+    view.page_says("closed", view="one")
     view.page_says("ack", 2, view="two")
     train(store, 0, 0, 1)
     view.tick(0.2)
@@ -231,11 +231,11 @@ def test_a_page_without_another_output_keeps_the_widget(view: SentView, store: R
     train(store, 0, 0, 10)
     view.finish("finished")
     view.close_unseen()
-    view.page_says("gone", view="ran the cell")  # its output was replaced by the picture
+    view.page_says("closed", view="ran the cell")  # its output was replaced by the picture
     assert view.comm is not None
     view.page_says("snapshot", view="loaded later")
     assert view.sent[-1][0]["progress"]["state"] == "finished"
-    view.page_says("gone", view="loaded later")
+    view.page_says("closed", view="loaded later")
     assert view.comm is None
 
 

@@ -67,5 +67,5 @@ def test_a_page_that_has_caught_up_has_every_point_in_mid_run_too(seed: int) -> 
             page.say("snapshot")
         view.tick(tick / 10)
         page.take_all()
-    assert page.sequence == view.pace.sequence
+    assert page.sequence == view.flow.sequence
     assert page.curves[0, 0] == [(tick, np.float32(tick / 7).tobytes()) for tick in range(60)]

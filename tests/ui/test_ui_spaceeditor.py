@@ -75,7 +75,7 @@ def test_a_space_is_put_together_in_the_page() -> None:
     )
     assert editor.space == wanted
     assert state["text"] == str(wanted) == editor.text
-    assert (state["count"], state["heard"]) == (12, {"a": page.number})
+    assert (state["count"], state["applied"]) == (12, {"a": page.number})
     assert state["rows"][2]["read"] == [["'sgd'", "text"], ["'adam'", "text"]]
 
 
@@ -268,7 +268,7 @@ def test_a_huge_choice_is_not_sent_whole() -> None:
     assert len(json.dumps(page.states[-1])) < 20_000
     assert len(editor.space["x"].grid()) == 10_000
     page.edit("field", id=0, field="values", value="1, " * 200_000)
-    assert "at most" in page.states[-1]["said"]["text"]
+    assert "at most" in page.states[-1]["result"]["text"]
     page.edit("field", id=0, field="values", value=", ".join(map(str, range(10_001))))
     assert "at most 10,000 values" in page.problems["x"][1]
 
@@ -320,7 +320,7 @@ def test_start_calls_back_with_the_editor() -> None:
     assert page.states[-1]["startable"]
     page.say("start", number=1)
     assert spaces == [read_space("a=[1, 2]")]
-    assert page.states[-1]["said"] == {"ok": True, "text": "Started."}
+    assert page.states[-1]["result"] == {"ok": True, "text": "Started."}
     assert not page.states[-1]["starting"]
     assert editor.options == {"metric": "loss"}
 
@@ -363,7 +363,7 @@ def test_start_runs_the_trial_and_keeps_the_sweep(monkeypatch: pytest.MonkeyPatc
     assert page.states[-1]["startable"]
     page.say("start", number=1)
     assert isinstance(editor.sweep, Sweep)
-    assert page.states[-1]["said"]["text"] == "Started sweep one."
+    assert page.states[-1]["result"]["text"] == "Started sweep one."
 
 
 def test_start_calls_run_sweep_with_what_stands_in_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,10 +383,10 @@ def test_what_start_raises_is_shown() -> None:
 
     editor.on_start(fail)
     page.say("start", number=1)
-    assert page.states[-1]["said"] == {"ok": False, "text": "ZeroDivisionError: no engines"}
+    assert page.states[-1]["result"] == {"ok": False, "text": "ZeroDivisionError: no engines"}
     page.edit("field", id=0, field="values", value="")
     page.say("start", number=3)  # by a page that is behind
-    assert "needs at least one value" in page.states[-1]["said"]["text"]
+    assert "needs at least one value" in page.states[-1]["result"]["text"]
     with pytest.raises(FailedPreconditionError, match="on_start"):
         SpaceEditor("a=[1, 2]", trials=3).start()
 

@@ -115,7 +115,7 @@ def test_what_is_shown_again_waits_for_a_slow_page(
     asyncio.run(cell())
     [(_, view, _)] = said
     assert view.comm is not None
-    for kind in ("ready", "gone"):
+    for kind in ("ready", "closed"):
         view._handle_custom_msg({"kind": kind, "view": "tab", "sequence": 0, "visible": False}, [])
     assert view.comm is None
 
@@ -193,7 +193,7 @@ def test_an_interrupt_of_another_cell_leaves_it_alone(
 def test_the_grid_moves_while_a_cell_has_the_thread(
     sweep: ShownSweep, said: Said, seen: bool | None, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("widgets.frames.UNHEARD", "widgets.frames.UNSEEN", "display.sweep.LATE"):
+    for name in ("widgets.frames.UNACKNOWLEDGED", "widgets.frames.NO_PAGE", "display.sweep.LATE"):
         monkeypatch.setattr(f"nbdist.ui.{name}", 0.05)
 
     async def notebook() -> None:
@@ -244,7 +244,7 @@ def test_a_command_on_the_grid_of_a_finished_sweep_continues_it(sweep: ShownSwee
         [(_, view, _)] = said
         view._handle_custom_msg({"kind": "ready", "view": "tab", "sequence": 0, "visible": True}, [])
         sweep.state, sweep.over = "running", False
-        view._handle_custom_msg({"kind": "add", "trials": 2, "asked": 1, "view": "tab"}, [])
+        view._handle_custom_msg({"kind": "add", "trials": 2, "request": 1, "view": "tab"}, [])
         assert shown.view is view
         await asyncio.sleep(0)
         sweep.end()

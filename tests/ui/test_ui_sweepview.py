@@ -87,7 +87,7 @@ def test_the_last_frame_is_complete(view: SentGrid, sweep: ShownSweep) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "executed"),
+    ("sent", "executed"),
     [
         ({"kind": "pause"}, ("pause", {})),
         ({"kind": "resume"}, ("resume", {})),
@@ -106,24 +106,24 @@ def test_the_last_frame_is_complete(view: SentGrid, sweep: ShownSweep) -> None:
     ],
 )  # fmt: skip
 def test_each_command_is_executed_and_answered(
-    view: SentGrid, sweep: ShownSweep, said: dict[str, Any], executed: tuple[str, dict[str, Any]]
+    view: SentGrid, sweep: ShownSweep, sent: dict[str, Any], executed: tuple[str, dict[str, Any]]
 ) -> None:
-    view.page_says(**said, asked=41)
+    view.page_says(**sent, request=41)
     assert sweep.executed == [executed]
     [answer] = view.answers
-    assert (answer["kind"], answer["asked"], answer["ok"]) == ("answer", 41, True)
+    assert (answer["kind"], answer["request"], answer["ok"]) == ("answer", 41, True)
     assert answer["message"]
     more = {"clone": {"number": 99}, "cell": {"text": "lr = 0.01\n"}, "output": {"text": "epoch 1\n"}}
     found = {key: answer[key] for key in ("number", "text") if key in answer}
-    assert found == more.get(said["kind"], {})
+    assert found == more.get(sent["kind"], {})
     sweep.refuses = FailedPreconditionError("the sweep is over; start another, its log keeps this one")
-    view.page_says(**said, asked=42)
+    view.page_says(**sent, request=42)
     assert view.answers[-1] == {
-        "kind": "answer", "asked": 42, "ok": False,
+        "kind": "answer", "request": 42, "ok": False,
         "message": "the sweep is over; start another, its log keeps this one",
     }  # fmt: skip
     sweep.refuses = RuntimeError("<b>no\nloop</b>")
-    view.page_says(**said, asked=43)
+    view.page_says(**sent, request=43)
     assert view.answers[-1]["message"] == "RuntimeError: <b>no loop</b>"
 
 
@@ -132,20 +132,20 @@ def test_a_command_from_the_page_continues_a_finished_sweep(view: SentGrid, swee
     sweep.end()
     view.finish()
     page.take_all()
-    said: list[str] = []
-    view.goes_on = lambda: said.append("goes on")
-    view.page_says("cell", number=0, asked=1)
-    assert said == []
+    sent: list[str] = []
+    view.on_continued = lambda: sent.append("continued")
+    view.page_says("cell", number=0, request=1)
+    assert sent == []
     sweep.state, sweep.over = "running", False
-    view.page_says("add", trials=2, asked=2)
-    assert said == ["goes on"]
+    view.page_says("add", trials=2, request=2)
+    assert sent == ["continued"]
     view.tick(1.0)
     page.take_all()
     assert page.model.status["state"] == "running"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         {"kind": "stop"},
         {"kind": "stop", "number": "3"},
@@ -158,15 +158,15 @@ def test_a_command_from_the_page_continues_a_finished_sweep(view: SentGrid, swee
         {"kind": "edit", "space": "lr=1", "outside": "burn"},
     ],
 )
-def test_an_invalid_message_executes_nothing(view: SentGrid, sweep: ShownSweep, said: dict[str, Any]) -> None:
-    view.page_says(**said, asked=1)
+def test_an_invalid_message_executes_nothing(view: SentGrid, sweep: ShownSweep, sent: dict[str, Any]) -> None:
+    view.page_says(**sent, request=1)
     assert sweep.executed == []
     assert view.answers[0]["ok"] is False
     assert "Error" not in view.answers[0]["message"]
 
 
 def test_an_unknown_message_is_not_answered(view: SentGrid) -> None:
-    view.page_says("dance", asked=1)
+    view.page_says("dance", request=1)
     assert view.answers == view.sent == []
 
 
@@ -174,7 +174,7 @@ def test_a_long_output_keeps_its_end(
     view: SentGrid, sweep: ShownSweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep, "output", lambda number: "x" * LONGEST_OUTPUT + "end")
-    view.page_says("output", number=0, asked=1)
+    view.page_says("output", number=0, request=1)
     assert view.answers[0]["text"].startswith("... 3 characters cut ...\nxxx")
     assert view.answers[0]["text"].endswith("end")
 
@@ -201,7 +201,7 @@ def test_it_closes_when_no_page_holds_it(view: SentGrid, sweep: ShownSweep) -> N
     view.finish()
     view.close_unseen()
     assert view.comm is not None
-    view.page_says("gone", view="ran the cell")
+    view.page_says("closed", view="ran the cell")
     assert view.comm is None
 
 

@@ -16,7 +16,7 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui.display import run as view
 from nbdist.ui.display.run import Marks, RunView, in_a_line, lost_among, note_on, summary_of, unit_of
-from nbdist.ui.widgets.controls import KINDS, Controls
+from nbdist.ui.widgets.controls import KINDS, PageControls
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 
@@ -62,7 +62,7 @@ class FakeDisplay:
     def __init__(self, store: RunStore, tasks: Any, title: str, **options: Any) -> None:
         self.made = (store, list(tasks), title, options)
         self.calls: list[tuple[str, Any]] = []
-        self.controls = Controls()
+        self.controls = PageControls()
 
     def on_control(self, callback: Any) -> None:
         self.controls.on(callback)

@@ -31,7 +31,7 @@ from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE, frozen
 from nbdist.ui.frozen.summary import Mark, MarkKind, Summary, number, of_last_epoch, rate, short_task
 from nbdist.ui.transcript import Transcript
-from nbdist.ui.widgets.controls import KINDS, Callback, Controls
+from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.run_feed import plan_charts
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class LiveDisplay:
         self.transcripts = {task: Transcript() for task in tasks}
         self.status: Mapping[str, Any] = {}
         self.marks: Sequence[Mark] = ()
-        self.controls = Controls()
+        self.controls = PageControls()
         self.line_due = float("-inf")
         self.show_due: float | None = None
 
@@ -161,7 +161,7 @@ class LiveDisplay:
         now = time.monotonic()
         with self.lock:
             if self.view is not None and now - self.ticked > LATE:
-                self.view.tick_unheard(now)
+                self.view.tick_unacknowledged(now)
 
     def progress(self, status: Mapping[str, Any]) -> None:
         """Take note of the run's progress (see `LiveView.progress`)."""

@@ -101,7 +101,7 @@ class SweepDisplay:
         """Keep the grid moving while the main thread has had no time for it. For another thread."""
         now, view = time.monotonic(), self.view
         if view is not None and now - self.ticked > LATE:
-            view.tick_unheard(now)
+            view.tick_unacknowledged(now)
 
     def finish(self) -> None:
         """Freeze: the grid gives way to a picture and a table. Once, unless the sweep went on since."""
@@ -126,7 +126,7 @@ class SweepDisplay:
         from nbdist.ui.widgets.sweep import SweepView
 
         view = SweepView(self.sweep)
-        view.goes_on = lambda: self._go_on(view)
+        view.on_continued = lambda: self._go_on(view)
         return view
 
     def _go_on(self, view: SweepView) -> None:

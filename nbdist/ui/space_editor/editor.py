@@ -1,12 +1,12 @@
-"""A sweep's space, put together in the notebook: parameters with sliders, a sampler, a Start button.
+"""`SpaceEditor`: edits a sweep's space in the notebook: parameters with sliders, a sampler, a Start button.
 
     editor = SpaceEditor("lr=log(1e-4, 1e-1) hidden=[32, 64]", trials=24)
     editor                                   # the last line of a cell shows it
-    editor.space, editor.text, editor.trials # what stands in it, for `nb.run_sweep` or ``%%sweep``
+    editor.space, editor.text, editor.trials # its current values, for `nb.run_sweep` or ``%%sweep``
     editor.on_start(lambda editor: print(editor.space))
 
-The truth is here: the page sends each edit, and is sent the whole state, as all other pages that show the
-same editor. Nothing of it is widget state, so nothing of it is saved with a notebook.
+The kernel holds the state: a page sends each edit, and all pages that show the editor receive the whole new
+state. No message is widget state, so a saved notebook contains none.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ run: Callable[[SpaceEditor], object] | None = None
 """Starts the sweep of an editor that was given a ``trial``; None means `nb.run_sweep`."""
 
 
-MOST_VIEWS = 50  # whose last edit is remembered
+MOST_VIEWS = 50  # views for which the number of the last applied edit is kept
 ELSEWHERE = "This page was loaded after the editor's cell had run, so that it shows nothing below it."
 
 
 class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types
-    """A space that is edited in the page; ``space``, ``sampler``, ``pruner``, ``trials`` can be set as well.
+    """Edits a space in the page; ``space``, ``sampler``, ``pruner`` and ``trials`` can also be set in Python.
 
     ``space`` is a `Space`, a mapping of names to ranges, or the text that ``%%sweep`` takes. With ``trial``
-    (what a trial does) there is a Start button: it calls `nb.run_sweep` with ``options`` (``metric`` and the
-    like), and what that returns is ``editor.sweep``.
-    Raises `InvalidArgumentError` for what cannot be meant.
+    (the function or code of a trial) there is a Start button: it calls `nb.run_sweep` with ``options``
+    (``metric`` and others) and sets ``editor.sweep`` to the result.
+    Raises `InvalidArgumentError` if an argument is invalid.
 
     >>> editor = SpaceEditor({"lr": [0.1, 0.01], "width": [32, 64]}, sampler="grid")
     >>> editor.text, editor.count
@@ -69,22 +69,22 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
             raise InvalidArgumentError('say which metric of the trials counts, such as metric="val_accuracy"')
         self.trial, self.options = trial, options
         self.sweep: object = None
-        """What the last Start made."""
-        self._lock = threading.RLock()  # a page's messages may come in a thread of their own
+        """The sweep that the last Start created."""
+        self._lock = threading.RLock()  # a page's messages may arrive in another thread
         self._drafts: Drafts = () if space is None else drafts_of(as_space(space))
         self._sampler, self._pruner = _known(sampler, SAMPLERS), _known(pruner, PRUNERS)
         self._trials = _typed_count(trials)
         self._callbacks: list[Callable[[SpaceEditor], object]] = []
-        self._heard: dict[str, int] = {}
+        self._applied: dict[str, int] = {}
         self._cell: Mapping[str, Any] | None = None
         self._starting = False
-        self._said: dict[str, Any] | None = None
+        self._result: dict[str, Any] | None = None
         super().__init__(_esm=bundled("space.js"), _css=bundled("space.css"))
         self.on_msg(self._on_page_message)
 
     @property
     def space(self) -> Space:
-        """The space; raises `InvalidArgumentError` with the page's message while there is none."""
+        """The space; raises `InvalidArgumentError` with the page's message while it is invalid."""
         with self._lock:
             found = self._checked()
             if found.space is None:
@@ -105,7 +105,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
 
     @property
     def trials(self) -> int | None:
-        """How many trials are wanted; None for all points of a grid, or if nothing is said."""
+        """The number of trials in its field; None if the field is empty."""
         with self._lock:
             if not self._trials.strip():
                 return None
@@ -123,7 +123,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
 
     @property
     def count(self) -> int:
-        """How many trials there will be; raises `InvalidArgumentError` if that cannot be said yet."""
+        """The number of trials that Start runs; raises `InvalidArgumentError` while it is not known."""
         with self._lock:
             found = self._counted(self.space)
             if found.count is None or found.problem:
@@ -153,9 +153,9 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
             self._show()
 
     def on_start(self, callback: Callable[[SpaceEditor], object]) -> None:
-        """Call back with the editor when Start is pressed, on the kernel's main thread.
+        """Call ``callback(editor)`` when Start is pressed, on the kernel's main thread.
 
-        What it shows and prints appears below the editor's cell; what it raises is shown in the page.
+        Its output appears below the editor's cell; the page shows the exception that it raises.
         """
         with self._lock:
             self._callbacks.append(callback)
@@ -164,9 +164,9 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
     def start(self) -> object:
         """Do what the Start button does; return the sweep, if ``trial`` was given.
 
-        Raises `InvalidArgumentError` for a space or a number of trials that cannot be meant.
+        Raises `InvalidArgumentError` if the space or the number of trials is invalid.
         """
-        self.count  # noqa: B018  # raises for what cannot be started
+        self.count  # noqa: B018  # raises if the space or the number of trials is invalid
         if self.trial is not None:
             self.sweep = (run or _run_sweep)(self)
         elif not self._callbacks:
@@ -178,24 +178,24 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
         return self.sweep
 
     def close(self) -> None:
-        """Take the widget off the page, and its layout model too, which would stay in a saved notebook."""
+        """Close the widget and its layout model, which would otherwise stay in a saved notebook."""
         layout = self.layout
         super().close()
         if layout is not None:
             layout.close()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """Return what is displayed, with the space for those who cannot show a widget, or not any more."""
+        """Return the display data, with the space as text for front ends that cannot show the widget."""
         self._cell = this_cell()
         found = super()._repr_mimebundle_(**kwargs)
         data = found[0] if isinstance(found, tuple) else found
         if data is not None:
-            said = self._in_words()
-            data["text/plain"] = f"Space editor: {said}"
-            data["text/html"] = f"<p>Space editor</p><pre>{escape(said)}</pre>"
+            text = self._as_text()
+            data["text/plain"] = f"Space editor: {text}"
+            data["text/html"] = f"<p>Space editor</p><pre>{escape(text)}</pre>"
         return found
 
-    def _in_words(self) -> str:
+    def _as_text(self) -> str:
         try:
             return clip(self.text, 4_000)
         except InvalidArgumentError as error:
@@ -231,17 +231,17 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
             elif kind != "ready":
                 return
             if isinstance(number := message.get("number"), int):
-                self._heard.pop(view, None)
-                self._heard[view] = number
-                while len(self._heard) > MOST_VIEWS:
-                    self._heard.pop(next(iter(self._heard)))
+                self._applied.pop(view, None)
+                self._applied[view] = number
+                while len(self._applied) > MOST_VIEWS:
+                    self._applied.pop(next(iter(self._applied)))
             self._show()
 
     def _take(self, change: object) -> None:
         if not isinstance(change, Mapping):
             return
         value = change.get("value")
-        self._said = None
+        self._result = None
         try:
             if change.get("what") == "sampler":
                 self._sampler = _known(value, SAMPLERS)
@@ -251,34 +251,34 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
                 self._trials = str(value)[:80]
             else:
                 self._drafts = edited(self._drafts, change)
-        except NbdistError as error:  # of a page that is behind another one
-            self._say(False, str(error))
+        except NbdistError as error:  # the page edited an outdated state
+            self._report(False, str(error))
 
     def _press(self, here: bool) -> None:
         if self._starting:
             return
-        self._starting, self._said = True, None
-        run_below(self._cell, lambda: self._start_and_tell(here))
+        self._starting, self._result = True, None
+        run_below(self._cell, lambda: self._start_and_report(here))
 
-    def _start_and_tell(self, here: bool) -> None:
+    def _start_and_report(self, here: bool) -> None:
         try:
             made = self.start()
-        except (Exception, KeyboardInterrupt) as error:  # shown in the page: nobody else would see it
+        except (Exception, KeyboardInterrupt) as error:  # shown in the page: no cell would show it
             known = isinstance(error, NbdistError)
-            ok, said = False, str(error) if known else f"{type(error).__name__}: {error}"
+            ok, text = False, str(error) if known else f"{type(error).__name__}: {error}"
         else:
             named = getattr(made, "id", None)
-            ok, said = True, "Started" + (f" sweep {named}." if isinstance(named, str) else ".")
-            said += "" if here else f" {ELSEWHERE}"
+            ok, text = True, "Started" + (f" sweep {named}." if isinstance(named, str) else ".")
+            text += "" if here else f" {ELSEWHERE}"
             if not here and isinstance(named, str):
-                said += f" nb.attach({named!r}) in a new cell shows the sweep."
+                text += f" nb.attach({named!r}) in a new cell shows the sweep."
         with self._lock:
             self._starting = False
-            self._say(ok, said)
+            self._report(ok, text)
             self._show()
 
-    def _say(self, ok: bool, text: str) -> None:
-        self._said = {"ok": ok, "text": clip(text, 600)}
+    def _report(self, ok: bool, text: str) -> None:
+        self._result = {"ok": ok, "text": clip(text, 600)}
 
     def _show(self) -> None:
         self.send(self._state())
@@ -288,7 +288,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
         trials = self._counted(checked.space)
         text = None if checked.space is None else str(checked.space)
         return {
-            "kind": "state", "heard": dict(self._heard), "kinds": list(KINDS.items()),
+            "kind": "state", "applied": dict(self._applied), "kinds": list(KINDS.items()),
             "rows": rows(self._drafts, checked), "general": checked.general,
             "sampler": self._sampler, "samplers": list(SAMPLERS),
             "pruner": self._pruner, "pruners": list(PRUNERS),
@@ -298,7 +298,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
             "too_long": text is not None and len(text) > MOST_TEXT,
             "valid": checked.space is not None,
             "startable": self.trial is not None or bool(self._callbacks),
-            "starting": self._starting, "said": self._said,
+            "starting": self._starting, "result": self._result,
         }  # fmt: skip
 
 
@@ -306,7 +306,7 @@ def _run_sweep(editor: SpaceEditor) -> object:
     from nbdist.ui.api import run_sweep  # only a sweep needs clusters and runs
 
     return run_sweep(
-        editor.trial,  # type: ignore[arg-type]  # looked at there
+        editor.trial,  # type: ignore[arg-type]  # checked there
         editor.space,
         trials=editor.trials,
         sampler=editor.sampler,
@@ -330,10 +330,10 @@ def _known(name: object, names: Mapping[str, object] | tuple[str, ...]) -> str:
     return name
 
 
-# The state of the page, as JSON. Pure.
+# The state of the page, as JSON.
 
-SHOWN_VALUES = 60  # of a choice, each as what it was read
-LONGEST_FIELD = 4_000  # characters: a longer list is changed in Python
+SHOWN_VALUES = 60  # of a choice, each as it was read
+LONGEST_FIELD = 4_000  # characters: a longer list can only be changed in Python
 
 
 def rows(drafts: Sequence[Draft], checked: Checked) -> list[dict[str, Any]]:
@@ -357,10 +357,10 @@ def _row(draft: Draft, checked: Checked, names: dict[int, str]) -> dict[str, Any
 
 
 def _condition(condition: Condition, names: dict[int, str]) -> dict[str, Any]:
-    gone = isinstance(condition.on, str)
+    removed = isinstance(condition.on, str)  # the parameter was removed, and its name is kept
     return {
         "on": condition.on,
-        "name": condition.on if gone else names[condition.on],  # type: ignore[index]
+        "name": condition.on if removed else names[condition.on],  # type: ignore[index]
         "values": condition.values,
         "read": [text for text, _ in _literals(condition.values)],
     }

@@ -1,4 +1,4 @@
-"""What people want of a run, as the page asks for it."""
+"""`PageControls`: passes the commands of a run's page to callbacks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ KINDS = ("pause", "resume", "stop", "checkpoint", "set")
 Callback = Callable[[str, float | None], object]
 
 
-class Controls:
-    """Who acts on what is wanted, and what did not work.
+class PageControls:
+    """Passes commands of the page to callbacks and returns their errors for the page.
 
-    >>> controls = Controls()
+    >>> controls = PageControls()
     >>> controls.on(lambda kind, rate: print(kind, rate), ["stop", "set"])
     >>> controls.act("set", 0.1)
     set 0.1
@@ -30,25 +30,25 @@ class Controls:
         self.problems = 0
 
     def on(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
-        """Call back with what is wanted, if it is of these kinds: ``callback(kind, learning_rate)``."""
+        """Register ``callback(kind, learning_rate)`` for commands of these kinds."""
         self.callbacks.append((callback, kinds))
 
     @property
     def kinds(self) -> list[str]:
-        """What somebody acts on."""
+        """The kinds of commands that have a callback."""
         return [kind for kind in KINDS if any(kind in kinds for _, kinds in self.callbacks)]
 
     def act(self, kind: str, value: object = None) -> dict[str, Any] | None:
-        """Have it done; returns what went wrong, for the page to show."""
-        return self.trying(kind, lambda: self._act(kind, rate_of(value) if kind == "set" else None))
+        """Call the callbacks of a command; return an error for the page to show, or None."""
+        return self.attempt(kind, lambda: self._act(kind, rate_of(value) if kind == "set" else None))
 
     def _act(self, kind: str, rate: float | None) -> None:
         for callback, kinds in self.callbacks:
             if kind in kinds:
                 callback(kind, rate)
 
-    def trying(self, kind: str, do: Callable[[], object]) -> dict[str, Any] | None:
-        """Do what the page asked for; returns what went wrong: nobody else would see it."""
+    def attempt(self, kind: str, do: Callable[[], object]) -> dict[str, Any] | None:
+        """Call ``do``; return its exception as an error for the page: no cell would show it."""
         try:
             do()
         except Exception as error:
@@ -59,7 +59,7 @@ class Controls:
 
 
 def rate_of(value: object) -> float:
-    """Return what the page wants as the learning rate; InvalidArgumentError if it is none.
+    """Return the learning rate that the page sent; raise InvalidArgumentError if it is invalid.
 
     >>> rate_of(1)
     1.0

@@ -1,4 +1,6 @@
-"""The bytes that go to the page: ``sequence`` and then records of twelve bytes, little-endian.
+"""The binary frames for the page, and their flow control.
+
+A frame is a sequence number and records of twelve bytes each, little-endian:
 
 sequence u32, then [replica u16, series u16, step u32, value f32]*
 """
@@ -11,20 +13,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RECORD = np.dtype([("replica", "<u2"), ("series", "<u2"), ("step", "<u4"), ("value", "<f4")])
-MEAN = 0xFFFF  # stands where a replica does: the aggregate of all of them
-CLOCK = 0xFFFF  # stands where a series does: the value is the seconds since the run began
-TREND = 0x8000  # added to a series: not its points, but the means of neighbouring points
+MEAN = 0xFFFF  # in place of a replica: the mean over all replicas
+CLOCK = 0xFFFF  # in place of a series: the value is the time in seconds since the run began
+TREND = 0x8000  # added to a series: the record holds a mean of neighbouring points
 
 Records = NDArray[np.void]
 
 
 def records(replica: ArrayLike, series: ArrayLike, steps: ArrayLike, values: ArrayLike) -> Records:
-    """Return the records of points; replica and series may be one for all."""
+    """Return points as records; ``replica`` and ``series`` are scalars or one value per point."""
     steps, values = np.asarray(steps), np.asarray(values, dtype=np.float64)
     made = np.empty(len(steps), dtype=RECORD)
     made["replica"], made["series"], made["step"] = replica, series, steps
     with np.errstate(over="ignore", invalid="ignore"):
-        made["value"] = values  # beyond single precision is inf, and drawn as such
+        made["value"] = values  # values beyond single precision become inf
     return made
 
 
@@ -37,73 +39,75 @@ def frame(sequence: int, parts: list[Records]) -> bytes:
     return b"".join([np.uint32(sequence).astype("<u4").tobytes(), *(part.tobytes() for part in parts)])
 
 
-# When a frame may go to the page: a pure state machine that is given the time. A page acknowledges the frames
-# that it has drawn; a page that is slow gets fewer of them.
-INTERVAL = 0.1  # seconds between frames: ten a second, and the Jupyter server's own limit stays far away
-UNHEARD = 1.0  # seconds between frames while the kernel cannot hear the page
-UNSEEN = 5.0  # and from one picture to the next while it has not even heard that there is a page
-SLOW = 0.5  # seconds for an acknowledgement above which only one frame may be on its way
+# Flow control: decides when a frame may be sent; the caller passes the time. The page acknowledges the frames
+# that it has drawn, so a slow page gets fewer frames.
+INTERVAL = 0.1  # seconds between frames, well below the message rate limit of the Jupyter server
+UNACKNOWLEDGED = 1.0  # seconds between frames while a busy kernel cannot receive acknowledgements
+NO_PAGE = 5.0  # seconds between snapshots while no page has sent a message yet
+SLOW = 0.5  # seconds until an acknowledgement, above which only one frame may be in flight
 
 
 @dataclass
-class Pace:
-    """At most ten frames a second, at most two on their way, none while nobody looks.
+class FlowControl:
+    """Allows at most ten frames a second, at most two in flight, and none while no view is visible.
 
-    >>> pace = Pace()
-    >>> pace.may_send(0.0)          # no page has asked for anything yet
+    >>> flow = FlowControl()
+    >>> flow.may_send(0.0)          # no view is visible yet
     False
-    >>> pace.looked_at("tab", True)
-    >>> pace.may_send(0.0), pace.sent(0.0), pace.may_send(0.04), pace.may_send(0.1)
+    >>> flow.set_visible("tab", True)
+    >>> flow.may_send(0.0), flow.sent(0.0), flow.may_send(0.04), flow.may_send(0.1)
     (True, 1, False, True)
     """
 
     sequence: int = 0
-    on_their_way: dict[int, float] = field(default_factory=dict)  # sequence -> when it was sent
+    in_flight: dict[int, float] = field(default_factory=dict)  # sequence number -> time of sending
     round_trip: float = 0.0
     due: float = float("-inf")
     last: float = float("-inf")
     """When the last frame was sent."""
-    watching: set[str] = field(default_factory=set)  # views that are on a screen now
+    visible_views: set[str] = field(default_factory=set)
 
     def may_send(self, now: float) -> bool:
         """Whether a frame may be sent now (seconds on any steady clock)."""
         return now >= self.due and self.has_room(now)
 
     def has_room(self, now: float) -> bool:
-        """Whether somebody looks and the page keeps up, however recent the last frame."""
+        """Whether a view is visible and the number of frames in flight permits another one."""
         allowed = 1 if self.latency(now) > SLOW else 2
-        return bool(self.watching) and len(self.on_their_way) < allowed
+        return bool(self.visible_views) and len(self.in_flight) < allowed
 
-    def may_send_unheard(self, now: float, known: bool) -> bool:
-        """Whether a frame may be sent while nothing of what the page says comes through, for a cell computes.
+    def may_send_unacknowledged(self, now: float, known: bool) -> bool:
+        """Whether a frame may be sent while a running cell keeps the kernel from receiving acknowledgements.
 
-        ``known`` is whether a page was heard of before that; one that was hidden then gets nothing.
+        ``known`` is whether a page has reported its visibility; while its views are hidden it gets no frames.
         """
-        return now - self.last >= (UNHEARD if known else UNSEEN) and (bool(self.watching) or not known)
+        if known:
+            return bool(self.visible_views) and now - self.last >= UNACKNOWLEDGED
+        return now - self.last >= NO_PAGE
 
     def sent(self, now: float) -> int:
-        """Count one frame as sent; returns its sequence number."""
+        """Count one frame as sent and return its sequence number."""
         self.sequence, self.last = self.sequence + 1, now
-        self.on_their_way[self.sequence] = now
-        # A tick that came late may be followed by one that is a little early, so ticks need not be even.
+        self.in_flight[self.sequence] = now
+        # Up to half an interval of delay is made up for, so that uneven ticks still give ten frames a second.
         self.due = max(self.due, now - INTERVAL / 2) + INTERVAL
         return self.sequence
 
     def acknowledged(self, sequence: int, now: float) -> None:
-        """The page has drawn this frame; earlier ones are settled too, lost or not."""
-        if sequence in self.on_their_way:
-            self.round_trip = now - self.on_their_way[sequence]
-        self.on_their_way = {s: t for s, t in self.on_their_way.items() if s > sequence}
+        """Record that the page has drawn a frame; it and earlier ones, even lost, are no longer in flight."""
+        if sequence in self.in_flight:
+            self.round_trip = now - self.in_flight[sequence]
+        self.in_flight = {s: t for s, t in self.in_flight.items() if s > sequence}
 
-    def start_over(self) -> None:
-        """Nothing is on its way any more: the page asked for everything anew."""
-        self.on_their_way.clear()
+    def reset(self) -> None:
+        """Forget the frames in flight: the page has requested a snapshot."""
+        self.in_flight.clear()
 
-    def looked_at(self, view: str, visible: bool) -> None:
-        """A view of the page came onto the screen, or left it."""
-        (self.watching.add if visible else self.watching.discard)(view)
+    def set_visible(self, view: str, visible: bool) -> None:
+        """Record whether a view is visible on the screen."""
+        (self.visible_views.add if visible else self.visible_views.discard)(view)
 
     def latency(self, now: float) -> float:
-        """Seconds that an acknowledgement takes, counting what is still waited for."""
-        waiting = [now - sent for sent in self.on_their_way.values()]
+        """The time in seconds until an acknowledgement; a frame in flight counts with its age."""
+        waiting = [now - sent for sent in self.in_flight.values()]
         return max([self.round_trip, *waiting])

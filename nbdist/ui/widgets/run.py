@@ -1,4 +1,4 @@
-"""The live view of a run: a widget that is told what happens and sends it to the page, calmly.
+"""`LiveView`: the live view of a run, a widget that sends the run's progress to the page.
 
     view = LiveView(store, tasks=["/job:worker/task:0"], title="mnist", total_steps=500)
     view.on_control(lambda kind, rate: run.stop(), ["stop"])
@@ -6,10 +6,9 @@
     ...                       # ten times a second, on the kernel's main thread:
     view.tick(time.monotonic())
 
-What travels: from the page ``ready``, ``ack``, ``snapshot``, ``visible``, ``gone``, and what is wanted of the
-run (see control.py); to the page ``frame`` only, one message with everything that is new, its points as one
-binary buffer (see frames.py).
-Nothing of it is widget state, so nothing of it is saved with a notebook.
+The page sends ``ready``, ``ack``, ``snapshot``, ``visible``, ``closed``, and commands for the run (see
+controls.py). The kernel sends only ``frame``: one message with all changes, its points as one binary buffer
+(see frames.py). No frame is widget state, so a saved notebook contains none.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.ui.formatting import clip, jsonable
 from nbdist.ui.frozen.summary import Mark
 from nbdist.ui.transcript import Transcript
-from nbdist.ui.widgets.base import PacedView
-from nbdist.ui.widgets.controls import KINDS, Callback, Controls
+from nbdist.ui.widgets.base import StreamingView
+from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.frames import frame
-from nbdist.ui.widgets.run_feed import MOST_CHARTS, VALIDATION, Feed, Sending, chart_titles
+from nbdist.ui.widgets.run_feed import MOST_CHARTS, VALIDATION, Feed, RunUpdate, chart_titles
 
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
 
 
-class LiveView(PacedView):
-    """Curves, progress, replicas and output of one run. Other threads than the main one need the ``lock``.
+class LiveView(StreamingView):
+    """Curves, progress, replicas and output of one run. Threads other than the main one must hold ``lock``.
 
     ``tasks`` are task names in replica order; parameter servers may follow, and have output only.
     """
@@ -49,33 +48,35 @@ class LiveView(PacedView):
         charts: Iterable[str] | None = None,
         transcripts: dict[str, Transcript] | None = None,
         run_id: str = "",
-        controls: Controls | None = None,
+        controls: PageControls | None = None,
         again: str = "",
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self.lock = lock or threading.RLock()
-        """Held for each send or change, because another thread may follow the run."""
-        self.planned = None if charts is None else list(charts)  # what is drawn unless the page chooses
+        """Held for each send and change: another thread may follow the run."""
+        self.planned = None if charts is None else list(charts)
+        """The charts that are drawn unless the page chooses others."""
         self.feed = Feed(store, self.planned)
         self.available = Available()
         self.head: dict[str, Any] = {"title": title, "run": run_id, "tasks": list(tasks)}
         self.head |= {"total": total_steps, "again": again}
-        self.controls = controls or Controls()
+        self.controls = controls or PageControls()
         self.status: dict[str, Any] = {"state": "starting"}
         self.status_is_new = True
         self.marks: list[dict[str, Any]] = []
         self.marks_are_new = False
         self.transcripts = {task: Transcript() for task in tasks} if transcripts is None else transcripts
-        self.shown: dict[str, tuple[int, str]] = {}  # task -> what the page has of its transcript
+        self.shown: dict[str, tuple[int, str]] = {}
+        """By task: the position in its transcript, and the open line, that the page has."""
         super().__init__("live")
 
-    def _in_words(self) -> str:
+    def _as_text(self) -> str:
         title, run_id, again = (clip(self.head[key]) for key in ("title", "run", "again"))
         named = f"{title} ({run_id})" if run_id not in ("", title) else title
         return f"Live view of {named}; {again}" if again else f"Live view of {named}"
 
     def progress(self, status: Mapping[str, Any]) -> None:
-        """Take note of the run's progress; what is not known may be left out or None.
+        """Update the run's progress; a value that is not known may be left out or None.
 
         Keys: state, step, total, epoch and epochs (None in loops without fit), unit ("steps" or "updates"),
         steps_per_second, examples_per_second,
@@ -90,19 +91,19 @@ class LiveView(PacedView):
             self.feed.lost = frozenset(i for i, one in replicas.items() if one.get("state") == "lost")
 
     def mark(self, marks: Iterable[Mark]) -> None:
-        """Set the marks on the curves: events at their steps."""
+        """Set the marks on the curves: events and their steps."""
         self.marks, self.marks_are_new = [asdict(mark) for mark in marks], True
 
     def output(self, task: str, text: str) -> None:
-        """Append what a task printed."""
+        """Append text that a task has printed."""
         self.transcripts.setdefault(task, Transcript()).append(text)
 
-    def tick_unheard(self, now: float) -> None:
-        """Send a frame at intervals although messages of the page do not arrive."""
-        known = bool(self.views) and self.placed
-        if self.pace.may_send_unheard(now, known):
+    def tick_unacknowledged(self, now: float) -> None:
+        """Send a frame at longer intervals while a running cell delays the page's acknowledgements."""
+        known = bool(self.views) and self.visibility_known
+        if self.flow.may_send_unacknowledged(now, known):
             self.now = now
-            self.snapshot_wanted = self.snapshot_wanted or not known  # the page may lack the last frame
+            self.snapshot_wanted = self.snapshot_wanted or not known  # the page may not have the last frame
             self._send_frame(now)
 
     def _on_page_message(self, widget: object, message: Mapping[str, Any], buffers: object) -> None:
@@ -110,33 +111,34 @@ class LiveView(PacedView):
             super()._on_page_message(widget, message, buffers)
 
     def finish(self, state: str) -> None:
-        """The run is over (``finished``, ``stopped`` or ``failed``); no further tick is needed."""
+        """Send the final state (``finished``, ``stopped`` or ``failed``); no further tick is needed."""
         self.progress({"state": state, "seconds_left": None})
         self.send_the_end()
 
     def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
-        """Call back with what is wanted of the run, of these kinds, and with "set" the learning rate.
+        """Register ``callback(kind, learning_rate)`` for commands of these kinds.
 
-        The page has the controls for which somebody is called. What a callback raises is shown there.
+        The page shows the controls that have a callback, and the exception that a callback raises.
+        ``learning_rate`` is None unless the kind is "set".
         """
         self.controls.on(callback, kinds)
         self.snapshot_wanted = True
 
-    def _said(self, kind: str, message: Mapping[str, Any]) -> None:
+    def _handle_command(self, kind: str, message: Mapping[str, Any]) -> None:
         if kind in KINDS:
             self.progress({"problem": self.controls.act(kind, message.get("learning_rate"))})
         elif kind == "charts":
             choose = partial(self._choose_charts, message.get("titles"))
-            self.progress({"problem": self.controls.trying(kind, choose)})
+            self.progress({"problem": self.controls.attempt(kind, choose)})
 
     def _choose_charts(self, titles: object) -> None:
         self.feed.choose(chosen(titles, self.feed.store.series) or self.planned)
-        self.snapshot_wanted = self.snapshot_wanted or self.finished  # nobody ticks any more
+        self.snapshot_wanted = self.snapshot_wanted or self.finished  # tick() is no longer called
 
     def _send_frame(self, now: float) -> None:
         snapshot = self.snapshot_wanted
         planned = self.feed.plan()
-        sending = self.feed.everything(now) if snapshot or planned else self.feed.news(now)
+        update = self.feed.everything(now) if snapshot or planned else self.feed.news(now)
         content: dict[str, Any] = {"kind": "frame", "snapshot": snapshot}
         if snapshot or planned:
             content["head"] = {
@@ -153,15 +155,15 @@ class LiveView(PacedView):
             content["available"] = available
         if printed := self._new_output(snapshot):
             content["output"] = printed
-        if not (len(content) > 2 or sending.parts):
+        if not (len(content) > 2 or update.parts):
             return
-        content["replaced"] = sending.replaced
+        content["replaced"] = update.replaced
         self.snapshot_wanted = self.status_is_new = self.marks_are_new = False
-        self._send_numbered(content, sending, now)
+        self._send_numbered(content, update, now)
 
-    def _send_numbered(self, content: dict[str, Any], sending: Sending, now: float) -> None:
-        sequence = self.pace.sent(now)
-        self.send(content, [frame(sequence, sending.parts)])
+    def _send_numbered(self, content: dict[str, Any], update: RunUpdate, now: float) -> None:
+        sequence = self.flow.sent(now)
+        self.send(content, [frame(sequence, update.parts)])
 
     def _charts(self) -> list[dict[str, Any]]:
         index = {name: number for number, name in enumerate(self.feed.names)}
@@ -171,7 +173,7 @@ class LiveView(PacedView):
         ]
 
     def _new_output(self, snapshot: bool) -> list[dict[str, Any]]:
-        """Return what was printed since the last frame: finished text, and the line being written."""
+        """Return the text printed since the last frame: complete lines, and the line being written."""
         if snapshot:
             self.shown.clear()
         news = []
@@ -187,12 +189,12 @@ class LiveView(PacedView):
 
 # The charts that a page can choose from, where a run has more series than are drawn.
 
-LISTED = 200  # titles that the page is told; it can ask for any other by its name
-EVERY = 1.0  # seconds between two lists, for series may appear by the thousand
+LISTED = 200  # titles that the page receives; it can choose any other chart by its name
+EVERY = 1.0  # seconds between two lists: a run may add thousands of series
 
 
 class Available:
-    """What the page was told.
+    """The list of available charts that the page has.
 
     >>> Available().news(["loss", "val_loss", "mae"], now=0.0)
     {'count': 2, 'most': 6, 'titles': ['loss', 'mae']}
@@ -204,7 +206,10 @@ class Available:
         self.due = float("-inf")
 
     def news(self, series: Sequence[str], now: float, *, anew: bool = False) -> dict[str, Any] | None:
-        """Return what has changed, or all of it ``anew``; None if nothing has, or it was told just now."""
+        """Return the changes, or the whole list if ``anew``.
+
+        Return None without changes, and within `EVERY` seconds of the last list.
+        """
         if not anew and (len(series) == self.series or now < self.due):
             return None
         self.series, self.due = len(series), now + EVERY
@@ -216,7 +221,7 @@ class Available:
 
 
 def chosen(titles: object, series: Sequence[str]) -> list[str]:
-    """Return the titles that a page wants drawn; InvalidArgumentError or NotFoundError if they cannot be."""
+    """Return the titles that a page has chosen; raise an error for an unknown title or another type."""
     if not isinstance(titles, list) or not all(isinstance(title, str) for title in titles):
         raise InvalidArgumentError(f"charts are chosen by a list of titles, not {clip(titles)}")
     if len(titles) > MOST_CHARTS:

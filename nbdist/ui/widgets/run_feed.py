@@ -1,4 +1,4 @@
-"""From the store to the page: which points to send now. Decides; sends nothing."""
+"""`Feed`: selects the points of a run's store for the next frame; the caller sends them."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ if TYPE_CHECKING:
 
     from nbdist.metrics.store import RunStore
 
-MOST_POINTS = 2_000  # a series, in the page, at any time
-ALL_POINTS = 24_000  # a chart, over all its replicas: what a browser redraws ten times a second at ease
+MOST_POINTS = 2_000  # per curve in the page
+ALL_POINTS = 24_000  # per chart, over all replicas: a browser redraws them ten times a second
 NEW_POINTS = 2_000  # appended in one frame: 24 kB
-RENEWED_POINTS = 6_000  # in curves that start over, in one frame
+RENEWED_POINTS = 6_000  # in one frame, of curves that are sent again from their first point
 TREND_POINTS = 12_000  # in the trends of all replicas together
-UNDRAWN = 0xFFFF  # stands where the index of a curve does
-MOST_REPLICAS = 64  # with lines of their own; the mean counts them all
-MEAN_EVERY, MEAN_LATEST = 0.2, 2.0  # seconds between two means, cheap or dear
-MEAN_SHARE = 0.012  # of the kernel's time should go into means and trends
+UNDRAWN = 0xFFFF  # in place of a curve's index: the curve is not drawn
+MOST_REPLICAS = 64  # that have curves of their own; the mean includes all replicas
+MEAN_EVERY, MEAN_LATEST = 0.2, 2.0  # shortest and longest interval between two means, in seconds
+MEAN_SHARE = 0.012  # share of the kernel's time for means and trends
 
 
 @dataclass
-class Sending:
-    """Records for one frame; ``replaced`` names the curves that start over with it."""
+class RunUpdate:
+    """Records for one frame; curves in ``replaced`` are sent from their first point."""
 
     parts: list[Records] = field(default_factory=list)
     replaced: list[tuple[int, int]] = field(default_factory=list)  # (replica, series)
 
 
 class Feed:
-    """Reads a store so that the page never holds more than 2,000 points of a curve.
+    """Reads a store; the page holds at most 2,000 points of each curve.
 
-    New points are appended until a curve is full; then it waits for its turn to be sent anew, thinned by
-    the store to half of what it may hold. Means over replicas, and each replica's trend where there are
-    several, are sent anew at a calmer pace.
+    New points are appended until a curve is full. It is then queued, and sent again from its first point,
+    thinned by the store to half of its budget. Means over replicas, and the trend of each of several
+    replicas, are sent as a whole, at longer intervals.
     """
 
     def __init__(self, store: RunStore, wanted: Iterable[str] | None = None) -> None:
         self.store = store
         self.wanted = None if wanted is None else list(wanted)
         self.charts: list[Chart] = []
-        self.names: list[str] = []  # of the curves in the page; an index into it is what a record carries
+        self.names: list[str] = []  # of the curves in the page; a record contains an index into it
         self.seen_series = -1
         self.cursor = 0
         self.held: dict[tuple[int, int], int] = defaultdict(int)  # points in the page, by (replica, series)
-        self.waiting: dict[tuple[int, int], None] = {}  # curves to be sent anew, in order
+        self.waiting: dict[tuple[int, int], None] = {}  # curves to send again, in order
         self.lost: frozenset[int] = frozenset()  # replicas that no longer train
         self.changed = False  # points arrived since the last means
         self.means_due = 0.0
         self.spent = 0.0  # seconds of the kernel that trends have taken since the last means
 
     def plan(self) -> bool:
-        """Choose the charts again if series appeared; returns whether the choice changed."""
+        """Choose the charts again if series were added; return whether the choice has changed."""
         if len(self.store.series) == self.seen_series:
             return False
         self.seen_series = len(self.store.series)
@@ -73,41 +73,41 @@ class Feed:
         return changed
 
     def choose(self, titles: Iterable[str] | None) -> None:
-        """Draw these charts from the next plan on; None are those that plan_charts would choose."""
+        """Draw these charts from the next `plan` on; None means the choice of `plan_charts`."""
         self.wanted, self.seen_series = None if titles is None else list(titles), -1
 
     def budget(self) -> int:
-        """Points of one curve that the page may hold, fewer when there are many replicas."""
+        """Return the number of points of one curve that the page may hold; it falls with more replicas."""
         return max(100, min(MOST_POINTS, ALL_POINTS // max(1, len(self.drawn()))))
 
     def trend_budget(self) -> int:
-        """Points of one trend, fewer when there are many replicas."""
+        """Return the number of points of one trend; it falls with more replicas."""
         trends = len(self.drawn()) * len(self.charts)
         return max(50, TREND_POINTS // max(1, trends))
 
     def drawn(self) -> list[int]:
-        """The replicas that have lines of their own."""
+        """Return the replicas that have curves of their own."""
         return sorted(self.store.replicas)[:MOST_REPLICAS]
 
-    def everything(self, now: float) -> Sending:
-        """Return all curves from their first point: for a page that is new, or missed a frame."""
+    def everything(self, now: float) -> RunUpdate:
+        """Return all curves from their first point, for a page that is new or has missed a frame."""
         self.plan()
         self.held.clear()
         self.waiting.clear()
         self.read()
-        sending = Sending()
+        update = RunUpdate()
         for replica in self.drawn():
             for index in range(len(self.names)):
-                self.renew(sending, replica, index)
+                self.renew(update, replica, index)
         self.means_due, self.changed = now, True
-        self.add_means(sending, now)
+        self.add_means(update, now)
         while self.waiting:
-            self.renew_waiting(sending)
-        return sending
+            self.renew_waiting(update)
+        return update
 
-    def news(self, now: float) -> Sending:
-        """Return what the store got since the last call; the means follow at a calmer pace."""
-        sending = Sending()
+    def news(self, now: float) -> RunUpdate:
+        """Return the points added since the last call; means are included at longer intervals."""
+        update = RunUpdate()
         fresh, starts = by_curve(self.read())
         made = records(fresh["replica"], fresh["series"], fresh["step"], fresh["value"])
         budget, total = self.budget(), len(fresh)
@@ -121,13 +121,13 @@ class Feed:
                 self.waiting[key] = None
             elif key not in self.waiting:
                 self.held[key] += len(part)
-                sending.parts.append(part)
-        self.add_means(sending, now)
-        self.renew_waiting(sending)
-        return sending
+                update.parts.append(part)
+        self.add_means(update, now)
+        self.renew_waiting(update)
+        return update
 
     def read(self) -> NDArray[np.void]:
-        """Return the new points of the curves that are drawn, each with the index of its curve as series."""
+        """Return the new points of the curves that are drawn; their ``series`` is the index of the curve."""
         index_of = np.full(1 << 16, UNDRAWN, np.uint16)
         for index, name in enumerate(self.names):
             if (number := self.store.number(name)) is not None:
@@ -138,7 +138,7 @@ class Feed:
             if cursor == self.cursor:
                 return np.concatenate(read)
             if cursor - self.cursor > len(points):
-                # Points have left the store's ring unread, so no curve in the page is whole.
+                # The store's ring buffer has dropped unread points, so no curve in the page is complete.
                 self.waiting.update({key: None for key in self.held if not key[1] & TREND})
             self.cursor = cursor
             points["series"] = index_of[points["series"]]
@@ -147,18 +147,18 @@ class Feed:
                 points = points[np.isin(points["replica"], self.drawn())]
             read.append(points)
 
-    def renew_waiting(self, sending: Sending) -> None:
-        """Send curves anew, the longest waiting first, a few in each frame."""
+    def renew_waiting(self, update: RunUpdate) -> None:
+        """Add queued curves, the oldest first, up to `RENEWED_POINTS`."""
         sent, began = 0, time.thread_time()
         while self.waiting and sent < RENEWED_POINTS:
             replica, index = next(iter(self.waiting))
             del self.waiting[replica, index]
-            self.renew(sending, replica, index)
+            self.renew(update, replica, index)
             sent += self.held[replica, index]
         self.spent += time.thread_time() - began
 
-    def renew(self, sending: Sending, replica: int, index: int) -> None:
-        """Send one curve anew; points at half their budget, which leaves room to append to."""
+    def renew(self, update: RunUpdate, replica: int, index: int) -> None:
+        """Add one curve from its first point, thinned to half its budget, which leaves room to append."""
         name = self.names[index & ~TREND]
         if index & TREND:
             steps, values = course(*self.store.trend(replica, name), most=self.trend_budget())
@@ -166,11 +166,11 @@ class Feed:
             steps, values, _ = self.store.points(replica, name, limit=self.budget() // 2)
         if len(steps) or self.held[replica, index]:
             self.held[replica, index] = len(steps)
-            sending.replaced.append((replica, index))
-            sending.parts.append(records(replica, index, steps, values))
+            update.replaced.append((replica, index))
+            update.parts.append(records(replica, index, steps, values))
 
-    def add_means(self, sending: Sending, now: float) -> None:
-        """Send the mean of each curve and the clock, if they changed and it is time; trends get in line."""
+    def add_means(self, update: RunUpdate, now: float) -> None:
+        """Add the mean of each curve and the clock, if they have changed and are due; queue the trends."""
         if not self.changed or now < self.means_due:
             return
         began = time.thread_time()
@@ -178,43 +178,44 @@ class Feed:
         for index, name in enumerate(self.names):
             steps, values = course(*self.store.aggregate(name, gone=self.lost), most=MOST_POINTS // 2)
             if len(steps):
-                sending.replaced.append((MEAN, index))
-                sending.parts.append(records(MEAN, index, steps, values))
-        if len(self.store.replicas) > 1:  # of one replica the mean is the trend
+                update.replaced.append((MEAN, index))
+                update.parts.append(records(MEAN, index, steps, values))
+        if len(self.store.replicas) > 1:  # with one replica the mean is its trend
             trained = [self.names.index(chart.train) for chart in self.charts if chart.train is not None]
             self.waiting.update(
                 {(replica, index | TREND): None for replica in self.drawn() for index in trained}
             )
-        self.add_clock(sending)
+        self.add_clock(update)
         self.spent += time.thread_time() - began
         self.means_due = now + min(max(MEAN_EVERY, self.spent / MEAN_SHARE), MEAN_LATEST)
         self.spent = 0.0
 
-    def add_clock(self, sending: Sending) -> None:
-        """Send seconds against steps, so that the page can put wall time on the x axis.
+    def add_clock(self, update: RunUpdate) -> None:
+        """Add the time in seconds of each step, so that the page can show wall time on the x axis.
 
-        They are those of the replica that is furthest, and never fall, whatever the clock of its task did.
+        The times are those of the replica with the highest step. They never decrease, even if its clock was
+        set back.
         """
         if not self.names:
             return
         name = self.names[0]
-        there = [replica for replica in self.store.replicas if replica not in self.lost]
+        alive = [replica for replica in self.store.replicas if replica not in self.lost]
         lasts = [
             (last.step, -replica)
-            for replica in there or self.store.replicas
+            for replica in alive or self.store.replicas
             if (last := self.store.last(replica, name)) is not None
         ]
         if lasts:
             steps, _, times = self.store.points(-max(lasts)[1], name, limit=200)
             order = np.argsort(steps, kind="stable")
             seconds = np.maximum.accumulate(times[order]) - times[order[0]]
-            sending.replaced.append((MEAN, CLOCK))
-            sending.parts.append(records(MEAN, CLOCK, steps[order], seconds))
+            update.replaced.append((MEAN, CLOCK))
+            update.parts.append(records(MEAN, CLOCK, steps[order], seconds))
 
 
-# Which series are drawn, and in which chart: a pure decision.
+# The choice of the charts and their series.
 
-MOST_CHARTS = 6  # more would not be looked at; the run's folder and `run.metrics()` have every series
+MOST_CHARTS = 6  # drawn at a time; the run's folder and `run.metrics()` have every series
 NOT_CURVES = frozenset({"staleness", "step_ms", "data_ms", "compute_ms", "exchange_ms", "wait_ms"})
 VALIDATION = "val_"
 
@@ -229,14 +230,14 @@ class Chart:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The series in it."""
+        """The series of the chart."""
         return tuple(name for name in (self.train, self.validation) if name is not None)
 
 
 def plan_charts(series: Sequence[str], wanted: Iterable[str] | None = None) -> list[Chart]:
     """Return the charts for these series: loss first, then accuracy, then by first appearance.
 
-    ``wanted`` (from ``--live``) names the charts instead, in its own order.
+    ``wanted`` (from ``--live``) gives the charts and their order instead.
 
     >>> [chart.title for chart in plan_charts(["step_ms", "mae", "val_loss", "loss"])]
     ['loss', 'mae']
@@ -257,7 +258,7 @@ def plan_charts(series: Sequence[str], wanted: Iterable[str] | None = None) -> l
 
 
 def chart_titles(series: Sequence[str]) -> list[str]:
-    """Return the titles of all charts that can be drawn of these series, in the order of their plan.
+    """Return the titles of all charts of these series, in the order of `plan_charts`.
 
     >>> chart_titles(["step_ms", "mae", "val_loss", "loss"])
     ['loss', 'mae', 'step_ms']
@@ -266,18 +267,17 @@ def chart_titles(series: Sequence[str]) -> list[str]:
     return sorted(titles, key=lambda title: (title != "loss", title != "accuracy", title in NOT_CURVES))
 
 
-# Downsampling of a noisy curve: means of neighbouring points. Pure.
+# Downsampling of a noisy curve: means of neighbouring points.
 
 Curve = tuple[NDArray[np.uint32], NDArray[np.float64]]
-FEWEST = 32  # points that are left of a noisy curve
-QUIET = 0.008  # noise, as a share of the curve's own range, that does not disturb
+FEWEST = 32  # points that a noisy curve keeps
+QUIET = 0.008  # noise below which a curve stays as it is, as a share of its range
 
 
 def course(steps: ArrayLike, values: ArrayLike, most: int = 512) -> Curve:
-    """Return (steps, values): pairs of neighbours become their mean until what is left is a line to follow.
+    """Return (steps, values): neighbouring points are averaged in pairs until the noise is below `QUIET`.
 
-    A smooth curve stays as it is, up to ``most`` points. It begins at the first step in any case, and ends
-    at the last one.
+    A smooth curve keeps up to ``most`` points. The first and the last step are always kept.
 
     >>> steps = np.arange(400)
     >>> len(course(steps, np.exp(-steps / 100))[0]), len(course(steps, np.sin(2 * steps))[0])
@@ -290,11 +290,10 @@ def course(steps: ArrayLike, values: ArrayLike, most: int = 512) -> Curve:
 
 
 def downsampled(steps: ArrayLike, values: ArrayLike, most: int) -> Curve:
-    """Return (steps, values) of at most ``most`` points, each the mean of neighbours, at the last one's step.
+    """Return at most ``most`` points: means of neighbouring values, each at the last step of its group.
 
-    The start is kept as it is, as far as there is room: the first point, and one for each doubling of the
-    distance from it. The points left over at the end join the last mean: a mean of them alone would be
-    noisier than the others.
+    The first groups are narrower: the first point, then one point for each doubling of the distance from it.
+    The points left over at the end belong to the last group: the mean of fewer points would be noisier.
 
     >>> downsampled([1, 2, 3, 4, 5, 6, 7], [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0], most=4)
     (array([1, 2, 4, 7], dtype=uint32), array([ 1.,  3.,  6., 11.]))
@@ -306,13 +305,13 @@ def downsampled(steps: ArrayLike, values: ArrayLike, most: int) -> Curve:
     while len(starts := group_starts(steps, width)) > most:
         width += 1
     lengths = np.diff(starts, append=len(values))
-    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, and that is the answer
+    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN
         means = np.add.reduceat(values, starts) / lengths
     return steps[starts + lengths - 1], means
 
 
 def group_starts(steps: NDArray[np.uint32], width: int) -> NDArray[np.intp]:
-    """Return where groups of ``width`` neighbours begin; those of the start are narrower, an octave each.
+    """Return the first index of each group of ``width`` points; at the start each octave is one group.
 
     >>> group_starts(np.arange(16, dtype=np.uint32), 4)
     array([ 0,  1,  3,  4,  8, 12])
@@ -326,7 +325,7 @@ def group_starts(steps: NDArray[np.uint32], width: int) -> NDArray[np.intp]:
 
 
 def noise(values: NDArray[np.float64]) -> float:
-    """Return how far points lie from the middle of their neighbours, as a share of the curve's range."""
+    """Return the median distance of points from the mean of their neighbours, as a share of the range."""
     finite = values[np.abs(values) < 1e100]
     if len(finite) < 3:
         return 0.0
@@ -337,7 +336,7 @@ def noise(values: NDArray[np.float64]) -> float:
 
 
 def quantile(ordered: NDArray[np.float64], share: float) -> float:
-    """Return a quantile of sorted values. np.quantile takes ten times as long for a few hundred.
+    """Return a quantile of sorted values; ten times as fast as np.quantile for a few hundred values.
 
     >>> quantile(np.array([1.0, 2.0, 4.0]), 0.75)
     3.0

@@ -6,11 +6,12 @@
     view.tick(time.monotonic())
     view.finish()             # once it is over
 
-The frames to the page are built by `nbdist.ui.widgets.sweep_feed`. The page sends commands, each with a
-number of its own (``asked``), and gets an answer for each; one that fails has ``ok`` False and the reason:
+The frames to the page are built by `nbdist.ui.widgets.sweep_feed`. The page sends commands, each with its
+request id (``request``), and receives one answer to each; if a command fails, ``ok`` is False and ``message``
+is the reason:
 
-    {"kind": "clone", "number": 7, "changes": {"lr": 0.1}, "asked": 3}
-    {"kind": "answer", "asked": 3, "ok": True, "message": "trial 25 is a clone of trial 7", "number": 25}
+    {"kind": "clone", "number": 7, "changes": {"lr": 0.1}, "request": 3}
+    {"kind": "answer", "request": 3, "ok": True, "message": "trial 25 is a clone of trial 7", "number": 25}
 
 The commands and their arguments are the rows of `nbdist.sweep.commands.COMMANDS`, and two queries.
 """
@@ -25,11 +26,11 @@ from nbdist.errors import NbdistError
 from nbdist.sweep.commands import COMMANDS, NUMBER
 from nbdist.sweep.events import Event
 from nbdist.ui.formatting import clip
-from nbdist.ui.widgets.base import PacedView
+from nbdist.ui.widgets.base import StreamingView
 from nbdist.ui.widgets.sweep_feed import SweepFeed, SweepSeen
 
 
-class SweepView(PacedView):
+class SweepView(StreamingView):
     """Trials, curves, engines and controls of one sweep.
 
     Any thread may tick, and the page's messages may arrive on any thread; the sweep's lock orders them.
@@ -40,26 +41,26 @@ class SweepView(PacedView):
         self.sweep = sweep
         self.clock = clock
         self.feed = SweepFeed(sweep)
-        self.goes_on: Callable[[], object] = lambda: None
+        self.on_continued: Callable[[], object] = lambda: None
         """Called when a command from the page has continued a finished sweep; the caller must tick again."""
         super().__init__("sweep")
 
     def tick(self, now: float) -> None:
-        """Send at most one frame, if something is new and the page keeps up; ``now`` in seconds."""
+        """Send at most one frame, if something has changed and flow control allows it; ``now`` in seconds."""
         with self.sweep.lock:
             super().tick(now)
 
-    def tick_unheard(self, now: float) -> None:
-        """Send a frame now and then although the page's acknowledgements cannot be received."""
+    def tick_unacknowledged(self, now: float) -> None:
+        """Send a frame at longer intervals while a running cell delays the page's acknowledgements."""
         with self.sweep.lock:
-            known = bool(self.views) and self.placed
-            if self.pace.may_send_unheard(now, known):
+            known = bool(self.views) and self.visibility_known
+            if self.flow.may_send_unacknowledged(now, known):
                 self.now = now
-                self.snapshot_wanted = self.snapshot_wanted or not known  # it may have missed the one before
+                self.snapshot_wanted = self.snapshot_wanted or not known  # the last frame may be lost
                 self._send_frame(now)
 
     def finish(self) -> None:
-        """The sweep has ended; no further tick is needed unless it continues."""
+        """Send the final state; no further tick is needed unless the sweep continues."""
         with self.sweep.lock:
             self.send_the_end()
 
@@ -67,17 +68,17 @@ class SweepView(PacedView):
         with self.sweep.lock:
             super()._on_page_message(widget, message, buffers)
 
-    def _in_words(self) -> str:
+    def _as_text(self) -> str:
         name, id_ = clip(self.sweep.name), clip(self.sweep.id)
         named = f"{name} ({id_})" if id_ not in ("", name) else name
         return f"Grid of the sweep {named}; to reconnect, run nb.attach({id_!r})"
 
-    def _said(self, kind: str, message: Mapping[str, Any]) -> None:
+    def _handle_command(self, kind: str, message: Mapping[str, Any]) -> None:
         if kind in COMMANDS or kind in QUERIES:
             self.send(answer(self.sweep, message))
             if self.finished and not self.sweep.over:
                 self.finished = False
-                self.goes_on()
+                self.on_continued()
 
     def _send_frame(self, now: float) -> None:
         with self.sweep.lock:
@@ -86,11 +87,11 @@ class SweepView(PacedView):
         if not content:
             return
         self.snapshot_wanted = False
-        sequence = self.pace.sent(now)
+        sequence = self.flow.sent(now)
         self.send({"kind": "sweep", "sequence": sequence, **content}, [points])
 
 
-LONGEST_OUTPUT = 200_000  # characters of a trial's output that a page is sent
+LONGEST_OUTPUT = 200_000  # characters of a trial's output that the page receives
 LONGEST_MESSAGE = 600
 
 
@@ -101,24 +102,24 @@ class SweepHandle(SweepSeen, Protocol):
         """Execute a command of `nbdist.sweep.commands.COMMANDS`; return its events."""
 
     def output(self, number: int, /) -> str:
-        """Return what a trial has printed."""
+        """Return the output of a trial."""
 
     def as_code(self, number: int, /) -> str:
         """Return a cell with a trial's parameters."""
 
 
 Answer = dict[str, Any]
-"""A message, and what else the page asked for."""
+"""The fields of an answer: ``message``, and the result of the command or query."""
 
 
 def answer(sweep: SweepHandle, message: Mapping[str, Any]) -> Answer:
     """Execute the command or query in a message and return the answer; an exception becomes its text."""
-    head: Answer = {"kind": "answer", "asked": message.get("asked")}
+    head: Answer = {"kind": "answer", "request": message.get("request")}
     try:
         return {**head, "ok": True, **_execute(sweep, str(message.get("kind")), message)}
     except NbdistError as error:
         reason = str(error)
-    except Exception as error:  # the page shows it; there is no cell that could
+    except Exception as error:  # shown in the page: no cell would show it
         reason = f"{type(error).__name__}: {error}"
     return {**head, "ok": False, "message": clip(reason, LONGEST_MESSAGE)}
 
@@ -139,8 +140,8 @@ def _output(sweep: SweepHandle, number: int) -> Answer:
     printed = sweep.output(number)
     cut = len(printed) - LONGEST_OUTPUT
     text = printed if cut <= 0 else f"... {cut:,} characters cut ...\n{printed[cut:]}"
-    return {"message": f"what trial {number} printed", "text": text}
+    return {"message": f"output of trial {number}", "text": text}
 
 
 QUERIES: dict[str, Callable[[SweepHandle, int], Answer]] = {"cell": _cell, "output": _output}
-"""What the page can ask about one trial."""
+"""The queries about one trial."""

@@ -1,14 +1,15 @@
-"""What travels of a sweep to its grid: everything at first, then what is new.
+"""`SweepFeed`: the content of a sweep's frames, a snapshot first and then the changes.
 
     feed = SweepFeed(sweep)
     content, points = feed.everything(now)     # a snapshot
-    content, points = feed.news(now)           # what came since; content is empty if nothing did
+    content, points = feed.news(now)           # the changes since then; content is empty if there are none
 
-``points`` are pairs of float32, step and value, one trial's after the other's; ``content["points"]`` says
-whose they are. A curve that cannot just be appended to is named in ``content["replaced"]``, and told anew.
+``points`` are pairs of float32, step and value, trial after trial; ``content["points"]`` has the trials and
+their numbers of points. A curve that cannot be extended is listed in ``content["replaced"]`` and sent from
+its first point.
 
-Long curves are thinned for the page, in a way that only depends on the curve: so a page that took all news
-has just what a new page gets.
+Long curves are thinned in a way that depends only on the curve, so a page that has applied all changes has
+the same points as a page that has received a snapshot.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ from nbdist.sweep.space import Space
 from nbdist.sweep.state import STATES, Ledger, Span, Trial, cause
 from nbdist.ui.formatting import clip
 
-MANY = 500  # trials above which each is told more briefly
+MANY = 500  # trials above which each gets fewer points and a shorter error
 MOST_POINTS = {False: 256, True: 64}  # of a curve on the page, by whether there are many trials
 LONGEST_ERROR = {False: 400, True: 120}
-STATUS_EVERY = 1.0  # seconds after which the time is told, if nothing else is new
-MOVES_BY_ITSELF = ("now", "seconds_left", "trials_per_second")  # in a status
+STATUS_EVERY = 1.0  # seconds after which the status is sent even if only its time has changed
+TIME_DEPENDENT = ("now", "seconds_left", "trials_per_second")  # keys of a status that change without events
 INDEX = {state: index for index, state in enumerate(STATES)}
 Points = NDArray[np.float32]
 
 
-class Sending(NamedTuple):
+class SweepUpdate(NamedTuple):
     """One frame: its content, which is plain JSON, and its points."""
 
     content: dict[str, Any]
     points: bytes
 
 
-class Sent(NamedTuple):
-    """How much of a curve the page has."""
+class SentCurve(NamedTuple):
+    """The part of a curve that the page has."""
 
     curve: Curve
     points: int
-    thinned: int  # the first so many were thinned
+    thinned: int  # number of points at its start that were thinned
     reports: int
     last: int  # step
 
 
 class SweepFeed:
-    """What the page has of a sweep, and so what is new to it; called with the sweep's lock held."""
+    """Tracks what the page has of a sweep. The caller must hold the sweep's lock."""
 
     def __init__(self, sweep: SweepSeen) -> None:
         self.sweep = sweep
@@ -64,12 +65,12 @@ class SweepFeed:
         self._touched = self._spans = self._best = 0
         self._head: dict[str, Any] = {}
         self._status: dict[str, Any] = {}
-        self._curves: dict[int, Sent] = {}
+        self._curves: dict[int, SentCurve] = {}
         self._metrics: dict[str, None] = {}
         self._names: dict[int, str] = {}
 
-    def everything(self, now: float) -> Sending:
-        """Return a snapshot, and count all of it as sent; ``now`` in seconds since 1970."""
+    def everything(self, now: float) -> SweepUpdate:
+        """Return a snapshot and record it as sent; ``now`` in seconds since 1970."""
         ledger = self.sweep.ledger
         self.many = len(ledger.trials) > MANY
         self._touched, self._spans, self._best = len(self.sweep.touched), 0, 0
@@ -82,10 +83,10 @@ class SweepFeed:
             "status": self._status,
             "trials": self._rows(sorted(ledger.trials)),
         }
-        return self._sending(content, ledger.reports.curves)
+        return self._update(content, ledger.reports.curves)
 
-    def news(self, now: float) -> Sending:
-        """Return what is new, and count it as sent; a snapshot, if trials have become many."""
+    def news(self, now: float) -> SweepUpdate:
+        """Return the changes and record them as sent; a snapshot if the number of trials crosses `MANY`."""
         ledger = self.sweep.ledger
         if (len(ledger.trials) > MANY) != self.many:
             return self.everything(now)
@@ -95,18 +96,18 @@ class SweepFeed:
         self._names = names_of(self.sweep, ledger.spans[self._spans :], self._names)
         if (latest := head(self.sweep, self._names)) != self._head:
             self._head = content["head"] = latest
-        stands = status(self.sweep, now)
-        if self._differs(stands):
-            self._status = content["status"] = stands
+        latest_status = status(self.sweep, now)
+        if self._differs(latest_status):
+            self._status = content["status"] = latest_status
         if touched:
             content["trials"] = self._rows(touched)
-        sending = self._sending(content, touched)
-        return sending if len(content) > 1 else Sending({}, b"")
+        update = self._update(content, touched)
+        return update if len(content) > 1 else SweepUpdate({}, b"")
 
-    def _differs(self, stands: Mapping[str, Any]) -> bool:
-        if not self.sweep.over and stands["now"] - self._status["now"] >= STATUS_EVERY:
+    def _differs(self, latest: Mapping[str, Any]) -> bool:
+        if not self.sweep.over and latest["now"] - self._status["now"] >= STATUS_EVERY:
             return True
-        return any(stands[key] != self._status[key] for key in stands if key not in MOVES_BY_ITSELF)
+        return any(latest[key] != self._status[key] for key in latest if key not in TIME_DEPENDENT)
 
     def _rows(self, numbers: Sequence[int]) -> dict[str, Any]:
         trials = [self.sweep.ledger.trials[number] for number in numbers]
@@ -115,11 +116,11 @@ class SweepFeed:
         self._metrics.pop(self.sweep.ledger.created.metric, None)
         return rows(self.sweep.ledger, trials, self._metrics, LONGEST_ERROR[self.many])
 
-    def _sending(self, content: dict[str, Any], numbers: Iterable[int]) -> Sending:
-        """Add the curves of these trials, and the spans and improvements that the page has not."""
+    def _update(self, content: dict[str, Any], numbers: Iterable[int]) -> SweepUpdate:
+        """Add the curves of these trials, and the spans and improvements that the page does not have."""
         ledger = self.sweep.ledger
         replaced, steps, values = [], list[int](), list[float]()
-        told: dict[str, list[int]] = {"number": [], "count": []}
+        curves: dict[str, list[int]] = {"number": [], "count": []}
         for number in numbers:
             before, curve = self._curves.get(number), ledger.curve(number)
             if curve is None:
@@ -128,7 +129,7 @@ class SweepFeed:
                     del self._curves[number]
                 continue
             after = self._of(curve)
-            if before is not None and goes_on(before, after):
+            if before is not None and is_extended(before, after):
                 new = curve.steps[before.points :], curve.values[before.points :]
             else:
                 if before is not None:
@@ -136,32 +137,32 @@ class SweepFeed:
                 new = thinned(curve, after.thinned, MOST_POINTS[self.many])
             self._curves[number] = after
             if new[0]:
-                told["number"].append(number)
-                told["count"].append(len(new[0]))
+                curves["number"].append(number)
+                curves["count"].append(len(new[0]))
                 steps += new[0]
                 values += new[1]
         spans, improvements = ledger.spans[self._spans :], ledger.improvements[self._best :]
         self._spans, self._best = len(ledger.spans), len(ledger.improvements)
         if steps:
-            content["points"] = told
+            content["points"] = curves
         if replaced:
             content["replaced"] = replaced
         if spans:
             content["spans"] = [span_row(ledger, span) for span in spans]
         if improvements:
             content["best"] = [[since(ledger, at), number, plain(best)] for at, number, best in improvements]
-        return Sending(content, pairs(steps, values))
+        return SweepUpdate(content, pairs(steps, values))
 
-    def _of(self, curve: Curve) -> Sent:
+    def _of(self, curve: Curve) -> SentCurve:
         points = len(curve.steps)
         most = MOST_POINTS[self.many]
-        # Half of what may be shown is thinned, at every half more; the rest are the latest, all of them.
+        # The start is thinned to half of `most`, and again after each further half of `most` points.
         whole = 0 if points <= most else points // (most // 2) * (most // 2)
-        return Sent(curve, points, whole, curve.count, curve.steps[-1] if points else -1)
+        return SentCurve(curve, points, whole, curve.count, curve.steps[-1] if points else -1)
 
 
-def goes_on(before: Sent, after: Sent) -> bool:
-    """Whether a curve is what it was, with points added at its end."""
+def is_extended(before: SentCurve, after: SentCurve) -> bool:
+    """Whether a curve has only grown at its end."""
     return (
         before.curve is after.curve
         and before.thinned == after.thinned
@@ -171,7 +172,7 @@ def goes_on(before: Sent, after: Sent) -> bool:
 
 
 def thinned(curve: Curve, whole: int, most: int) -> tuple[list[int], list[float]]:
-    """Return a curve's points, the first ``whole`` of them as at most half of ``most``."""
+    """Return a curve's points; the first ``whole`` of them are thinned to at most half of ``most``."""
     if not whole:
         return curve.steps, curve.values
     kept = keep_shape(curve.steps[:whole], curve.values[:whole], most // 2).tolist()
@@ -182,13 +183,13 @@ def thinned(curve: Curve, whole: int, most: int) -> tuple[list[int], list[float]
 
 
 def pairs(steps: Sequence[int], values: Sequence[float]) -> bytes:
-    """Return points as they travel: float32 pairs of step and value, little-endian.
+    """Return points as bytes: float32 pairs of step and value, little-endian.
 
     >>> pairs([1, 2], [0.5, 1.0]).hex(" ", 4)
     '0000803f 0000003f 00000040 0000803f'
     """
     made = np.empty((len(steps), 2), "<f4")
-    with np.errstate(over="ignore", invalid="ignore"):  # beyond single precision is inf, and drawn as such
+    with np.errstate(over="ignore", invalid="ignore"):  # values beyond single precision become inf
         made[:, 0], made[:, 1] = steps, values
     return made.tobytes()
 
@@ -196,7 +197,7 @@ def pairs(steps: Sequence[int], values: Sequence[float]) -> bytes:
 def rows(
     ledger: Ledger, trials: Sequence[Trial], metrics: Iterable[str], longest_error: int
 ) -> dict[str, Any]:
-    """Return trials as columns of plain JSON values; a parameter that a trial has not is None in its row."""
+    """Return trials as columns of JSON values; a parameter that a trial does not have is None in its row."""
     names = dict.fromkeys(name for trial in trials for name in trial.parameters)
     return {
         "number": [trial.number for trial in trials],
@@ -219,13 +220,13 @@ def rows(
 
 
 def span_row(ledger: Ledger, span: Span) -> list[Any]:
-    """Return a span as a row of plain JSON values."""
+    """Return a span as a row of JSON values."""
     start, end = since(ledger, span.start), since(ledger, span.end)
     return [span.number, span.attempt, list(span.ranks), start, end, span.how]
 
 
 def plain(value: float | None) -> float | str | None:
-    """Return a number as JSON has it, and in words where JSON has none.
+    """Return a number as a JSON value; NaN and the infinities, which JSON lacks, as text.
 
     >>> plain(0.5), plain(float("nan")), plain(float("-inf")), plain(None)
     (0.5, 'NaN', '-Infinity', None)
@@ -235,7 +236,7 @@ def plain(value: float | None) -> float | str | None:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-# The head of a sweep's page: its space and its progress. Pure.
+# The head and the status of a sweep's page.
 #
 # >>> from nbdist.sweep.space import log, when
 # >>> space = Space({"lr": log(1e-4, 1e-1), "opt": ["sgd", "adam"], "momentum": when([0.0, 0.9], opt="sgd")})
@@ -246,39 +247,39 @@ def plain(value: float | None) -> float | str | None:
 # momentum choice [0.0, 0.9] opt is 'sgd'
 
 LONGEST_REASON = 400  # characters
-RECENT = 64  # attempts whose ends tell how fast trials end
+RECENT = 64  # latest attempts that count for the rate of ended trials
 
 
 class EngineSeen(Protocol):
-    """One engine of a sweep: busy with trial ``number``, free, or gone."""
+    """One engine of a sweep: busy with trial ``number``, free, or ended (state "gone")."""
 
     @property
     def rank(self) -> int:
-        """Its rank in the cluster."""
+        """The engine's rank in the cluster."""
 
     @property
     def name(self) -> str:
-        """Its task name."""
+        """The engine's task name."""
 
     @property
     def state(self) -> Literal["busy", "free", "gone"]:
-        """Whether it has a trial, waits for one, or is not there any more."""
+        """Whether it runs a trial, waits for one, or has ended; saved notebooks contain these values."""
 
     @property
     def number(self) -> int | None:
-        """The trial that it runs."""
+        """The trial that the engine runs; None if it runs none."""
 
 
 class SweepSeen(Protocol):
-    """A sweep as those see it who only show it; ``lock`` is held while ledger and touched are read."""
+    """The read-only interface of a sweep for its displays; hold ``lock`` to read ledger and touched."""
 
     @property
     def id(self) -> str:
-        """What it is attached to by."""
+        """The id that `nb.attach` takes."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The sweep's display name."""
 
     @property
     def state(self) -> str:
@@ -286,38 +287,38 @@ class SweepSeen(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether nothing happens any more."""
+        """Whether the sweep has ended."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """Held by whoever writes the ledger."""
+        """The lock that a thread holds while it writes the ledger."""
 
     @property
     def ledger(self) -> Ledger:
-        """Everything known of its trials."""
+        """The state of the trials."""
 
     @property
     def touched(self) -> Sequence[int]:
-        """The trial of each event that said something of one; only grows."""
+        """The trial number of each event about a trial, in the order of the log; it only grows."""
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing runs although there is work."""
+        """The reason why no trial runs although some are waiting; None if there is no such reason."""
 
     @property
     def error(self) -> NbdistError | None:
-        """What ended it, if something did."""
+        """The error that ended the sweep; None if there is none."""
 
     @property
     def engine_names(self) -> Mapping[int, str]:
-        """What engines are called, by rank, as far as that is known; also when the sweep is over."""
+        """The known task names of engines, by rank; also available after the sweep has ended."""
 
     def engines(self) -> Sequence[EngineSeen]:
         """Return the engines, by rank."""
 
 
 def head(sweep: SweepSeen, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return what stays until the space is edited or an engine comes; ``names`` are the engines' by rank."""
+    """Return the data that changes only with the space or the engines; ``names`` are engine names by rank."""
     created = sweep.ledger.created
     return {
         "id": sweep.id,
@@ -337,9 +338,9 @@ def head(sweep: SweepSeen, names: Mapping[int, str]) -> dict[str, Any]:
 
 
 def names_of(sweep: SweepSeen, spans: Iterable[Span], known: Mapping[int, str]) -> dict[int, str]:
-    """Return the names of the engines that there are, or were, by rank.
+    """Return the names of current and former engines, by rank.
 
-    Of a sweep that is over, and was driven elsewhere, nobody says what its engines were called.
+    After a sweep that another process has driven, the task names are not known; "rank N" stands for them.
     """
     named = sweep.engine_names
     ran = {rank: named.get(rank, f"rank {rank}") for span in spans for rank in span.ranks}
@@ -347,7 +348,7 @@ def names_of(sweep: SweepSeen, spans: Iterable[Span], known: Mapping[int, str]) 
 
 
 def parameters(space: Space) -> list[dict[str, Any]]:
-    """Return each parameter with its kind, its bounds or values, and the condition under which it exists."""
+    """Return each parameter with its kind, its bounds or values, and its condition."""
     return [
         {"name": name, **_range(one.kind), "text": str(one.kind), "when": _condition(one)}
         for name, one in space.items()
@@ -368,33 +369,33 @@ def _range(kind: Parameter) -> dict[str, Any]:
 
 
 def _condition(one: Parameter) -> str | None:
-    said = [f"{on} is {' or '.join(map(literal, values))}" for on, values in one.conditions.items()]
-    return " and ".join(said) or None
+    terms = [f"{on} is {' or '.join(map(literal, values))}" for on, values in one.conditions.items()]
+    return " and ".join(terms) or None
 
 
 def status(sweep: SweepSeen, now: float) -> dict[str, Any]:
-    """Return where it stands; ``now`` in seconds since 1970 does not count once it is over."""
+    """Return the sweep's progress; ``now``, in seconds since 1970, is ignored once the sweep has ended."""
     ledger = sweep.ledger
     end = ended_at(ledger) if sweep.over else now
     speed = trials_per_second(ledger, end, RECENT)
     left = max(0, ledger.left) + ledger.counts["waiting"] + ledger.counts["running"]
-    moves = bool(speed) and sweep.state == "running"
+    estimates = bool(speed) and sweep.state == "running"
     return {
         "state": sweep.state,
         "now": since(ledger, end),
-        "wanted": ledger.wanted + len(ledger.trials) - ledger.sampled,  # clones are wanted as well
+        "wanted": ledger.wanted + len(ledger.trials) - ledger.sampled,  # clones count as well
         "counts": dict(ledger.counts),
         "engines": [[engine.rank, engine.state, engine.number] for engine in sweep.engines()],
         "trouble": sweep.trouble or reason(sweep.error),
         "best": ledger.best.number if ledger.best else None,
         "trials_per_second": float(f"{speed:.3g}") if speed else None,
-        "seconds_left": math.ceil(left / speed) if speed and moves else None,
+        "seconds_left": math.ceil(left / speed) if speed and estimates else None,
         "closed": ledger.closed,
     }
 
 
 def reason(error: NbdistError | None) -> str | None:
-    """Return the reason for a sweep's failure in one line: the first, and of a traceback in it the last.
+    """Return the reason for a sweep's failure in one line: the first and the last line of its text.
 
     >>> from nbdist.errors import AbortedError
     >>> reason(AbortedError("all of the first 4 trials failed. Trial 0:\\nTraceback:\\n  x\\nValueError: 7"))
@@ -412,7 +413,7 @@ def ended_at(ledger: Ledger) -> float:
 
 
 def trials_per_second(ledger: Ledger, now: float, recent: int | None = None) -> float | None:
-    """Return how many trials end in a second, the ``recent`` ones or all; None while that is not known."""
+    """Return the rate of ended trials per second, over the ``recent`` ones or all; None if not yet known."""
     spans = ledger.spans if recent is None else ledger.spans[-recent:]
     ended = sum(span.how != "lost" for span in spans)
     first = ledger.created.time if len(spans) == len(ledger.spans) else ledger.spans[-len(spans) - 1].end
@@ -420,5 +421,5 @@ def trials_per_second(ledger: Ledger, now: float, recent: int | None = None) -> 
 
 
 def since(ledger: Ledger, time: float | None) -> float | None:
-    """Return seconds since the sweep started, for a time in seconds since 1970."""
+    """Convert a time in seconds since 1970 to seconds since the start of the sweep."""
     return None if time is None else round(time - ledger.created.time, 3)

@@ -133,7 +133,7 @@ export function connect({ model, el }, make, receiveMessage) {
     for (const observer of [seen, resized, themed]) observer.disconnect();
     document.removeEventListener("visibilitychange", onVisibility);
     model.off("msg:custom", onMessage);
-    send("gone");
+    send("closed");
     page.close();
     page.element.remove();
   };

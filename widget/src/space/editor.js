@@ -10,10 +10,10 @@ import { describeCount, plural, startProblem } from "./state.js";
 const PATIENCE = 1500; // milliseconds after which the page shows that it waits
 
 export class Editor {
-  /** @param {string} view unique in the page @param {(kind: string, more?: Record<string, unknown>) => void} say */
-  constructor(view, say) {
+  /** @param {string} view unique in the page @param {(kind: string, more?: Record<string, unknown>) => void} send */
+  constructor(view, send) {
     this.view = view;
-    this.say = say;
+    this.send = send;
     /** @type {State | null} */
     this.state = null;
     /** @type {Map<number, ParameterRow>} */
@@ -21,7 +21,7 @@ export class Editor {
     this.adding = 0; // the edit that added a parameter, whose name is typed next
     this.lost = false;
     this.edits = new EditQueue((number, change) => {
-      this.say("edit", { number, change });
+      this.send("edit", { number, change });
       this.wait();
     });
     this.list = make("div", { class: "nbe-rows" });
@@ -43,19 +43,19 @@ export class Editor {
     this.start.setAttribute("aria-describedby", this.why.id);
     this.starting = make("div", { class: "nbe-starting" }, this.start, this.why);
     this.waiting = make("div", { class: "nbe-waiting", role: "status" });
-    this.said = make("div", { class: "nbe-said", role: "status" });
-    this.failed = make("div", { class: "nbe-said nbe-problem", role: "alert" });
+    this.succeeded = make("div", { class: "nbe-result", role: "status" });
+    this.failed = make("div", { class: "nbe-result nbe-problem", role: "alert" });
     this.element = make("section", { class: "nbdist-space", "aria-label": "Space editor" },
       make("div", { class: "nbd-title" }, "Space"), this.list, this.general, make("div", {}, this.add), this.sweep, this.editableText,
-      this.starting, this.waiting, this.said, this.failed);
+      this.starting, this.waiting, this.succeeded, this.failed);
   }
 
   /** @param {State} state */
   apply(state) {
     this.state = state;
-    const heard = state.heard[this.view] ?? 0;
-    this.edits.acknowledge(heard);
-    if (heard >= this.edits.number) this.stopWaiting();
+    const applied = state.applied[this.view] ?? 0;
+    this.edits.acknowledge(applied);
+    if (applied >= this.edits.number) this.stopWaiting();
     this.showRows(state);
     setText(this.general, state.general);
     this.general.classList.toggle("nbe-problem", state.rows.length > 0);
@@ -87,7 +87,7 @@ export class Editor {
         this.rows.set(one.id, row);
         this.list.append(row.element);
         row.show(one, state);
-        if (this.adding && (state.heard[this.view] ?? 0) >= this.adding) {
+        if (this.adding && (state.applied[this.view] ?? 0) >= this.adding) {
           this.adding = 0;
           row.fields.name.focus();
           row.fields.name.select();
@@ -107,7 +107,7 @@ export class Editor {
     const rows = ids.map((id) => /** @type {[number, ParameterRow]} */ ([id, this.rows.get(id)]));
     this.rows = new Map(rows);
     this.list.append(...rows.map(([, row]) => row.element));
-    if (focused?.isConnected && focused !== document.activeElement) focused.focus(); // moved, it loses the focus
+    if (focused?.isConnected && focused !== document.activeElement) focused.focus(); // an element that is moved loses the focus
   }
 
   /** @param {State} state */
@@ -117,14 +117,14 @@ export class Editor {
     enable(this.start, why === "" && !state.starting && !this.lost);
     setText(this.start, state.starting ? "Starting…" : state.count !== null && !why ? `Start ${plural(state.count, "trial")}` : "Start");
     setText(this.why, state.starting ? "" : why);
-    setText(this.said, state.said?.ok ? state.said.text : "");
-    setText(this.failed, state.said && !state.said.ok ? state.said.text : "");
+    setText(this.succeeded, state.result?.ok ? state.result.text : "");
+    setText(this.failed, state.result && !state.result.ok ? state.result.text : "");
   }
 
   press() {
     this.edits.flush();
     this.edits.number += 1;
-    this.say("start", { number: this.edits.number });
+    this.send("start", { number: this.edits.number });
     this.wait();
   }
 
@@ -157,7 +157,7 @@ export class Editor {
       await navigator.clipboard.writeText(text);
       setText(this.copied, "copied");
     } catch {
-      // No clipboard without a secure address: what is selected can be copied with the keyboard.
+      // Without HTTPS there is no clipboard: select the text, so that the keyboard can copy it.
       const selection = getSelection();
       selection?.selectAllChildren(this.text);
       setText(this.copied, "selected: press Ctrl+C");
@@ -181,12 +181,12 @@ export class EditQueue {
     this.send = send;
     this.number = 0; // of the last one sent
     /** @type {Map<string, number>} */
-    this.sent = new Map(); // field -> the last edit of it that is not answered
+    this.sent = new Map(); // field -> number of its last edit that the kernel has not applied
     /** @type {Map<string, Change>} */
-    this.queued = new Map(); // field -> what is sent when that is
+    this.queued = new Map(); // field -> its next edit, sent when that one is applied
   }
 
-  /** Something is done once. @param {Change} change @returns {number} */
+  /** Sends an edit that is not of a field. @param {Change} change @returns {number} */
   sendNow(change) {
     this.flush();
     this.number += 1;
@@ -207,7 +207,7 @@ export class EditQueue {
     this.send(this.number, change);
   }
 
-  /** Sends what is held back, before something that needs it. */
+  /** Sends all queued edits. */
   flush() {
     const queued = [...this.queued];
     this.queued.clear();

@@ -5,10 +5,10 @@
  * @typedef {{ id: number, name: string, kind: string, low: string, high: string, step: string, points: string, values: string,
  *   value: string, too_long: boolean, count: number, read: [string, string][], when: Condition[],
  *   problem: { text: string, at: string } | null }} Row
- * @typedef {{ kind: "state", heard: Record<string, number>, kinds: [string, string][], rows: Row[], general: string,
+ * @typedef {{ kind: "state", applied: Record<string, number>, kinds: [string, string][], rows: Row[], general: string,
  *   sampler: string, samplers: string[], pruner: string, pruners: string[], trials: string, count: number | null,
  *   points: number | null, trials_problem: string, text: string | null, too_long: boolean, valid: boolean,
- *   startable: boolean, starting: boolean, said: { ok: boolean, text: string } | null }} State
+ *   startable: boolean, starting: boolean, result: { ok: boolean, text: string } | null }} State
  */
 
 const TICKED = 12; // values of a parameter that are ticked rather than typed

@@ -18,7 +18,7 @@ function render({ model, el }) {
     if (message.kind === "state") editor.apply(message);
   };
   model.on("msg:custom", onMessage);
-  editor.say("ready");
+  editor.send("ready");
   return () => {
     model.off("msg:custom", onMessage);
     leaveKeys();

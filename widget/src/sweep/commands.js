@@ -1,4 +1,4 @@
-// Commands to the kernel: each has a number, which its answer repeats.
+// Commands to the kernel: each has a request id, which its answer repeats.
 import { make, setText } from "../dom/elements.js";
 
 /** @typedef {{ ok: boolean, message: string, number?: number, text?: string }} Answer */
@@ -8,24 +8,24 @@ export class CommandChannel {
   /** @param {(kind: string, more: Record<string, unknown>) => void} send */
   constructor(send) {
     this.send = send;
-    this.next = Math.floor(Math.random() * 2 ** 40); // every view of a sweep receives all answers, so the numbers must differ
+    this.next = Math.floor(Math.random() * 2 ** 40); // every view of a sweep receives all answers, so the ids must differ
     /** @type {Map<number, (answer: Answer) => void>} */
     this.pending = new Map();
   }
 
   /** Resolves with the kernel's answer. @type {SendCommand} */
   ask(kind, more = {}) {
-    const asked = this.next++;
+    const request = this.next++;
     return new Promise((resolve) => {
-      this.pending.set(asked, resolve);
-      this.send(kind, { ...more, asked });
+      this.pending.set(request, resolve);
+      this.send(kind, { ...more, request });
     });
   }
 
   /** @param {Record<string, any>} content of kind "answer" */
-  receive({ asked, ok, message, number, text }) {
-    this.pending.get(asked)?.({ ok: Boolean(ok), message: String(message ?? ""), number, text });
-    this.pending.delete(asked);
+  receive({ request, ok, message, number, text }) {
+    this.pending.get(request)?.({ ok: Boolean(ok), message: String(message ?? ""), number, text });
+    this.pending.delete(request);
   }
 
   /** Fails all pending commands: the kernel has ended. @param {string} message */
@@ -35,13 +35,13 @@ export class CommandChannel {
   }
 }
 
-const BUSY_AFTER = 1000; // milliseconds: the kernel answers at once, unless it runs a cell
-const WAITING = "waiting for the running cell; Pause, Resume and Stop in the sidebar act at once";
+const BUSY_AFTER = 1000; // milliseconds: the kernel answers immediately, unless it runs a cell
+const WAITING = "waiting for the running cell; Pause, Resume and Stop in the sidebar act immediately";
 
 /** Shows the state of a command and its answer. */
 export class CommandStatus {
   constructor() {
-    this.element = make("div", { class: "nbs-told", role: "status" });
+    this.element = make("div", { class: "nbs-command-status", role: "status" });
     this.latest = 0;
     this.wrong = false;
   }

@@ -107,7 +107,7 @@ describe("the page's end of the line", () => {
 
   test("leaves nothing behind", () => {
     close();
-    expect(said.at(-1)).toMatchObject({ kind: "gone" });
+    expect(said.at(-1)).toMatchObject({ kind: "closed" });
     expect(document.querySelector(".nbdist-live")).toBeNull();
     const count = said.length;
     frame(1, true);

@@ -19,9 +19,9 @@ const opt = row(1, "opt", { kind: "choice", values: "'sgd', 'adam'", count: 2, r
 
 /** @param {Row[]} rows @param {Partial<State>} [more] @returns {State} */
 const state = (rows, more = {}) => ({
-  kind: "state", heard: {}, kinds: KINDS, rows, general: "", sampler: "random", samplers: ["random", "grid"], pruner: "none",
+  kind: "state", applied: {}, kinds: KINDS, rows, general: "", sampler: "random", samplers: ["random", "grid"], pruner: "none",
   pruners: ["none", "asha"], trials: "12", count: 12, points: null, trials_problem: "", text: "lr=log(0.001, 0.1)", too_long: false,
-  valid: true, startable: true, starting: false, said: null, ...more,
+  valid: true, startable: true, starting: false, result: null, ...more,
 });
 
 /** @param {Row[]} rows @param {Partial<State>} [more] */
@@ -58,14 +58,14 @@ test("a slider writes its value into the field and sends it", () => {
   expect(said).toEqual([{ kind: "edit", number: 1, change: { what: "field", id: 0, field: "low", value: "0.0005" } }]);
 });
 
-test("what is typed stays until the kernel has heard it, and what another page does comes in", () => {
+test("what is typed stays until the kernel has applied it, and edits of another page are shown", () => {
   const editor = shown([row(0, "lr")]);
   const { name, high } = part(editor, 0).fields;
   type(name, "rate");
   editor.apply(state([row(0, "lr", { high: "1" })]));
   expect([name.value, high.value]).toEqual(["rate", "1"]);
-  editor.apply(state([row(0, "rate")], { heard: { v: 1 } }));
-  editor.apply(state([row(0, "other")], { heard: { v: 1, w: 3 } }));
+  editor.apply(state([row(0, "rate")], { applied: { v: 1 } }));
+  editor.apply(state([row(0, "other")], { applied: { v: 1, w: 3 } }));
   expect(name.value).toBe("other");
 });
 
@@ -86,7 +86,7 @@ test("a condition is chosen and ticked", () => {
   expect([...line.on.options].map((one) => one.text)).toEqual(["(always)", "opt"]);
   type(line.on, "1", "change");
   expect(said.pop().change).toEqual({ what: "condition", id: 2, at: 0, on: 1 });
-  editor.apply(state([opt, row(2, "momentum", { when: [{ on: 1, name: "opt", values: "'sgd'", read: ["'sgd'"] }] })], { heard: { v: 1 } }));
+  editor.apply(state([opt, row(2, "momentum", { when: [{ on: 1, name: "opt", values: "'sgd'", read: ["'sgd'"] }] })], { applied: { v: 1 } }));
   const boxes = [...line.boxes.querySelectorAll("input")];
   expect(boxes.map((box) => box.checked)).toEqual([true, false]);
   expect(line.typed.hidden).toBe(true);
@@ -106,11 +106,11 @@ test("a condition on a parameter that was removed keeps its name", () => {
 test("a new parameter's name is typed at once; one that goes gives the focus on", () => {
   const editor = shown([row(0, "a"), row(1, "b")]);
   editor.add.click();
-  editor.apply(state([row(0, "a"), row(1, "b"), row(2, "p1")], { heard: { v: 1 } }));
+  editor.apply(state([row(0, "a"), row(1, "b"), row(2, "p1")], { applied: { v: 1 } }));
   expect(document.activeElement).toBe(part(editor, 2).fields.name);
   part(editor, 0).drop.focus();
   part(editor, 0).drop.click();
-  editor.apply(state([row(1, "b"), row(2, "p1")], { heard: { v: 2 } }));
+  editor.apply(state([row(1, "b"), row(2, "p1")], { applied: { v: 2 } }));
   expect(document.activeElement).toBe(part(editor, 1).drop);
 });
 
@@ -125,7 +125,7 @@ test("rows change places with the focus", () => {
   const editor = shown([row(0, "a"), row(1, "b")]);
   part(editor, 1).up.focus();
   part(editor, 1).up.click();
-  editor.apply(state([row(1, "b"), row(0, "a")], { heard: { v: 1 } }));
+  editor.apply(state([row(1, "b"), row(0, "a")], { applied: { v: 1 } }));
   expect([...editor.list.children].map((one) => one.querySelector("legend")?.textContent)).toEqual(["Parameter b", "Parameter a"]);
   expect(document.activeElement).toBe(part(editor, 1).up);
   expect(part(editor, 1).up.getAttribute("aria-disabled")).toBe("true");
@@ -156,10 +156,10 @@ test("Start sends what is still held back, and shows what became of it", () => {
   expect(said.map((one) => one.change?.value ?? one.kind)).toEqual(["1", "10", "start"]);
   editor.apply(state([row(0, "lr")], { starting: true }));
   expect([editor.start.textContent, editor.start.getAttribute("aria-disabled")]).toEqual(["Starting…", "true"]);
-  editor.apply(state([row(0, "lr")], { said: { ok: false, text: HOSTILE } }));
+  editor.apply(state([row(0, "lr")], { result: { ok: false, text: HOSTILE } }));
   expect(editor.failed.textContent).toBe(HOSTILE);
-  editor.apply(state([row(0, "lr")], { said: { ok: true, text: "Started." }, startable: false }));
-  expect([editor.failed.textContent, editor.said.textContent, editor.starting.hidden]).toEqual(["", "Started.", true]);
+  editor.apply(state([row(0, "lr")], { result: { ok: true, text: "Started." }, startable: false }));
+  expect([editor.failed.textContent, editor.succeeded.textContent, editor.starting.hidden]).toEqual(["", "Started.", true]);
 });
 
 test("a kernel that is busy is waited for, one that is gone is said", () => {
@@ -168,7 +168,7 @@ test("a kernel that is busy is waited for, one that is gone is said", () => {
   editor.add.click();
   vi.advanceTimersByTime(2000);
   expect(editor.waiting.textContent).toContain("busy");
-  editor.apply(state([row(0, "lr")], { heard: { v: 1 } }));
+  editor.apply(state([row(0, "lr")], { applied: { v: 1 } }));
   expect(editor.waiting.textContent).toBe("");
   editor.disconnect();
   expect(editor.waiting.textContent).toContain("run the editor's cell again");

@@ -27,7 +27,7 @@ const drawn = () => vi.advanceTimersByTime(50);
 const kinds = () => said.map(({ kind }) => kind);
 /** Answers the last wish. @param {Record<string, any>} more */
 async function answered(more) {
-  hear({ kind: "answer", asked: said.at(-1)?.asked, ok: true, message: "", ...more });
+  hear({ kind: "answer", request: said.at(-1)?.request, ok: true, message: "", ...more });
   await Promise.resolve();
   await Promise.resolve();
   await Promise.resolve();
@@ -81,7 +81,7 @@ describe("the page's end of the line", () => {
     drawn();
     expect(said.at(-1)).toMatchObject({ kind: "ack", sequence: 7 });
     close();
-    expect(said.at(-1)).toMatchObject({ kind: "gone" });
+    expect(said.at(-1)).toMatchObject({ kind: "closed" });
     expect(query(".nbdist-sweep")).toBeNull();
     close = () => {};
   });
@@ -143,13 +143,13 @@ describe("what can be asked of the sweep", () => {
   test("a pause, and the answer stands beside it", async () => {
     shown();
     button("Pause").click();
-    expect(said.at(-1)).toMatchObject({ kind: "pause", asked: expect.any(Number) });
-    expect(query(".nbd-header > .nbs-told").textContent).toBe("sent…");
+    expect(said.at(-1)).toMatchObject({ kind: "pause", request: expect.any(Number) });
+    expect(query(".nbd-header > .nbs-command-status").textContent).toBe("sent…");
     vi.advanceTimersByTime(1_100); // another cell has the kernel
-    expect(query(".nbd-header > .nbs-told").textContent).toBe("waiting for the running cell; Pause, Resume and Stop in the sidebar act at once");
+    expect(query(".nbd-header > .nbs-command-status").textContent).toBe("waiting for the running cell; Pause, Resume and Stop in the sidebar act immediately");
     await answered({ ok: false, message: "the sweep is over" });
-    expect(query(".nbd-header > .nbs-told").textContent).toBe("the sweep is over");
-    expect(query(".nbd-header > .nbs-told").className).toContain("nbd-wrong");
+    expect(query(".nbd-header > .nbs-command-status").textContent).toBe("the sweep is over");
+    expect(query(".nbd-header > .nbs-command-status").className).toContain("nbd-wrong");
     shown(12, { status: { state: "paused" } });
     button("Resume").click();
     expect(said.at(-1)).toMatchObject({ kind: "resume" });
@@ -161,7 +161,7 @@ describe("what can be asked of the sweep", () => {
     field.value = "2.5";
     button("Add trials").click();
     expect(kinds()).toEqual([]);
-    expect(query(".nbd-header > .nbs-told").textContent).toContain('"2.5" is not a number of trials');
+    expect(query(".nbd-header > .nbs-command-status").textContent).toContain('"2.5" is not a number of trials');
     field.value = "25";
     button("Add trials").click();
     expect(said.at(-1)).toMatchObject({ kind: "add", trials: 25 });
@@ -191,7 +191,7 @@ describe("what can be asked of the sweep", () => {
     button("Change the space").click();
     expect(said.at(-1)).toMatchObject({ kind: "edit", space: "lr=0.1 width=[32]", outside: "stop" });
     await answered({ message: "new trials come from the edited space" });
-    expect(query(".nbs-form .nbs-told").textContent).toBe("new trials come from the edited space");
+    expect(query(".nbs-form .nbs-command-status").textContent).toBe("new trials come from the edited space");
   });
 
   test("nothing, once it is closed", () => {
@@ -239,11 +239,11 @@ describe("the chosen trial", () => {
     button("Stop", ".nbs-panel").click();
     await answered({ message: "trial 9 is being stopped" });
     drawn();
-    expect(query(".nbs-panel .nbs-told").textContent).toBe("trial 9 is being stopped");
+    expect(query(".nbs-panel .nbs-command-status").textContent).toBe("trial 9 is being stopped");
     hear({ kind: "sweep", sequence: 2, snapshot: false, trials: { number: [9], state: [4] } });
     drawn();
     expect(query(".nbs-panel .nbs-state").textContent).toBe("stopped");
-    expect(query(".nbs-panel .nbs-told").textContent).toBe("");
+    expect(query(".nbs-panel .nbs-command-status").textContent).toBe("");
   });
 
   test("is cloned with what was changed only, and the form stays for another clone", async () => {
@@ -255,17 +255,17 @@ describe("the chosen trial", () => {
     lr.value = "fast";
     button("Clone", ".nbs-panel").click();
     expect(kinds()).toEqual([]);
-    expect(query("[aria-label='Clone with changes'] .nbs-told").textContent).toBe('lr: "fast" is not a number');
+    expect(query("[aria-label='Clone with changes'] .nbs-command-status").textContent).toBe('lr: "fast" is not a number');
     lr.value = "5e-1";
     width.selectedIndex = 0;
     button("Clone", ".nbs-panel").click();
     expect(said.at(-1)).toMatchObject({ kind: "clone", number: 1, changes: { lr: 0.5, width: 32 } });
     expect(said.at(-1)?.changes).toEqual({ lr: 0.5, width: 32 });
-    expect(query("[aria-label='Clone with changes'] .nbs-told").textContent).toContain("lr=0.5 is outside of log(0.0001, 0.1)");
+    expect(query("[aria-label='Clone with changes'] .nbs-command-status").textContent).toContain("lr=0.5 is outside of log(0.0001, 0.1)");
     await answered({ number: 7, message: "trial 7 is a clone of trial 1" });
     drawn();
     expect(query(".nbs-panel .nbd-chart-title").textContent).toBe("Trial 1");
-    expect(query("[aria-label='Clone with changes'] .nbs-told").textContent).toBe("trial 7 is a clone of trial 1");
+    expect(query("[aria-label='Clone with changes'] .nbs-command-status").textContent).toBe("trial 7 is a clone of trial 1");
   });
 
   test("is promoted as far as its fields say, or on every engine that is there", () => {
@@ -284,7 +284,7 @@ describe("the chosen trial", () => {
     engines.value = "0.5";
     button("Continue from its checkpoint", ".nbs-panel").click();
     expect(said).toHaveLength(count);
-    expect(query("[aria-label='Promote'] .nbs-told").textContent).toContain("engines is a whole number");
+    expect(query("[aria-label='Promote'] .nbs-command-status").textContent).toContain("engines is a whole number");
   });
 
   test("says what it printed, when asked", async () => {
@@ -305,12 +305,12 @@ describe("the chosen trial", () => {
     button("Retry", ".nbs-panel").click(); // not possible
     choose(5);
     button("Retry", ".nbs-panel").click();
-    const asked = said.at(-1)?.asked;
+    const request = said.at(-1)?.request;
     choose(1);
-    hear({ kind: "answer", asked, ok: true, message: "trial 5 starts again" });
+    hear({ kind: "answer", request, ok: true, message: "trial 5 starts again" });
     await Promise.resolve();
     await Promise.resolve();
-    expect(query(".nbs-panel-body > .nbs-told").textContent).toBe("");
+    expect(query(".nbs-panel-body > .nbs-command-status").textContent).toBe("");
   });
 });
 
