@@ -38,7 +38,7 @@ from nbdist.errors import (
     TaskDiedError,
     UnavailableError,
 )
-from nbdist.runtime.session.cluster import forget, know
+from nbdist.runtime.session.cluster import add_target, remove_target
 from nbdist.runtime.task import Roster, TaskInfo, chief_of_roster, find_rank, roster_spec
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
@@ -478,7 +478,7 @@ class Members:
         self._lock = threading.RLock()
         self._keys, self._supervisor, self._changed = keys, supervisor, changed
         for info in self._tasks:
-            know(f"nbdist://{info.address}", keys)
+            add_target(f"nbdist://{info.address}", keys)
 
     def now(self) -> list[TaskInfo]:
         """Return the tasks by rank, with all changes of any client."""
@@ -561,7 +561,7 @@ class Members:
         self._tasks = [TaskInfo.from_dict(entries) for entries in roster]
         for old in before:
             if old not in self._tasks:
-                forget(f"nbdist://{old.address}")
+                remove_target(f"nbdist://{old.address}")
         for new in self._tasks:
             if new not in before:
-                know(f"nbdist://{new.address}", self._keys)
+                add_target(f"nbdist://{new.address}", self._keys)

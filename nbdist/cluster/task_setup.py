@@ -8,7 +8,7 @@ from typing import Any
 
 from nbdist.cluster.resources import MEMORY_VARIABLE
 from nbdist.runtime.server import Server
-from nbdist.runtime.session.cluster import know
+from nbdist.runtime.session.cluster import add_target
 from nbdist.runtime.task import Task, TaskInfo, current, host_identity, segment_prefix, set_current
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.frame import Frame
@@ -66,7 +66,7 @@ def _receive_roster(task: Task, frame: Frame, sender: Caller) -> Frame:
 def _apply_roster(task: Task) -> None:
     task.server.cluster = task.cluster
     for info in task.roster:  # a body may open a session on any of them
-        know(f"nbdist://{info.address}", task.keys)
+        add_target(f"nbdist://{info.address}", task.keys)
     os.environ["TF_CONFIG"] = task.cluster.to_tf_config(task.job, task.index)
 
 

@@ -22,7 +22,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.placement import round_robin
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.client import Link, ShardRequest, Stopped, open_link
+from nbdist.runtime.ps.client import Link, ShardRequest, StepStopped, open_link
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.shard import GradientStatistics
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, Rules
@@ -307,14 +307,16 @@ class ServedReplica(Replica):
     def finish(self) -> None:
         """Wait for all gradients of all replicas, and bring the final parameters."""
         while self._under_way:
-            with contextlib.suppress(Stopped):  # that step cannot complete any more; its gradient is dropped
+            with contextlib.suppress(
+                StepStopped
+            ):  # that step cannot complete any more; its gradient is dropped
                 self._retire()
         for link in self._links:
             link.wait_counted()
         for link in (
             self._links
         ):  # to all before the first leave(): another replica may wait for this one at any of them
-            link.say_farewell()
+            link.announce_done()
         self.statistics = [GradientStatistics.from_wire(link.leave()["statistics"]) for link in self._links]
         # Gradients collected for a step that was never completed count as dropped only now.
         self.dropped = max(self.dropped, *(one.dropped[self._number] for one in self.statistics))
@@ -338,7 +340,7 @@ class ServedReplica(Replica):
         begun = time.perf_counter()
         try:
             self._settle(slot)
-        except Stopped:
+        except StepStopped:
             self.dropped += 1
             raise
         finally:

@@ -45,7 +45,7 @@ PATIENCE_SECONDS = 600.0  # for ranks that are still busy with what comes before
 
 
 def nothing_wrong() -> None:
-    """Return at once: outside of a run there is nobody who could abort it."""
+    """Return: outside of a run nothing can abort."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class World:
     kind: str = "auto"
     """The collective of the group that plain calls use."""
     least: int = 1
-    """How many replicas have to be left for training to go on after a death."""
+    """How many replicas have to be left for training to continue after a death."""
     _formed: dict[str, int] = field(default_factory=dict)
     _common: Collective | None = None
 
@@ -103,7 +103,7 @@ class World:
     def common(self) -> Collective:
         """The group of plain calls such as ``nb.collective.all_reduce``; formed at the first use.
 
-        Every replica comes to it at the same point of its body.
+        Every replica calls it at the same point of its body.
         """
         if self._common is None:
             self._common = self.group("common", self.kind)

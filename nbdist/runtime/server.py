@@ -24,8 +24,8 @@ from functools import cache
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.runtime.session.cluster import forget, know, live_here
-from nbdist.runtime.session.executor import Place
+from nbdist.runtime.session.cluster import add_target, remove_target, set_local_host
+from nbdist.runtime.session.executor import ExecutorConfig
 from nbdist.runtime.session.host import SessionHost
 from nbdist.runtime.spec import ClusterSpec, chief_of
 from nbdist.wire.hosts import host_identity
@@ -39,15 +39,21 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """One task of a cluster: it listens at the task's address and answers calls by their kind.
+    """One task of a cluster: listens at the task's address and answers calls by their kind.
 
-    `job_name` may be left out when there is one job, `task_index` when that job has one task. A port of 0
-    (or an address without a port) lets the system pick.
+    - ``cluster``: a ClusterSpec, or a dict of it: job names with lists of addresses (host:port). A port of 0,
+      or an address without one, lets the system choose
+    - ``job_name``: the task's job; None if the cluster has only one
+    - ``task_index``: the task's number in its job, from 0; None if the job has only one
+    - ``start``: whether the Server answers from now on; else call ``start()``
+    - ``keys``: the cluster's :class:`~nbdist.wire.keys.ClusterKeys` (``nb.ClusterKeys``), which authenticate
+      and encrypt every connection (CURVE): the same for all Servers and Sessions of a cluster. None makes new
+      ones, and then only clients with ``server.keys`` can connect
+    - ``host``: the address of the network interface to listen on; by default only this host can connect
+    - ``segment_prefix``: the beginning of the names of shared memory files; None for one of this process,
+      after removing files of processes that have died
 
-    `keys` are the cluster's :class:`~nbdist.wire.keys.ClusterKeys` (``nb.ClusterKeys``): Servers and Sessions
-    of one cluster have the same keys, which authenticate and encrypt every connection (CURVE). Make them
-    once, and give the file to each process; without `keys` a Server makes its own, and only clients with
-    `server.keys` can connect.
+    Raises InvalidArgumentError for a task that the cluster lacks, AlreadyExistsError for a port in use.
 
         nb.ClusterKeys.create().save("keys.json")                  # once; mode 0600
         keys = nb.ClusterKeys.load("keys.json")                    # in each process
@@ -88,12 +94,12 @@ class Server:
         if segment_prefix is None:
             remove_abandoned()
         prefix = segment_prefix or own_prefix()
-        place = Place(self.keys, host_identity(), prefix, host)
-        self.sessions = SessionHost(place, self.job, self.index)
+        config = ExecutorConfig(self.keys, host_identity(), prefix, host)
+        self.sessions = SessionHost(config, self.job, self.index)
         """The sessions' side of this task: its devices, and the variables that live here."""
         self.sessions.attach(self)
-        know(self.target, self.keys)
-        live_here(self.target, self.sessions)
+        add_target(self.target, self.keys)
+        set_local_host(self.target, self.sessions)
         if start:
             self.start()
 
@@ -172,7 +178,7 @@ class Server:
         """Stop answering and free the port. May be called twice, and from a handler."""
         self._stopping = True
         self.sessions.close()
-        forget(self.target)
+        remove_target(self.target)
         if self._thread is None:
             self._release()
         elif self._thread is threading.current_thread():
@@ -208,7 +214,7 @@ class Server:
             reply = handler(frame, sender)
             if reply is not None:
                 sender.reply(reply)
-        except Exception as error:  # a handler's failure belongs to its caller; the thread goes on
+        except Exception as error:  # a handler's failure belongs to its caller; the thread continues
             log.debug("handler of %r failed on %s", frame.kind, self.name, exc_info=True)
             sender.fail(error, self.name)
 

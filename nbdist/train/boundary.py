@@ -43,7 +43,7 @@ class Boundary:
         """Handle all messages; return the seconds that it took, which belong to no step.
 
         Waits while the control is paused; a stop or an abort ends the pause, and the caller handles it.
-        Raises Stopped if the replicas' next step cannot be made any more.
+        Raises StepStopped if the replicas' next step cannot be made any more.
         """
         control, progress, begun = self._context.control, self._context.progress, time.perf_counter()
         state = progress.state

@@ -18,7 +18,7 @@ point of this order, the same on all of them, and each point is reached a number
 
 - No replica leaves the order alone. With all-reduce a stop travels in the next push (``agree``), so that all
   leave after the same step. With parameter servers a replica may leave at any step: the servers then answer
-  `Stopped` to each replica whose step can no longer be completed.
+  `StepStopped` to each replica whose step can no longer be completed.
 - A step that must not be applied (NaN policy "skip", no examples) still pushes: ``skip`` pushes zeros.
 - Within a push, collectives are called in the order of the plan of buckets, which follows from the variables
   alone; programs may finish gradients in any order (``Buckets.mark``).
@@ -48,7 +48,7 @@ from nbdist.data import Dataset
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import backend_of, to_device, to_host
 from nbdist.optim import Optimizer
-from nbdist.runtime.ps.client import Stopped
+from nbdist.runtime.ps.client import StepStopped
 from nbdist.runtime.tables import gradient_of
 from nbdist.train.boundary import Boundary, check_policy, describe_nonfinite, report_skipped
 from nbdist.train.callbacks import Callback, History
@@ -154,7 +154,7 @@ def _train(
             if continues and (validates or callbacks):
                 try:
                     replica.fetch()
-                except Stopped:
+                except StepStopped:
                     continues = False
                 else:
                     if callbacks:  # which may look at the model
@@ -292,7 +292,7 @@ class _Loop:
             if control.messages != handled:
                 try:
                     account.exclude(boundary.handle())
-                except Stopped:
+                except StepStopped:
                     return False
                 handled = boundary.handled
             if replica.agree(control.stop_requested or control.ended_training == number):
@@ -305,7 +305,7 @@ class _Loop:
                 replica.want(self._lookups(batch)(*batch) if mine else [NO_IDS] * len(tables))
             try:
                 replica.pull()
-            except Stopped:
+            except StepStopped:
                 return False
             pulled, waited = clock(), replica.waited - waited
             gradients, wrong = replica.gradients(), ""

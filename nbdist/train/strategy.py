@@ -97,7 +97,7 @@ class Replica(ABC):
         """Make updates at another rate, from this replica's next step on; all replicas are asked.
 
         Replicas that make updates together change at the same one: the first notifies the others. Raises
-        Stopped if no update can follow.
+        StepStopped if no update can follow.
         """
         raise FailedPreconditionError(f"{type(self).__name__} cannot change its learning rate in a training")
 

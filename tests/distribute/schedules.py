@@ -18,7 +18,7 @@ import numpy as np
 from nbdist.distribute.parameter_server import ServedReplica
 from nbdist.optim import SGD
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.client import Link, Stopped
+from nbdist.runtime.ps.client import Link, StepStopped
 from nbdist.runtime.ps.mailbox import COUNTERS, SLOTS
 from nbdist.runtime.ps.shard import ParameterShard
 from nbdist.runtime.ps.sync import STOPPED, Answer, Rules
@@ -143,7 +143,7 @@ class Worker:
                 self.pause()
                 replica.push()
                 self.made += 1
-        except Stopped:
+        except StepStopped:
             self.stopped = True
         replica.finish()
 
@@ -193,7 +193,7 @@ class FakeLink(Link):
     def _peer_of_shard(self) -> tuple[Peer, str, int]:
         raise NotImplementedError
 
-    def say_farewell(self) -> None:
+    def announce_done(self) -> None:
         self.worker.pause()
         self.server.leave(self.worker)
 

@@ -17,7 +17,7 @@ from nbdist.distribute.simulation.cost import Array, Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.distribute.simulation.servers import Machines, Serving
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.client import Link, Stopped
+from nbdist.runtime.ps.client import Link, StepStopped
 from nbdist.runtime.ps.sync import COUNTED, Answer, Rules
 from nbdist.wire.rpc.client import Peer
 
@@ -113,7 +113,7 @@ class Actor:
         for link in self._links:
             link.begun = True
         events, hosts = self.serving.events, self.serving.hosts
-        with suppress(Stopped):
+        with suppress(StepStopped):
             for seconds in self._times:
                 replica.pull()
                 hosts.work(self.host, seconds, self.wake)
@@ -179,7 +179,7 @@ class VirtualLink(Link):
     def _newest(self) -> int:
         return self.version
 
-    def say_farewell(self) -> None:
+    def announce_done(self) -> None:
         """Say that this replica is done."""
         if not self._said_farewell:
             self._said_farewell = True
@@ -189,7 +189,7 @@ class VirtualLink(Link):
 
     def leave(self) -> dict[str, Any]:
         """Leave; the others are not waited for."""
-        self.say_farewell()
+        self.announce_done()
         return {"statistics": self._actor.serving.servers[self._server].shard.statistics.to_wire()}
 
     def close(self) -> None:

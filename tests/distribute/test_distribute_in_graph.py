@@ -163,7 +163,7 @@ def test_variables_of_a_stage_live_with_it(servers: Callable[[int, int], list[Se
     assert seen == [[*(f"{own},learning" for own in weights), ""]]  # each with the rate at which it learns
     until(
         lambda: [one.sessions.store.used() for one in made[1:]] == [0, 0, 0]
-    )  # the stations end by themselves
+    )  # the executors end by themselves
 
 
 class NewRate(Callback):

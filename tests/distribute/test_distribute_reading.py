@@ -249,7 +249,7 @@ def test_data_goes_with_the_training(servers: Servers) -> None:
     fit(strategy, rows(4500, 1000), epochs=1, callbacks=(Look(),))
     assert held == [True, True, False]
     deadline, pause = time.monotonic() + 10, threading.Event()
-    while any(one.sessions.store.used() for one in made):  # a station has a moment to end
+    while any(one.sessions.store.used() for one in made):  # an executor has a moment to end
         assert time.monotonic() < deadline
         pause.wait(0.005)
 

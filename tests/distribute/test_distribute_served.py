@@ -11,7 +11,7 @@ import pytest
 
 from nbdist.distribute.parameter_server import ServedReplica
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.client import Link, Stopped
+from nbdist.runtime.ps.client import Link, StepStopped
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, KEPT, STEPPED, STOPPED, TAKEN, Rules
 from nbdist.wire.rpc.client import Peer
@@ -121,7 +121,7 @@ def test_what_all_servers_take_is_waited_for() -> None:
 def test_who_is_stopped_at_one_server_stops() -> None:
     one, _ = replica(BACKUPS, [(APPLIED, 0)], [(STOPPED, 0)])
     step(one)
-    with pytest.raises(Stopped):
+    with pytest.raises(StepStopped):
         one.pull()
     assert one.dropped == 1
 

@@ -25,7 +25,7 @@ from nbdist.run.options import Options
 from nbdist.run.progress import LOST
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
-from nbdist.runtime.ps.client import Stopped
+from nbdist.runtime.ps.client import StepStopped
 from nbdist.train import context as contexts
 from nbdist.train.context import Context
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy
@@ -158,7 +158,7 @@ def weights_after(rates: Callable[[int], float], steps: int) -> list[np.ndarray[
     class Rated(OneDevice):
         def pull(self) -> None:
             if self.global_step == steps:
-                raise Stopped
+                raise StepStopped
             self.set_learning_rate(rates(self.global_step + 1))
 
     class RatedStrategy(OneDeviceStrategy):

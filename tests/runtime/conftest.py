@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from runtime_tasks import Gate, Tasks, gates, open_tasks, station_threads
+from runtime_tasks import Gate, Tasks, executor_threads, gates, open_tasks
 from waiting import until
 
 from nbdist.graph.tensor import Graph, Tensor
@@ -24,7 +24,7 @@ def tasks(request: pytest.FixtureRequest) -> Iterator[Tasks]:
     yield tasks
     for server in tasks.servers.values():
         server.close()
-    until(lambda: station_threads() == [])
+    until(lambda: executor_threads() == [])
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def interrupted_when(reached: threading.Event) -> Iterator[None]:
     helper.join()
 
 
-def station_threads() -> list[str]:
+def executor_threads() -> list[str]:
     """Return the names of the threads that serve sessions in this process."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("nbdist session")]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import AbortedError, InvalidArgumentError, OutOfRangeError
-from nbdist.runtime.session.resources import Collected, CollectedRows, Tokens
+from nbdist.runtime.session.resources import GradientAccumulator, RowGradientAccumulator, Tokens
 
 A, B = "/job:worker/task:0", "/job:worker/task:1"
 
@@ -20,7 +20,7 @@ def rows(values: Any, at: Any) -> list[Any]:
 
 
 def test_what_is_missing_is_told_by_name() -> None:
-    collected = Collected((), mean=True)
+    collected = GradientAccumulator((), mean=True)
     for name in (A, B):
         collected.offer(name, [np.array(1.0)], 0)
     assert collected.take(2) == [1]
@@ -34,7 +34,7 @@ def test_what_is_missing_is_told_by_name() -> None:
 
 
 def test_a_closed_one_gives_nothing_and_one_that_begins_again_has_forgotten_all() -> None:
-    collected = Collected((), mean=False)
+    collected = GradientAccumulator((), mean=False)
     collected.offer(A, [np.array(1.0)], 0)
     collected.closed = True
     with pytest.raises(OutOfRangeError, match="has ended"):
@@ -49,13 +49,13 @@ def test_a_closed_one_gives_nothing_and_one_that_begins_again_has_forgotten_all(
 
 
 def test_a_row_is_divided_by_the_number_of_gradients_that_hold_it() -> None:
-    collected = CollectedRows((5, 2), mean=True)
+    collected = RowGradientAccumulator((5, 2), mean=True)
     collected.offer(A, rows([[1, 1], [2, 2], [3, 3]], [4, 0, 4]), 0)  # row 4 twice in one gradient
     collected.offer(B, rows([[10, 10], [8, 8]], [0, 2]), 0)
     values, at = collected.take(2) or []
     assert at.tolist() == [0, 2, 4]
     np.testing.assert_array_equal(values, [[6, 6], [8, 8], [4, 4]])
-    collected = CollectedRows((5, 2), mean=False)
+    collected = RowGradientAccumulator((5, 2), mean=False)
     collected.offer(A, rows([[1, 1], [2, 2]], [4, 0]), 0)
     collected.offer(B, rows([[10, 10]], [0]), 0)
     values, at = collected.take(2) or []
@@ -63,7 +63,7 @@ def test_a_row_is_divided_by_the_number_of_gradients_that_hold_it() -> None:
 
 
 def test_no_rows_at_all_are_a_gradient_as_well() -> None:
-    collected = CollectedRows((5, 2), mean=True)
+    collected = RowGradientAccumulator((5, 2), mean=True)
     collected.offer(A, rows(np.zeros((0, 2)), np.zeros(0, int)), 0)
     values, at = collected.take(1) or []
     assert (values.shape, at.shape) == ((0, 2), (0,))
@@ -81,7 +81,7 @@ def test_a_mean_does_not_depend_on_who_came_first(replicas: int, seed: int) -> N
     for gradient in gradients[1:]:
         expected += gradient
     for _ in range(3):
-        collected = Collected((4,), mean=False)
+        collected = GradientAccumulator((4,), mean=False)
         for n in rng.permutation(replicas):
             collected.offer(names[n], [gradients[n].copy()], 0)
         (found,) = collected.take(replicas) or []
@@ -166,8 +166,8 @@ def test_who_does_not_come_back_is_told_by_name() -> None:
     tokens.take(B, 0, 2.0)
     tokens.waiting[A] += 1
     assert tokens.missing(9.0) == (
-        f"not waiting for one: {B} (took token 5 7.0 s ago), 1 of 3 replicas that never came"
+        f"not waiting for one: {B} (took token 5 7.0 s ago), 1 of 3 replicas that never took part"
     )
     tokens.waiting[B] += 1
     tokens.waiting["C"] += 1
-    assert tokens.missing(9.0) == "every replica that is known waits"
+    assert tokens.missing(9.0) == "every known replica waits"

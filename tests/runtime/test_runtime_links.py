@@ -21,7 +21,7 @@ from nbdist.errors import (
 from nbdist.optim import SGD, Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps import service as holding_module
-from nbdist.runtime.ps.client import Link, ShardRequest, Stopped, open_link
+from nbdist.runtime.ps.client import Link, ShardRequest, StepStopped, open_link
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.ps.shard import GradientStatistics, ParameterShard
@@ -329,7 +329,7 @@ class LinkContract:
             if replica == 1:
                 push(link, 1.0)
                 pushed.set()
-                with pytest.raises(Stopped):
+                with pytest.raises(StepStopped):
                     link.wait(0)
             else:
                 assert pushed.wait(PATIENCE)
@@ -355,7 +355,7 @@ class LinkContract:
                     try:
                         farm.aborted.wait(0)
                         link.wait(0)
-                    except Stopped:
+                    except StepStopped:
                         break
             else:
                 gone.set()
@@ -392,7 +392,7 @@ class LinkContract:
 
     def test_the_others_go_on_until_a_step_cannot_complete(self, farm: Farm) -> None:
         links = [farm.open(i, 3, synchronous=True, aggregate=2) for i in range(3)]
-        links[2].say_farewell()
+        links[2].announce_done()
         for _ in range(3):
             for link in links[:2]:
                 link.pull()
@@ -400,8 +400,8 @@ class LinkContract:
             assert [link.wait(0) for link in links[:2]] == [0, 0]
         links[0].pull()
         push(links[0], 1.0)
-        links[1].say_farewell()
-        with pytest.raises(Stopped):
+        links[1].announce_done()
+        with pytest.raises(StepStopped):
             links[0].wait(0)
         for counts in unfailing(together(3, lambda i: links[i].leave())):
             assert (counts["updates"], counts["dropped"]) == (3, 1)
@@ -422,7 +422,7 @@ class LinkContract:
         assert fast.outcome(0) == slow.outcome(0) == (APPLIED, 0)
         fast.pull()
         assert (fast.version, fast.global_step, view(fast)[0]) == (1, 1, -5)
-        slow.say_farewell()
+        slow.announce_done()
         for _ in range(4):
             fast.pull()
             push(fast, 1.0)

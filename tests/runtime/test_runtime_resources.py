@@ -342,7 +342,7 @@ def test_a_wait_ends_at_the_operation_timeout(
     with tasks.session(operation_timeout=0.2) as session:
         begin(session)
         begun = time.monotonic()
-        with pytest.raises(DeadlineExceededError, match=r"nothing came within 0\.2 s") as caught:
+        with pytest.raises(DeadlineExceededError, match=r"nothing arrived within 0\.2 s") as caught:
             session.run(op)
         assert time.monotonic() - begun < 2 + SLACK_SECONDS
         assert all(one in str(caught.value) for one in words), caught.value
@@ -397,7 +397,7 @@ def test_who_waits_is_woken(
 
 
 @all_ways
-def test_a_server_of_tokens_that_is_cut_off_is_told_to_all(
+def test_all_waiting_replicas_get_the_error_of_an_aborted_chief(
     graph: Graph, tasks: Tasks, waits: threading.Event
 ) -> None:
     with device(PS):
@@ -418,7 +418,7 @@ def test_a_server_of_tokens_that_is_cut_off_is_told_to_all(
                 chief.run(serve)
             chief.close()
             assert isinstance(run.end(2).error, AbortedError)
-            assert "the chief, which serves 'tokens', was cut off: " in str(run.error)
+            assert "the chief, which serves 'tokens', was aborted: " in str(run.error)
             if where == "in a step":
                 serving.end()
             waits.clear()

@@ -158,10 +158,10 @@ def test_what_cannot_be_fetched_or_fed(session: Session) -> None:
     with Graph().as_default():
         foreign, foreign_feed = constant(1.0), placeholder(np.float32, ())
     for fetch in (foreign, [w, foreign], {"a": foreign}):
-        with pytest.raises(InvalidArgumentError, match="is no tensor of this session's graph"):
+        with pytest.raises(InvalidArgumentError, match="is not a tensor of this session's graph"):
             session.run(fetch)
     for wrong in (3, None, [w, 2.5]):
-        with pytest.raises(InvalidArgumentError, match="it is no tensor; fetch tensors, their names"):
+        with pytest.raises(InvalidArgumentError, match="it is not a tensor; fetch tensors, their names"):
             session.run(wrong)
     with pytest.raises(NotFoundError, match=r"no tensor 'loss'; its last ones are x, w"):
         session.run("loss")
@@ -279,7 +279,7 @@ def test_what_cannot_be_set(session: Session) -> None:
     with Graph().as_default():
         other = Variable(0.0)
     for wrong in (w + 1, other):
-        with pytest.raises(InvalidArgumentError, match="no variable of this session's graph"):
+        with pytest.raises(InvalidArgumentError, match="not a variable of this session's graph"):
             session.set_value(wrong, np.zeros((2, 3)))  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_tasks import PS, TWO, Tasks, all_ways, begin, open_tasks, station_threads
+from runtime_tasks import PS, TWO, Tasks, all_ways, begin, executor_threads, open_tasks
 from waiting import SLACK_SECONDS, until
 
 from nbdist.errors import (
@@ -33,7 +33,7 @@ from nbdist.wire.rpc.client import Peer
 def test_a_task_that_is_not_there_is_waited_for_and_named(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "TELL_EVERY", 0.3)
+    monkeypatch.setattr(cluster, "REPORT_EVERY", 0.3)
     tasks = open_tasks(workers=2, ps=1)
     gone = tasks["worker1"]
     gone.close()
@@ -87,7 +87,7 @@ def test_other_keys_are_refused(graph: Graph, tasks: Tasks) -> None:
 
 HOSTILE: list[Any] = [
     {},
-    {"device": "x", "graph": {}, "order": [], "feeds": [], "fetches": [], "stations": {}},
+    {"device": "x", "graph": {}, "order": [], "feeds": [], "fetches": [], "executors": {}},
     {"graph": {"format": 10**9, "nbdist": "x"}},
     {"device": "/job:ps", "graph": None, "order": None},
     {"graph": {"format": 1, "nbdist": "0", "columns": {}, "types": ["__import__"]}},
@@ -112,7 +112,7 @@ def test_a_piece_that_is_none_raises_at_its_sender_only(
     until(lambda: tasks["ps0"].sessions.store.used() == 8)
 
 
-def test_who_asks_for_a_station_asks_properly(tasks: Tasks) -> None:
+def test_a_malformed_request_for_an_executor_is_refused(tasks: Tasks) -> None:
     ps = tasks["ps0"]
     address = {"host": "h", "bell": "", "socket": "127.0.0.1:1"}
     good = {
@@ -130,20 +130,20 @@ def test_who_asks_for_a_station_asks_properly(tasks: Tasks) -> None:
         (good | {"resets": True}, DataLossError),
         (good | {"device": "/job:ps/replica:0/task:0/device:GPU:0"}, InvalidArgumentError),
         (good | {"incarnation": 1}, AbortedError),
-        (good | {"client": address | {"bell": "../../etc/passwd", "host": ps.sessions.place.host_identity}},
+        (good | {"client": address | {"bell": "../../etc/passwd", "host": ps.sessions.config.host_identity}},
          NbdistError),
     ]  # fmt: skip
     with Peer(ps.address, tasks.keys) as peer:
         for meta, kind in wrong:
             with pytest.raises(kind):
                 peer.call("session.open", meta)
-        until(lambda: station_threads() == [])  # one that fails says so before it ends
+        until(lambda: executor_threads() == [])  # one that fails says so before it ends
 
 
 def test_waiting_for_a_task_can_be_interrupted(
     graph: Graph, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "TELL_EVERY", 0.1)
+    monkeypatch.setattr(cluster, "REPORT_EVERY", 0.1)
     tasks["worker1"].close()
     with device(PS):
         w = Variable(1.0, name="w")

@@ -1,4 +1,4 @@
-"""A task with two devices: each has its station, its program and its variables' memory."""
+"""A task with two devices: each has its executor, its program and its variables' memory."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, station_threads
+from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, executor_threads
 from waiting import until
 
 from nbdist.graph.op import OPS, Op
@@ -31,7 +31,7 @@ def descriptors() -> list[str]:
 
 
 def shared_files(tasks: Tasks) -> list[str]:
-    prefixes = tuple(server.sessions.place.prefix for server in tasks.servers.values())
+    prefixes = tuple(server.sessions.config.prefix for server in tasks.servers.values())
     return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes)]
 
 
@@ -54,11 +54,11 @@ def use(tasks: Tasks, **options: Any) -> None:
 @all_ways
 def test_nothing_is_left_of_a_session(tasks: Tasks) -> None:
     use(tasks)  # ZeroMQ opens some things once
-    until(lambda: station_threads() == [])
+    until(lambda: executor_threads() == [])
     before = threading.active_count(), len(descriptors())
     for isolate in (False, True) * 4:
         use(tasks, isolate=isolate)
-    until(lambda: station_threads() == [])
+    until(lambda: executor_threads() == [])
     until(lambda: shared_files(tasks) == [])
     until(lambda: threading.active_count() <= before[0])
     until(lambda: len(descriptors()) <= before[1])  # memory that was shared is among them
@@ -66,15 +66,15 @@ def test_nothing_is_left_of_a_session(tasks: Tasks) -> None:
 
 
 @all_ways
-def test_nothing_is_left_of_a_session_that_was_forgotten(graph: Graph, tasks: Tasks) -> None:
+def test_a_garbage_collected_session_leaves_nothing(graph: Graph, tasks: Tasks) -> None:
     with device(PS):
         w = Variable(1.0, name="w")
     session = tasks.session()
     begin(session)
-    assert len(station_threads()) == 1
+    assert len(executor_threads()) == 1
     del session, w
     gc.collect()
-    until(lambda: station_threads() == [])
+    until(lambda: executor_threads() == [])
     until(lambda: shared_files(tasks) == [])
 
 
@@ -156,7 +156,7 @@ def test_one_session_runs_in_several_threads_at_once(graph: Graph, tasks: Tasks,
         for thread in threads:
             thread.join()
         assert sorted(found) == [1, 2]
-    until(lambda: station_threads() == [])
+    until(lambda: executor_threads() == [])
 
 
 def test_a_task_runs_its_own_part_on_the_callers_thread(graph: Graph, tasks: Tasks) -> None:
@@ -254,14 +254,14 @@ def test_a_client_that_is_killed_leaves_no_thread_and_no_isolated_variable(
         client.stdin.write(json.dumps(said) + "\n")
         client.stdin.flush()
         assert client.stdout.readline() == "ready\n"
-        assert len(station_threads()) == 2
+        assert len(executor_threads()) == 2
         client.send_signal(signal.SIGKILL)
         client.wait(10)
-        until(lambda: station_threads() == [], 5.0)
+        until(lambda: executor_threads() == [], 5.0)
         assert tasks.variables() == (set() if isolate else {"w"})
         use(tasks)
     finally:
         client.kill()
         client.communicate()
         for server in tasks.servers.values():
-            remove_all(server.sessions.place.prefix)  # what the client had no time to
+            remove_all(server.sessions.config.prefix)  # what the client had no time to

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, station_threads
+from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, executor_threads
 from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.errors import (
@@ -56,7 +56,7 @@ def test_an_error_names_op_device_and_line_and_the_next_step_works(graph: Graph,
             for words in ("LinAlgError at 'inv", f"{__file__}:", f"/{job}/replica:0/{task}/device:CPU:0"):
                 assert words in str(caught.value)
             assert "Singular matrix" in str(caught.value)
-        assert len(station_threads()) <= 3  # the same stations all along
+        assert len(executor_threads()) <= 3  # the same executors all along
 
 
 @all_ways
@@ -101,7 +101,7 @@ def test_who_waits_for_room_in_a_pipe_ends_with_the_step(
         with pytest.raises(InvalidArgumentError, match="Singular"):
             session.run([total, bad])
         opener.join()
-        on_ps.join(PATIENCE)  # it was told that the session has given that step up, and its stations
+        on_ps.join(PATIENCE)  # it was told that the session has given that step up, and its executors
         assert not on_ps.is_alive()
         busy.open()
         np.testing.assert_array_equal(session.run(total), np.full(480, 59 * 30.0))
@@ -171,7 +171,7 @@ def test_a_session_that_is_closed_in_the_middle_of_a_step(graph: Graph, tasks: T
     with pytest.raises(FailedPreconditionError, match="closed"):
         session.run(waiting)
     one.open()
-    until(lambda: station_threads() == [])
+    until(lambda: executor_threads() == [])
 
 
 @all_ways
@@ -226,12 +226,12 @@ def test_a_task_that_was_started_again_is_another(graph: Graph, tasks: Tasks) ->
             assert new.run(w) == 1
 
 
-@pytest.mark.parametrize("by", ["letters", "the next station"])
+@pytest.mark.parametrize("by", ["messages", "the next executor"])
 @all_ways
 def test_a_late_part_of_a_step_that_was_given_up_changes_nothing(
     graph: Graph, tasks: Tasks, gate: Put, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    if by == "letters":
+    if by == "messages":
         monkeypatch.setattr(dispatch, "ABORT_SECONDS", 2 * executor.LOOK_AFTER)
     else:
         monkeypatch.setattr(dispatch, "ABORT_SECONDS", 0.0)
@@ -253,7 +253,7 @@ def test_a_late_part_of_a_step_that_was_given_up_changes_nothing(
             session.run([*late, bad])
         opener.join()
         executors = [one for one in threading.enumerate() if one.name.startswith("nbdist session")]
-        if by == "the next station":
+        if by == "the next executor":
             np.testing.assert_array_equal(session.run(v), np.zeros(3))
         slow.open()
         until(lambda: not any(one.is_alive() for one in executors))

@@ -202,7 +202,7 @@ def part(worker: Worker, last: int, feeds: Any = None) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("tasks", [{"workers": 3}], indirect=True)
-def test_backups_let_training_go_on_without_one(tasks: Tasks) -> None:
+def test_backups_let_training_continue_without_one(tasks: Tasks) -> None:
     one, gone, two = (Worker(tasks, n, three, 2, 3, num_tokens=0) for n in range(3))
 
     def go() -> None:
@@ -442,7 +442,7 @@ def test_who_waits_for_one_that_has_gone_is_told_its_name(tasks: Tasks) -> None:
         assert one.session.run(one.step) == 2  # the chief's thread has not given up
 
 
-def test_who_waits_for_one_that_never_gave_is_told_its_name(tasks: Tasks) -> None:
+def test_an_error_names_the_replica_without_a_gradient(tasks: Tasks) -> None:
     one, two = (Worker(tasks, n, three, 2, num_tokens=0, operation_timeout=0.3) for n in range(2))
     with Crew([one, two]), pytest.raises(DeadlineExceededError, match=r"/job:worker/task:1 \(joined"):
         one.session.run(one.train)
@@ -480,7 +480,7 @@ def heard(tasks: Tasks) -> int:
 
 @all_ways
 @pytest.mark.parametrize("how", ["ends", "closes", "fails"])
-def test_who_waits_when_the_chief_goes_is_told(
+def test_waiting_replicas_get_an_error_when_the_chief_ends(
     tasks: Tasks,
     how: str,
 ) -> None:
@@ -506,7 +506,7 @@ def test_who_waits_when_the_chief_goes_is_told(
             (error,) = errors
             if how == "closes":
                 assert isinstance(error, AbortedError)
-                assert "the chief, which serves 'sync_token_q', was cut off" in str(error)
+                assert "the chief, which serves 'sync_token_q', was aborted" in str(error)
             else:
                 assert isinstance(error, OutOfRangeError)
                 assert "the training has ended" in str(error)
@@ -520,7 +520,7 @@ def waiting_on(tasks: Tasks) -> int:
     return sum(queue.look(lambda tokens: sum(tokens.waiting.values())) for queue in queues)
 
 
-def test_an_error_in_the_aggregation_is_the_chiefs_and_all_are_told(
+def test_an_error_in_the_aggregation_is_raised_at_the_chief_and_all_replicas(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (Worker(tasks, n, three, 2, num_tokens=0) for n in range(2))
@@ -542,7 +542,7 @@ def test_an_error_in_the_aggregation_is_the_chiefs_and_all_are_told(
         with pytest.raises(InvalidArgumentError, match=r"ZeroDivisionError at .*boom"):
             both()
         assert all(isinstance(error, AbortedError) for error in errors)
-        assert "was cut off: ZeroDivisionError at" in str(errors[1])
+        assert "was aborted: ZeroDivisionError at" in str(errors[1])
         with pytest.raises(InvalidArgumentError, match="boom"):
             one.hook.after_run(None, None)
         monkeypatch.undo()

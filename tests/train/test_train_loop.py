@@ -17,7 +17,7 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
 from nbdist.nn import Dense, Sequential
 from nbdist.optim import SGD
-from nbdist.runtime.ps.client import Stopped
+from nbdist.runtime.ps.client import StepStopped
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
@@ -41,7 +41,7 @@ class Watched(OneDevice):
         self.pulls += 1
         self.calls.append("pull")
         if self.pulls == self.stop_at_pull:
-            raise Stopped
+            raise StepStopped
         self.staleness = self.pulls % 3
 
     def push(self) -> None:

@@ -36,8 +36,8 @@ Array = np.ndarray[Any, Any]
 LOOK_SECONDS = 0.2  # how often a waiting replica looks whether its run was aborted
 
 
-class Stopped(Exception):
-    """So many replicas have left a synchronous step that it cannot complete."""
+class StepStopped(Exception):
+    """Raised when a synchronous step cannot complete, because too many replicas have left."""
 
 
 class Link(ABC):
@@ -91,7 +91,7 @@ class Link(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of sockets and shared files; safe in any state."""
+        """Close sockets and shared files; safe in any state."""
 
     @property
     @abstractmethod
@@ -140,7 +140,7 @@ class Link(ABC):
     def wait(self, slot: int) -> int | None:
         """Wait until the gradient in a slot is applied; return its staleness in updates, None if dropped.
 
-        Raises Stopped when a synchronous step is broken up, AbortedError when the run is aborted.
+        Raises StepStopped when a synchronous step is broken up, AbortedError when the run is aborted.
         """
         what, staleness = self.outcome(slot)
         return None if what == DROPPED else staleness
@@ -152,13 +152,13 @@ class Link(ABC):
         self._taken.discard(slot)
         what, staleness = self._settled.pop(slot)
         if what == STOPPED:
-            raise Stopped
+            raise StepStopped
         return what, staleness
 
     def taken(self, slot: int) -> bool:
-        """Wait only until the shard has said whether it takes a gradient or drops it.
+        """Wait only until the shard has answered whether it takes a gradient or drops it.
 
-        It says so where servers judge apart; :meth:`wait` may then be called in any case.
+        It does so where servers decide separately; :meth:`wait` may then be called in any case.
         """
         while slot not in self._settled and slot not in self._taken:
             self._receive()
@@ -174,19 +174,19 @@ class Link(ABC):
         while self._counts:
             self._receive()
 
-    def say_farewell(self) -> None:
-        """Say that this replica is done, so that nobody waits for it; :meth:`leave` waits for the others."""
+    def announce_done(self) -> None:
+        """Announce that this replica is done, so that no other waits for it."""
         if not self._said_farewell:
             self._said_farewell = True
             peer, shard, replica = self._peer_of_shard
             peer.send("ps.leave", {"shard": shard, "replica": replica})
 
     def leave(self) -> dict[str, Any]:
-        """Say that this replica is done, and wait until all are; then the parameters here are the final ones.
+        """Announce that this replica is done, and wait until all are; then the parameters here are final.
 
         Returns the shard's counts: updates, global_step, dropped, and the statistics of all replicas.
         """
-        self.say_farewell()
+        self.announce_done()
         peer, shard, replica = self._peer_of_shard
         while True:
             frame = peer.receive(LOOK_SECONDS)
@@ -203,9 +203,9 @@ class Link(ABC):
                 self.global_step = frame.meta["global_step"]
                 return dict(frame.meta)
             else:
-                self._heed(frame)
+                self._handle(frame)
 
-    def _heed(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         """Handle the server's messages beside its answers to gradients; raise the error that it sends."""
         if frame.kind == "error":
             raise error_from(frame)
@@ -308,7 +308,7 @@ class SharedLink(Link):
             self._looked = now
             self._check()
             while (frame := self._control.receive(0)) is not None:  # raises if the server has ended
-                self._heed(frame)
+                self._handle(frame)
         for what, slot in ANSWER.iter_unpack(message):
             self._note(what, slot, int(self._headers[slot][1]))
 
@@ -320,7 +320,7 @@ class SharedLink(Link):
         return self._control, self._shard, self._replica
 
     def close(self) -> None:
-        """Let go of the shared files and the connection."""
+        """Close the shared files and the connection."""
         self._ringer.close()
         self._bell.close()
         self._control.close()
@@ -348,7 +348,7 @@ class SocketLink(Link):
         self.tables = list(tables)
 
     def pull(self) -> None:
-        """Ask for the newest parameters and the wanted rows, their version and the global step."""
+        """Request the newest parameters and the wanted rows, their version and the global step."""
         self._ask([self._wanted.pop(number, NO_IDS) for number in range(len(self.tables))])
 
     def gradient(self, slot: int) -> Array:
@@ -374,7 +374,7 @@ class SocketLink(Link):
             self._seen = max(self._seen, frame.meta["version"])
             self._note(frame.meta["what"], frame.meta["token"], frame.meta["staleness"])
         else:
-            self._heed(frame)
+            self._handle(frame)
 
     def _newest(self) -> int:
         return max(self._seen, self.version)
@@ -390,7 +390,7 @@ class SocketLink(Link):
 
 @dataclass(frozen=True)
 class ShardRequest:
-    """What a replica asks a parameter server for."""
+    """A replica's request to open a shard on a parameter server."""
 
     shard: str
     replica: int
@@ -423,7 +423,7 @@ def open_link(
     """Connect a replica to a shard; waits until the chief has given the initial values.
 
     ``peer`` is a connection of this link's own, which closes it, also when this fails. ``prefix`` names
-    shared files if both tasks are on one host; None asks for the socket. ``check`` raises AbortedError when
+    shared files if both tasks are on one host; None selects the socket. ``check`` raises AbortedError when
     the run has ended. ``lost`` is called with the numbers of all replicas that the server has found frozen;
     the others continue without them.
     """
@@ -479,7 +479,7 @@ def _opened_link(
 
 
 def _own_bell(prefix: str | None) -> tuple[Doorbell | None, str]:
-    """Return a doorbell if shared memory is wanted and there is room; else None, and what to say of it."""
+    """Return a doorbell if shared memory is wanted and there is room; else None, and a note for the user."""
     try:
         return (Doorbell.create(prefix), "") if prefix is not None else (None, "")
     except OSError as error:
@@ -493,7 +493,7 @@ def _patiently(
     check: Callable[[], None],
     timeout: float,
 ) -> dict[str, Any]:
-    """Ask for a shard; the answer comes once the chief is there. Aborts are noticed while waiting."""
+    """Open a shard; the answer comes when the chief has opened it. Aborts are noticed while waiting."""
     peer.send("ps.open", meta, request.initial or ())
     if request.initial is not None:
         _fill(peer, request, check)

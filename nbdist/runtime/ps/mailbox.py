@@ -76,8 +76,8 @@ class Mailbox:
 def fence() -> None:
     """Keep this thread's reads and writes of shared memory before it apart from those after it.
 
-    x86 keeps the order that matters by itself; other processors need to be told, as every lock does. What
-    comes later may move up into one locked section, and not past a second one.
+    x86 keeps the order that matters by itself; other processors need a fence, as in every lock. A later
+    access may move up into one locked section, but not past a second one.
     """
     for lock in (threading.Lock(), threading.Lock()):
         with lock:
@@ -85,7 +85,7 @@ def fence() -> None:
 
 
 def yield_core() -> None:
-    """Let another thread have this core, if one waits for it: it may be in the middle of an update."""
+    """Yield the core to a waiting thread, which may be in the middle of an update."""
     if hasattr(os, "sched_yield"):
         os.sched_yield()
     else:

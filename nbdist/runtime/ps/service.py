@@ -4,9 +4,9 @@ Replicas on the same host write gradients into shared memory and ring a doorbell
 authenticated socket. Both reach the same shard under one lock.
 
     replica                                 service
-    ps.open   who, layout, optimizer ─────► makes the shard from the chief's values, then answers
+    ps.open   replica, layout, optimizer ────► makes the shard from the chief's values, then answers
     ps.pull   ────────────────────────────► parameters, version, global step
-    ps.push   gradient, version ──────────► ps.applied (pushed back): what became of it, when that is settled
+    ps.push   gradient, version ──────────► ps.applied (pushed back): its outcome, when decided
     ps.count  ────────────────────────────► global step goes up by one
     ps.rate   learning rate ──────────────► updates are made at that rate from the next one on
     ps.leave  ────────────────────────────► ps.left (pushed back) with the final values, once all have left
@@ -114,7 +114,7 @@ class ParameterService:
         return answered
 
     def _open(self, frame: Frame, sender: Caller) -> None:
-        """Answer by push, now or once the chief has come: the replica looks around while it waits."""
+        """Answer by push, now or when the chief has opened the shard; meanwhile the replica polls its run."""
         meta = frame.meta
         layout = Layout.of(meta["layout"])
         replica, rules = meta["replica"], Rules(**meta["rules"])
@@ -182,12 +182,12 @@ class ParameterService:
         return Frame("ps.bye")
 
     def _listen(self) -> str:
-        self._bell = self._bell or BellThread(self._prefix, self._heed)
+        self._bell = self._bell or BellThread(self._prefix, self._handle_ring)
         return self._bell.name
 
     # Gradients through shared memory. Runs on the mailbox thread.
 
-    def _heed(self, number: int, replica: int, slot: int) -> None:
+    def _handle_ring(self, number: int, replica: int, slot: int) -> None:
         """Do what a replica rang for."""
         hosted = self._numbers.get(number)
         if hosted is None or hosted.shard is None or hosted.mailbox is None:
@@ -396,7 +396,7 @@ class HostedShard:
     _gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
 
     def make(self, meta: dict[str, Any], initial: tuple[Array, ...], prefix: str) -> None:
-        """Make the shard as the chief asks for it, in shared memory if it wants that and there is room."""
+        """Make the shard as the chief requested it, in shared memory if it wants that and there is room."""
         optimizer, shapes = from_config(meta["optimizer"]), [entry.shape for entry in self.layout.entries]
         if [value.shape for value in initial] != shapes:
             raise InvalidArgumentError(
@@ -585,7 +585,7 @@ class HostedShard:
             self.mailbox.segment.close()
 
     def require(self, layout: Layout, tables: tuple[Table, ...], rules: Rules, who: str) -> None:
-        """Raise InvalidArgumentError, naming what differs, unless a replica asks for what the others do."""
+        """Raise InvalidArgumentError, naming the difference, unless a replica opens what the others did."""
         if layout != self.layout:
             raise InvalidArgumentError(different(self.layout, self.opener, layout, who))
         if tables != self.tables:
@@ -604,7 +604,7 @@ def push(sender: Caller, frame: Frame) -> None:
 
 
 def different(one: Layout, first: str, other: Layout, who: str) -> str:
-    """Return what to say of two layouts that should be equal: the first variable in which they are not."""
+    """Return the error for two layouts that should be equal: the first variable in which they differ."""
 
     def text(entry: Any) -> str:
         return f"{entry.name} {entry.shape} {entry.dtype}" if entry else "nothing"
@@ -625,18 +625,18 @@ def different(one: Layout, first: str, other: Layout, who: str) -> str:
 
 
 class BellThread:
-    """Calls ``heed(number, replica, slot)`` for each ring, until it is closed; ``heed`` must not raise."""
+    """Calls ``handle(number, replica, slot)``, which must not raise, for each ring until it is closed."""
 
-    def __init__(self, prefix: str, heed: Callable[[int, int, int], None]) -> None:
+    def __init__(self, prefix: str, handle: Callable[[int, int, int], None]) -> None:
         self._bell = Doorbell.create(prefix)
-        self._heed = heed
+        self._handle = handle
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="nbdist mailbox", daemon=True)
         self._thread.start()
 
     @property
     def name(self) -> str:
-        """What replicas ring."""
+        """The doorbell's address, which replicas ring."""
         return self._bell.name
 
     def close(self) -> None:
@@ -647,11 +647,11 @@ class BellThread:
         self._bell.close()
 
     def _serve(self) -> None:
-        bell, heed = self._bell, self._heed
+        bell, handle = self._bell, self._handle
         be_patient()
         while not self._closing:
             for number, replica, slot in RING.iter_unpack(bell.wait(60.0)):
-                heed(number, replica, slot)
+                handle(number, replica, slot)
 
 
 def be_patient() -> None:

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Offered(NamedTuple):
-    """What a gradient did: it was applied (with those collected before), is collected, or is dropped."""
+    """The outcome of a gradient: applied (with those collected before), collected, or dropped."""
 
     became: Literal["applied", "collected", "dropped"]
     answers: list[Answer]
@@ -75,7 +75,7 @@ class ParameterShard:
         return self.updates
 
     def offer(self, replica: int, token: int, gradient: Gradient, version: int) -> Offered:
-        """Take one replica's gradient, made from parameters of ``version``; return what came of it.
+        """Take one replica's gradient, made from parameters of ``version``; return the outcome.
 
         ``token`` comes back with the answer. ``gradient`` may be written over until then.
         """
@@ -102,7 +102,7 @@ class ParameterShard:
             rule = self.quorum or self.bound
             if rule is None:
                 return []
-            return self._heeded(rule.lose(replica) if died else rule.leave(replica))
+            return self._executed(rule.lose(replica) if died else rule.leave(replica))
 
     @property
     def broken_up(self) -> bool:
@@ -133,14 +133,14 @@ class ParameterShard:
             self.statistics.drop(replica)
             return Offered("dropped", answers)
         if quorum.steps == steps:
-            return Offered("collected", self._heeded(answers))
+            return Offered("collected", self._executed(answers))
         for one in self.accumulator.replicas:
             self.statistics.applied(one, 0)
         self._apply(self.accumulator.take(self.rules.needed, scale=self.rules.scale))
         return Offered("applied", answers)
 
-    def _heeded(self, answers: list[Answer]) -> list[Answer]:
-        """Do to the collected gradients what their replicas are about to be told."""
+    def _executed(self, answers: list[Answer]) -> list[Answer]:
+        """Carry out the answers on the collected gradients, before they are sent."""
         for answer in answers:
             if answer.what == KEPT:
                 self.accumulator.keep(answer.replica)
@@ -174,12 +174,12 @@ Gradient: TypeAlias = list[Array | RowGradient]
 
 
 @dataclass
-class Collected:
-    """A gradient that waits for its step; ``lent`` says that its arrays belong to whoever offered it."""
+class PendingGradient:
+    """A gradient that waits for its step; ``borrowed``: its arrays belong to the replica."""
 
     replica: int
     gradient: Gradient
-    lent: bool = True
+    borrowed: bool = True
 
 
 class Accumulator:
@@ -197,7 +197,7 @@ class Accumulator:
     def __init__(self) -> None:
         self.step = 0
         self.dropped = 0
-        self._collected: list[Collected] = []
+        self._collected: list[PendingGradient] = []
         self._spare: list[Gradient] = []
 
     @property
@@ -207,7 +207,7 @@ class Accumulator:
 
     @property
     def replicas(self) -> list[int]:
-        """Whose gradients are collected, one entry for each."""
+        """The replicas of the collected gradients, one entry for each."""
         return [one.replica for one in self._collected]
 
     def offer(self, replica: int, gradient: Gradient, local_step: int) -> bool:
@@ -218,21 +218,21 @@ class Accumulator:
         if local_step < self.step:
             self.dropped += 1
             return False
-        self._collected.append(Collected(replica, gradient))
+        self._collected.append(PendingGradient(replica, gradient))
         return True
 
     def keep(self, replica: int) -> None:
-        """Copy what a replica has lent, so that it may write its next gradient."""
+        """Copy the borrowed arrays of a replica, so that it may write its next gradient."""
         for one in self._collected:
-            if one.replica == replica and one.lent:
+            if one.replica == replica and one.borrowed:
                 own = self._spare.pop() if self._spare else [_like(part) for part in one.gradient]
                 one.gradient = [_kept(target, part) for target, part in zip(own, one.gradient, strict=True)]
-                one.lent = False
+                one.borrowed = False
 
     def take(self, needed: int, mean: bool = False, scale: float = 1.0) -> Gradient:
-        """Return the sum (or mean) of all collected gradients, times ``scale``; go on to the next step.
+        """Return the sum (or mean) of all collected gradients, times ``scale``; begin the next step.
 
-        They are added in the order of the replicas, so that a result does not depend on who came first. The
+        They are added in the order of the replicas, not in the order of arrival. The
         arrays are good until the next gradient is offered.
         """
         collected = self.close(needed)
@@ -253,7 +253,7 @@ class Accumulator:
         return total
 
     def close(self, needed: int) -> list[Gradient]:
-        """Return all collected gradients, in the order of the replicas, and go on to the next step."""
+        """Return all collected gradients, in the order of the replicas, and begin the next step."""
         if needed < 1:
             raise InvalidArgumentError(f"take at least 1 gradient, got {needed}")
         if self.count < needed:
@@ -272,7 +272,7 @@ class Accumulator:
         return count
 
     def _end(self) -> None:
-        self._spare += [one.gradient for one in self._collected if not one.lent]
+        self._spare += [one.gradient for one in self._collected if not one.borrowed]
         self._collected.clear()
 
 
@@ -342,6 +342,6 @@ class GradientStatistics:
         if most:
             text += f", staleness {mean:.1f} on average and {most} at most"
         if any(self.dropped):
-            who = ", ".join(f"replica {i}: {n:,}" for i, n in enumerate(self.dropped) if n)
-            text += f"; {sum(self.dropped):,} dropped ({who})"
+            by_replica = ", ".join(f"replica {i}: {n:,}" for i, n in enumerate(self.dropped) if n)
+            text += f"; {sum(self.dropped):,} dropped ({by_replica})"
         return text

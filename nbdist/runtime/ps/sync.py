@@ -1,4 +1,4 @@
-"""How gradients of several replicas become updates: what a training asks of its parameter servers. Pure."""
+"""How gradients of several replicas become updates: the rules of a training on parameter servers. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MOST = 0xFFFF  # replicas and servers have numbers of two bytes on the wire
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one training, checked; raises InvalidArgumentError for what cannot be meant.
+    """The rules of one training, checked; raises InvalidArgumentError for invalid values.
 
-    ``synchronous`` adds the gradients of ``aggregate`` batches to one update: of all replicas unless told
-    otherwise. With fewer than there are replicas, the others are backups and the fastest make the step; with
+    ``synchronous`` adds the gradients of ``aggregate`` batches to one update; None is one batch of each
+    replica. With fewer than there are replicas, the others are backups and the fastest make the step; with
     more, replicas contribute several batches. Asynchronous replicas may be ``staleness`` steps ahead of the
     slowest, or as far as they like if it is None. ``locking`` keeps reads apart from updates. ``servers`` is
     how many parameter servers there are.
@@ -132,21 +132,21 @@ def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# Whose gradients make a synchronous step: the first R that come. A state machine, without arrays or
-# clocks.
+# The quorum of a synchronous step: the first R gradients that arrive make it. A state machine, without
+# arrays or clocks.
 #
-# R gradients of N replicas make a step. With R < N there are N - R backups: whoever comes after the R
-# fastest is dropped, told so at once, and goes on with the newest parameters. With R > N a step has R
-# tokens: a replica whose gradient is in takes another and goes on, until they are spent. These are the
-# rules of TensorFlow's SyncReplicasOptimizer (Chen et al., 2016, arXiv:1604.00981); each server takes its
-# own first R there, too.
+# R gradients of N replicas make a step. With R < N there are N - R backups: a gradient that arrives after the
+# R fastest is dropped, and its replica is informed immediately and continues with the newest parameters. With
+# R > N a step has R tokens: a replica takes another one after each gradient, until they are spent. These are
+# the rules of TensorFlow's SyncReplicasOptimizer (Chen et al., 2016, arXiv:1604.00981); there, too, each
+# server takes its own first R.
 
 
 class Quorum:
-    """Who has given a gradient to the step that is being collected, who waits, and who has left.
+    """The replicas that contributed to the step being collected, those that wait, and those that have left.
 
-    With several servers and R > N only the ``first`` deals out tokens, for two that did would keep replicas
-    waiting for each other. The others keep what comes, and tell when they have R.
+    With several servers and R > N only the ``first`` hands out tokens, because two servers that did could
+    let replicas wait for each other. The others collect all gradients, and answer when they have R.
 
     >>> quorum = Quorum(Rules(replicas=3, synchronous=True, aggregate=2))
     >>> quorum.offer(0, token=0, fresh=True)
@@ -166,7 +166,7 @@ class Quorum:
         self._deals = rules.several and (first or rules.servers == 1)
         self._here = set(range(rules.replicas))
         self._left: set[int] = set()
-        self._gave: set[int] = set()
+        self._contributed: set[int] = set()
         self._waiting: list[Answer] = []
 
     @property
@@ -175,7 +175,7 @@ class Quorum:
         return bool(self._waiting)
 
     def offer(self, replica: int, token: int, fresh: bool) -> list[Answer]:
-        """Take note of a gradient, which is ``fresh`` unless its step is over; return who is to be told what.
+        """Record a gradient, which is ``fresh`` unless its step is over; return the answers to send.
 
         ``steps`` goes up if that was the last one of its step.
         """
@@ -184,7 +184,7 @@ class Quorum:
         if self.stopped or not fresh:
             return [Answer(replica, token, 0, STOPPED if self.stopped else DROPPED)]
         self.collected += 1
-        self._gave.add(replica)
+        self._contributed.add(replica)
         mine = Answer(replica, token, 0, APPLIED)
         if self.collected == self.rules.needed:
             return self._complete(mine)
@@ -196,25 +196,26 @@ class Quorum:
         return [mine._replace(what=TAKEN)] if self.rules.judged_apart else []
 
     def leave(self, replica: int) -> list[Answer]:
-        """Let a replica go, with what it has given; return who is to be told what.
+        """Release a replica, keeping its gradients of this step; return the answers to send.
 
-        Those who wait are stopped only if their step cannot complete. A token that the replica has not spent
-        is another's.
+        Waiting replicas are stopped only if their step cannot complete. Another replica gets a token that
+        this one has not spent.
         """
         self._left.add(replica)
-        return self._go_on_without(replica)
+        return self._continue_without(replica)
 
     def lose(self, replica: int) -> list[Answer]:
-        """Let go of a replica that has died; return who is to be told what.
+        """Release a replica that has died; return the answers to send.
 
-        If it may have sent a gradient to one server and not to another, the steps of the two come apart.
+        If it may have sent a gradient to one server and not to another, the servers' steps would differ: the
+        training stops.
         """
-        answers = self._go_on_without(replica)
+        answers = self._continue_without(replica)
         if self.rules.several and self.rules.servers > 1 and not self.stopped:
             return answers + self._stop()
         return answers
 
-    def _go_on_without(self, replica: int) -> list[Answer]:
+    def _continue_without(self, replica: int) -> list[Answer]:
         self._here.discard(replica)
         if self.stopped:
             return []
@@ -230,42 +231,43 @@ class Quorum:
         return freed
 
     def _tokens(self, besides: int | None = None) -> int:
-        """Return how many tokens of the step nobody has; all who compute have one."""
+        """Return how many tokens of the step are free; each replica that computes has one."""
         waiting = {answer.replica for answer in self._waiting}
         return self.rules.needed - self.collected - len(self._here - waiting - {besides})
 
     def _short(self) -> bool:
-        """Whether those who are still here and have given nothing are too few to complete the step."""
+        """Whether the remaining replicas without a gradient are too few to complete the step."""
         if self.rules.several:
             return not self._here
-        return self.collected + len(self._here - self._gave) < self.rules.needed
+        return self.collected + len(self._here - self._contributed) < self.rules.needed
 
     def _complete(self, mine: Answer) -> list[Answer]:
-        told = [*self._waiting, mine]
+        answers = [*self._waiting, mine]
         if self.rules.several and not self._deals:
-            told = [mine._replace(what=KEPT), *(Answer(who, 0, 0, STEPPED) for who in sorted(self._gave))]
+            stepped = [Answer(replica, 0, 0, STEPPED) for replica in sorted(self._contributed)]
+            answers = [mine._replace(what=KEPT), *stepped]
         self.steps += 1
         self._begin()
-        return told
+        return answers
 
     def _stop(self) -> list[Answer]:
         self.stopped = True
-        told = [answer._replace(what=STOPPED) for answer in self._waiting]
+        answers = [answer._replace(what=STOPPED) for answer in self._waiting]
         self._begin()
-        return told
+        return answers
 
     def _begin(self) -> None:
         self.collected = 0
         self._waiting = []
-        self._gave.clear()
+        self._contributed.clear()
 
 
 # The staleness bound of asynchronous replicas (stale synchronous parallel). A state machine without clocks.
 #
 # A replica may be at most S steps ahead of the slowest one that still trains: the answer to a gradient is
-# held back until its replica may go on. With S = 0 nobody begins a step before all have done the one before.
-# Replicas that have left or died hold nobody back. (Ho et al., NIPS 2013: More effective distributed ML via a
-# stale synchronous parallel parameter server.)
+# held back until its replica may continue. With S = 0 no replica begins a step before all have completed the
+# previous one. Replicas that have left or died do not count. (Ho et al., NIPS 2013: More effective
+# distributed ML via a stale synchronous parallel parameter server.)
 
 
 class StalenessBound:
@@ -280,7 +282,7 @@ class StalenessBound:
 
     def __init__(self, rules: Rules) -> None:
         assert rules.staleness is not None
-        # Who has the answer to its n-th gradient computes with depth - 1 more of its own under way.
+        # A replica that has the answer to its n-th gradient computes with depth - 1 more in flight.
         self._slack = rules.staleness - (rules.depth - 1)
         self.steps = [0] * rules.replicas
         self._here = set(range(rules.replicas))
@@ -293,7 +295,7 @@ class StalenessBound:
         return bool(self._held)
 
     def applied(self, answer: Answer) -> list[Answer]:
-        """Take note of an applied gradient; return the answers that may go out now."""
+        """Record an applied gradient; return the answers that may be sent now."""
         if answer.replica not in self._left:
             self._here.add(answer.replica)  # also one that was taken for dead
         self.steps[answer.replica] += 1
@@ -301,12 +303,12 @@ class StalenessBound:
         return self._released()
 
     def leave(self, replica: int) -> list[Answer]:
-        """Let a replica go; return the answers that it held back."""
+        """Release a replica; return the answers that it held back."""
         self._left.add(replica)
         return self.lose(replica)
 
     def lose(self, replica: int) -> list[Answer]:
-        """Let go of a replica that has died, or is taken for dead until it is heard of again."""
+        """Release a replica that has died, or counts as dead until it sends a gradient again."""
         self._here.discard(replica)
         return self._released()
 
@@ -341,7 +343,7 @@ DROPPED = 4
 
 
 KEPT = 5
-"""The gradient is collected, and its replica goes on: the step has room for another of its batches."""
+"""The gradient is collected, and its replica continues: the step has room for another of its batches."""
 
 
 TAKEN = 6
@@ -357,7 +359,7 @@ REFUSED = 8
 
 
 class Answer(NamedTuple):
-    """What became of one gradient: who sent it, and how many updates its parameters were behind."""
+    """The outcome of one gradient: its replica, and how many updates its parameters were behind."""
 
     replica: int
     token: int

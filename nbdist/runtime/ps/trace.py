@@ -1,4 +1,4 @@
-"""When a parameter server did what with whose gradients, for the timeline of a run."""
+"""The trace of a parameter server's work on gradients, for the timeline of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOWN: dict[str, tuple[str, Callable[[int], str]]] = {
 
 
 class ServiceLog:
-    """What one parameter server did in one run, by lane: the mailbox's thread and the socket's.
+    """The work of one parameter server in one run, by lane: the mailbox's thread and the socket's.
 
     Each lane is written by its own thread and read by any. A replica's n-th gradient is that of its n-th
     step, for in each step it sends one to every parameter server.

@@ -1,4 +1,4 @@
-"""The tasks of a cluster as a session sees them: their devices, and how a line to them is opened."""
+"""The tasks of a cluster for one session: their devices, their executors, and the dispatcher of steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbdist.graph.device import DeviceSpec
 from nbdist.metrics.timeline_parts import shift_by_asking
 from nbdist.runtime.session.datasets import Sources
 from nbdist.runtime.session.dispatch import StepDispatcher
-from nbdist.runtime.session.executor import Executor, Place, lost
+from nbdist.runtime.session.executor import Executor, ExecutorConfig, lost
 from nbdist.runtime.session.host import SessionHost
 from nbdist.runtime.session.program import Containers
 from nbdist.runtime.session.protocol import ExecutorRequest
@@ -25,29 +25,29 @@ from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
 
-TELL_EVERY = 5.0
+REPORT_EVERY = 5.0
 _keys: dict[str, ClusterKeys] = {}
 _here: dict[str, SessionHost] = {}
 
 
-def know(target: str, keys: ClusterKeys) -> None:
-    """Remember the keys with which a target is reached; whoever has a cluster or a Server calls this."""
+def add_target(target: str, keys: ClusterKeys) -> None:
+    """Register the keys of a target; called by each owner of a cluster or a Server."""
     _keys[target] = keys
 
 
-def live_here(target: str, host: SessionHost) -> None:
-    """Say that a target is this very process."""
+def set_local_host(target: str, host: SessionHost) -> None:
+    """Register a target that is this process."""
     _here[target] = host
 
 
-def forget(target: str) -> None:
-    """Forget a target that is closed."""
+def remove_target(target: str) -> None:
+    """Remove a closed target."""
     _keys.pop(target, None)
     _here.pop(target, None)
 
 
 class ClusterEngine:
-    """The tasks that a target knows of; one that does not answer is waited for ``timeout`` seconds.
+    """The tasks of a target's cluster; waits up to ``timeout`` seconds for one that does not answer.
 
     ``patience`` is how many seconds an op may wait for what other sessions do.
     """
@@ -107,10 +107,10 @@ class ClusterEngine:
             )
         return found
 
-    def look_at(self, wanted: Sequence[str]) -> None:
-        """Ask the tasks that device texts (such as /job:ps) mean, so that their devices are known.
+    def describe_tasks(self, wanted: Sequence[str]) -> None:
+        """Request the devices of the tasks that device texts (such as /job:ps) name.
 
-        One that is not needed is not asked: it may be gone.
+        Tasks that are not needed get no request: they may have ended.
         """
         for spec in map(DeviceSpec.from_string, wanted):
             if (spec.job, spec.task) == (None, None) or spec.covers(DeviceSpec.from_string(self.default)):
@@ -124,15 +124,15 @@ class ClusterEngine:
                 if any(spec.covers(DeviceSpec.from_string(d)) for d in self._described[name]["devices"]):
                     break
 
-    def line(self) -> StepDispatcher:
-        """Open a line."""
-        host = address_towards(self._addresses.values()) if self.own is None else self.own.place.host
-        place = Place(self._keys, host_identity(), self._first["prefix"], host, self._transport)
+    def dispatcher(self) -> StepDispatcher:
+        """Open a dispatcher of steps."""
+        host = address_towards(self._addresses.values()) if self.own is None else self.own.config.host
+        config = ExecutorConfig(self._keys, host_identity(), self._first["prefix"], host, self._transport)
         assert self._sources is not None
         if self.own is not None:
-            executor = Executor(place, self._store, self._sources, self._first["resets"], self._patience)
+            executor = Executor(config, self._store, self._sources, self._first["resets"], self._patience)
             return StepDispatcher(executor, Containers(self.own.job, self._isolate), self.default, self)
-        return StepDispatcher(Executor(place, self._store, self._sources), Containers("client"), None, self)
+        return StepDispatcher(Executor(config, self._store, self._sources), Containers("client"), None, self)
 
     def reset(self, containers: Sequence[str]) -> None:
         """Empty containers on every task that is there; UnavailableError if one is not."""
@@ -146,7 +146,7 @@ class ClusterEngine:
             raise failures[0]
 
     def close(self) -> None:
-        """Close the connections; data and isolated variables on this very task are gone then."""
+        """Close the connections; this removes data and isolated variables on this task."""
         with self._lock:
             for peer in self._peers.values():
                 peer.close()
@@ -155,29 +155,29 @@ class ClusterEngine:
         if self._isolate and self.own is not None:
             self.own.store.drop_all(self._isolate)
 
-    def open_station(self, device: str, client: Address) -> tuple[Address, str]:
-        """Open a station for a device; return its address and what to call it in errors."""
+    def open_executor(self, device: str, client: Address) -> tuple[Address, str]:
+        """Open an executor for a device; return its address and its name for errors."""
         name, address = self._task_of(device)
         if name not in self._described:
             self._described[name] = self._ask(address, name)
-        said = self._described[name]
+        described = self._described[name]
         wanted = ExecutorRequest(
             client,
             device,
             self._session,
             self._isolate,
             self._transport,
-            said["incarnation"],
-            said["resets"],
+            described["incarnation"],
+            described["resets"],
             self._patience,
             tuple(self._given_up),
         )
-        called = f"{name} ({said['process']})"
+        label = f"{name} ({described['process']})"
         try:
             reply = self._call(address, name, "session.open", wanted.to_dict())
         except UnavailableError as error:
-            raise lost(called, error) from None
-        return Address.from_dict(reply.meta), called
+            raise lost(label, error) from None
+        return Address.from_dict(reply.meta), label
 
     def check(self, device: str) -> None:
         """Raise UnavailableError if the connection to a device's task has broken."""
@@ -232,8 +232,8 @@ class ClusterEngine:
             raise
 
     def _ask(self, address: str, name: str) -> dict[str, Any]:
-        """Return what a task says of itself; wait for one that does not answer, and say so."""
-        begun = told = time.monotonic()
+        """Return a task's description of itself; wait for one that does not answer, and report the wait."""
+        begun = reported = time.monotonic()
         while True:
             left = begun + self._timeout - time.monotonic()
             try:
@@ -246,9 +246,9 @@ class ClusterEngine:
                         f"{name} at {address} did not answer within {self._timeout:g} s; see whether its "
                         f"process is alive (%cluster shows it). The last try: {error}"
                     ) from None
-                if time.monotonic() - told >= TELL_EVERY:
-                    told = time.monotonic()
-                    self._report(f"waiting for {name} at {address} ({told - begun:.0f} s)")
+                if time.monotonic() - reported >= REPORT_EVERY:
+                    reported = time.monotonic()
+                    self._report(f"waiting for {name} at {address} ({reported - begun:.0f} s)")
 
 
 def _unknown(target: str) -> ClusterKeys:
@@ -258,6 +258,6 @@ def _unknown(target: str) -> ClusterKeys:
             "for this process"
         )
     raise InvalidArgumentError(
-        f"the keys of {target} are not known here: it is no Server of this process and of no cluster that "
-        "this process has started or attached (%cluster attach); or give keys=..."
+        f"the keys of {target} are not known here: it is neither a Server of this process nor of a "
+        "cluster that this process has started or attached (%cluster attach); or give keys=..."
     )

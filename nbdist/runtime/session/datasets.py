@@ -1,4 +1,4 @@
-"""The datasets that a session reads in one process: arrays, and how far each has been gone through.
+"""The datasets that a session reads in one process: arrays, and the position in each.
 
 sources = Sources(store)
 kernel = sources.kernel(node, np)       # the function for an op that loads or reads one, None for others
@@ -79,7 +79,7 @@ class Sources:
 
 
 class Reader:
-    """How far one dataset has been gone through."""
+    """The position in one dataset."""
 
     def __init__(self, name: str, dataset: Dataset) -> None:
         self.name, self.dataset = name, dataset
@@ -95,7 +95,7 @@ class Reader:
             self._pass = self.dataset.iterate(opened=opened)
 
     def next(self) -> int:
-        """Go on to the next batch and return its number of rows; a pass that ends raises OutOfRangeError."""
+        """Move to the next batch and return its number of rows; the end of a pass raises OutOfRangeError."""
         with self._lock:
             if self._pass is None:
                 self._pass = self.dataset.iterate()

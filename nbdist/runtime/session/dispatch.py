@@ -1,6 +1,6 @@
-"""A client's way to the stations that a session uses: registers plans there, runs steps, collects results.
+"""The client's side of a session: registers plans at the executors, runs steps, collects results.
 
-One step runs on a line at a time; a session that is run from several threads has a line for each.
+A dispatcher runs one step at a time; a session that is run from several threads has one for each.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from nbdist.wire.rpc.frame import Frame
 
 REGISTER_SECONDS = 120.0
 ABORT_SECONDS = 5.0  # for others to end their part of a step that has failed
-INTERRUPT_SECONDS = 1.0  # the same, while somebody sits and waits
+INTERRUPT_SECONDS = 1.0  # the same after an interrupt by the user
 
 
 class Tasks(Protocol):
-    """The tasks that stations are opened on."""
+    """The tasks that executors are opened on."""
 
-    def open_station(self, device: str, client: Address) -> tuple[Address, str]:
-        """Open a station for a device, given the client's address; return its address and what to call it."""
+    def open_executor(self, device: str, client: Address) -> tuple[Address, str]:
+        """Open an executor for a client's device; return its address, and its name for errors."""
 
     def check(self, device: str) -> None:
-        """Raise UnavailableError if a device's task is known to be gone or frozen; never wait."""
+        """Raise UnavailableError if a device's task is known to be dead or frozen; never wait."""
 
     def give_up(self, client: Address) -> None:
         """Record that steps of this client were abandoned: tasks refuse late changes of these steps."""
@@ -47,7 +47,7 @@ class Tasks(Protocol):
 
 @dataclass
 class Registered:
-    """A plan whose pieces stand ready; ``own`` is the number of the piece that the client runs itself."""
+    """A plan with registered pieces; ``own`` is the number of the piece that the client runs itself."""
 
     number: int
     plan: Plan
@@ -57,26 +57,26 @@ class Registered:
 
 
 class StepDispatcher:
-    """``own_device`` is the device whose pieces run right here, on the caller's thread, if there is one."""
+    """Dispatches steps; pieces of ``own_device``, if there is one, run here, on the caller's thread."""
 
     def __init__(
         self, executor: Executor, containers: Containers, own_device: str | None, tasks: Tasks
     ) -> None:
-        self._station, self._tasks = executor, tasks
+        self._executor, self._tasks = executor, tasks
         self._containers, self._own_device = containers, own_device
         self._executors: Executors = {}
         if own_device is not None:
-            self._executors[own_device] = (self._station.address, "the session's client")
+            self._executors[own_device] = (self._executor.address, "the session's client")
         self.broken = False
-        """Whether a station did not answer: nothing can be run here any more."""
+        """Whether an executor did not answer: nothing can be run here any more."""
         self._cancelled = False
 
     def register(self, plan: Plan) -> Registered:
         """Have every piece compiled where it runs."""
         for piece in plan.pieces:
             if piece.device not in self._executors:
-                address = self._station.address
-                self._executors[piece.device] = self._tasks.open_station(piece.device, address)
+                address = self._executor.address
+                self._executors[piece.device] = self._tasks.open_executor(piece.device, address)
         devices = [piece.device for piece in plan.pieces]
         own = devices.index(self._own_device) if self._own_device in devices else None
         registered = Registered(secrets.randbits(62), plan, own)
@@ -89,17 +89,17 @@ class StepDispatcher:
 
     def _register(self, registered: Registered) -> None:
         plan, own = registered.plan, registered.own
-        with self._exchange(registered, REGISTER_SECONDS) as exchange:
+        with self._fan_out(registered, REGISTER_SECONDS) as request:
             for n, piece in self._others(registered):
                 executors = {device: self._executors[device] for device in neighbours(piece)}
                 meta, arrays = pack_piece(piece, executors)
-                exchange.send(n, REGISTER, arrays, meta)
+                request.send(n, REGISTER, arrays, meta)
             if own is not None:
-                program = self._station.register(
+                program = self._executor.register(
                     registered.number, plan.pieces[own], self._containers, self._executors
                 )
                 registered.buffer_bytes += program.buffer_bytes
-            for message in exchange.collect().values():
+            for message in request.collect().values():
                 registered.buffer_bytes += int(message.meta.get("buffer_bytes", 0))
 
     def run(
@@ -113,17 +113,17 @@ class StepDispatcher:
         registered.steps += 1
         plan = registered.plan
         results: list[Array | None] = [None] * plan.fetches
-        with self._exchange(registered) as exchange:
+        with self._fan_out(registered) as request:
             meta = {"trace": True} if spans is not None else None
             for n, piece in self._others(registered):
-                exchange.send(n, RUN, [feeds[i] for i, _ in piece.feeds], meta)
+                request.send(n, RUN, [feeds[i] for i, _ in piece.feeds], meta)
             if registered.own is not None:
                 piece = plan.pieces[registered.own]
                 own_feeds = [feeds[i] for i, _ in piece.feeds]
-                values = self._station.run(registered.number, registered.steps, own_feeds, spans)
+                values = self._executor.run(registered.number, registered.steps, own_feeds, spans)
                 for (i, _), value in zip(piece.fetches, values, strict=True):
                     results[i] = value.copy()
-            messages = exchange.collect()
+            messages = request.collect()
             for n, message in messages.items():
                 piece = plan.pieces[n]
                 for (i, _), value in zip(piece.fetches, message.arrays, strict=True):
@@ -143,30 +143,33 @@ class StepDispatcher:
             spans += part.moved(shifts).spans
 
     def release(self, registered: Registered) -> None:
-        """Forget a plan everywhere."""
+        """Remove a plan from all executors."""
         for _, piece in self._others(registered):
-            with suppress(NbdistError), briefly(self._way(piece)) as way:  # who is gone has forgotten it
-                way.send(RELEASE, registered.number, 0)
-        self._station.release(registered.number)
+            with (
+                suppress(NbdistError),
+                briefly(self._sender(piece)) as sender,
+            ):  # an executor that has ended has no plan
+                sender.send(RELEASE, registered.number, 0)
+        self._executor.release(registered.number)
 
     def cancel(self) -> None:
-        """Cut off the step that runs, if one does, and let no other begin; from any thread."""
+        """Abort the running step, if any, and refuse further ones; from any thread."""
         self._cancelled = True
-        self._station.receiver.wake()
+        self._executor.receiver.wake()
 
     def close(self) -> None:
-        """Close the stations that were opened for this line."""
+        """Close the executors that this dispatcher has opened."""
         for device, (address, name) in self._executors.items():
             if device != self._own_device:
-                with suppress(NbdistError), briefly(self._station.sender(address, name)) as way:
-                    way.send(CLOSE, 0, 0)
-        self._station.close()
+                with suppress(NbdistError), briefly(self._executor.sender(address, name)) as sender:
+                    sender.send(CLOSE, 0, 0)
+        self._executor.close()
 
-    def _check(self, exchange: FanOutRequest) -> None:
+    def _check(self, request: FanOutRequest) -> None:
         self._check_cancelled()
-        exchange.check()
+        request.check()
 
-    def _look(self, device: str) -> None:
+    def _check_task(self, device: str) -> None:
         self._check_cancelled()
         self._tasks.check(device)
 
@@ -177,36 +180,36 @@ class StepDispatcher:
     def _others(self, registered: Registered) -> list[tuple[int, Piece]]:
         return [(n, piece) for n, piece in enumerate(registered.plan.pieces) if n != registered.own]
 
-    def _way(self, piece: Piece) -> MessageSender:
-        return self._station.sender(*self._executors[piece.device])
+    def _sender(self, piece: Piece) -> MessageSender:
+        return self._executor.sender(*self._executors[piece.device])
 
     @contextmanager
-    def _exchange(self, registered: Registered, seconds: float | None = None) -> Iterator[FanOutRequest]:
-        ways = {n: self._way(piece) for n, piece in self._others(registered)}
+    def _fan_out(self, registered: Registered, seconds: float | None = None) -> Iterator[FanOutRequest]:
+        senders = {n: self._sender(piece) for n, piece in self._others(registered)}
         pieces = registered.plan.pieces
-        exchange = FanOutRequest(
-            self._station,
+        request = FanOutRequest(
+            self._executor,
             registered.number,
             registered.steps,
-            ways,
-            lambda n: self._look(pieces[n].device),
+            senders,
+            lambda n: self._check_task(pieces[n].device),
             seconds,
         )
-        self._station.watch = lambda: self._check(exchange)
+        self._executor.watch = lambda: self._check(request)
         try:
-            yield exchange
+            yield request
         except BaseException as error:
             interrupt = not isinstance(error, Exception)
             self.broken = True  # in case that this is interrupted, once more
-            first = exchange.abort(error, INTERRUPT_SECONDS if interrupt else ABORT_SECONDS)
-            self.broken = interrupt or exchange.gone or bool(exchange.pending)
+            first = request.abort(error, INTERRUPT_SECONDS if interrupt else ABORT_SECONDS)
+            self.broken = interrupt or request.unreachable or bool(request.pending)
             if self.broken:
-                self._tasks.give_up(self._station.address)
+                self._tasks.give_up(self._executor.address)
             if first is error:
                 raise
             raise first from None
         finally:
-            self._station.watch = lambda: None
+            self._executor.watch = lambda: None
 
 
 def neighbours(piece: Piece) -> set[str]:
@@ -220,10 +223,10 @@ BRIEF = 0.1  # seconds
 
 
 class FanOutRequest:
-    """One question to several stations, and their answers.
+    """One request to several executors, and their answers.
 
-    ``ways`` lead to the stations, by the number of the piece that each has. ``look`` raises UnavailableError
-    if the task behind one is known to be gone, in some other way than this one.
+    ``senders`` reach the executors, by the number of each one's piece. ``check_task`` raises UnavailableError
+    if the task of a piece is known to be dead or frozen from another source.
     """
 
     def __init__(
@@ -231,28 +234,28 @@ class FanOutRequest:
         executor: Executor,
         plan: int,
         step: int,
-        ways: dict[int, MessageSender],
-        look: Callable[[int], None],
+        senders: dict[int, MessageSender],
+        check_task: Callable[[int], None],
         seconds: float | None,
     ) -> None:
-        self._station, self._plan, self._step, self._ways = executor, plan, step, ways
-        self._look, self._seconds = look, seconds
+        self._executor, self._plan, self._step, self._senders = executor, plan, step, senders
+        self._check_task, self._seconds = check_task, seconds
         self._answers: dict[int, Message] = {}
         self.pending: set[int] = set()
-        self.gone = False
-        """Whether a station cannot be reached any more."""
+        self.unreachable = False
+        """Whether an executor has become unreachable."""
         self._failure: Exception | None = None
 
     def send(self, n: int, kind: int, arrays: Sequence[Array], meta: dict[str, Any] | None) -> None:
-        """Ask one station."""
+        """Send the request to one executor."""
         self.pending.add(n)
-        way = self._ways[n]
+        sender = self._senders[n]
         try:
-            way.send(kind, self._plan, self._step, n, arrays, meta)
+            sender.send(kind, self._plan, self._step, n, arrays, meta)
         except UnavailableError as error:
-            self.gone = True
+            self.unreachable = True
             self.pending.discard(n)
-            raise lost(way.name, error) from None
+            raise lost(sender.name, error) from None
         except NbdistError:
             self.pending.discard(n)
             raise
@@ -261,7 +264,7 @@ class FanOutRequest:
         """Return all answers; raise the first error."""
         deadline = None if self._seconds is None else time.monotonic() + self._seconds
         while self.pending:
-            if not self._file() and not self._station.pump(LOOK_EVERY):
+            if not self._store_next() and not self._executor.pump(LOOK_EVERY):
                 self.check()
                 if deadline is not None and time.monotonic() > deadline:
                     raise DeadlineExceededError(f"no answer within {self._seconds} s from {self._names()}")
@@ -270,37 +273,37 @@ class FanOutRequest:
         return self._answers
 
     def check(self) -> None:
-        """Raise if a station that has not answered is gone."""
+        """Raise UnavailableError if an executor that has not answered has ended or is frozen."""
         for n in self.pending:
             try:
-                self._ways[n].check()
-                self._look(n)
+                self._senders[n].check()
+                self._check_task(n)
             except UnavailableError as error:
-                raise lost(self._ways[n].name, error) from None
+                raise lost(self._senders[n].name, error) from None
 
     def abort(self, error: BaseException, patience: float) -> BaseException:
-        """Have all others end the step as well, within ``patience`` s; return the error that came first."""
-        reason = {"message": f"the step was cut off: {str(error) or type(error).__name__}"}
+        """Abort the step at all other executors, within ``patience`` s; return the first error."""
+        reason = {"message": f"the step was aborted: {str(error) or type(error).__name__}"}
         deadline = time.monotonic() + patience
         for n in list(self.pending):
-            with self._left_out_if_gone(n), briefly(self._ways[n]) as way:
-                way.send(ABORT, self._plan, self._step, n, meta=reason)
+            with self._dropped_if_unreachable(n), briefly(self._senders[n]) as sender:
+                sender.send(ABORT, self._plan, self._step, n, meta=reason)
         while self.pending and time.monotonic() < deadline:
-            if not self._file() and not self._station.pump(LOOK_EVERY / 5):
+            if not self._store_next() and not self._executor.pump(LOOK_EVERY / 5):
                 for n in list(self.pending):
-                    with self._left_out_if_gone(n):
-                        self._ways[n].check()
-                        self._look(n)
-        while self._file():
+                    with self._dropped_if_unreachable(n):
+                        self._senders[n].check()
+                        self._check_task(n)
+        while self._store_next():
             pass
         aborted = isinstance(error, AbortedError) or error is self._failure
         return self._failure if aborted and self._failure is not None else error
 
-    def _file(self) -> bool:
-        """File the next letter that has come; False if none has."""
-        if not self._station.waiting:
+    def _store_next(self) -> bool:
+        """Store the next message that has arrived; False if there is none."""
+        if not self._executor.waiting:
             return False
-        message = self._station.waiting.popleft()
+        message = self._executor.waiting.popleft()
         if (message.plan, message.step) == (self._plan, self._step) and message.edge in self.pending:
             self.pending.discard(message.edge)
             self._answers[message.edge] = message
@@ -311,22 +314,22 @@ class FanOutRequest:
         return True
 
     @contextmanager
-    def _left_out_if_gone(self, n: int) -> Iterator[None]:
+    def _dropped_if_unreachable(self, n: int) -> Iterator[None]:
         try:
             yield
         except NbdistError:
-            self.gone = True
+            self.unreachable = True
             self.pending.discard(n)
 
     def _names(self) -> str:
-        return ", ".join(self._ways[n].name for n in sorted(self.pending))
+        return ", ".join(self._senders[n].name for n in sorted(self.pending))
 
 
 @contextmanager
-def briefly(way: MessageSender) -> Iterator[MessageSender]:
-    """Do not wait long for one whose pipe is full: it computes, and will find out that this is over."""
-    before, way.timeout = way.timeout, BRIEF
+def briefly(sender: MessageSender) -> Iterator[MessageSender]:
+    """Wait only briefly for an executor with a full pipe: it computes, and notices the end later."""
+    before, sender.timeout = sender.timeout, BRIEF
     try:
-        yield way
+        yield sender
     finally:
-        way.timeout = before
+        sender.timeout = before

@@ -1,26 +1,28 @@
-"""One thread's end of a session: it runs pieces, and moves values between them.
+"""`Executor`: runs a session's pieces of one device on one thread, and moves values between them.
 
-A station has an inbox. The client of a session has one, and each device that the session uses has one on
-its task. Executors send values to each other directly; the client only starts steps and collects results.
+The client of a session has an executor, and so has each device that the session uses, on its task. Each has
+a message receiver (its inbox). Executors send values to each other directly; the client only starts steps
+and collects results.
 
 If a task is frozen or does not answer, the client abandons the step and begins the next one with new
-stations. A late part of the old step must not change state at the same time. Two mechanisms refuse it, both
+executors. A late part of the old step must not change state at the same time. Two mechanisms refuse it, both
 just before a variable, an accumulator or a queue changes (``Fence``):
 
-- Messages: the client sends ABORT (plan, step), then CLOSE, and closes its inbox. A station that has not
+- Messages: the client sends ABORT (plan, step), then CLOSE, and closes its inbox. An executor that has not
   read its messages for LOOK_AFTER seconds reads them before the change: after SIGCONT a stopped process
   finds them. A client waits at least four times as long after ABORT before it begins another step, unless
   the task is known to be frozen or dead.
-  - The next station: the request for it names the clients' abandoned inboxes. The task closes the fences of
-  their stations before it answers, and waits for the one change that may be under way (a copy, without
-  waits for others). Afterwards no station of an abandoned step changes a variable, with or without messages.
+- The next executor: the request for it names the clients' abandoned inboxes. The task closes the fences of
+  their executors before it answers, and waits for the one change that may be in progress (a copy, which
+  waits for nothing). Afterwards no executor of an abandoned step changes a variable, with or without
+  messages.
 
-A plan's number is random and its stations belong to one incarnation of a task, so that values of a late part
-match no other plan. Limits: a change that was under way when the process was stopped is completed when it
-is continued, and another session that uses the same variables may see it, as it sees any update of an
-unfinished step. If the session has isolated variables or loaded data (its old line stays open) and the pipe
-of the frozen task was full, only the next station refuses the late part. An abandoned step may be applied
-in part.
+A plan's number is random and its executors belong to one incarnation of a task, so that values of a late part
+match no other plan. Limits: a change that was in progress when the process was stopped is completed when it
+continues, and another session that uses the same variables may see it, as it sees any update of an
+unfinished step. If the session has isolated variables or loaded data (its old dispatcher stays open) and
+the pipe of the frozen task was full, only the next executor refuses the late part. An abandoned step may be
+applied in part.
 """
 
 from __future__ import annotations
@@ -51,13 +53,13 @@ NEXT = (
     "The variables that it held are lost, the other tasks continue: when it is up again, make a new session "
     "and initialise or restore them"
 )
-IDLE = (-1, -1)  # in the place of the plan and the step that run
-ROOM_SECONDS = 3600.0  # for one who computes and reads nothing meanwhile; that one is gone is told at once
+IDLE = (-1, -1)  # as the running plan and step
+SEND_SECONDS = 3600.0  # a receiver that computes reads nothing; its end is noticed immediately in any case
 LOOK_AFTER = 0.25  # seconds without reading messages, after which a change reads them first
 
 
 class Fence:
-    """Admits a station's changes one by one, until ``close``. ``check`` raises an error to refuse a change.
+    """Admits an executor's changes one by one, until ``close``. ``check`` raises an error to refuse a change.
 
     >>> fence = Fence(lambda: None)
     >>> with fence:
@@ -94,14 +96,14 @@ class Fence:
         self._check()
 
     def close(self) -> None:
-        """Refuse all further changes, from any thread; waits for the one that is under way."""
+        """Refuse all further changes, from any thread; waits for the one in progress."""
         with self._lock:
             self._closed = True
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a station needs to know of its process: keys, host and where shared files go."""
+class ExecutorConfig:
+    """The properties of an executor's process: keys, host, and the prefix of shared files."""
 
     keys: ClusterKeys
     host_identity: str
@@ -112,14 +114,14 @@ class Place:
 
 @dataclass
 class Running:
-    """A plan's piece that is registered at a station."""
+    """A plan's piece that is registered at an executor."""
 
     program: PieceProgram
-    meeting: Rendezvous
+    rendezvous: Rendezvous
     graph: Graph
 
     def close(self) -> None:
-        """Give constants back at once: a graph and its tensors hold each other."""
+        """Free constants immediately: a graph and its tensors refer to each other."""
         self.graph.tensors.clear()
 
 
@@ -133,22 +135,22 @@ class Executor:
 
     def __init__(
         self,
-        place: Place,
+        config: ExecutorConfig,
         store: Store,
         sources: Sources,
         resets: int | None = None,
         patience: float | None = None,
     ) -> None:
-        self.place, self.store, self._sources = place, store, sources
+        self.config, self.store, self._sources = config, store, sources
         self.resets = store.resets if resets is None else resets
         self.receiver = MessageReceiver(
-            place.keys, place.prefix, place.host, host_identity=place.host_identity
+            config.keys, config.prefix, config.host, host_identity=config.host_identity
         )
         self.address = self.receiver.address
         self.waiting: deque[Message] = deque()
-        """Letters that are nothing for a step that runs."""
+        """Messages that do not belong to the running step."""
         self.watch: Callable[[], None] = lambda: None
-        """Called now and then while waiting; raises if waiting has become pointless."""
+        """Called repeatedly while waiting; raises if the wait cannot succeed."""
         self._waiting = Waiting(self.receiver.wake, self._pause, self._check_worth_waiting, patience)
         self._scratch = Scratch(store)
         self._plans: dict[int, Running] = {}
@@ -157,19 +159,19 @@ class Executor:
         self._now = IDLE
         self._looked = 0.0
         self.fence = Fence(self._check_changes)
-        """Guards each change; another thread closes it when the client has abandoned the station."""
+        """Guards each change; another thread closes it when the client has abandoned the executor."""
 
     def sender(self, address: Address, name: str = "") -> MessageSender:
-        """Return the way to another station, made at the first use."""
+        """Return the sender to another executor, made at the first use."""
         if address not in self._senders:
             self._senders[address] = MessageSender(
                 address,
-                self.place.keys,
-                host_identity=self.place.host_identity,
-                transport=self.place.transport,
-                prefix=self.place.prefix,
+                self.config.keys,
+                host_identity=self.config.host_identity,
+                transport=self.config.transport,
+                prefix=self.config.prefix,
                 name=name,
-                timeout=ROOM_SECONDS,
+                timeout=SEND_SECONDS,
                 receiver=self.receiver,
                 abort_check=self._while_writing,
             )
@@ -178,9 +180,9 @@ class Executor:
     def register(
         self, plan: int, piece: Piece, containers: Containers, executors: dict[str, tuple[Address, str]]
     ) -> PieceProgram:
-        """Compile a piece; ``executors`` says where each device's values go, and what it is called."""
+        """Compile a piece; ``executors`` has the address and name of each device's executor."""
         self._check_reset()
-        meeting = Rendezvous()
+        rendezvous = Rendezvous()
         kind = piece.device.rpartition("device:")[2]
         xp = backend(kind)
         resources = Resources(self.store, containers, kind, self._waiting)
@@ -189,49 +191,47 @@ class Executor:
             kept = self._sources.kernel(node, xp) or resources.kernel(node, xp)
             if kept is not None:
 
-                def unless_given_up(*arrays: Array) -> Any:
+                def guarded_kernel(*arrays: Array) -> Any:
                     self.fence.check()
                     return kept(*arrays)
 
-                return unless_given_up
+                return guarded_kernel
             edge = node.attrs["edge"]
             if node.type in ("receive", "await"):
-                return lambda: self._receive(meeting, edge, node, xp)
-            way = self.sender(*executors[node.attrs["device"]])
+                return lambda: self._receive(rendezvous, edge, node, xp)
+            sender = self.sender(*executors[node.attrs["device"]])
 
             def send(*value: Array) -> None:  # nothing, for a signal
                 try:
-                    way.send(VALUE, plan, meeting.step, edge, tuple(map(to_host, value)))
+                    sender.send(VALUE, plan, rendezvous.step, edge, tuple(map(to_host, value)))
                 except UnavailableError as error:
-                    raise lost(way.name, error) from None
+                    raise lost(sender.name, error) from None
 
             return send
 
         program = PieceProgram(piece, self.store, containers, kernels, self._scratch, self.fence)
-        self._plans[plan] = Running(program, meeting, piece.graph)
+        self._plans[plan] = Running(program, rendezvous, piece.graph)
         return program
 
     def run(
         self, plan: int, step: int, feeds: Sequence[Array], spans: list[Span] | None = None
     ) -> tuple[Array, ...]:
-        """Run a registered piece for one step; ``spans`` collects what it did when."""
+        """Run a registered piece for one step; ``spans`` collects its trace."""
         running = self._plans.get(plan)
         if running is None:
-            raise FailedPreconditionError(
-                "this task knows nothing of the step that it is asked for: make a new session"
-            )
+            raise FailedPreconditionError("this task has no plan for the requested step: make a new session")
         self._check_reset()
-        running.meeting.begin(step)
+        running.rendezvous.begin(step)
         self._now = plan, step
         self._waiting.begin()
         try:
-            self._check_going_on()
+            self._check_aborted()
             if spans is None:
                 return running.program.run(feeds)
             marks: list[Mark] = []
-            running.meeting.arrived.clear()
+            running.rendezvous.arrived.clear()
             results = running.program.run(feeds, marks)
-            spans += spans_of(running.program.device, step, marks, running.meeting.arrived)
+            spans += spans_of(running.program.device, step, marks, running.rendezvous.arrived)
             return results
         except BaseException as error:
             self._waiting.cut_off(error)
@@ -240,14 +240,14 @@ class Executor:
             self._now = IDLE
 
     def pump(self, timeout: float | None) -> bool:
-        """Wait for one letter and file it; False if none came."""
+        """Wait for one message and store it; False if none arrived."""
         message = self.receiver.next(timeout)
         if message is None:
             return False
         if message.kind == VALUE:
             running = self._plans.get(message.plan)
             if running is not None:
-                running.meeting.put(message.step, message.edge, message.arrays)
+                running.rendezvous.put(message.step, message.edge, message.arrays)
         else:
             if message.kind in (ABORT, FAILED) and message.plan in self._plans:
                 self._aborted[message.plan] = (message.step, str(message.meta.get("message", "")))
@@ -256,7 +256,7 @@ class Executor:
         return True
 
     def release(self, plan: int) -> None:
-        """Forget a plan."""
+        """Remove a plan."""
         running = self._plans.pop(plan, None)
         self._aborted.pop(plan, None)
         if running is not None:
@@ -268,7 +268,7 @@ class Executor:
         self.receiver.release()
 
     def close(self) -> None:
-        """Forget all plans, close all ways."""
+        """Remove all plans, close all senders."""
         self._waiting.cut_off(AbortedError("its session has ended"))
         for running in self._plans.values():
             running.close()
@@ -279,16 +279,16 @@ class Executor:
         self._senders.clear()
         self.receiver.close()
 
-    def _receive(self, meeting: Rendezvous, edge: int, node: Tensor, xp: ModuleType) -> Any:
+    def _receive(self, rendezvous: Rendezvous, edge: int, node: Tensor, xp: ModuleType) -> Any:
         """Wait for what another device sends in this step."""
-        value = meeting.take(edge)
+        value = rendezvous.take(edge)
         looked = time.monotonic()
         while value is None:
             if not self.pump(LOOK_EVERY) or time.monotonic() - looked > LOOK_EVERY:
                 self.watch()
                 looked = time.monotonic()
-            self._check_going_on()
-            value = meeting.take(edge)
+            self._check_aborted()
+            value = rendezvous.take(edge)
         if node.type == "await":
             return None
         (array,) = value
@@ -297,7 +297,7 @@ class Executor:
         return to_device(array, xp)
 
     def _pause(self, seconds: float) -> None:
-        """Wait for a letter, or for being woken."""
+        """Wait for a message, or until woken."""
         if not self.pump(seconds):
             self.watch()
 
@@ -308,7 +308,7 @@ class Executor:
                 pass
             self.watch()
             self._looked = time.monotonic()
-        self._check_going_on()
+        self._check_aborted()
 
     def _check_worth_waiting(self) -> None:
         self.fence.check()
@@ -324,13 +324,13 @@ class Executor:
             )
 
     def _while_writing(self) -> None:
-        """Look at what has come, while a full pipe is waited for."""
+        """Handle arrived messages while a sender waits for a full pipe."""
         while self.pump(0):
             pass
         self.watch()
-        self._check_going_on()
+        self._check_aborted()
 
-    def _check_going_on(self) -> None:
+    def _check_aborted(self) -> None:
         plan, step = self._now
         aborted = self._aborted.get(plan)
         if aborted is not None and aborted[0] >= step:
@@ -340,7 +340,7 @@ class Executor:
 
 
 def lost(name: str, error: UnavailableError) -> UnavailableError:
-    """Return the error that says that a task cannot be reached any more, and what next."""
+    """Return the error for a task that has become unreachable, with what to do next."""
     if NEXT in str(error):
         return error
     what = str(error) if name in str(error) else f"{name} is lost: {error}"

@@ -1,7 +1,7 @@
-"""What a task does for sessions: it opens a station for each that computes here, and keeps the variables.
+"""A task's side of sessions: opens an executor for each session that computes here, and stores variables.
 
-Each station has a thread of its own, so that sessions do not wait for each other, and a long step does not
-keep the Server from answering.
+Each executor has a thread of its own, so that sessions do not wait for each other, and a long step does not
+block the Server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nbdist.runtime.session.executor import (
     RELEASE,
     RUN,
     Executor,
-    Place,
+    ExecutorConfig,
     lost,
 )
 from nbdist.runtime.session.program import Containers
@@ -48,8 +48,10 @@ log = logging.getLogger(__name__)
 class SessionHost:
     """The sessions' side of one task. ``kinds`` are the task's devices, such as CPU:0 and GPU:0."""
 
-    def __init__(self, place: Place, job: str, index: int, kinds: tuple[str, ...] = ("CPU:0",)) -> None:
-        self.place, self.job, self.index, self.kinds = place, job, index, kinds
+    def __init__(
+        self, config: ExecutorConfig, job: str, index: int, kinds: tuple[str, ...] = ("CPU:0",)
+    ) -> None:
+        self.config, self.job, self.index, self.kinds = config, job, index, kinds
         self.store = Store()
         self._executors: set[ExecutorThread] = set()
         self._lock = threading.Lock()
@@ -62,7 +64,7 @@ class SessionHost:
 
     @property
     def process(self) -> str:
-        """Where the task is, for people."""
+        """The task's process and host, as text."""
         return f"pid {os.getpid()} on {socket.gethostname()}"
 
     @property
@@ -71,7 +73,7 @@ class SessionHost:
         return [f"/job:{self.job}/replica:0/task:{self.index}/device:{kind}" for kind in self.kinds]
 
     def open(self, wanted: ExecutorRequest, ready: Callable[[Address | Exception], None]) -> None:
-        """Open a station for a client; ``ready`` gets its address, on the station's thread."""
+        """Open an executor for a client; ``ready`` gets its address, on the executor's thread."""
         if wanted.device not in self.devices:
             raise InvalidArgumentError(
                 f"{self.task} has no device {wanted.device!r}; it has {', '.join(self.devices)}"
@@ -85,14 +87,14 @@ class SessionHost:
         thread.start()
 
     def refuse_late(self, wanted: ExecutorRequest) -> None:
-        """Block all further changes by stations of steps that a session has abandoned."""
+        """Block all further changes by executors of steps that a session has abandoned."""
         with self._lock:
             late = [t for t in self._executors if t.session == wanted.session and t.client in wanted.given_up]
         for thread in late:
             thread.refuse()
 
     def ended(self, thread: ExecutorThread) -> None:
-        """Forget a station; a session's last one takes its datasets along, and isolated variables."""
+        """Remove an executor; with a session's last one, its datasets and isolated variables."""
         with self._lock:
             self._executors.discard(thread)
             if not any(t.session == thread.session for t in self._executors):
@@ -102,7 +104,7 @@ class SessionHost:
                 self.store.drop_all(prefix)
 
     def close(self) -> None:
-        """End all stations, those in the middle of a step as well."""
+        """End all executors, also in the middle of a step."""
         with self._lock:
             self._closed = True
             threads = list(self._executors)
@@ -116,10 +118,10 @@ class SessionHost:
     def attach(self, server: Server) -> None:
         """Answer sessions' calls to a Server."""
 
-        def open_station(frame: Frame, sender: Caller) -> None:
+        def open_executor(frame: Frame, sender: Caller) -> None:
             def ready(found: Address | Exception) -> None:
                 if isinstance(found, Address):
-                    server.post(lambda: sender.reply(Frame("session.station", found.to_dict())))
+                    server.post(lambda: sender.reply(Frame("session.executor", found.to_dict())))
                 else:
                     server.post(lambda: sender.fail(found, self.task))
 
@@ -139,11 +141,11 @@ class SessionHost:
             return Frame("session.task", {
                 "task": self.task,
                 "devices": self.devices,
-                "prefix": self.place.prefix,
+                "prefix": self.config.prefix,
                 "incarnation": server.incarnation,
                 "resets": self.store.resets,
                 "process": self.process,
-                "host": self.place.host_identity,
+                "host": self.config.host_identity,
                 "clock": time.perf_counter(),
                 "cluster": [
                     [job, index, server.cluster.task_address(job, index)]
@@ -152,13 +154,13 @@ class SessionHost:
                 ],
             })  # fmt: skip
 
-        server.on("session.open", open_station)
+        server.on("session.open", open_executor)
         server.on("session.reset", reset)
         server.on("session.describe", describe)
 
 
 class ExecutorThread(threading.Thread):
-    """A station for one client, until that one closes it or is gone."""
+    """An executor for one client, until the client closes it or ends."""
 
     def __init__(
         self,
@@ -172,22 +174,22 @@ class ExecutorThread(threading.Thread):
         self.session, self.sources = wanted.session, sources
         self.client = wanted.client.socket
         self.containers = Containers(host.job, wanted.isolate)
-        self._station: Executor | None = None
+        self._executor: Executor | None = None
         self._stopping = False
 
     def stop(self) -> None:
-        """End soon; may be called from any thread."""
+        """Request the end; may be called from any thread."""
         self._stopping = True
-        if self._station is not None:
-            self._station.receiver.wake()
+        if self._executor is not None:
+            self._executor.receiver.wake()
 
     def refuse(self) -> None:
-        """Block all further changes; may be called from any thread. Waits for a change that is under way."""
-        if self._station is not None:
-            self._station.fence.close()
+        """Block all further changes; may be called from any thread. Waits for a change in progress."""
+        if self._executor is not None:
+            self._executor.fence.close()
 
     def run(self) -> None:
-        """Open the station and serve the client."""
+        """Open the executor and serve the client."""
         try:
             try:
                 self._host.refuse_late(self._wanted)
@@ -198,18 +200,20 @@ class ExecutorThread(threading.Thread):
             self._ready(executor.address)
             try:
                 self._serve(executor)
-            except NbdistError as error:  # the client is gone: nobody is left to tell
-                log.debug("a session's station on %s ended: %s", self._host.task, error)
+            except NbdistError as error:  # the client has ended
+                log.debug("a session's executor on %s ended: %s", self._host.task, error)
             except Exception:
-                log.exception("a session's station on %s failed", self._host.task)
+                log.exception("a session's executor on %s failed", self._host.task)
             finally:
                 executor.close()
         finally:
             self._host.ended(self)
 
     def _opened(self) -> Executor:
-        place = replace(self._host.place, transport=self._wanted.transport)
-        executor = Executor(place, self._host.store, self.sources, self._wanted.resets, self._wanted.patience)
+        config = replace(self._host.config, transport=self._wanted.transport)
+        executor = Executor(
+            config, self._host.store, self.sources, self._wanted.resets, self._wanted.patience
+        )
         try:
             client = executor.sender(self._wanted.client, "the session's client")
         except Exception:
@@ -224,7 +228,7 @@ class ExecutorThread(threading.Thread):
                 )
             client.check()
 
-        executor.watch, self._station = watch, executor
+        executor.watch, self._executor = watch, executor
         return executor
 
     def _serve(self, executor: Executor) -> None:

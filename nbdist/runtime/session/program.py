@@ -216,20 +216,20 @@ class Scratch:
         return self._slab[:nbytes]
 
     def close(self) -> None:
-        """Give all of it back; no program may run any more."""
+        """Free all memory; no program may run afterwards."""
         self._store.give_back(self)
         self._slab = None
 
 
 # The rendezvous of sends and receives: values by (plan, step, edge), each taken once.
 #
-# A plan's number is drawn at random when its pieces are registered on tasks of certain incarnations. A task
-# that was started again knows no such plan, so that nothing stale can match.
+# A plan's number is drawn at random when its pieces are registered on tasks of certain incarnations. A
+# restarted task has no such plan, so stale values match nothing.
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousKey:
-    """The full name of what crosses an edge in a step, for people; on the wire it is three numbers."""
+    """The full name of a value on an edge in a step, for messages; on the wire it is three numbers."""
 
     source: str
     incarnation: int

@@ -1,4 +1,4 @@
-"""What a session's messages say: which station it wants, a piece to register; as plain values, and back."""
+"""The content of a session's messages (a request for an executor, a piece to register) as plain values."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from nbdist.graph.serialize.encode import decode, encode
 from nbdist.wire.channel.sender import Address
 
 Executors = dict[str, tuple[Address, str]]
-"""By device: where its station is, and its task's name."""
+"""By device: the address of its executor, and its task's name."""
 
 
 @dataclass(frozen=True)
 class ExecutorRequest:
-    """What a session asks a task for: a station for its client, to run what is placed on one device.
+    """A session's request to a task: an executor for its client, which runs the pieces of one device.
 
     Executors of one ``session`` read the same datasets; variables that are isolated are behind ``isolate``.
-    ``incarnation`` and ``resets`` are what the task said of itself when the session began. ``patience`` is
+    ``incarnation`` and ``resets`` are those that the task had when the session began. ``patience`` is
     how many seconds an op may wait for other sessions. ``given_up`` are the sockets of the session's clients
-    with abandoned steps: the stations of these steps make no further changes.
+    with abandoned steps: the executors of these steps make no further changes.
     """
 
     client: Address
@@ -47,19 +47,19 @@ class ExecutorRequest:
             client = Address.from_dict(entries["client"])
             wanted = cls(**{**entries, "client": client, "given_up": given_up})
         except (KeyError, TypeError, AttributeError):
-            raise DataLossError(f"that asks for no station: {sorted(entries)}") from None
+            raise DataLossError(f"not a request for an executor: {sorted(entries)}") from None
         good = all(type(one) is str for one in (wanted.device, wanted.session, wanted.isolate)) and all(
             type(one) is int for one in (wanted.incarnation, wanted.resets)
         )
         good = good and (wanted.patience is None or type(wanted.patience) is float)
         good = good and all(type(one) is str for one in wanted.given_up)
         if not good or wanted.transport not in ("auto", "socket"):
-            raise DataLossError("that asks for no station: a value of another kind than belongs there")
+            raise DataLossError("not a request for an executor: a value has the wrong type")
         return wanted
 
 
 def pack_piece(piece: Piece, executors: Executors) -> tuple[dict[str, Any], list[Array]]:
-    """Return a piece, and the stations it sends to, as plain values and arrays."""
+    """Return a piece, and the executors it sends to, as plain values and arrays."""
     graph, arrays = encode(piece.graph.tensors)
     at = {t: n for n, t in enumerate(piece.graph.tensors)}
     meta = {
@@ -68,7 +68,7 @@ def pack_piece(piece: Piece, executors: Executors) -> tuple[dict[str, Any], list
         "order": [at[t] for t in piece.order],
         "feeds": [[n, at[t]] for n, t in piece.feeds],
         "fetches": [[n, at[t]] for n, t in piece.fetches],
-        "stations": {device: [address.to_dict(), name] for device, (address, name) in executors.items()},
+        "executors": {device: [address.to_dict(), name] for device, (address, name) in executors.items()},
     }
     return meta, arrays
 
@@ -87,8 +87,8 @@ def unpack_piece(meta: dict[str, Any], arrays: tuple[Array, ...]) -> tuple[Piece
         )
         executors = {
             str(device): (Address.from_dict(address), str(name))
-            for device, (address, name) in meta["stations"].items()
+            for device, (address, name) in meta["executors"].items()
         }
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise DataLossError(f"what arrived is no piece of a graph: {type(error).__name__}: {error}") from None
+        raise DataLossError(f"this is not a piece of a graph: {type(error).__name__}: {error}") from None
     return piece, executors

@@ -61,7 +61,7 @@ class Resources:
         shape, dtype = handle.attrs["shape"], handle.attrs["dtype"]
         reduction, sparse = handle.attrs["reduction"], handle.attrs["sparse"]
         kind = f"{'a sparse' if sparse else 'an'} accumulator ({reduction}) of {show(tuple(shape))} {dtype}"
-        make = CollectedRows if sparse else Collected
+        make = RowGradientAccumulator if sparse else GradientAccumulator
         return self._store.shared(
             container,
             handle.attrs["key"] or handle.name,
@@ -75,7 +75,7 @@ class Resources:
 class _OnGradients:
     """The ops on one accumulator, by the rest of their names."""
 
-    shared: Shared[Collected]
+    shared: Shared[GradientAccumulator]
     waiting: Waiting
     node: Tensor
     store: Store
@@ -137,7 +137,7 @@ class _OnGradients:
         self.shared.look(self._count)
         return taken
 
-    def _count(self, collected: Collected) -> None:
+    def _count(self, collected: GradientAccumulator) -> None:
         """Count what is collected against the task's limit of memory."""
         self.store.holds(self.shared, collected.bytes)
 
@@ -193,17 +193,17 @@ class _OnTokens:
         name = self.node.inputs[0].name
 
         def cut_off(error: BaseException) -> None:
-            text = f"the chief, which serves {name!r}, was cut off: {str(error) or type(error).__name__}. "
-            again = "When it is there again, make a new session"
+            text = f"the chief, which serves {name!r}, was aborted: {str(error) or type(error).__name__}. "
+            again = "When it is up again, make a new session"
             with self.shared.changing() as tokens:
                 tokens.cut_off(turn, AbortedError(text + again))
 
-        self.waiting.tell_if_cut_off(cut_off)
+        self.waiting.on_abort(cut_off)
 
     def close(self) -> None:
         with self.shared.changing() as tokens:
             tokens.close(
-                AbortedError("the chief cannot go on: the error that it has raised says why")
+                AbortedError("the chief cannot continue: see the error that it has raised")
                 if self.node.attrs["failed"]
                 else None
             )
@@ -230,10 +230,10 @@ def task_of(device: str) -> str:
 # here.
 
 
-class Collected:
-    """Gradients of one variable, offered by replicas that are known by name.
+class GradientAccumulator:
+    """Gradients of one variable, by the names of their replicas.
 
-    >>> collected = Collected((), mean=True)
+    >>> collected = GradientAccumulator((), mean=True)
     >>> collected.offer("/job:worker/task:0", [np.array(10.0)], 0)
     True
     >>> collected.offer("/job:worker/task:1", [np.array(20.0)], 0)
@@ -245,10 +245,10 @@ class Collected:
     def __init__(self, shape: Shape, mean: bool) -> None:
         self.shape, self.mean = shape, mean
         self.closed = False
-        self.givers: dict[str, int] = {}
-        """Who has given gradients, and the local step of the last one."""
+        self.local_steps: dict[str, int] = {}
+        """By replica, the local step of its last gradient."""
         self.bytes = 0
-        """What is collected takes."""
+        """The memory of the collected gradients."""
         self._rule = Accumulator()
 
     @property
@@ -272,7 +272,7 @@ class Collected:
 
     def offer(self, replica: str, gradient: list[Array], local_step: int) -> bool:
         """Keep a gradient, unless it is too old; its arrays are written over."""
-        self.givers[replica] = local_step
+        self.local_steps[replica] = local_step
         order = int.from_bytes(replica.encode())  # numbers that sort as the names do
         accepted = self._rule.offer(order, [*gradient], local_step)
         if accepted:
@@ -293,21 +293,21 @@ class Collected:
         return [part for part in self._rule.take(needed, mean=self.mean) if not isinstance(part, RowGradient)]
 
     def begin(self, step: int) -> None:
-        """Forget what is collected and counted, and wait for gradients of a step."""
+        """Drop all gradients and counts, and wait for gradients of a step."""
         self._rule, self.bytes, self.closed = Accumulator(), 0, False
-        self.givers.clear()
+        self.local_steps.clear()
         self.step = step
 
     def missing(self, needed: int) -> str:
-        """Return, for people, whose gradients are there and whose are not."""
-        there = [name for name, step in self.givers.items() if step >= self.step]
-        others = [f"{name} (last: step {s})" for name, s in self.givers.items() if s < self.step]
+        """Return a text with the replicas whose gradients are present or missing."""
+        there = [name for name, step in self.local_steps.items() if step >= self.step]
+        others = [f"{name} (last: step {s})" for name, s in self.local_steps.items() if s < self.step]
         text = f"{self.count} of {needed} gradients of step {self.step} are there"
         text += f", from {', '.join(there)}" if there and self.count else ""
         return text + (f"; none from {', '.join(others)}" if others else "")
 
 
-class CollectedRows(Collected):
+class RowGradientAccumulator(GradientAccumulator):
     """The same for gradients that hold rows: values, and their positions.
 
     A row is divided by the number of gradients that hold it.
@@ -333,9 +333,9 @@ class CollectedRows(Collected):
 
 # The token queue, and which replica has taken which token. A state machine without sockets or clocks.
 #
-# A token holds the step that its taker goes on with. Where a step puts one for each replica, nobody takes two
-# of them: one that is fast would have its next gradient counted in the place of another's. Tokens of the
-# beginning are anybody's.
+# A token holds the step with which its replica continues. Where a step puts one for each replica, no replica
+# takes two of them: the next gradient of a fast one would count in the place of another's. The first tokens
+# are for any replica.
 
 
 class Tokens:
@@ -382,23 +382,23 @@ class Tokens:
         return self._turn
 
     def join(self, replica: str, now: float) -> bool:
-        """Note that a replica is there, once tokens are to be had; return whether they are."""
+        """Record that a replica is present, if there are tokens; return whether there are."""
         if self.open and replica:
             self._seen.setdefault(replica, (None, now))
         return self.open
 
     def put(self, tokens: Iterable[int], first: bool = False) -> None:
-        """Add tokens, those of a step or the ``first`` ones; raises what it was closed with."""
+        """Add tokens, of a step or the ``first`` ones; raises the error with which the queue was closed."""
         if self._ended is not None:
             raise self._ended
         if self._one_each and not first:
-            self._tokens.clear()  # who has not taken one of the last step takes one of this
+            self._tokens.clear()  # a replica without one of the last step takes one of this
         (self._first if first else self._tokens).extend(tokens)
 
     def take(self, replica: str, local_step: int, now: float) -> int | None:
         """Return a token for a replica that is at ``local_step``, None if there is none for it yet.
 
-        Raises what it was closed with instead of None.
+        Raises the error with which the queue was closed instead of None.
         """
         if self._first:
             token = self._first.popleft()
@@ -413,19 +413,19 @@ class Tokens:
         return token
 
     def close(self, error: NbdistError | None = None) -> None:
-        """End it: whoever finds it empty gets ``error``."""
+        """Close the queue: takers that find it empty get ``error``."""
         if self._ended is None:
             self._ended = error or OutOfRangeError(
                 "the training has ended: its chief has closed the queue of tokens"
             )
 
     def cut_off(self, turn: int, error: NbdistError) -> None:
-        """End it if nobody has begun or served it since that ``serve``."""
+        """Close the queue unless it was begun or served again since that ``serve``."""
         if turn == self._turn:
             self.close(error)
 
     def missing(self, now: float) -> str:
-        """Return, for people, which replicas have not come back for a token, and since when."""
+        """Return a text with the replicas that do not wait for a token, and since when."""
         away = [
             f"{name} (" + ("joined" if token is None else f"took token {token}") + f" {now - at:.1f} s ago)"
             for name, (token, at) in self._seen.items()
@@ -434,5 +434,5 @@ class Tokens:
         known = set(self._seen) | {name for name, count in self.waiting.items() if count}
         unknown = self._replicas - len(known)
         if self._begun and unknown > 0:
-            away.append(f"{unknown} of {self._replicas} replicas that never came")
-        return f"not waiting for one: {', '.join(away)}" if away else "every replica that is known waits"
+            away.append(f"{unknown} of {self._replicas} replicas that never took part")
+        return f"not waiting for one: {', '.join(away)}" if away else "every known replica waits"

@@ -46,16 +46,25 @@ MOST_SHAPES = 8  # of one run's feeds; then it is planned once for all shapes
 
 
 class Session:
-    """Runs tensors and ops of one graph.
+    """Runs tensors and ops of one graph, in this process or on the tasks of a cluster.
 
-    Without a ``target`` everything happens in this process, and two sessions never share a variable. With
-    the target of a cluster's task (``cluster.target``, ``server.target``) each op runs on the device that its
-    scopes say, on that task where they say nothing, and variables live on the tasks: sessions share them,
-    unless ``isolate`` gives this one its own. ``timeout`` is how many seconds a task that does not answer
-    is waited for. ``operation_timeout`` is how many seconds an op waits for what other sessions or threads do
-    (a gradient, a token) before it raises DeadlineExceededError; None waits as long as the session is
-    open. ``allow_soft_placement`` lets a type of device that is not there fall back to CPU.
-    ``transport`` "socket" keeps values out of shared memory, on one host as well.
+    Each op runs on the device of its scopes, and without one on the task of ``target``. Variables are stored
+    on their tasks, and sessions of one cluster share them. Close a session with ``close()`` or a ``with``.
+
+    - ``target``: ``cluster.target`` or ``server.target`` (nbdist://host:port); "" runs everything in this
+      process, with variables of the session's own
+    - ``graph``: the graph; None for the default graph
+    - ``isolate``: whether the session has variables of its own on the tasks, which end with it
+    - ``timeout``: seconds to wait for a task that does not answer, above 0; None for 30
+    - ``operation_timeout``: seconds, above 0, that an op waits for other sessions or threads (for a gradient,
+      a token); None for no limit
+    - ``allow_soft_placement``: whether ops on a type of device that does not exist run on the CPU
+    - ``transport``: "auto" (shared memory between tasks of one host, else sockets) or "socket"
+    - ``keys``: the cluster's ClusterKeys; None for those of a cluster or Server of this process
+    - ``report``: called with a line of text while a task is waited for
+
+    Raises InvalidArgumentError for invalid arguments and an unknown target, DeadlineExceededError if a task
+    does not answer in time. Source: TensorFlow's sessions (Abadi et al., OSDI 2016).
 
     >>> from nbdist.graph.tensor import Graph, placeholder
     >>> with Graph().as_default() as graph:
@@ -100,16 +109,14 @@ class Session:
                 transport=transport,
                 patience=self._patience,
             )
-            self._engine.look_at([t.device for t in self.graph.tensors if t.device])
+            self._engine.describe_tasks([t.device for t in self.graph.tensors if t.device])
         self._store = Store()
         self._sources = Sources(self._store)  # of this process, where there is no cluster
         self._shapes: dict[Any, set[Any]] = {}
         self._setters: dict[Variable, tuple[Placeholder, Tensor]] = {}
         self._free: list[SessionThread] = []
         self._busy: set[SessionThread] = set()
-        self._spent: list[
-            SessionThread
-        ] = []  # that broke, where variables or data would go with the last one
+        self._spent: list[SessionThread] = []  # broken ones, kept while variables or data depend on them
         self._once = Once()
         self._lock = threading.Lock()
         self._open = True
@@ -119,9 +126,13 @@ class Session:
     def reset(
         cls, target: str, containers: Sequence[str] | None = None, *, keys: ClusterKeys | None = None
     ) -> None:
-        """Empty containers on all tasks, every one if none is named: their variables are uninitialised then.
+        """Empty containers of variables on all tasks; open sessions of the target fail with AbortedError.
 
-        Sessions of that target that were open fail with AbortedError.
+        - ``target``: ``cluster.target`` or ``server.target``
+        - ``containers``: names of containers; None or an empty list empties all
+        - ``keys``: the cluster's ClusterKeys; None for those of a cluster or Server of this process
+
+        Raises UnavailableError if a task cannot be reached; the other tasks are reset in any case.
         """
         engine = ClusterEngine(target, isolate=False, timeout=10.0, keys=keys, report=print)
         try:
@@ -140,21 +151,40 @@ class Session:
         return not self._open
 
     def run(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
-        """Return the values of tensors, given values for placeholders; None for ops that have no value.
+        """Run the ops that some tensors need, and return the values of these tensors.
 
-        ``fetches`` is a tensor, a tensor's name, or a list, tuple or dict of them, whose form the result
-        has. Only what they need is run. Any tensor that is no variable may be fed.
+        - ``fetches``: a tensor, a tensor's name, or a list, tuple or dict of them
+        - ``feed_dict``: values by tensor: arrays (or numbers, lists) of its shape, cast to its dtype where
+          that loses nothing. Any tensor except a variable may be fed; placeholders must be, if needed
+
+        Returns values in the form of ``fetches``: arrays or NumPy scalars; None for ops without a value.
+
+        Raises InvalidArgumentError for fetches or feeds that do not fit the graph, FailedPreconditionError
+        for an uninitialised variable or a closed session, OutOfRangeError at the end of a dataset,
+        DeadlineExceededError after ``operation_timeout``, AbortedError if a task was restarted or containers
+        were reset, and UnavailableError if a task died. May be called from several threads.
+
+        >>> from nbdist.graph.tensor import Graph, placeholder
+        >>> with Graph().as_default() as graph:
+        ...     x = placeholder(np.float32, (None,), name="x")
+        ...     fetches = {"sum": np.sum(x), "double": 2 * x}
+        >>> with Session(graph=graph) as session:
+        ...     session.run(fetches, {x: [1.0, 2.0]})
+        {'sum': np.float32(3.0), 'double': array([2., 4.], dtype=float32)}
         """
         return self._run(fetches, {} if feed_dict is None else feed_dict, None)
 
     def trace(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> tuple[Any, Timeline]:
-        """Run as :meth:`run` does; return the values, and the timeline of what each task did when."""
+        """Run as :meth:`run` does; return the values, and the timeline of all tasks in this step."""
         spans: list[Span] = []
         values = self._run(fetches, {} if feed_dict is None else feed_dict, spans)
         return values, Timeline(spans, title="one step")
 
     def plan(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Plan:
-        """Return the pieces that a run would be cut into, without running anything."""
+        """Return how a run would be partitioned into pieces, by device, without running anything.
+
+        ``fetches`` and ``feed_dict`` are those of :meth:`run`, which also says what is raised.
+        """
         wanted = flatten(fetches, self.graph)
         feeds, arrays = self._feeds({} if feed_dict is None else feed_dict)
         return self._cut(wanted, feeds, [a.shape for a in arrays])
@@ -163,7 +193,9 @@ class Session:
         """Give a variable another value of its shape."""
         self._check_open()
         if not isinstance(variable, Variable) or variable.graph is not self.graph:
-            raise InvalidArgumentError(f"cannot set {variable!r}: it is no variable of this session's graph")
+            raise InvalidArgumentError(
+                f"cannot set {variable!r}: it is not a variable of this session's graph"
+            )
         if variable not in self._setters:
             with self.graph.within(Scope(colocated=variable)):
                 fed = Placeholder(None, (), {}, variable.spec, f"{variable.name}/value")
@@ -223,7 +255,7 @@ class Session:
 
     def _cut(self, wanted: list[Tensor], feeds: list[Tensor], shapes: Sequence[Shape]) -> Plan:
         if self._engine is not None:
-            self._engine.look_at(sorted({t.device for t in value_order(wanted) if t.device}))
+            self._engine.describe_tasks(sorted({t.device for t in value_order(wanted) if t.device}))
         devices = self.devices
         default = self._engine.default if self._engine else HERE
         return partition(
@@ -237,8 +269,8 @@ class Session:
             self._check_open()
             session_thread = self._free.pop() if self._free else None
             if session_thread is None:
-                line = self._engine.line() if self._engine else None
-                session_thread = SessionThread(line, self._store, self._sources, self._patience)
+                dispatcher = self._engine.dispatcher() if self._engine else None
+                session_thread = SessionThread(dispatcher, self._store, self._sources, self._patience)
             self._busy.add(session_thread)
         try:
             yield session_thread
@@ -292,7 +324,7 @@ def _seconds(name: str, value: Any) -> float | None:
 def _let_go(
     free: list[SessionThread], spent: list[SessionThread], engine: ClusterEngine | None, sources: Sources
 ) -> None:
-    """Close what a session has open, when it is closed or nobody has it any more."""
+    """Close what a session has open, when it is closed or garbage collected."""
     for session_threads in (free, spent):
         while session_threads:
             session_threads.pop().close()
@@ -334,10 +366,11 @@ def flatten(fetches: Any, graph: Graph) -> list[Tensor]:
         return flatten(list(parts), graph)
     if not isinstance(fetches, Tensor):
         raise InvalidArgumentError(
-            f"cannot fetch {fetches!r}: it is no tensor; fetch tensors, their names, lists and dicts of them"
+            f"cannot fetch {fetches!r}: it is not a tensor; fetch tensors, their names, or lists and "
+            "dicts of them"
         )
     if fetches.graph is not graph:
-        raise InvalidArgumentError(f"cannot fetch {fetches!r}: it is no tensor of this session's graph")
+        raise InvalidArgumentError(f"cannot fetch {fetches!r}: it is not a tensor of this session's graph")
     return [fetches]
 
 
@@ -364,7 +397,7 @@ def arrange(fetches: Any, values: Iterator[Any]) -> Any:
 
 
 class Once:
-    """Keeps account of what a graph's ``once_before`` asks for. May be used from several threads."""
+    """Records which of a graph's ``once_before`` requests are done. Thread-safe."""
 
     def __init__(self) -> None:
         self._done: set[Tensor] = set()
@@ -405,15 +438,15 @@ MOST_PLANS = 128  # that stay ready
 
 
 class SessionThread:
-    """Runs plans over a line to a cluster, or in this process where there is none.
+    """Runs plans through a dispatcher to a cluster, or in this process without one.
 
     ``patience`` is how many seconds an op of this process may wait for other threads.
     """
 
     def __init__(
-        self, line: StepDispatcher | None, store: Store, sources: Sources, patience: float | None = None
+        self, dispatcher: StepDispatcher | None, store: Store, sources: Sources, patience: float | None = None
     ) -> None:
-        self._dispatcher, self._store, self._sources = line, store, sources
+        self._dispatcher, self._store, self._sources = dispatcher, store, sources
         self._bell = Bell()
         self._waiting = self._bell.waiting(patience)
         self._scratch = Scratch(store)

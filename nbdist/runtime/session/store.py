@@ -1,7 +1,7 @@
 """What a task keeps between steps: variables, and what else sessions share, in containers, by name.
 
     store = Store()
-    cell = store.cell("ps", "w", spec)      # the same cell for every session that asks
+    cell = store.cell("ps", "w", spec)      # the same cell for every session
     cell.array[:] = 0; cell.ready = True
 
 A variable lives under (container, name): sessions on one task that use one name share it.
@@ -76,7 +76,7 @@ class Store:
             return cell
 
     def lock(self, cell: Cell) -> None:
-        """Let all who use a cell from here on take its lock."""
+        """Have all later users of a cell take its lock."""
         with self._lock:
             if cell.lock is None:
                 cell.lock = threading.Lock()
@@ -154,7 +154,7 @@ class Store:
             shared.ring()
 
     def drop_all(self, prefix: str) -> None:
-        """Empty the containers whose names begin so, which nobody uses any more."""
+        """Empty the unused containers whose names begin with ``prefix``."""
         with self._lock:
             self._keep(lambda container: not container.startswith(prefix))
 
@@ -193,23 +193,23 @@ class Shared(Generic[State]):
 
     @contextmanager
     def changing(self) -> Iterator[State]:
-        """Lend the state, inside a ``with``; then wake whoever waits."""
+        """Give access to the state, inside a ``with``; then wake all waiting threads."""
         with self._lock:
             yield self._state
         self.ring()
 
     def look(self, at: Callable[[State], Found]) -> Found:
-        """Return what ``at`` finds; it changes nothing that anybody waits for."""
+        """Return what ``at`` finds, without a change of the state."""
         with self._lock:
             return at(self._state)
 
     def ring(self) -> None:
-        """Let whoever waits look again."""
+        """Wake all waiting threads."""
         for ring in list(self._bells):
             ring()
 
     @contextmanager
-    def heard(self, ring: Callable[[], None]) -> Iterator[None]:
+    def wakes(self, ring: Callable[[], None]) -> Iterator[None]:
         """Have ``ring`` called, on the thread that changes something, inside a ``with``."""
         self._bells.append(ring)
         try:
@@ -219,9 +219,9 @@ class Shared(Generic[State]):
 
 
 class Waiting:
-    """How one thread waits.
+    """Waits of one thread for shared state.
 
-    ``pause(seconds)`` ends early when ``ring()`` is called; ``check()`` raises if waiting is of no use now.
+    ``pause(seconds)`` ends early when ``ring()`` is called; ``check()`` raises if the wait cannot succeed.
     ``patience`` is how many seconds an op may wait, None for no limit.
     """
 
@@ -233,7 +233,7 @@ class Waiting:
         patience: float | None,
     ) -> None:
         self._ring, self._pause, self._check, self._patience = ring, pause, check, patience
-        self._told: list[Callable[[BaseException], None]] = []
+        self._on_abort: list[Callable[[BaseException], None]] = []
 
     def until(
         self,
@@ -243,12 +243,12 @@ class Waiting:
         *,
         patient: bool = False,
     ) -> Found:
-        """Return what ``attempt`` finds, once it is not None; ``patient`` ones wait for any time."""
+        """Return what ``attempt`` finds, when it is not None; ``patient`` waits have no limit."""
         found = shared.look(attempt)
         if found is not None:
             return found
         begun, patience = time.monotonic(), None if patient else self._patience
-        with shared.heard(self._ring):
+        with shared.wakes(self._ring):
             while True:
                 self._check()
                 found = shared.look(attempt)
@@ -259,35 +259,35 @@ class Waiting:
                     left = begun + patience - time.monotonic()
                     if left <= 0:
                         raise DeadlineExceededError(
-                            f"nothing came within {patience:g} s (the session's operation_timeout): "
+                            f"nothing arrived within {patience:g} s (the session's operation_timeout): "
                             f"{shared.look(late)}"
                         )
                 self._pause(min(left, LOOK_EVERY))
 
-    def tell_if_cut_off(self, tell: Callable[[BaseException], None]) -> None:
-        """Have ``tell`` called if the step that runs is cut off, or was the last one of its thread."""
-        self._told.append(tell)
+    def on_abort(self, callback: Callable[[BaseException], None]) -> None:
+        """Call ``callback(error)`` if the running step is aborted, or was the last one of its thread."""
+        self._on_abort.append(callback)
 
     def begin(self) -> None:
-        """Begin a step: the last one was not cut off."""
-        self._told.clear()
+        """Begin a step: the last one was not aborted."""
+        self._on_abort.clear()
 
     def cut_off(self, error: BaseException) -> None:
-        """Tell whoever counts on the step that runs, or on another one after the last."""
-        told, self._told = self._told, []
-        for tell in told:
-            tell(error)
+        """Run the callbacks of the aborted step."""
+        callbacks, self._on_abort = self._on_abort, []
+        for callback in callbacks:
+            callback(error)
 
 
 class Bell:
-    """A way to wait in this process, for a session without a cluster."""
+    """Wakes waits in this process, for a session without a cluster."""
 
     def __init__(self) -> None:
         self._rung = threading.Event()
         self._cancelled = False
 
     def waiting(self, patience: float | None) -> Waiting:
-        """Return how the thread waits that the bell belongs to."""
+        """Return the waits of this thread."""
         return Waiting(self._rung.set, self._pause, self._check, patience)
 
     def cancel(self) -> None:

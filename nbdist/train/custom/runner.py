@@ -18,7 +18,7 @@ import numpy as np
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import to_device, to_host
 from nbdist.graph.op import Shape
-from nbdist.runtime.ps.client import Stopped
+from nbdist.runtime.ps.client import StepStopped
 from nbdist.runtime.tables import gradient_of
 from nbdist.train.boundary import describe_nonfinite, report_skipped
 from nbdist.train.context import use_here
@@ -167,7 +167,7 @@ class Runner:
             if restore is not None:
                 restore()
             return self._steps(calls, groups, updating)
-        except Stopped:  # this step cannot be completed any more: variables stay as they are
+        except StepStopped:  # this step cannot be completed any more: variables stay as they are
             variables.ended = True
             variables.finish()
             if calls[0].trace.communicates:
@@ -205,7 +205,7 @@ class Runner:
         times.pull(replicas)
         for group in self.variables.groups:
             if group.replicas and group not in groups and group.reads(call.trace.variables):
-                with suppress(Stopped):
+                with suppress(StepStopped):
                     group.replicas[local.index].fetch()
         self.variables.count(local)
         program = self._program(call, local, updating)

@@ -22,7 +22,7 @@ from nbdist.graph.compile.specs import value_order
 from nbdist.graph.partitioned import PartitionedVariable
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.runtime.ps.client import Stopped
+from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.boundary import Boundary
 from nbdist.train.context import MODEL, current, save_variables
 from nbdist.train.custom import sync_rules
@@ -126,7 +126,7 @@ class StrategyVariables:
         """Handle new messages of the run's control, if something is trained."""
         boundary = self.boundary
         if self.context.control.messages != boundary.handled and self._training():
-            with contextlib.suppress(Stopped):  # the next step finds out
+            with contextlib.suppress(StepStopped):  # the next step finds out
                 self.recorder.exclude(boundary.handle())
 
     def values(self, local: LocalReplica, variables: Sequence[Variable]) -> dict[Variable, Array]:
@@ -194,7 +194,7 @@ class StrategyVariables:
         """Fetch the newest values of all replicas into the host arrays."""
         for group in self.groups:
             if group.replicas:
-                with contextlib.suppress(Stopped):
+                with contextlib.suppress(StepStopped):
                     group.replicas[0].fetch()
         self.fetch_local()
 
@@ -304,7 +304,7 @@ class StrategyVariables:
             np.copyto(self.host_value(variable), value)
 
     def _cut_off(self, index: int, error: BaseException) -> None:
-        if isinstance(error, (Stopped, RetryStep)):
+        if isinstance(error, (StepStopped, RetryStep)):
             return
         for group in self.groups:
             if index < len(group.replicas):
