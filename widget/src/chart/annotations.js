@@ -7,7 +7,7 @@ import { secondsAt } from "./curves.js";
 /** @typedef {{ step: number, kind: string, text: string }} Annotation */
 
 const GLYPHS = /** @type {Record<string, string>} */ ({ rate: "◆", pause: "■", checkpoint: "▼", lost: "✕" });
-const NEAR = 6; // CSS pixels beside a line within which the cursor is on it
+const NEAR = 6; // CSS pixels from a line within which the cursor hits it
 
 /** The positions of marks on the x axis. @param {Annotation[]} annotations @param {import("./curves.js").Curves} curves @param {boolean} byTime */
 export function annotationPositions(annotations, curves, byTime) {
@@ -55,7 +55,7 @@ export class AnnotationList {
     this.element.hidden = true;
   }
 
-  /** @param {Annotation[]} annotations @param {string} one step, as it is called */
+  /** @param {Annotation[]} annotations @param {string} one the word for a step */
   show(annotations, one) {
     const { element } = this;
     element.hidden = annotations.length === 0;

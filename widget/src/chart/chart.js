@@ -1,4 +1,4 @@
-// One chart: uPlot keeps axes, cursor and selection; the lines are drawn by draw.js.
+// One chart: uPlot has the axes, the cursor and the selection; the lines are drawn by drawLines below.
 import uPlot from "uplot";
 import { make, setText } from "../dom/elements.js";
 import { COLOURED, replicaColour } from "../dom/theme.js";
@@ -15,7 +15,7 @@ import { linearTicks, logTicks } from "./ticks.js";
 /** @typedef {import("./curves.js").Curves} Curves */
 /** @typedef {import("../dom/theme.js").Colours} Colours */
 /**
- * What the charts of one view share.
+ * The data that the charts of one view share.
  * @typedef {object} Shared
  * @property {Curves} curves
  * @property {Options} options
@@ -32,8 +32,8 @@ import { linearTicks, logTicks } from "./ticks.js";
 
 const ASPECT = 0.52;
 const [LOWEST, HIGHEST] = [180, 300];
-const HELP = "Drag to zoom, Shift and drag to move along, double-click to see all. " +
-  "Keys: arrows move the cursor, + and − zoom, Page Up and Page Down move along, 0 shows all.";
+const HELP = "Drag to zoom, Shift and drag to pan, double-click to show all. " +
+  "Keys: arrows move the cursor, + and − zoom, Page Up and Page Down pan, 0 shows all.";
 
 /** The tooltip of the value beside a key. */
 const TOOLTIPS = /** @type {Record<string, string>} */ ({
@@ -58,7 +58,7 @@ export class Chart {
     this.liveRegion = make("span", { class: "nbd-spoken", role: "status" });
     this.element = make("figure", { class: "nbd-chart" },
       make("figcaption", {}, make("span", { class: "nbd-chart-title", title: HELP }, plan.title), this.legend), this.box, this.liveRegion);
-    this.active = false; // by the mouse or with keys: other charts' cursors only follow
+    this.active = false; // this chart has the pointer or the focus; the cursors of the others follow
     this.box.addEventListener("keydown", (event) => this.onKey(event));
     this.box.addEventListener("pointermove", () => (this.active = true));
     this.box.addEventListener("pointerleave", () => this.leave());
@@ -67,7 +67,7 @@ export class Chart {
     this.plot = undefined;
   }
 
-  /** Takes the current points and draws. @param {number} width in CSS pixels */
+  /** Draws the current points. @param {number} width in CSS pixels */
   draw(width) {
     this.lines = linesOf(this.shared.curves, this.plan, this.shared.options);
     const height = Math.max(LOWEST, Math.min(HIGHEST, Math.round(width * ASPECT)));
@@ -77,7 +77,7 @@ export class Chart {
       this.plot.setSize({ width, height });
     }
     this.plot.axes[0].label = this.shared.options.byTime ? "time since the start" : this.shared.unit.axis;
-    this.plot.setData([[0, 1], [0, 1]]); // the ranges are ours, and are asked for now
+    this.plot.setData([[0, 1], [0, 1]]); // makes uPlot call our range functions
     this.write();
   }
 
@@ -128,7 +128,7 @@ export class Chart {
       hooks: {
         draw: [(plot) => this.paint(plot)],
         setCursor: [(plot) => this.onCursor(plot)],
-        setScale: [(plot, scale) => scale === "x" && this.onCursor(plot)], // other points are under it now
+        setScale: [(plot, scale) => scale === "x" && this.onCursor(plot)], // other points are under the cursor now
         setSelect: [(plot) => this.onSelect(plot)],
       },
     };
@@ -188,7 +188,7 @@ export class Chart {
     this.shared.zoom(within([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")], this.fullDomain()));
   }
 
-  /** Moves what is shown along with the mouse. @param {uPlot} plot @param {MouseEvent} event */
+  /** Moves the shown range with the pointer. @param {uPlot} plot @param {MouseEvent} event */
   pan(plot, event) {
     const shown = this.shownDomain();
     const perPixel = (shown[1] - shown[0]) / plot.over.clientWidth;
@@ -209,10 +209,10 @@ export class Chart {
     const middle = this.at ?? (shown[0] + shown[1]) / 2;
     const half = (shown[1] - shown[0]) / 2;
     const here = nearestIndex(mainLine.xs, this.at ?? shown[1]);
-    const far = event.shiftKey ? 10 : 1;
+    const count = event.shiftKey ? 10 : 1;
     const last = mainLine.xs.length - 1;
     const moves = /** @type {Record<string, () => void>} */ ({
-      ArrowLeft: () => this.goTo(mainLine, here - far), ArrowRight: () => this.goTo(mainLine, here + far),
+      ArrowLeft: () => this.goTo(mainLine, here - count), ArrowRight: () => this.goTo(mainLine, here + count),
       Home: () => this.goTo(mainLine, 0), End: () => this.goTo(mainLine, last),
       PageUp: () => this.shared.zoom(panned(shown, -half, fullDomain)), PageDown: () => this.shared.zoom(panned(shown, half, fullDomain)),
       "+": () => this.shared.zoom(zoomed(shown, middle, 0.5, fullDomain)), "-": () => this.shared.zoom(zoomed(shown, middle, 2, fullDomain)),
@@ -222,10 +222,10 @@ export class Chart {
     if (!act) return;
     act();
     event.preventDefault();
-    event.stopPropagation(); // the notebook has uses for the same keys
+    event.stopPropagation(); // the notebook binds the same keys
   }
 
-  /** The cursor goes to a point of the line, and the shown range follows. @param {Line} mainLine @param {number} index */
+  /** Moves the cursor to a point of the line, and the shown range with it. @param {Line} mainLine @param {number} index */
   goTo(mainLine, index) {
     const x = mainLine.xs[Math.max(0, Math.min(mainLine.xs.length - 1, index))];
     this.active = true;
@@ -251,7 +251,7 @@ export class Chart {
     return this.lines.find((line) => line.kind === "train") ?? this.lines.find((line) => line.kind === "validation");
   }
 
-  /** Values under the cursor, or the latest ones, in the legend, beside the cursor and in words. */
+  /** Writes the values under the cursor, or the latest ones, to the legend, the readout and the label. */
   write() {
     const { one } = this.shared.unit;
     const shown = this.lines.filter((line) => line.kind !== "points" && line.kind !== "trend");
@@ -293,10 +293,10 @@ function formatTickTime(seconds) {
   return Number.isInteger(seconds) || seconds >= 10 ? formatDuration(seconds).replace(".0 s", " s") : `${formatTick(seconds)} s`;
 }
 
-// Draws the lines of one chart on a canvas, given where a value lies on it.
+// Draws the lines of one chart on a canvas.
 
 const MOST_MARKERS = 40; // points below which each gets a marker
-const MARKER_SPACING = 48; // CSS pixels between the marks of a chosen line
+const MARKER_SPACING = 48; // CSS pixels between the markers of a chosen line
 
 /**
  * @param {CanvasRenderingContext2D} canvas
@@ -335,12 +335,12 @@ export function drawLines(canvas, plot, lines, colours) {
   canvas.restore();
 }
 
-/** How opaque points are: all together never more than a shade. @param {number} replicas @param {boolean} chosen */
+/** The opacity of points, lower with more replicas, so that their sum stays pale. @param {number} replicas @param {boolean} chosen */
 function pointOpacity(replicas, chosen) {
   return chosen || replicas === 1 ? 0.17 : Math.max(0.02, 0.28 / replicas);
 }
 
-/** How opaque one of many trends is. @param {number} replicas */
+/** The opacity of one of many trends. @param {number} replicas */
 function trendOpacity(replicas) {
   return Math.max(0.15, 6 / replicas);
 }
@@ -357,7 +357,7 @@ function strokeLine(canvas, plot, { xs, ys }) {
       canvas.lineTo(plot.x(xs[i]), y);
     } else {
       canvas.moveTo(plot.x(xs[i]), y);
-      // A point with a gap on both sides would not be seen.
+      // A point with a gap on both sides would not be visible.
       if (!Number.isFinite(plot.y(ys[i + 1]))) canvas.lineTo(plot.x(xs[i]) + 1, y);
       pen = true;
     }
@@ -380,7 +380,7 @@ function drawMarkers(canvas, plot, { xs, ys }, colours) {
   }
 }
 
-/** A mark here and there, so that a line can be recognized without its colour.
+/** Markers at intervals, so that a line can be recognized without its colour.
  * @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line */
 function drawDiamonds(canvas, plot, { xs, ys }) {
   const r = 4 * plot.ratio;

@@ -1,4 +1,4 @@
-// From the points that the page holds to the lines of one chart. Pure.
+// The points that the page holds, and the lines of one chart made from them.
 import { bisectRight } from "d3-array";
 import { CLOCK, MEAN, TREND } from "../comm/frames.js";
 
@@ -16,7 +16,7 @@ import { CLOCK, MEAN, TREND } from "../comm/frames.js";
  */
 
 /**
- * Exponential moving average, corrected for its start (as in Adam); what is not finite stays as it is.
+ * Exponential moving average with bias correction (as in Adam); values that are not finite are unchanged.
  * @param {number[]} values
  * @param {number} weight of the past, 0 (none) to below 1
  * @returns {number[]}
@@ -34,7 +34,7 @@ export function smooth(values, weight) {
 }
 
 /**
- * The seconds at which these (ascending) steps were reached, between the known ones by proportion.
+ * The times in seconds of ascending steps, interpolated linearly between the known ones.
  * @param {number[]} steps
  * @param {{ steps: number[], values: number[] }} clock
  * @returns {number[]}
@@ -70,7 +70,7 @@ export function nearestIndex(xs, x) {
   return before + 1 < xs.length && xs[before + 1] - x < x - xs[before] ? before + 1 : before;
 }
 
-// The points the page holds, by replica and series. Python decides how many; this only keeps them.
+// The points of the page, by replica and series. The kernel limits their number.
 
 export class Curves {
   constructor() {
@@ -92,7 +92,7 @@ export class Curves {
   }
 
   /**
-   * Starts the named curves over, then appends the segments.
+   * Clears the replaced curves, then appends the segments.
    * @param {[number, number][]} replaced pairs of replica and series
    * @param {CurveSegment[]} segments
    */
@@ -126,11 +126,11 @@ function key(replica, series) {
   return replica * 65536 + series;
 }
 
-// From curves to the lines of one chart, in drawing order. Pure.
+// The lines of one chart, in drawing order.
 
 /**
- * Every replica's points, pale; where there are several, their trends; the mean; validation; and on top the
- * replica that was chosen. Smoothing acts on trends and means.
+ * Each replica's points, pale; with several replicas their trends; the mean; validation; and on top the chosen
+ * replica. Smoothing applies to trends and means.
  * @param {Curves} curves
  * @param {ChartSpec} plan
  * @param {Options} options
@@ -161,7 +161,7 @@ export function linesOf(curves, plan, options) {
   return lines;
 }
 
-/** What a line is called in the legend and the table. @param {Line} line @param {string[]} labels of replicas */
+/** The name of a line in the legend and the table. @param {Line} line @param {string[]} labels of replicas */
 export function lineLabel(line, labels) {
   if (line.kind === "validation") return "validation";
   if (line.kind === "train") return line.replica === MEAN ? "mean over replicas" : "training";

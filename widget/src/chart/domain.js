@@ -1,11 +1,11 @@
-// Domains of a chart's axes: how far they reach, and zoom. Pure; a frozen picture has the same y range (yrange.py).
+// Domains of a chart's axes, and zoom. A frozen picture has the same y range (nbdist/ui/frozen/run_figure.py).
 import { extent as d3Extent } from "d3-array";
 import { indexAt } from "./curves.js";
 
 /** @typedef {[number, number]} Range */
 /** @typedef {Pick<import("./curves.js").Line, "kind" | "xs" | "ys">} Line */
 
-/** The range of x in which there are points. @param {Pick<Line, "xs">[]} lines @returns {Range} */
+/** The range of the points' x. @param {Pick<Line, "xs">[]} lines @returns {Range} */
 export function domainX(lines) {
   let [low, high] = [Infinity, -Infinity];
   for (const { xs } of lines) {
@@ -17,7 +17,7 @@ export function domainX(lines) {
 }
 
 /**
- * The range that shows what lies within a range of x: the lines, but for single spikes, and most of the points.
+ * The y range for a range of x: it includes the lines, except for single spikes, and most of the points.
  * @param {Line[]} lines
  * @param {Range} within
  * @param {boolean} log whether the range is one of logarithms
@@ -35,11 +35,11 @@ export function domainY(lines, within, log) {
   return range ? [range[0] - 0.05, range[1] + 0.05] : [-1, 0];
 }
 
-// Ranges of x: what is shown, made narrower, wider, or moved along, within what there is. Pure.
+// The shown range of x: zoomed in, zoomed out or moved, within the whole range.
 
-const NARROWEST = 1e-6; // of all there is
+const NARROWEST = 1e-6; // share of the whole range
 
-/** Narrower (factor below 1) or wider around a place, which stays where it is; null if it shows all.
+/** A range zoomed in (factor below 1) or out around a fixed place; null if it is the whole range.
  * @param {Range} shown @param {number} at @param {number} factor @param {Range} whole @returns {Range | null} */
 export function zoomed([from, to], at, factor, whole) {
   const width = Math.max((to - from) * factor, (whole[1] - whole[0]) * NARROWEST);
@@ -47,18 +47,18 @@ export function zoomed([from, to], at, factor, whole) {
   return within([at - share * width, at + (1 - share) * width], whole);
 }
 
-/** Moved by a distance, as far as there is something. @param {Range} shown @param {number} by @param {Range} whole @returns {Range | null} */
+/** A range moved by a distance, within the whole range. @param {Range} shown @param {number} by @param {Range} whole @returns {Range | null} */
 export function panned([from, to], by, whole) {
-  const far = Math.max(whole[0] - from, Math.min(whole[1] - to, by));
-  return within([from + far, to + far], whole);
+  const distance = Math.max(whole[0] - from, Math.min(whole[1] - to, by));
+  return within([from + distance, to + distance], whole);
 }
 
-/** Moved no further than it takes to show a place. @param {Range} shown @param {number} at @param {Range} whole @returns {Range | null} */
+/** A range moved by the least distance that shows a place. @param {Range} shown @param {number} at @param {Range} whole @returns {Range | null} */
 export function panToShow([from, to], at, whole) {
   return panned([from, to], at < from ? at - from : at > to ? at - to : 0, whole);
 }
 
-/** The part of a range in which there is something; null if that is all. @param {Range} range @param {Range} whole @returns {Range | null} */
+/** A range clipped to the whole range; null if it is the whole range. @param {Range} range @param {Range} whole @returns {Range | null} */
 export function within([from, to], [first, last]) {
   const inner = /** @type {Range} */ ([Math.max(from, first), Math.min(to, last)]);
   if (!(inner[0] < inner[1]) || (inner[0] <= first && inner[1] >= last)) return null;
@@ -68,7 +68,7 @@ export function within([from, to], [first, last]) {
 // Ranges of values.
 
 /**
- * The finite values whose x lies in a range, and those next to it, so that a line that only crosses counts.
+ * The finite values with an x in a range, and their neighbours, so that a line that crosses the range counts.
  * @param {{ xs: number[], ys: number[] }} line xs ascend
  * @param {[number, number]} within
  * @returns {number[]}
@@ -89,11 +89,11 @@ export function extent(lists) {
   return low === undefined ? null : [low, high];
 }
 
-const FEWEST = 5; // values from which on a spike can be distinguished from a steep curve
-const FAR = 2; // times the range of the others, beyond which a spike leaves the plot
+const FEWEST = 5; // with fewer values a spike cannot be distinguished from a steep curve
+const SPIKE = 2; // distance of a spike that is clipped, in ranges of the other values
 
 /**
- * The values but for single spikes: far off medians with both neighbours, which spikes do not move.
+ * The values without single spikes. Spikes are found with running medians of three, which they do not change.
  * @param {number[]} values
  */
 export function withoutSpikes(values) {
@@ -104,20 +104,20 @@ export function withoutSpikes(values) {
     middle.push(Math.max(Math.min(a, b), Math.min(Math.max(a, b), c)));
   }
   const [low, high] = /** @type {[number, number]} */ (extent([middle]));
-  const far = FAR * (high - low);
-  return values.filter((value) => value >= low - far && value <= high + far);
+  const margin = SPIKE * (high - low);
+  return values.filter((value) => value >= low - margin && value <= high + margin);
 }
 
-const SORTED = 2000; // values of a large list that are looked at
+const SORTED = 2000; // values of a large list that are sampled
 
 /**
- * The range that holds most of the values, or null if there are none. What is beyond may leave the plot.
+ * The range of most of the values, or null if there are none. Values beyond it may be clipped.
  * @param {number[]} values
  * @returns {number[]}
  */
 export function quantileRange(values) {
   if (!values.length) return [];
-  // An odd stride, since points come as pairs of a lowest and a highest.
+  // An odd stride, since points arrive in pairs of a minimum and a maximum.
   const stride = 2 * Math.floor(values.length / SORTED / 2) + 1;
   const some = Float64Array.from({ length: Math.ceil(values.length / stride) }, (_, i) => values[i * stride]).sort();
   const at = (/** @type {number} */ share) => some[Math.round(share * (some.length - 1))];
@@ -125,7 +125,7 @@ export function quantileRange(values) {
 }
 
 /**
- * A range with some room around, that does not cross zero only for the room's sake.
+ * A range with a margin; the margin alone does not extend it across zero.
  * @param {[number, number] | null} range
  * @returns {[number, number]}
  */

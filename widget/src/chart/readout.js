@@ -1,4 +1,4 @@
-// A small box beside the cursor: where it is, and the exact values there.
+// A small box beside the cursor with its position and the exact values there.
 import { make, setText } from "../dom/elements.js";
 
 /** @typedef {{ label: string, value: string, tone: string, kind: string, where: string }} Entry */
@@ -9,7 +9,7 @@ export class Readout {
   constructor() {
     this.place = make("div", { class: "nbd-place" });
     this.list = make("div", {});
-    // Its words are those of the chart's label, which is spoken.
+    // Hidden from screen readers: the chart's label has the same text.
     this.element = make("div", { class: "nbd-readout", "aria-hidden": "true" }, this.place, this.list);
     this.hide();
   }

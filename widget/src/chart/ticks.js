@@ -1,8 +1,8 @@
-// Where the ticks of an axis are. Pure.
+// The positions of an axis's ticks.
 //
 // d3's ticks are not used: d3.ticks and tickStep take the number of ticks as a hint and return up to 1.4 times as many,
-// so labels would overlap; and scaleLog().ticks() has no ticks within a decade but 1 to 9, and none at all in less
-// than a digit, which is what a loss that has converged spans.
+// so labels would overlap; and scaleLog().ticks() returns only the multiples 1 to 9 within a decade, and none in a
+// narrower range, such as that of a converged loss.
 import { range } from "d3-array";
 
 /*! d3-array and d3-scale: Copyright 2010-2023 Mike Bostock, ISC license, https://github.com/d3/d3/blob/main/LICENSE */
@@ -32,7 +32,7 @@ export function logTicks(low, high, most) {
     if (ticks.length > most && best.length > 0) break;
     best = ticks;
   }
-  // Within less than a digit no round value may lie; even steps are better than none.
+  // A range of less than a digit may contain no round value; use even steps instead.
   return best.length > 1 ? best : [low + (high - low) * 0.15, low + (high - low) * 0.85];
 }
 

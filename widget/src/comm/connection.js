@@ -1,16 +1,16 @@
-// Connects a page to its kernel: which frames to apply, when to ask for a snapshot, and when the page is seen.
+// Connects a page to its kernel: applies frames, requests lost ones and reports the page's visibility.
 import { decodeFrame } from "./frames.js";
 
 /** @typedef {{ sequence: number, incomplete: boolean, requestedAt: number, receivedAt: number }} FrameSequence */
 /** @typedef {(kind: string, more?: object) => void} Send */
 /** @typedef {"ack" | "snapshot" | null} Reply the reply to a message */
 /**
- * A page that is connected: redraw is called when it has to be drawn again, disconnect when the kernel has ended.
+ * A connected page: redraw is called when it must be drawn again, disconnect when the kernel has ended.
  * @typedef {{ element: HTMLElement, disconnect: () => void, redraw: () => void, close: () => void, over: () => boolean }} Page
  */
 
 const RETRY_SNAPSHOT = 500; // milliseconds between two requests for the same snapshot
-const SILENCE = 2000; // milliseconds without a frame after which the page asks whether it missed one
+const SILENCE = 2000; // milliseconds without a frame after which the page requests a snapshot
 
 /** @param {number} now milliseconds @returns {FrameSequence} */
 export function newFrameSequence(now) {
@@ -40,8 +40,8 @@ export function lastApplied(link) {
 }
 
 /**
- * A frame arrived. "apply" it; or "ask" for a snapshot because one before it was lost; or "skip" it because
- * the snapshot is on its way.
+ * Decides what to do with a frame: "apply" it, "ask" for a snapshot because an earlier frame was lost, or "skip"
+ * it because a snapshot was requested.
  * @param {FrameSequence} link
  * @param {number} sequence
  * @param {boolean} snapshot
@@ -55,7 +55,7 @@ export function receive(link, sequence, snapshot, now) {
     link.incomplete = false;
     return "apply";
   }
-  if (!link.incomplete && sequence <= link.sequence) return "skip"; // meant for another view of the same run
+  if (!link.incomplete && sequence <= link.sequence) return "skip"; // sent for another view of the same run
   if (link.incomplete && now - link.requestedAt < RETRY_SNAPSHOT) return "skip";
   link.incomplete = true;
   link.requestedAt = now;
@@ -63,7 +63,7 @@ export function receive(link, sequence, snapshot, now) {
 }
 
 /**
- * Whether to ask now if frames were lost: nothing came for a while, or an asked-for snapshot did not.
+ * Whether to request a snapshot now: neither a frame nor a requested snapshot has arrived for 2 s.
  * @param {FrameSequence} link
  * @param {number} now milliseconds
  */
@@ -73,12 +73,12 @@ export function isSilent(link, now) {
   return true;
 }
 
-// Connects a page: reports whether it is on the screen, asks for lost frames, and finds that the kernel has ended.
+// Connects a page: reports its visibility, requests lost frames, and detects the end of the kernel.
 
 const POLL = 1000; // milliseconds between checks whether the kernel is silent
 
 /**
- * Show a page in `el`; returns what takes it away.
+ * Shows a page in `el`; returns a function that removes it.
  * @template {Page} P
  * @param {import("@anywidget/types").RenderProps<any>} props
  * @param {(name: string, send: Send) => P} make
@@ -104,7 +104,7 @@ export function connect({ model, el }, make, receiveMessage) {
   const onMessage = (/** @type {any} */ message, /** @type {DataView[]} */ buffers) => {
     const answer = receiveMessage(page, link, message, buffers);
     if (answer === "snapshot") send("snapshot");
-    // Acknowledged when it is drawn, so that a busy page gets fewer.
+    // A frame is acknowledged when it is drawn, so that a busy page gets fewer frames.
     else if (answer === "ack" && visible()) requestAnimationFrame(() => send("ack"));
   };
   model.on("msg:custom", onMessage);

@@ -1,15 +1,15 @@
-// Reads the binary frames that nbdist/ui/widgets/base.py writes.
+// Decodes the binary frames of nbdist/ui/widgets/frames.py.
 
 /**
  * Consecutive points of one curve.
  * @typedef {{ replica: number, series: number, steps: number[], values: number[] }} CurveSegment
  */
 
-/** Stands where a replica does: the aggregate of all of them. */
+/** In place of a replica: the mean over all replicas. */
 export const MEAN = 0xffff;
-/** Stands where a series does: the value is the seconds since the run began. */
+/** In place of a series: the value is the time in seconds since the run began. */
 export const CLOCK = 0xffff;
-/** Added to a series: not its points, but the means of neighbouring points. */
+/** Added to a series: the values are means of neighbouring points. */
 export const TREND = 0x8000;
 
 const HEADER = 4;

@@ -10,7 +10,7 @@ export function button(text, title, act) {
   return made;
 }
 
-/** @param {HTMLElement} element @param {boolean} on @param {string} [why] not, as its title */
+/** @param {HTMLElement} element @param {boolean} on @param {string} [why] the title while it is off */
 export function enable(element, on, why) {
   element.dataset.title ??= element.title;
   element.title = (!on && why) || element.dataset.title;
@@ -40,7 +40,7 @@ export function disclosureButton(text, title, what, onChange = () => {}) {
   return Object.assign(made, { setOpen });
 }
 
-/** Asks for confirmation of what cannot be undone. @param {string} text @param {string} title @param {string} question @param {string} yes @param {() => void} act */
+/** A button that asks for confirmation, for actions that cannot be undone. @param {string} text @param {string} title @param {string} question @param {string} yes @param {() => void} act */
 export function confirmButton(text, title, question, yes, act) {
   const ask = (/** @type {boolean} */ open) => {
     confirmation.hidden = !open;

@@ -1,4 +1,4 @@
-// Makes elements. Text is only ever set as text.
+// Makes elements. Text is always set as text, never as HTML.
 
 /**
  * @template {keyof HTMLElementTagNameMap} K
@@ -14,13 +14,13 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Writes only what differs, so that a selection or a screen reader is not disturbed.
+/** Sets a text only if it differs, which keeps the selection and does not disturb a screen reader.
  * @param {Node} node @param {string} text */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Gives an element so many children. @template {Element} E @param {E} element @param {number} count @param {(at: number) => Element} one */
+/** Adds or removes children of an element until it has `count`. @template {Element} E @param {E} element @param {number} count @param {(at: number) => Element} one */
 export function setChildCount(element, count, one) {
   while (element.children.length > count) element.lastChild?.remove();
   while (element.children.length < count) element.append(one(element.children.length));

@@ -1,6 +1,6 @@
 // Keys pressed in a view are the view's, not the notebook's: there "d d" would delete the cell.
 
-/** @param {HTMLElement} element a view @returns {() => void} ends it */
+/** @param {HTMLElement} element a view @returns {() => void} unsubscribes */
 export function captureKeys(element) {
   const onKey = (/** @type {KeyboardEvent} */ event) => suppressShortcuts(event, element);
   element.addEventListener("keydown", stopKey);
@@ -8,7 +8,7 @@ export function captureKeys(element) {
   return () => removeEventListener("keydown", onKey, true);
 }
 
-/** Whether a key means something in here and nothing to the notebook. @param {KeyboardEvent} event */
+/** Whether a key is handled here and must not reach the notebook. @param {KeyboardEvent} event */
 function isViewKey(event) {
   const held = event.ctrlKey || event.metaKey || event.altKey;
   return !held && event.key !== "Escape" && !(event.shiftKey && event.key === "Enter");
@@ -32,7 +32,7 @@ export function hasModifier({ ctrlKey, metaKey, altKey }) {
   return ctrlKey || metaKey || altKey;
 }
 
-/** The notebook has uses for the same keys. @param {Event} event */
+/** Keeps an event from the notebook, which binds the same keys. @param {Event} event */
 export function consume(event) {
   event.preventDefault();
   event.stopPropagation();

@@ -71,7 +71,7 @@ function setLabel(element, text, busy) {
   else element.removeAttribute("aria-disabled");
 }
 
-// Commands that the run has not carried out yet. Pure: the caller passes the time.
+// Commands that the run has not carried out yet. The caller passes the time.
 
 export const TIMEOUT = 15_000; // milliseconds after which a command may be sent again, carried out or not
 
@@ -87,7 +87,7 @@ export function ask(kind, value, progress, now) {
 }
 
 /**
- * Whether the run's progress shows that a command was carried out or failed, or its time is over.
+ * Whether the run's progress shows that a command was carried out or has failed, or it has timed out.
  * @param {PendingCommand} pending
  * @param {Record<string, any>} progress
  * @param {number} now milliseconds

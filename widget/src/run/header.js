@@ -1,4 +1,4 @@
-// The run's name, state and progress, and what can be done with it.
+// The run's name, state and progress, and its commands.
 import { make, setText } from "../dom/elements.js";
 import { formatCount, formatDuration, formatShort } from "../text/format.js";
 import { RunControls } from "./controls.js";

@@ -8,8 +8,8 @@ export class LearningRateControl {
     /** @type {number | null} */
     this.first = null; // the first rate seen, in the slider's middle
     /** @type {number | null} */
-    this.shown = null; // the last one written into the field from outside
-    this.edited = false; // by hand, and not yet sent
+    this.shown = null; // the last rate of the kernel in the field
+    this.edited = false; // the user has edited the field and not sent it
     this.keyHeld = false;
     this.slider = make("input", {
       type: "range", min: String(-DECADES), max: String(DECADES), step: "0.05", class: "nbd-rate-slider",
@@ -34,7 +34,7 @@ export class LearningRateControl {
       this.showStatus("");
       this.updateValueText();
     });
-    // Keys move it step by step: releasing the key releases the slider.
+    // Arrow keys move the slider; releasing the key sends the rate.
     slider.addEventListener("keydown", () => (this.keyHeld = true));
     const release = () => {
       this.keyHeld = false;
@@ -70,7 +70,7 @@ export class LearningRateControl {
     else this.commit(read.rate);
   }
 
-  /** To the next round rate, to be sent with Enter. @param {boolean} up */
+  /** Sets the field to the next round rate; Enter sends it. @param {boolean} up */
   stepRate(up) {
     const read = readRate(this.field.value);
     if ("problem" in read) return;
@@ -115,7 +115,7 @@ export class LearningRateControl {
 
   /**
    * @param {number | null} rate in force; null if there is none to set
-   * @param {number | null} wanted asked for and not yet in force
+   * @param {number | null} wanted requested and not yet in force
    * @param {boolean} able whether it can be set now
    */
   show(rate, wanted, able) {
@@ -133,30 +133,30 @@ export class LearningRateControl {
   }
 }
 
-// Learning rates: between a slider's place, a field's text and a number. Pure.
+// Conversion of learning rates between a slider's position, a field's text and a number.
 
 /** Decades that the slider reaches to either side of the first rate seen. */
 export const DECADES = 2;
 
-/** The rate at a place of the slider, to two digits. @param {number} position in decades @param {number} first */
+/** The rate at a position of the slider, to two digits. @param {number} position in decades @param {number} first */
 export function rateAtPosition(position, first) {
   return position === 0 ? first : Number((first * 10 ** position).toPrecision(2));
 }
 
-/** The slider's place for a rate; a rate outside of its range is at its end. @param {number} rate @param {number} first */
+/** The slider's position for a rate, clamped to its range. @param {number} rate @param {number} first */
 export function sliderPosition(rate, first) {
   if (!(rate > 0)) return -DECADES;
   return Math.max(-DECADES, Math.min(DECADES, Math.log10(rate / first)));
 }
 
-/** A rate as it is written: enough digits to distinguish it from others, without trailing zeros. @param {number} rate */
+/** Formats a rate to six digits, or to three if that is too long, without trailing zeros. @param {number} rate */
 export function rateText(rate) {
   const text = String(Number(rate.toPrecision(6)));
   return text.length <= 8 ? text : String(Number(rate.toPrecision(3)));
 }
 
 /**
- * Reads what was typed: a rate, or what is wrong with it.
+ * Parses a typed rate; returns the rate or the problem.
  * @param {string} text
  * @returns {{ rate: number } | { problem: string }}
  */
@@ -177,7 +177,7 @@ export function nextRate(rate, up) {
   return found ?? rate;
 }
 
-/** Whether two rates are the same one, kept in single or double precision. @param {number} a @param {number} b */
+/** Whether two rates are equal up to a relative difference of 1e-6, since one may be in single precision. @param {number} a @param {number} b */
 export function sameRate(a, b) {
   return Math.abs(a - b) <= 1e-6 * Math.max(Math.abs(a), Math.abs(b));
 }

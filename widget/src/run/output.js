@@ -19,7 +19,7 @@ class RankOutput {
     this.open = "";
     /** @type {{ piece: HTMLElement, spans: number }[]} */
     this.coloured = []; // the pieces of text that have colours, oldest first
-    this.spans = 0; // in all of them
+    this.spans = 0; // elements in all of them
     this.note = make("div", { class: "nbd-cut" });
     this.note.hidden = true;
     this.text = make("pre", { tabindex: "0", role: "group", "aria-label": `output of ${shortTask(task)}` }, this.line);
@@ -34,9 +34,9 @@ class RankOutput {
       make("span", {}, shortTask(task)), this.unread, this.meaning);
     this.panel = make("div", { class: "nbd-panel", role: "tabpanel", id, "aria-labelledby": `${id}-tab` });
     this.kept = this.lines = 0;
-    this.written = this.seen = 0; // characters of finished lines: in all, and when it was last looked at
+    this.written = this.seen = 0; // characters of finished lines: now, and when the output was last visible
     this.news = 0; // lines since then
-    this.following = true; // the end is shown, and stays shown
+    this.following = true; // the view scrolls with the output
   }
 
   clear() {
@@ -52,7 +52,7 @@ class RankOutput {
     if (seen) this.following = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 4;
     if (text) {
       this.append(text);
-      const start = this.written || cut; // after a start anew the first text comes after what was cut
+      const start = this.written || cut; // after a snapshot the first text follows the cut one
       this.written = start + text.length;
       for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) {
         this.lines++;
@@ -121,7 +121,7 @@ export class Output {
     /** @type {Map<string, RankOutput>} */
     this.sections = new Map();
     /** @type {RankOutput[]} */
-    this.order = []; // as they stand
+    this.order = []; // tasks in display order
     this.tabbed = false;
     /** @type {RankOutput | undefined} */
     this.chosen = undefined;

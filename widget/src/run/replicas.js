@@ -1,4 +1,4 @@
-// A card for each replica: its state, step, speed and staleness, and where its time goes. Choosing one shows
+// A card for each replica: its state, step, speed and staleness, and where its time goes. Choosing a card shows
 // its line in the charts.
 import { make, setText } from "../dom/elements.js";
 import { COLOURED } from "../dom/theme.js";
@@ -8,8 +8,8 @@ import { formatCount, formatMoment, formatShort } from "../text/format.js";
 
 /** The parts of a step's time, and their labels on the page. */
 const TIME_PARTS = /** @type {Record<string, string>} */ ({ data: "data", compute: "compute", exchange: "communication", wait: "idle" });
-const COMPACT_FROM = 24; // replicas from which each card says less
-/** States that need no word, since most replicas are in them, and one that is not stands out. */
+const COMPACT_FROM = 24; // number of replicas from which the cards are compact
+/** States without a text: most replicas are in them, and the others stand out. */
 const UNMARKED_STATES = ["running", "finished", "starting"];
 
 export class ReplicaCards {
@@ -22,7 +22,7 @@ export class ReplicaCards {
     this.cards = new Map();
     this.grid = make("div", { class: "nbd-strip" });
     this.grid.addEventListener("keydown", (event) => this.onKey(event));
-    this.tabStop = 0; // the replica whose card is the Tab stop, where there are many
+    this.tabStop = 0; // the replica with the card that is the Tab stop
     this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, make("span", {}, "step time:"),
       ...Object.entries(TIME_PARTS).map(([part, word]) => make("span", {}, make("i", { "data-part": part }), word))); // each bar has a text label
     this.element = make("div", { class: "nbd-replicas", role: "group", "aria-label": "Replicas" }, this.grid, this.key);
@@ -123,7 +123,7 @@ function write(card, status, label, longest) {
   writeSpent(spent, status.spent ?? {}, longest);
 }
 
-/** Where a step's time went: a bar as long as the step, with a part for each.
+/** The parts of a step's time: a stacked bar with the length of the step.
  * @param {HTMLElement} bar @param {Record<string, number>} spent seconds of a step by part @param {number} longest */
 function writeSpent(bar, spent, longest) {
   const parts = Object.entries(spent).filter(([, value]) => value > 0);

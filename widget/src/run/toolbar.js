@@ -14,7 +14,7 @@ export class ChartToolbar {
   constructor(options, changed, reset, picking) {
     this.time = toggle("Wall time", "Wall time instead of steps on the x axis", (on) => {
       options.byTime = on;
-      reset(); // what was zoomed to were steps
+      reset(); // the zoomed range is in the other unit
     });
     const log = (this.log = toggle("Log scale", "Logarithmic y axis", (on) => (options.log = on)));
     const slider = this.slider = make("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", "aria-label": "Smoothing" });
@@ -48,7 +48,7 @@ function toggle(text, title, set) {
   return button;
 }
 
-// Which charts are drawn, where there are more series than are looked at: a list with a filter.
+// The choice of the drawn charts, if there are more than are drawn: a list with a filter.
 
 const LISTED = 200; // titles at most, as in Python
 
@@ -60,7 +60,7 @@ export class ChartPicker {
     this.available = { titles: [], count: 0, most: 0 };
     /** @type {string[]} */
     this.drawn = [];
-    this.button = make("button", { class: "nbd-button", type: "button", "aria-expanded": "false", "aria-controls": `${name}-picker`, title: "Choose what is drawn" }, "Charts");
+    this.button = make("button", { class: "nbd-button", type: "button", "aria-expanded": "false", "aria-controls": `${name}-picker`, title: "Choose the drawn charts" }, "Charts");
     this.filter = make("input", { type: "search", class: "nbd-filter", "aria-label": "Filter charts", placeholder: "Filter", autocomplete: "off", spellcheck: "false" });
     this.list = make("ul", { class: "nbd-choices", "aria-label": "Charts" });
     this.note = make("div", { class: "nbd-picker-note", role: "status" });
@@ -103,7 +103,7 @@ export class ChartPicker {
     } else if (event.key === "Enter" && event.target === this.filter) {
       const wanted = this.filter.value.trim();
       const found = matching(this.available.titles, wanted);
-      // A name that is not listed may be one all the same: the kernel knows them all.
+      // A name that is not in the list may exist: the kernel knows all of them.
       const title = found.includes(wanted) || found.length !== 1 ? wanted : found[0];
       if (title && !this.drawn.includes(title)) this.toggleChart(title, true);
     } else return;
@@ -116,7 +116,7 @@ export class ChartPicker {
     const rest = this.drawn.filter((drawn) => drawn !== title);
     if (on && rest.length >= this.available.most) return;
     if (on || rest.length) this.choose(on ? [...rest, title] : rest);
-    else this.write(); // one is always drawn
+    else this.write(); // at least one is always drawn
   }
 
   /** @param {Available} available @param {string[]} drawn titles */
@@ -140,7 +140,7 @@ export class ChartPicker {
     setText(this.note, [
       full ? `${most} at most` : "",
       found.length ? "" : "nothing listed matches",
-      count > titles.length ? `${formatCount(titles.length)} of ${formatCount(count)} listed; Enter takes a whole name` : "",
+      count > titles.length ? `${formatCount(titles.length)} of ${formatCount(count)} listed; Enter selects an exact name` : "",
     ].filter(Boolean).join("; "));
   }
 
@@ -155,7 +155,7 @@ export class ChartPicker {
   }
 }
 
-/** The titles in which the text occurs, whatever its case. @param {string[]} titles @param {string} text */
+/** The titles that contain the text, in any case. @param {string[]} titles @param {string} text */
 export function matching(titles, text) {
   const wanted = text.toLowerCase();
   return titles.filter((title) => title.toLowerCase().includes(wanted));

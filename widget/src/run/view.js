@@ -1,4 +1,4 @@
-// The whole view of a run: puts the parts together and redraws what changed, at most once a screen frame.
+// The view of a run: combines its parts and redraws the changed ones, at most once per animation frame.
 import { AnnotationList } from "../chart/annotations.js";
 import { Chart } from "../chart/chart.js";
 import { Curves, lineLabel, linesOf } from "../chart/curves.js";
@@ -29,7 +29,7 @@ import { ChartPicker, ChartToolbar } from "./toolbar.js";
 /** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null, table: boolean }} ViewSettings */
 
 const GAP = 24; // CSS pixels between charts
-const NARROWEST = 300; // of a chart that is beside another
+const NARROWEST = 300; // CSS pixels of a chart beside another
 const NO_CHARTS = { titles: [], count: 0, most: 0 }; // to choose from
 const TABLE_EVERY = 500; // milliseconds
 
@@ -90,7 +90,7 @@ export class RunView {
       this.head = message.head;
       if (this.head.run !== known) this.restoreSettings();
       this.shared.labels = this.head.tasks.map(shortTask);
-      this.shared.curves.clear(); // the numbers of the series may be others now
+      this.shared.curves.clear(); // the numbers of the series may have changed
       this.makeCharts();
     }
     if (message.snapshot) this.output.clear();
@@ -155,9 +155,9 @@ export class RunView {
     this.picker.show(choosable, this.head.charts.map(({ title }) => title));
     this.replicas.show(this.progress.per_replica ?? {}, this.shared.labels);
     if (!this.charts.length) return;
-    // While JupyterLab changes its theme nothing has a width, and there is no event when it has finished.
+    // While JupyterLab changes its theme, elements have no width; no event reports the end of the change.
     const whole = (this.width = this.grid.clientWidth || this.width);
-    if (whole === 0) return; // never yet on a screen
+    if (whole === 0) return; // not laid out yet
     this.shared.colours = readColours(this.element);
     const columns = Math.max(1, Math.min(this.charts.length, 3, Math.floor((whole + GAP) / (NARROWEST + GAP))));
     const width = Math.floor((whole - GAP * (columns - 1)) / columns);
@@ -202,7 +202,7 @@ export class DataTable {
     this.unit = "";
   }
 
-  /** Writes the table, if it is unfolded. @param {import("../chart/curves.js").ChartSpec[]} plans */
+  /** Writes the table if it is open. @param {import("../chart/curves.js").ChartSpec[]} plans */
   show(plans) {
     if (!this.element.open) return;
     if (this.unit !== this.shared.unit.one) {
@@ -224,7 +224,7 @@ export class DataTable {
 // A user's view settings of a run, kept in the browser by the run's id: they survive the end of the run and a reload.
 
 const KEY = "nbdist-looks";
-const MOST = 60; // runs; the oldest is forgotten
+const MOST = 60; // runs; the oldest is removed
 
 /** @returns {Record<string, Partial<ViewSettings>>} */
 function all() {
@@ -232,7 +232,7 @@ function all() {
     const found = JSON.parse(localStorage.getItem(KEY) ?? "{}");
     return found && typeof found === "object" && !Array.isArray(found) ? found : {};
   } catch {
-    return {}; // the storage may be missing, or have content of another program
+    return {}; // the storage may be unavailable, or contain data of another program
   }
 }
 
@@ -258,6 +258,6 @@ export function saveSettings(run, look) {
   try {
     localStorage.setItem(KEY, JSON.stringify({ ...Object.fromEntries(kept), [run]: look }));
   } catch {
-    // no storage, or a full one: the settings are optional
+    // The storage is unavailable or full; the settings are optional.
   }
 }

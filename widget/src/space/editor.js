@@ -33,7 +33,7 @@ export class Editor {
     this.count = make("div", { class: "nbe-count", role: "status", id: `${view}-count` });
     this.sweep = make("fieldset", { class: "nbe-sweep" }, make("legend", {}, "Trials"),
       make("div", { class: "nbe-head" }, labelled("Sampler", this.sampler), labelled("Pruner", this.pruner), labelled("How many", this.trials)), this.count);
-    this.text = make("pre", { class: "nbe-text", tabindex: "0", role: "region", "aria-label": "The space as %%sweep takes it" });
+    this.text = make("pre", { class: "nbe-text", tabindex: "0", role: "region", "aria-label": "The space in the syntax of %%sweep" });
     this.copy = button("Copy", "Copy the space", () => this.copyText());
     this.copied = make("span", { class: "nbe-copied", role: "status" });
     this.editableText = make("div", { class: "nbe-as-text" }, this.text, make("div", { class: "nbe-copying" }, this.copy, this.copied));

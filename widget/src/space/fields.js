@@ -38,13 +38,13 @@ export function button(text, spoken, act) {
   return element;
 }
 
-/** Switched off, a button keeps the focus. @param {Element} element @param {boolean} on */
+/** Enables or disables a control; a disabled button keeps the focus. @param {Element} element @param {boolean} on */
 export function enable(element, on) {
   if (on) element.removeAttribute("aria-disabled");
   else element.setAttribute("aria-disabled", "true");
 }
 
-/** @param {Element} element @param {boolean} wrong @param {string} described identity of what says why */
+/** @param {Element} element @param {boolean} wrong @param {string} described id of the element with the reason */
 export function mark(element, wrong, described) {
   if (wrong) {
     element.setAttribute("aria-invalid", "true");

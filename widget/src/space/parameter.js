@@ -1,4 +1,4 @@
-// One parameter: its name, its kind, its range or values, and when it exists.
+// One parameter: its name, its kind, its range or values, and its condition.
 import { make, setText } from "../dom/elements.js";
 import { button, enable, field, labelled, mark, select, setOptions } from "./fields.js";
 import { checkboxValues, plural, toggleValue } from "./state.js";
@@ -16,7 +16,7 @@ export class ParameterRow {
   constructor(view, id, edits) {
     this.id = id;
     this.edits = edits;
-    this.held = ""; // the slider that a pointer holds
+    this.held = ""; // the slider that the pointer drags
     this.kind = "";
     this.chipsShown = "";
     const typed = (/** @type {Name} */ name) => (/** @type {string} */ value) => edits.sendLatest(`${id}.${name}`, { what: "field", id, field: name, value });
@@ -149,7 +149,7 @@ export class ParameterRow {
   }
 }
 
-// When a parameter exists: "only when opt is sgd", and further conditions.
+// The conditions of a parameter, such as "only when opt is sgd".
 
 const ALWAYS = "";
 
@@ -195,7 +195,7 @@ class ConditionField {
     /** @type {Condition | null} */
     this.condition = null;
     this.key = `${id}.when${at}`;
-    this.shown = "[]"; // the values that have a box
+    this.shown = "[]"; // the values with a checkbox
     this.on = select(this.key, (value) => this.choose(value));
     this.typed = field({ "aria-label": "is one of", placeholder: "values" }, (values) => this.send(values));
     this.boxes = make("span", { class: "nbe-boxes", role: "group", "aria-label": "is one of" });
@@ -210,7 +210,7 @@ class ConditionField {
       return;
     }
     const on = value.startsWith("name:") ? value.slice(5) : Number(value);
-    this.edits.sendNow({ what: "condition", id: this.id, at: this.at, on }); // the kernel takes its first value
+    this.edits.sendNow({ what: "condition", id: this.id, at: this.at, on }); // the kernel selects the first value
   }
 
   /** @param {string} values */
@@ -256,14 +256,14 @@ class ConditionField {
   }
 }
 
-// A range's slider: from its places, which are whole numbers, to values and back. Pure.
+// A range's slider: conversion between its positions, which are integers, and values.
 
 const DECADES = { first: -9, last: 6 };
 const DOUBLINGS = 20;
 const STEPS = 100; // of a slider over floats
 
 /**
- * The scale that the ends of a range are chosen on: as far as the larger one needs, and the same for both.
+ * The scale of the sliders of both ends of a range; it has room for the larger one.
  * @param {string} kind @param {number} low @param {number} high @returns {Scale}
  */
 export function sliderScale(kind, low, high) {
@@ -271,7 +271,7 @@ export function sliderScale(kind, low, high) {
   if (kind === "log int") return among(Array.from({ length: DOUBLINGS + 1 }, (_, position) => 2 ** position));
   const largest = Math.max(0, ...[low, high].filter(Number.isFinite).map(Math.abs));
   const negative = low < 0 || high < 0;
-  // A whole number can always go one further; a float from 0 to 1 mostly should not.
+  // An integer scale ends above the larger value, so that it can grow; a float scale ends at a power of ten.
   const top = kind === "int" ? Math.max(8, 2 ** Math.ceil(Math.log2(largest + 1))) : Math.max(1, 10 ** Math.ceil(Math.log10(largest || 1) - 1e-9));
   const step = kind === "int" ? Math.max(1, top / 256) : top / STEPS;
   const last = Math.round(top / step);
@@ -292,7 +292,7 @@ function roundNumbers(from, to) {
 
 /** @param {number[]} values rising, all positive @returns {Scale} */
 function among(values) {
-  const far = (/** @type {number} */ position, /** @type {number} */ value) => Math.abs(Math.log(values[position] / value));
+  const distance = (/** @type {number} */ position, /** @type {number} */ value) => Math.abs(Math.log(values[position] / value));
   return {
     first: 0,
     last: values.length - 1,
@@ -300,7 +300,7 @@ function among(values) {
     positionOf: (value) => {
       if (!(value > 0)) return 0;
       let nearest = 0;
-      for (let position = 1; position < values.length; position++) if (far(position, value) < far(nearest, value)) nearest = position;
+      for (let position = 1; position < values.length; position++) if (distance(position, value) < distance(nearest, value)) nearest = position;
       return nearest;
     },
   };

@@ -24,7 +24,7 @@ export function toggleValue(all, had, value, on) {
   return all.filter((one) => (one === value ? on : had.includes(one))).join(", ");
 }
 
-/** How many trials there will be, in words. @param {State} state */
+/** Describes the number of trials. @param {State} state */
 export function describeCount(state) {
   if (state.trials_problem) return state.trials_problem;
   if (!state.valid || state.count === null) return "Fix the errors above to see the count.";
@@ -40,6 +40,6 @@ export function plural(count, word) {
 /** Why Start is disabled; empty if it is enabled. @param {State} state */
 export function startProblem(state) {
   const wrong = state.rows.filter((row) => row.problem).length;
-  if (wrong) return `${plural(wrong, "parameter")} ${wrong === 1 ? "has" : "have"} to be put right first.`;
+  if (wrong) return `${plural(wrong, "parameter")} ${wrong === 1 ? "has" : "have"} to be corrected first.`;
   return state.general || state.trials_problem;
 }

@@ -9,7 +9,7 @@ function render({ model, el }) {
     try {
       model.send({ kind, view, ...more });
     } catch {
-      editor.disconnect(); // the kernel restarted or ended, and its end of the line with it
+      editor.disconnect(); // the kernel restarted or ended, and closed the channel
     }
   });
   el.append(editor.element);

@@ -1,16 +1,16 @@
-// Puts text into the notebook cell after the one that an element is in. A widget has no notebook to ask, so this
-// works on the page, as a hand would: an empty code cell is filled; otherwise one is inserted and filled.
+// Puts text into the notebook cell after the one that an element is in. A widget has no API of the notebook,
+// so this changes the page as a user does: it fills an empty code cell, or inserts one and fills it.
 
 /** @typedef {"filled" | "inserted" | "copied" | "failed"} Outcome */
-/** What is used of a CodeMirror 6 editor.
+/** The part of a CodeMirror 6 editor that is used.
  * @typedef {{ state: { doc: { length: number, toString: () => string }, readOnly: boolean }, dispatch: (change: object) => void }} Editor */
 
-const PATIENCE = 2000; // milliseconds for a cell to be there that was asked for
+const PATIENCE = 2000; // milliseconds until a requested cell must exist
 const INSERT = '[data-command="notebook:insert-cell-below"]';
 
 /**
- * Sets the text of the next cell, if that is an empty code cell, or of one that is inserted there. Text that is
- * there is never overwritten. Where neither is possible, as outside a notebook, the text is copied.
+ * Sets the text of the next cell if that is an empty code cell, else of a cell inserted there. Existing text is
+ * never overwritten. Where neither is possible, as outside a notebook, the text is copied.
  * @param {Element} element in the output of a cell
  * @param {string} text
  * @returns {Promise<Outcome>} "filled" the empty cell that was there, "inserted" one, "copied" to the clipboard, or "failed"
@@ -23,7 +23,7 @@ export async function fillNextCell(element, text) {
   return (await copy(text)) ? "copied" : "failed";
 }
 
-/** The cell after another, if it is on the page: a long notebook shows only what is near. @param {Element} cell */
+/** The cell after another, if the page has it: a long notebook renders only cells near the visible ones. @param {Element} cell */
 function nextCell(cell) {
   const cells = [...(cell.closest(".jp-Notebook")?.querySelectorAll(".jp-Cell") ?? [])];
   const next = cells[cells.indexOf(cell) + 1];
@@ -31,7 +31,7 @@ function nextCell(cell) {
   return next && (Number.isNaN(here) || Number.isNaN(there) || there === here + 1) ? next : null;
 }
 
-/** Writes into a cell, unless it is not an empty code cell that can be written to. @param {Element | null} cell @param {string} text */
+/** Writes into a cell if it is an empty, editable code cell. @param {Element | null} cell @param {string} text */
 function write(cell, text) {
   const content = cell?.matches(".jp-CodeCell") ? cell.querySelector(".jp-InputArea-editor .cm-content") : null;
   if (!content || !isEmpty(content)) return false;
@@ -53,20 +53,20 @@ function read(content) {
   return (editorOf(content)?.state.doc.toString() ?? lines.join("\n")).trim();
 }
 
-/** The editor whose text an element shows: CodeMirror keeps it there, under a name that has changed once.
+/** The editor of an element: CodeMirror keeps it in a property of the element, with one of two names.
  * @param {any} content @returns {Editor | undefined} */
 function editorOf(content) {
   return content.cmTile?.root?.view ?? content.cmTile?.view ?? content.cmView?.rootView?.view ?? content.cmView?.view;
 }
 
-/** Pastes into an editor, which needs nothing of what it keeps to itself. @param {Element} content @param {string} text */
+/** Pastes into an editor, which needs none of its private properties. @param {Element} content @param {string} text */
 function paste(content, text) {
   const clipboardData = new DataTransfer();
   clipboardData.setData("text/plain", text);
   content.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
 }
 
-/** Asks for a new cell below another, by a button or by the key for it. @param {Element} cell @returns {Promise<Element | null>} */
+/** Inserts a cell below another, with the notebook's button or key. @param {Element} cell @returns {Promise<Element | null>} */
 async function insertBelow(cell) {
   const notebook = cell.closest(".jp-Notebook");
   if (!notebook) return null;
@@ -81,7 +81,7 @@ async function insertBelow(cell) {
     ask(cell);
     const found = await waitFor(fresh, notebook);
     if (!found) continue;
-    // Whoever works in the widget stays there; the notebook has moved on to the new cell.
+    // The focus returns to the widget; the notebook has activated the new cell.
     if (focused instanceof HTMLElement && cell.contains(focused)) focused.focus({ preventScroll: true });
     return found;
   }
@@ -99,7 +99,7 @@ function pressMouse(place) {
   for (const kind of ["mousedown", "mouseup"]) place.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, button: 0 }));
 }
 
-/** A notebook's own buttons act when the mouse goes down, others when they are clicked. @param {Element} cell */
+/** Presses a button of a cell: the notebook's own buttons react to mousedown, others to click. @param {Element} cell */
 function pressButton(cell) {
   const buttons = cell.closest(".jp-NotebookPanel")?.querySelectorAll(INSERT) ?? [];
   const [button] = [...buttons].filter((each) => !each.closest(".jp-Cell") || cell.contains(each));
@@ -114,7 +114,7 @@ function pressKey(cell) {
   cell.dispatchEvent(new KeyboardEvent("keydown", b));
 }
 
-/** What is found, now or when something within a place changes. @template T @param {() => T | null} find @param {Element} place @returns {Promise<T | null>} */
+/** Waits until `find` finds something: now, or after a change within `place`. @template T @param {() => T | null} find @param {Element} place @returns {Promise<T | null>} */
 function waitFor(find, place) {
   return new Promise((resolve) => {
     const end = (/** @type {T | null} */ found) => {
@@ -139,7 +139,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    return copyOld(text); // a page that is not secure has no clipboard to write to, but may still copy a selection
+    return copyOld(text); // without HTTPS there is no clipboard API, but copying a selection may work
   }
 }
 

@@ -1,4 +1,4 @@
-// Trials and their values, as people read them. Pure.
+// Formats trials and their values for display.
 import { formatCount, formatValue } from "../text/format.js";
 
 /** A parameter's value. @param {any} value @returns {string} */
@@ -12,7 +12,7 @@ export function formatParameter(value) {
   return String(value);
 }
 
-/** A number to four digits, with no more zeros than it has. @param {number} value */
+/** A number to four digits, without trailing zeros. @param {number} value */
 export function formatNumber(value) {
   if (!Number.isFinite(value)) return formatValue(value);
   const near = Number.isInteger(value) && Math.abs(value) < 1e6 ? value : Number(value.toPrecision(4));
@@ -38,7 +38,7 @@ export function plural(count, one) {
   return `${formatCount(count)} ${one}${count === 1 ? "" : "s"}`;
 }
 
-/** A value as one types it, in a field or in a cell. @param {any} value */
+/** A value as Python source, for a field or a cell. @param {any} value */
 export function editableText(value) {
   if (value === undefined) return "";
   if (Array.isArray(value)) return JSON.stringify(value);

@@ -58,7 +58,7 @@ export class CloneForm {
   send() {
     const read = readChanges(this.fields);
     if ("problem" in read) return this.status.show(read.problem, true);
-    // The form stays with the trial that is cloned: often more than one clone of it is wanted.
+    // The form stays open with the cloned trial: users often clone a trial several times.
     this.status.follow(this.ask("clone", { number: this.number, changes: read.changes }), ["sent…", ...read.notes].join(" "));
   }
 }
@@ -85,7 +85,7 @@ export class PromoteForm {
     this.element.addEventListener("submit", (event) => event.preventDefault());
   }
 
-  /** Engines that are there. */
+  /** The number of engines that have not ended. */
   all() {
     const { status, head } = this.model;
     return (status?.engines ?? []).filter(([, state]) => state !== "gone").length || (head?.engines.length ?? 1);
@@ -116,7 +116,7 @@ function readCount(field) {
   return Number.isInteger(value) && value >= 1 ? value : NaN;
 }
 
-// A parameter's value as it is typed into a field: read, and checked as far as the page can. Pure.
+// Parses and checks a parameter's typed value; the kernel checks it completely.
 
 const NUMBER = /^[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 const NAMED = /** @type {Record<string, any>} */ ({ True: true, False: false, None: null });

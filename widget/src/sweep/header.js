@@ -1,4 +1,4 @@
-// The sweep's name, state and progress, its best trial so far, and what can be done with all of it.
+// The sweep's name, state, progress and best trial, and the commands on the sweep.
 import { button, confirmButton, disclosureButton, enable } from "../dom/buttons.js";
 import { make, setPairs, setText } from "../dom/elements.js";
 import { formatCount, formatDuration, formatShort, formatValue } from "../text/format.js";
@@ -8,7 +8,7 @@ import { FINAL_STATES, STATES } from "./states.js";
 
 const GLYPHS = /** @type {Record<string, string>} */ ({ running: "●", paused: "❚❚", done: "✓", stopped: "■", failed: "✕", disconnected: "○", lost: "○", damaged: "✕" });
 const SEGMENTS = ["finished", "pruned", "stopped", "failed", "running"]; // of the bar; the rest are waiting trials
-const MOST = 1_000_000; // trials to add at once
+const MOST = 1_000_000; // trials to add by one command
 
 export class Header {
   /** @param {import("./model.js").SweepModel} model @param {string} name unique in the page @param {import("./commands.js").SendCommand} ask */
@@ -66,7 +66,7 @@ export class Header {
     const all = Math.max(wanted, done + (counts.running ?? 0), 1);
     this.segments.forEach((segment, i) => {
       segment.style.width = `${(100 * (counts[SEGMENTS[i]] ?? 0)) / all}%`;
-      segment.hidden = !counts[SEGMENTS[i]]; // or its gap would be seen
+      segment.hidden = !counts[SEGMENTS[i]]; // otherwise its gap would be visible
     });
     this.bar.setAttribute("aria-valuemax", String(all));
     this.bar.setAttribute("aria-valuenow", String(done));
@@ -104,7 +104,7 @@ export class Header {
   }
 }
 
-// Edits the space of a sweep while it runs: one line for each parameter, as %%sweep takes them.
+// Edits the space of a sweep while it runs: one line for each parameter, in the syntax of %%sweep.
 
 const OUTSIDE = [["finish", "let them finish"], ["stop", "stop them"]];
 
@@ -131,7 +131,7 @@ export class SpaceForm {
     this.element.addEventListener("submit", (event) => event.preventDefault());
   }
 
-  /** What is being written by hand is left alone. @param {import("./model.js").Head} head */
+  /** Shows the space unless the user is editing it. @param {import("./model.js").Head} head */
   show(head) {
     const text = spaceLines(head.space, head.parameters.map(({ name }) => name));
     if (text === this.shown) return;
@@ -141,7 +141,7 @@ export class SpaceForm {
   }
 }
 
-/** A space with each parameter on a line of its own. @param {string} space @param {string[]} names in their order */
+/** A space with one parameter per line. @param {string} space @param {string[]} names in their order */
 export function spaceLines(space, names) {
   let [text, at] = [space, 0];
   for (const name of names.slice(1)) {

@@ -24,7 +24,7 @@ export class SweepModel {
     /** @type {Int32Array} */
     this.number = new Int32Array(0);
     /** @type {Uint8Array} */
-    this.state = new Uint8Array(0); // places in STATES
+    this.state = new Uint8Array(0); // indices into STATES
     /** @type {Float64Array} */
     this.value = new Float64Array(0);
     this.step = this.attempt = this.parent = this.asked = this.started = this.ended = this.value;
@@ -39,9 +39,9 @@ export class SweepModel {
     /** @type {(string | null)[]} */
     this.seed = [];
     /** @type {Map<string, any[]>} */
-    this.parameters = new Map(); // undefined where a trial has none
+    this.parameters = new Map(); // undefined where a trial lacks the parameter
     /** @type {Map<string, number[]>} */
-    this.metrics = new Map(); // NaN where a trial has none
+    this.metrics = new Map(); // NaN where a trial lacks the metric
     /** @type {Map<number, Curve>} */
     this.curves = new Map();
     /** @type {Span[]} */
@@ -51,7 +51,7 @@ export class SweepModel {
     this.chosen = -1;
     this.hovered = -1;
     /** @type {Uint8Array | null} */
-    this.brushed = null; // 1 in the rows that are brushed; null: nothing is, which is all
+    this.brushed = null; // 1 in the rows that are brushed; null without a brush, which selects all
     this.brushedCount = 0;
     /** @type {Set<{ kinds: Kind[], callback: (kind: Kind) => void }>} */
     this.listeners = new Set();
@@ -71,7 +71,7 @@ export class SweepModel {
     return this.rows.get(number) ?? -1;
   }
 
-  /** Whether a value is better than another; any is better than none. @param {number} value @param {number} other */
+  /** Whether a value is better than another; any value is better than NaN. @param {number} value @param {number} other */
   better(value, other) {
     if (Number.isNaN(value)) return false;
     if (Number.isNaN(other)) return true;
@@ -135,7 +135,7 @@ export class SweepModel {
     for (const column of this.metrics.values()) while (column.length < this.count) column.push(NaN);
   }
 
-  /** One trial's points after the other's. @param {{ number: number[], count: number[] }} points @param {DataView | undefined} bytes */
+  /** Appends points, trial after trial. @param {{ number: number[], count: number[] }} points @param {DataView | undefined} bytes */
   applyPoints({ number: trials, count }, bytes) {
     const all = count.reduce((sum, one) => sum + one, 0);
     if ((bytes?.byteLength ?? 0) !== PAIR * all) throw new RangeError(`${all} points cannot have ${bytes?.byteLength ?? 0} bytes`);
@@ -161,7 +161,7 @@ export class SweepModel {
     this.spans.push(span);
   }
 
-  /** Carries the brush over to the new rows: a new trial is not brushed until the brush is refreshed. @param {{ number: Int32Array, brushed: Uint8Array | null } | null} before a snapshot */
+  /** Transfers the brush to the new rows: a new trial is not brushed until the brush is refreshed. @param {{ number: Int32Array, brushed: Uint8Array | null } | null} before a snapshot */
   remapBrush(before) {
     const mask = new Uint8Array(this.count);
     if (before) before.number.forEach((trial, row) => this.row(trial) >= 0 && (mask[this.row(trial)] = before.brushed?.[row] ?? 0));
@@ -183,7 +183,7 @@ export class SweepModel {
     this.notify("hovered");
   }
 
-  /** @param {Uint8Array | null} mask by row; null brushes nothing */
+  /** @param {Uint8Array | null} mask by row; null clears the brush */
   brush(mask) {
     if (!mask && !this.brushed) return;
     this.brushed = mask;
@@ -192,7 +192,7 @@ export class SweepModel {
     this.notify("brushed");
   }
 
-  /** @param {Kind | Kind[]} kinds @param {(kind: Kind) => void} callback @returns {() => void} ends it */
+  /** @param {Kind | Kind[]} kinds @param {(kind: Kind) => void} callback @returns {() => void} unsubscribes */
   on(kinds, callback) {
     const listener = { kinds: [kinds].flat(), callback };
     this.listeners.add(listener);
@@ -210,7 +210,7 @@ export class SweepModel {
   }
 }
 
-/** A longer array with the same start; its buffer has room for more, so that growing one by one stays cheap.
+/** A longer array with the same start; its buffer doubles, so that growth by one element stays cheap.
  * @template {Int32Array | Uint8Array | Float64Array} A @param {A} array @param {number} count @returns {A} */
 function resized(array, count) {
   if (array.length === count) return array;
@@ -221,11 +221,11 @@ function resized(array, count) {
   return larger;
 }
 
-// Reads columns as they travel: missing numbers are null, and what JSON cannot spell is a text.
+// Decodes columns: missing numbers are null, and numbers that JSON lacks are texts.
 
 const SPELLED = /** @type {Record<string, number>} */ ({ NaN: NaN, Infinity: Infinity, "-Infinity": -Infinity });
 
-/** A number that travelled; NaN if it is missing. @param {any} value @returns {number} */
+/** Decodes a number; NaN if it is missing. @param {any} value @returns {number} */
 export function number(value) {
   if (typeof value === "number") return value;
   return typeof value === "string" ? SPELLED[value] ?? NaN : NaN;
@@ -237,7 +237,7 @@ export function numbers(values) {
 }
 
 /**
- * Writes values into some rows of a named column, which is made if it is new.
+ * Writes values into some rows of a named column, which is created if it is new.
  * @template T
  * @param {Map<string, T[]>} columns
  * @param {string} name
@@ -254,7 +254,7 @@ export function writeColumn(columns, name, count, missing, rows, values, read) {
   rows.forEach((row, i) => (/** @type {T[]} */ (column)[row] = read(values[i])));
 }
 
-/** Under which two values are the same: 1 and True and "1" are three, and lists are what is in them. @param {any} value */
+/** A key that is equal for equal values: 1, True and "1" differ, and lists are compared by their elements. @param {any} value */
 export function valueKey(value) {
   return Array.isArray(value) ? `list ${JSON.stringify(value)}` : value;
 }

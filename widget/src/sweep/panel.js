@@ -75,7 +75,7 @@ export function makeTrialPanel(model, { name, ask }) {
     enableActions(model.state[row]);
   }
 
-  /** Another trial is shown. */
+  /** Clears the panel for another trial. */
   function reset() {
     shown = model.chosen;
     shownState = "";
@@ -139,7 +139,7 @@ export function makeTrialPanel(model, { name, ask }) {
     const number = model.chosen;
     if (!printed.textContent) setText(printed, "…");
     const answer = await ask("output", { number });
-    if (number === model.chosen) setText(printed, answer.ok ? answer.text || "It has printed nothing." : answer.message);
+    if (number === model.chosen) setText(printed, answer.ok ? answer.text || "No output." : answer.message);
   }
 
   return { element, draw, destroy: () => element.remove() };

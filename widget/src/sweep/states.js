@@ -1,9 +1,9 @@
-// What a trial can be: each state has a name, a colour of the theme, and a glyph, so that it can be recognized without its colour.
+// The states of a trial: each has a name, a colour of the theme and a glyph, which distinguishes it without its colour.
 
 /** @typedef {import("../dom/theme.js").Colours} Colours */
 /** @typedef {{ name: string, glyph: string, color: (theme: Colours) => string, trace: Trace }} State */
 /**
- * Adds a glyph to a canvas's path, to be filled, or where `line` says so stroked.
+ * Adds a glyph to a canvas's path; the caller fills it, or strokes it if `line` is true.
  * @typedef {{ line: boolean, path: (canvas: CanvasPath, x: number, y: number, r: number) => void }} Trace
  */
 
@@ -20,7 +20,7 @@ export const STATES = [
 ];
 
 /**
- * Draws the same glyph at many places at once.
+ * Draws the same glyph at many places as one path.
  * @param {CanvasRenderingContext2D} canvas
  * @param {number} state
  * @param {ArrayLike<number>} places x and y in turn, in canvas pixels
@@ -33,7 +33,7 @@ export function drawGlyphs(canvas, state, places, r, color) {
   for (let i = 0; i + 1 < places.length; i += 2) trace.path(canvas, places[i], places[i + 1], r);
   paint(canvas, trace.line, r, color);
   if (state !== PRUNED) return;
-  // The half that is not filled has an edge still.
+  // The half that is not filled has an outline.
   canvas.beginPath();
   for (let i = 0; i + 1 < places.length; i += 2) disc(canvas, places[i], places[i + 1], r);
   paint(canvas, true, r, color);

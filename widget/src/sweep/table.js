@@ -24,7 +24,7 @@ export function makeTable(model, options) {
   let mask = undefined;
   /** @type {number[]} */
   let rows = [];
-  let hovering = false; // rows keep their places while the pointer is over the table, so that a click hits the right one
+  let hovering = false; // rows keep their order while the pointer is over the table, so that a click hits the right one
   /** @type {Column[]} */
   let columns = [];
   const caption = make("caption", {});
@@ -51,7 +51,7 @@ export function makeTable(model, options) {
 
   function draw() {
     const { positions } = options;
-    if (mask !== model.brushed && (mask === undefined || version === positions.version)) return write(); // by hand: at once
+    if (mask !== model.brushed && (mask === undefined || version === positions.version)) return write(); // a change by the user: immediately
     if (version !== positions.version) {
       const wait = due - performance.now();
       clearTimeout(later);
@@ -129,7 +129,7 @@ export function makeTable(model, options) {
       columns.forEach(({ text }, at) => setText(at === 0 ? /** @type {Node} */ (line.children[0].firstChild) : line.children[at], text(row)));
       line.dataset.number = String(model.number[row]);
       line.dataset.state = STATES[model.state[row]].name;
-      // The focus stays with its trial, wherever that is now.
+      // The focus stays on its trial after a change of the order.
       if (line.dataset.number === focused && !line.contains(document.activeElement)) /** @type {HTMLElement} */ (line.children[0].firstChild).focus({ preventScroll: true });
     });
     const first = page * SIZE;
@@ -161,7 +161,7 @@ export function makeTable(model, options) {
     writeBody();
   }
 
-  /** @param {Event} event @returns {number} the trial whose row it is in, or -1 */
+  /** @param {Event} event @returns {number} the trial of its row, or -1 */
   function numberAt(event) {
     const line = event.target instanceof Element ? event.target.closest("tr") : null;
     return Number(line?.dataset.number ?? -1);
@@ -202,9 +202,9 @@ function formatExactValue(value) {
   return Number.isNaN(value) ? "–" : formatExact(Number(value.toPrecision(5)));
 }
 
-// Which trials a table shows, and in which order. Pure.
+// The trials of a table and their order.
 
-/** Compares what may be missing: numbers before texts, what is missing last whichever way one sorts.
+/** Compares values: numbers before texts, missing values last in both directions.
  * @param {any} a @param {any} b @param {number} [sign] */
 export function compareValues(a, b, sign = 1) {
   const missing = (/** @type {any} */ value) => value === undefined || value === null || Number.isNaN(value);
@@ -225,7 +225,7 @@ export function sortedRows(ranked, mask, value, down) {
   const rows = mask ? ranked.filter((row) => mask[row]) : [...ranked];
   if (!value) return down ? rows.reverse() : rows;
   const keys = new Map(rows.map((row) => [row, value(row)]));
-  return rows.sort((a, b) => compareValues(keys.get(a), keys.get(b), down ? -1 : 1)); // equal ones: the better first
+  return rows.sort((a, b) => compareValues(keys.get(a), keys.get(b), down ? -1 : 1)); // of equal rows the better is first
 }
 
 /** The rows in their previous order, without removed ones, then the new ones. @param {number[]} rows @param {number[]} now */

@@ -1,4 +1,4 @@
-// The whole page of a sweep: puts the views together and redraws what changed, at most once a screen frame.
+// The page of a sweep: combines the views and redraws the changed ones, at most once per animation frame.
 import { button } from "../dom/buttons.js";
 import { make, setText } from "../dom/elements.js";
 import { captureKeys } from "../dom/keyboard.js";
@@ -22,8 +22,8 @@ import { makeTable } from "./table.js";
 /** @typedef {{ element: HTMLElement, draw: () => void, destroy: () => void }} View */
 
 const COLORMAPS = { light: colormapFor(false), dark: colormapFor(true) };
-const HIDDEN_FRAMES = 30; // in which a page without a width is looked at again: JupyterLab hides all while it changes its theme
-const AROUND = "200px"; // what is so near is drawn before it is seen
+const HIDDEN_FRAMES = 30; // for which a page without a width is checked again: JupyterLab hides it while it changes its theme
+const AROUND = "200px"; // figures this near to the visible area are drawn
 const FONT_SIZE = 11; // CSS pixels, on canvases
 
 export class SweepView {
@@ -48,7 +48,7 @@ export class SweepView {
     this.views = [parallel, heatmap, best, curves, timeline, table, panel];
     this.brushStatus = make("span", { role: "status" });
     this.clear = button("Show all", "Clear the brush", () => brush.clear());
-    this.hint = make("span", {}, "Drag along an axis to brush"); // its line is always there: nothing moves under the pointer
+    this.hint = make("span", {}, "Drag along an axis to brush"); // its line is always reserved, so that nothing moves under the pointer
     this.brushed = make("div", { class: "nbs-brushing" }, this.brushStatus, this.hint, this.clear);
     this.figures = make("div", { class: "nbs-figures-area", role: "group", "aria-label": "Figures" },
       make("div", { class: "nbs-wide" }, this.brushed, parallel.element), heatmap.element, curves.element, best.element, timeline.element);
@@ -57,7 +57,7 @@ export class SweepView {
     this.element.append(this.header.element, this.body);
     if (!send) for (const controls of this.element.querySelectorAll(".nbs-actions, .nbs-output")) controls.remove();
     /** @type {Set<Element>} */
-    this.unseen = new Set(); // figures that are scrolled away are not drawn; table and panel are read without being seen
+    this.unseen = new Set(); // figures outside the visible area are not drawn; table and panel always are, for screen readers
     this.watch = new IntersectionObserver((entries) => {
       for (const { target, isIntersecting } of entries) this.unseen[isIntersecting ? "delete" : "add"](target);
       if (entries.some(({ isIntersecting }) => isIntersecting)) this.redraw();
@@ -96,15 +96,15 @@ export class SweepView {
     this.hint.hidden = Boolean(brushed);
     for (const view of this.views) if (!this.unseen.has(view.element)) view.draw();
     if (this.element.clientWidth > 0) this.hiddenFrames = HIDDEN_FRAMES;
-    else if (this.hiddenFrames-- > 0) this.redraw(); // hidden: try again in the next frame, as there is no event for it
+    else if (this.hiddenFrames-- > 0) this.redraw(); // hidden: retry in the next frame, since no event reports the end
   }
 
-  /** The theme may have changed, and canvases do not follow it by themselves. */
+  /** Reads the theme again: canvases do not follow it automatically. */
   readTheme() {
     const style = getComputedStyle(this.element);
     this.theme.colours = readColours(this.element);
     this.theme.font = `${FONT_SIZE}px ${style.fontFamily}`;
-    this.theme.colormap = isLight(style.color) ? COLORMAPS.dark : COLORMAPS.light; // light letters are on a dark page
+    this.theme.colormap = isLight(style.color) ? COLORMAPS.dark : COLORMAPS.light; // light text means a dark page
   }
 
   /** Shows that the kernel has ended; the figures stay. */

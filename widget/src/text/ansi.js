@@ -1,5 +1,5 @@
-// The colours that programs print for a terminal: SGR codes (ECMA-48), read into styled pieces of text. The same
-// parser as nbdist/ui/ansi.py: tests/ui/ansi_cases.json tests both.
+// Terminal colours: parses SGR codes (ECMA-48) into styled pieces of text. The same parser as nbdist/ui/ansi.py:
+// tests/ui/ansi_cases.json tests both.
 import { make } from "../dom/elements.js";
 
 /** @typedef {Record<string, number | boolean>} Style  colours are 0 to 7: black, red, green, yellow, blue, magenta, cyan, white */
@@ -8,8 +8,8 @@ import { make } from "../dom/elements.js";
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])/g;
 const CONTROLS = /[\x00-\x08\x0b-\x1f\x7f]/g;
 const SGR = /\x1b\[([0-9;:]{0,64})m/g;
-const DEFAULT = -1; // the page's own colour
-const MOST_SPANS = 4_000; // in one text; one with more is shown without colours
+const DEFAULT = -1; // the page's text colour
+const MOST_SPANS = 4_000; // in one text; a text with more is shown without colours
 const LEVELS = [0, 95, 135, 175, 215, 255]; // of the 6 x 6 x 6 colours in the 256
 
 /** @type {Style} */

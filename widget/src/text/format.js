@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for display.
 
 /** @typedef {{ one: string, axis: string }} Unit one of them, and what stands along the axis */
 
@@ -63,14 +63,14 @@ export function shortTask(task) {
   return parts ? `${parts[1]} ${parts[2]}` : task;
 }
 
-/** A short time, such as a step takes. @param {number | null | undefined} seconds */
+/** A short duration, such as that of a step. @param {number | null | undefined} seconds */
 export function formatMoment(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds) || seconds < 0) return NOTHING;
   if (seconds >= 1) return formatDuration(seconds);
   return seconds >= 1e-3 ? `${Number((seconds * 1e3).toPrecision(2))} ms` : `${Number((seconds * 1e6).toPrecision(2))} µs`;
 }
 
-/** A value as exactly as the page has it: seven digits, which single precision is. @param {number | null | undefined} value */
+/** A value to seven digits, as single precision has. @param {number | null | undefined} value */
 export function formatExact(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return formatValue(value);
   return String(Number(value.toPrecision(7))).replace("e+", "e").replaceAll("-", "−");

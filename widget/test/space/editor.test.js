@@ -144,7 +144,7 @@ test("what is wrong stands beside its parameter and keeps Start from being press
   editor.start.click();
   editor.copy.click();
   expect(said).toEqual([]);
-  expect(editor.why.textContent).toBe("1 parameter has to be put right first.");
+  expect(editor.why.textContent).toBe("1 parameter has to be corrected first.");
 });
 
 test("Start sends what is still held back, and shows what became of it", () => {

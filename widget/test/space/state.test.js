@@ -71,7 +71,7 @@ test("trials in words", () => {
 
 test("why Start cannot be pressed", () => {
   expect(startProblem(state({}))).toBe("");
-  expect(startProblem(state({ rows: [row({ problem: { text: "x", at: "name" } })] }))).toBe("1 parameter has to be put right first.");
+  expect(startProblem(state({ rows: [row({ problem: { text: "x", at: "name" } })] }))).toBe("1 parameter has to be corrected first.");
   expect(startProblem(state({ general: "the space is empty" }))).toBe("the space is empty");
   expect(startProblem(state({ trials_problem: "no end" }))).toBe("no end");
 });

@@ -84,7 +84,7 @@ describe("lanes", () => {
       spans: [[0, 1, [0, 1], 0, 4, "finished"], [1, 1, [7], 5, 8, "lost"], [1, 2, [7], 9, null, "running"]],
     });
     const lanes = lanesOf(model);
-    expect(lanes).toEqual([{ rank: 0, label: "worker 0", gone: false }, { rank: 1, label: "worker 1", gone: true }, { rank: 7, label: "engine 7", gone: false }]);
+    expect(lanes).toEqual([{ rank: 0, label: "worker 0", ended: false }, { rank: 1, label: "worker 1", ended: true }, { rank: 7, label: "engine 7", ended: false }]);
     const ended = new EndedBars();
     expect(ended.update(model, lanes)).toBe(0);
     const bars = [...ended.bars, ...runningBars(model, lanes, 12)];

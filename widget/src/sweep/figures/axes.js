@@ -1,5 +1,5 @@
-// Where values and times lie on a figure's canvas, and the axes that say so. All but the drawing is pure.
-// Axes are not d3-axis: that makes SVG elements, and the figures are canvases of 10,000 trials and more.
+// Scales of values and times on a figure's canvas, and their axes.
+// d3-axis is not used: it makes SVG elements, and the figures are canvases of 10,000 trials and more.
 import { linearTicks, logTicks } from "../../chart/ticks.js";
 import { scaleLinear, scaleLog } from "d3-scale";
 import { formatTick } from "../../text/format.js";
@@ -9,13 +9,13 @@ import { FINAL_STATES } from "../states.js";
 /** @typedef {{ left: number, top: number, width: number, height: number }} Area CSS pixels */
 /** @typedef {import("d3-scale").ScaleContinuousNumeric<number, number, number>} Scale linear or logarithmic; NaN for what is not on it */
 
-const DECADES = 2; // from which a logarithmic axis reads better
-const ROOM = 0.06; // of the range, above and below
+const DECADES = 2; // range from which an axis is logarithmic
+const ROOM = 0.06; // margin above and below, as a share of the range
 const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000];
 const FRACTIONS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
 
 /**
- * The scale that shows most of some values, but for the few that lie far off, and all that must be seen.
+ * The scale for most of the values without outliers, and for all values that must be visible.
  * @param {number[]} values finite ones @param {number[]} must be seen
  * @returns {Scale}
  */
@@ -28,7 +28,7 @@ export function robustScale(values, must = []) {
   const log = least > 0 && Math.log10(most / least) > DECADES;
   const place = (/** @type {number} */ value) => (log ? Math.log10(value) : value);
   const [first, third] = [place(sorted[sorted.length >> 2] ?? least), place(sorted[(sorted.length * 3) >> 2] ?? most)];
-  const reach = 3 * (third - first); // from the middle half: further away lie single values
+  const reach = 3 * (third - first); // from the middle half of the values; values further away are outliers
   let low = reach > 0 ? Math.max(place(least), first - reach) : place(least);
   let high = reach > 0 ? Math.min(place(most), third + reach) : place(most);
   for (const value of seen) [low, high] = [Math.min(low, place(value)), Math.max(high, place(value))];
@@ -62,7 +62,7 @@ export function isOutside(scale, value) {
 export function settled(was, now) {
   const [[low, high], [wasLow, wasHigh]] = [endsOf(now), endsOf(was)];
   const slack = 0.15 * (high - low);
-  const narrower = low >= wasLow && high <= wasHigh; // all is still to be seen
+  const narrower = low >= wasLow && high <= wasHigh; // the previous scale still shows everything
   const near = narrower && low - wasLow <= slack && wasHigh - high <= slack;
   return isLog(was) === isLog(now) && near ? was : now;
 }
@@ -76,29 +76,29 @@ export function valueTicks(scale, most) {
   return linearTicks(low, high, ([1, 2, 2.5, 5].find((step) => step * unit >= rough) ?? 10) * unit);
 }
 
-/** Times that people count in, in seconds. @param {number} from @param {number} to @param {number} most */
+/** Ticks of a time axis at round times, in seconds. @param {number} from @param {number} to @param {number} most */
 export function timeTicks(from, to, most) {
   const step = [...FRACTIONS, ...TIMES].find((each) => (to - from) / each <= most) ?? (to - from) / most;
   return linearTicks(from, to, step);
 }
 
-/** Where an axis of time ends: a little after now, so that it does not move ten times a second; at the end of a sweep that is over.
+/** The end of a time axis: somewhat after now, so that it does not change in every frame, or the end of an ended sweep.
  * @param {number} was @param {number} now @param {string | undefined} state of the sweep @param {number} ahead */
 export function timeEnd(was, now, state, ahead) {
   if (FINAL_STATES.includes(state ?? "")) return now || 1;
   return now > was || now < was / 2 ? now * ahead || 1 : was;
 }
 
-/** Seconds in words: 0.5 s, 30 s, 5 min, 1 h 30 min, 2 d. @param {number} seconds */
+/** Formats seconds: 0.5 s, 30 s, 5 min, 1 h 30 min, 2 d. @param {number} seconds */
 export function formatTime(seconds) {
   const whole = Math.round(seconds);
   if (Math.abs(seconds) < 60) return `${formatTick(Number(seconds.toFixed(3)))} s`.replace("-", "−");
   const parts = [[Math.floor(whole / 86400), "d"], [Math.floor(whole / 3600) % 24, "h"], [Math.floor(whole / 60) % 60, "min"], [whole % 60, "s"]];
-  const said = parts.filter(([count]) => count);
-  return said.slice(0, 2).map(([count, unit]) => `${count} ${unit}`).join(" ");
+  const nonzero = parts.filter(([count]) => count);
+  return nonzero.slice(0, 2).map(([count, unit]) => `${count} ${unit}`).join(" ");
 }
 
-/** Lines and figures of an axis of values, at the left. @param {Drawing} page @param {Area} area @param {Scale} scale */
+/** Draws the grid lines and labels of a value axis at the left. @param {Drawing} page @param {Area} area @param {Scale} scale */
 export function drawYAxis({ canvas, theme, font }, area, scale) {
   canvas.font = font;
   canvas.textAlign = "right";
@@ -113,7 +113,7 @@ export function drawYAxis({ canvas, theme, font }, area, scale) {
   }
 }
 
-/** Lines and figures of an axis at the foot. @param {Drawing} page @param {Area} area @param {{ at: number, text: string }[]} ticks @param {string} [unit] written at its end */
+/** Draws the grid lines and labels of the bottom axis. @param {Drawing} page @param {Area} area @param {{ at: number, text: string }[]} ticks @param {string} [unit] written at its end */
 export function drawXAxis({ canvas, theme, font, width }, area, ticks, unit = "") {
   canvas.font = font;
   canvas.textBaseline = "top";

@@ -1,5 +1,5 @@
-// The best value so far against the time since the sweep began: stairs, with a mark for every trial that has ended,
-// and ticks at the right edge for those that run.
+// The best value so far against the time since the start of the sweep: a step curve, with a mark for each ended trial
+// and ticks at the right edge for running ones.
 import { scaleLinear } from "d3-scale";
 import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, formatValue } from "../../text/format.js";
@@ -13,12 +13,12 @@ import { CanvasFigure, drawLabel, listNavigation, sameBrush, timeFacts } from ".
 /** @typedef {{ area: import("./axes.js").Area, x: import("d3-scale").ScaleLinear<number, number>, y: import("./axes.js").Scale }} Plot */
 
 const NEAR = 12; // CSS pixels around a mark within which the pointer hits it
-const MARKS_A_FRAME = 2500; // marks
-const AHEAD = 1.08; // room on the time axis
-const MANY = 2000; // trials from which each is a dot only
+const MARKS_A_FRAME = 2500; // marks drawn in one frame
+const AHEAD = 1.08; // end of the time axis, relative to now
+const MANY = 2000; // trials from which each mark is a dot
 /** Width and height of a dot, where each trial is one: shapes that differ and are cheap to draw. @type {Record<number, [number, number]>} */
 const DOTS = { [FINISHED]: [2.5, 2.5], [PRUNED]: [3.5, 1.25], [STOPPED]: [1.25, 3.5] };
-const HELP = "Click a mark to choose its trial. Keys: left and right go through the trials as they ended, Enter chooses, Escape chooses none.";
+const HELP = "Click a mark to choose its trial. Keys: left and right move through the trials in the order of their ends, Enter chooses, Escape clears the choice.";
 
 /** @param {SweepModel} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
 export function makeBestSoFar(model) {
@@ -50,7 +50,7 @@ class BestSoFar {
     this.element = this.figure.element;
     /** @type {Uint8Array | null} */
     this.mask = null;
-    this.marked = new Float64Array(0); // by row: when and how it ended, as far as it was looked at
+    this.marked = new Float64Array(0); // by row: the time and kind of its end, when last read
     this.off = model.on(["data"], () => (this.dirty = true));
   }
 
@@ -96,7 +96,7 @@ class BestSoFar {
     for (let row = 0; row < model.count; row++) {
       marked[row] = model.state[row] > RUNNING && Number.isFinite(model.ended[row]) ? 8 * model.ended[row] + model.state[row] : 0;
       if (marked[row] === (this.marked[row] ?? 0)) continue;
-      if (this.marked[row]) same = false; // it was tried again
+      if (this.marked[row]) same = false; // the trial was retried
       else ended.push(row);
     }
     if (!same) this.version++;
@@ -108,7 +108,7 @@ class BestSoFar {
   rescale() {
     const { model } = this;
     const values = Array.from(model.value.subarray(0, model.count)).filter((value, row) => Number.isFinite(value) && model.state[row] !== RUNNING);
-    const best = model.best.slice(-3).map(({ value }) => value); // the first ones may lie far off
+    const best = model.best.slice(-3).map(({ value }) => value); // the first values may be outliers
     const scale = settled(this.scale, robustScale(values, best));
     if (scale !== this.scale) this.placing++;
     this.scale = scale;
@@ -218,7 +218,7 @@ function positionOfTrial(model, plot, row, now) {
   return { x: plot.x(time), y: Number.isFinite(value) ? plot.y(value) : plot.area.top + plot.area.height };
 }
 
-/** Rows of all trials that have ended: the most ordinary first, and those that are brushed last, on top. @param {SweepModel} model */
+/** Rows of all ended trials in drawing order: finished ones first, brushed ones last, on top. @param {SweepModel} model */
 function endedRows(model) {
   /** @type {number[][]} */
   const heaps = [[], [], [], []];
@@ -276,7 +276,7 @@ function drawSteps({ canvas, theme }, plot, { best }, now) {
   drawGlyphs(canvas, FINISHED, best.flatMap(({ time, value }) => [plot.x(time), plot.y(value)]), 4, theme.good);
 }
 
-/** Trials in the order in which they ended, those that run last. @param {SweepModel} model */
+/** Trials in the order of their ends; running ones last. @param {SweepModel} model */
 function trialsInTime(model) {
   const rows = [];
   for (let row = 0; row < model.count; row++) if (model.state[row] !== WAITING) rows.push(row);
@@ -288,13 +288,13 @@ function trialsInTime(model) {
 function summary(model) {
   const best = bestOf(model);
   const counts = model.status?.counts ?? {};
-  const said = STATES.filter(({ name }) => counts[name] > 0).map(({ name }) => `${formatCount(counts[name])} ${name}`);
+  const parts = STATES.filter(({ name }) => counts[name] > 0).map(({ name }) => `${formatCount(counts[name])} ${name}`);
   const steps = model.best.filter(({ value }, i) => i === 0 || model.better(value, model.best[i - 1].value)).length;
   const found = best ? `Best so far ${formatValue(best.value)}, by trial ${best.number} after ${formatTime(best.time)}, improved ${steps === 1 ? "once" : `${formatCount(steps)} times`}.` : "No value yet.";
-  return `${found} Trials: ${said.join(", ")}; ${formatTime(nowOf(model))} since the start.`;
+  return `${found} Trials: ${parts.join(", ")}; ${formatTime(nowOf(model))} since the start.`;
 }
 
-/** The latest improvement, which is the header's best trial: the ledger has both. @param {SweepModel} model */
+/** The latest improvement, which is also the header's best trial. @param {SweepModel} model */
 function bestOf(model) {
   return model.row(model.status?.best ?? -1) < 0 ? undefined : model.best.at(-1);
 }

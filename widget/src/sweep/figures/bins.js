@@ -1,4 +1,4 @@
-// A heat map's cells: the bins of two axes, and the results of the trials in each cell. Pure.
+// A heat map's cells: the bins of two axes, and the results of the trials in each cell.
 import { bisectRight, median } from "d3-array";
 import { formatParameter } from "../format.js";
 import { valueKey } from "../model.js";
@@ -6,7 +6,7 @@ import { valueKey } from "../model.js";
 /** @typedef {{ from: number, to: number, text: string, start: string | null }} Bin places; `start` names its lower edge, null where the bin is a value */
 /** @typedef {{ x: number, y: number, rows: number[], best: number, median: number, counts: number[] }} Cell `best` is a row or -1; counts by state */
 
-const FEW = 12; // different numbers that get a bin each, if trials share them
+const FEW = 12; // distinct numbers that get a bin each, if trials share them
 const STATES = 6;
 
 /**
@@ -52,7 +52,7 @@ function numberBins(scale, values, most) {
   return edges.slice(1).map((to, i) => ({ from: edges[i], to, text: `${text(edges[i])} to ${text(to)}`, start: text(edges[i]) }));
 }
 
-/** The bin of each row, -1 where none is. @param {Float32Array} at places @param {Bin[]} bins @returns {Int16Array} */
+/** The bin of each row; -1 for a row without a bin. @param {Float32Array} at places @param {Bin[]} bins @returns {Int16Array} */
 export function binIndices(at, bins) {
   const none = bins.findIndex(({ from }) => Number.isNaN(from));
   const ends = bins.filter(({ from }) => !Number.isNaN(from)).map(({ to }) => Math.fround(to));
@@ -63,7 +63,7 @@ export function binIndices(at, bins) {
 }
 
 /**
- * What lies in each cell, of the brushed trials only if any are.
+ * The results in each cell; with a brush only those of brushed trials.
  * @param {import("../model.js").SweepModel} model
  * @param {Int16Array} xs @param {Int16Array} ys bins by row
  * @param {number} columns @param {number} lines
@@ -83,11 +83,11 @@ export function aggregateCells(model, xs, ys, columns, lines, mask) {
   return cells;
 }
 
-/** The two parameters that can be the most: many numbers before few choices. @param {import("../model.js").Parameter[]} parameters @returns {[string, string] | null} */
+/** The two parameters with the most possible values: a conditional parameter comes last. @param {import("../model.js").Parameter[]} parameters @returns {[string, string] | null} */
 export function widest(parameters) {
   const size = (/** @type {import("../model.js").Parameter} */ { kind, low = 0, high = 0, step, values }) =>
     kind === "log" || kind === "uniform" ? Infinity : kind === "int" ? (high - low) / (step || 1) + 1 : values?.length ?? 1;
-  // One that not all trials have comes after those that all have.
+  // A parameter that some trials lack comes after those that all trials have.
   const sorted = parameters.map((one, i) => ({ name: one.name, size: size(one), some: Number(Boolean(one.when)), i }))
     .sort((a, b) => a.some - b.some || (a.size === b.size ? a.i - b.i : b.size - a.size));
   if (sorted.length === 0) return null;

@@ -1,6 +1,6 @@
-// Which trials are brushed: those that lie within a part of every axis that has one. All views show the same.
-// Not d3-brush, which makes SVG elements for a pointer only: each axis here is a slider for keys and screen readers, too,
-// a brush on choices covers whole values, and it stays with its values when an axis gets other ends.
+// The brushed trials: those within the brush of every axis that has one. All views show the same brush.
+// d3-brush is not used: it makes SVG elements for a pointer only. Here each axis is also a slider for keys and screen
+// readers, a brush on choices covers whole values, and a brush keeps its values when the ends of its axis change.
 import { make, setText } from "../../dom/elements.js";
 import { consume, hasModifier } from "../../dom/keyboard.js";
 import { formatCount } from "../../text/format.js";
@@ -18,7 +18,7 @@ export class Brush {
     this.parts = new Map();
   }
 
-  /** The brushed places of an axis, or null. @param {string} name @returns {[number, number] | null} */
+  /** The brushed range of an axis, or null. @param {string} name @returns {[number, number] | null} */
   span(name) {
     const part = this.parts.get(name);
     return part ? this.positions.axis(name).scale.span(part) : null;
@@ -45,7 +45,7 @@ export class Brush {
     this.model.brush(maskOf(this.model.count, spans));
   }
 
-  /** What is brushed, in words. */
+  /** Describes the brush. */
   describe() {
     return [...this.parts.keys()].map((name) => {
       const { title, scale } = this.positions.axis(name);
@@ -58,7 +58,7 @@ export class Brush {
 export function maskOf(count, spans) {
   const mask = new Uint8Array(count).fill(1);
   for (const { at, span: [from, to] } of spans) {
-    const [low, high] = [Math.fround(from), Math.fround(to)]; // as the places are
+    const [low, high] = [Math.fround(from), Math.fround(to)]; // positions are in single precision
     for (let row = 0; row < count; row++) if (!(at[row] >= low && at[row] <= high)) mask[row] = 0;
   }
   return mask;
@@ -68,7 +68,7 @@ export function maskOf(count, spans) {
 
 const EDGE = 6; // CSS pixels around an end of the brush within which a press drags that end
 const MOVED = 3; // CSS pixels from which a press is a drag
-const STEP = 0.04; // of the axis by one key
+const STEP = 0.04; // share of the axis for one key press
 
 export class AxisBrush {
   /** @param {Brush} brush */
@@ -162,7 +162,7 @@ export class AxisBrush {
   }
 }
 
-/** What a drag that starts in or at the brush does to it; null if it starts elsewhere. @param {Span} span @param {number} start @param {number} edge @returns {((to: number) => Span) | null} */
+/** The change of the brush by a drag that starts in or at it; null if the drag starts elsewhere. @param {Span} span @param {number} start @param {number} edge @returns {((to: number) => Span) | null} */
 export function brushDrag([from, to], start, edge) {
   if (Math.abs(start - to) <= edge) return (at) => [Math.min(from, at), Math.max(from, at)];
   if (Math.abs(start - from) <= edge) return (at) => [Math.min(to, at), Math.max(to, at)];
@@ -181,18 +181,18 @@ export function brushAfterKey(span, key, shift, count) {
   return shifted(span, by);
 }
 
-/** A place on an axis; near its end, and beyond it, that end: what lies there would be hard to take in. @param {number} position @param {number} edge */
+/** A position on an axis, snapped to an end near it: values at the end would be hard to include otherwise. @param {number} position @param {number} edge */
 export function snapToEnds(position, edge) {
   return position <= edge ? 0 : position >= 1 - edge ? 1 : position;
 }
 
-/** Moved along as far as there is room. @param {Span} span @param {number} by @returns {Span} */
+/** A brush moved within the axis. @param {Span} span @param {number} by @returns {Span} */
 function shifted([from, to], by) {
   const move = clamp(by, -from, 1 - to);
   return [from + move, to + move];
 }
 
-/** Of values without anything in between, whole ones. @param {Span} span @param {number} count 0 for numbers @returns {Span} */
+/** A brush extended to whole values of a choice. @param {Span} span @param {number} count 0 for numbers @returns {Span} */
 export function snapToValues([from, to], count) {
   if (!count) return [from, to];
   const low = Math.min(count - 1, Math.floor(from * count + 1e-6));

@@ -30,11 +30,11 @@ export function truncateText(canvas, text, width) {
   return length > 0 ? `${text.slice(0, length)}…` : "";
 }
 
-// An offscreen layer for what changes rarely: it is drawn in parts, a bounded time each frame, and then copied under what
-// changes often. While a new layer is drawn the previous one is shown, if it has the same geometry.
+// An offscreen layer for content that changes rarely: it is drawn in parts with a time limit per frame, and copied under
+// the content that changes often. While a new layer is drawn, the previous one is shown if it has the same geometry.
 
-const BUDGET = 4; // milliseconds a frame
-const CHUNK = 50; // items between looks at the clock
+const BUDGET = 4; // milliseconds per frame
+const CHUNK = 50; // items between two checks of the time
 
 export class Layer {
   /** @param {number} most items a frame: a canvas may put its work off until after the clock was looked at */
@@ -46,11 +46,11 @@ export class Layer {
     this.items = [];
     this.done = 0;
     this.geometry = this.key = "";
-    this.partial = true; // nothing whole is there to show
+    this.partial = true; // no complete layer to show
   }
 
   /**
-   * Begins anew if what it shows is no longer what is wanted; not before the last one is whole, or it never would be.
+   * Starts a new layer if the content has changed, but only after the previous one is complete: otherwise none would be.
    * @param {string} geometry another where what was drawn lies elsewhere now @param {string} key
    * @param {import("./figure.js").Drawing} page @param {() => number[]} list of what is to be drawn
    * @returns {boolean} whether it has begun
@@ -61,7 +61,7 @@ export class Layer {
     [this.geometry, this.key] = [geometry, key];
     this.partial ||= moved;
     const { surface, canvas } = this.made;
-    surface.width = Math.round(width * ratio); // which clears it
+    surface.width = Math.round(width * ratio); // this clears the canvas
     surface.height = Math.round(height * ratio);
     canvas?.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.items = list();
@@ -70,7 +70,7 @@ export class Layer {
     return true;
   }
 
-  /** More to draw on what is there. @param {number[]} items */
+  /** Adds items to draw on the layer. @param {number[]} items */
   add(items) {
     if (items.length === 0) return;
     if (this.isComplete()) {
@@ -84,7 +84,7 @@ export class Layer {
     return this.done >= this.items.length;
   }
 
-  /** Draws what there is time for. @param {(canvas: CanvasRenderingContext2D, items: number[]) => void} draw */
+  /** Draws items until the time limit. @param {(canvas: CanvasRenderingContext2D, items: number[]) => void} draw */
   work(draw) {
     if (this.isComplete()) return;
     const end = performance.now() + BUDGET;

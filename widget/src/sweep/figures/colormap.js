@@ -1,6 +1,6 @@
-// A colour for a value: as much lighter or darker as it is better, so that equal steps look equal and the best
-// stands out most from the page. Pure. Not d3-scale-chromatic: its ramps are for one ground each, so that the best value of
-// viridis all but vanishes on a white page, and have no ink that is legible on every shade.
+// A colour for a value: its lightness differs more from the page the better the value is, in perceptually equal steps.
+// d3-scale-chromatic is not used: its ramps suit one background each (the best value of viridis is hardly visible on a
+// white page), and they have no text colour that is legible on every shade.
 import { clamp } from "./scales.js";
 
 /** @typedef {{ css: string[], ink: string[] }} Colormap from the worst to the best, and what is legible on each */
@@ -11,7 +11,7 @@ const PALE = { l: 0.94, c: 0.07, h: 105 };
 const DEEP = { l: 0.3, c: 0.14, h: 290 };
 const DIM = { l: 0.3, c: 0.09, h: 290 };
 const BRIGHT = { l: 0.92, c: 0.17, h: 105 };
-const MIDDLE = 0.045; // more chroma half way, where there is room for it
+const MIDDLE = 0.045; // additional chroma in the middle of the ramp
 
 /** @param {boolean} dark whether the page is @returns {Colormap} */
 export function colormapFor(dark) {
@@ -24,7 +24,7 @@ export function colormapFor(dark) {
   return { css: shades.map(({ l, c, h }) => css(oklch(l, c, h))), ink: shades.map(({ l }) => (l > 0.62 ? "#101014" : "#ffffff")) };
 }
 
-/** Which shade a share has: 0 for the worst, 1 for the best. @param {number} share */
+/** The shade of a share: 0 for the worst, 1 for the best. @param {number} share */
 export function shadeIndex(share) {
   return clamp(Math.round(share * (SHADES - 1)), 0, SHADES - 1);
 }

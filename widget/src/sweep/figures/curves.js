@@ -1,5 +1,5 @@
-// Learning curves of all trials over one another: the best few and the chosen one stand out, those that are brushed
-// are plain, others faint. The many are drawn once, a part each frame, and only what stands out is redrawn every time.
+// Learning curves of all trials: the best few and the chosen one are highlighted, brushed ones are plain, others faint.
+// Plain and faint curves are drawn once, in parts; only highlighted ones are redrawn in every frame.
 import { bisectRight } from "d3-array";
 import { scaleLinear } from "d3-scale";
 import { linearTicks } from "../../chart/ticks.js";
@@ -17,10 +17,10 @@ import { CanvasFigure, drawLabel, listNavigation, sameBrush } from "./figure.js"
 /** @typedef {{ x: import("d3-scale").ScaleLinear<number, number>, y: import("./axes.js").Scale, area: import("./axes.js").Area }} Plot */
 
 const BEST = 5;
-const A_FRAME = 500; // curves
+const A_FRAME = 500; // curves drawn in one frame
 const NEAR = 14; // CSS pixels around a curve within which the pointer hits it
-const MARKED = 200; // trials up to which each curve's end has its glyph
-const HELP = "Click a curve to choose its trial. Keys: arrows go to the next better or worse trial, Enter chooses, Escape chooses none.";
+const MARKED = 200; // trials up to which each curve ends in a glyph
+const HELP = "Click a curve to choose its trial. Keys: arrows move to the next better or worse trial, Enter chooses, Escape clears the choice.";
 
 /** @param {SweepModel} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
 export function makeLearningCurves(model) {
@@ -38,7 +38,7 @@ class LearningCurves {
     this.best = [];
     /** @type {Plot | null} */
     this.plot = null;
-    this.changed = 0; // counts what was new in the data
+    this.changed = 0; // counts changes of the data
     this.brushes = 0;
     /** @type {Uint8Array | null} */
     this.mask = null;
@@ -96,7 +96,7 @@ class LearningCurves {
     drawXAxis(page, plot.area, ticks, "step");
   }
 
-  /** The curves that do not stand out. @param {Drawing} page @param {Plot} plot @param {number[]} grown @returns {boolean} whether there was time for all */
+  /** Draws the curves that are not highlighted. @param {Drawing} page @param {Plot} plot @param {number[]} grown @returns {boolean} whether all are drawn */
   drawBackground(page, plot, grown) {
     const { model, extent } = this;
     const { curves, brushed } = model;
@@ -116,11 +116,11 @@ class LearningCurves {
     return this.all.isComplete() && this.brushed.isComplete();
   }
 
-  /** Those that stand out. @param {Drawing} page @param {Plot} plot */
+  /** Draws the highlighted curves. @param {Drawing} page @param {Plot} plot */
   drawHighlighted(page, plot) {
     const { model } = this;
     const { canvas, theme } = page;
-    const others = this.best.filter((number) => number !== model.chosen && number !== model.hovered); // each is named once
+    const others = this.best.filter((number) => number !== model.chosen && number !== model.hovered); // each has one label
     /** @type {[number, string, number][]} */
     const lines = others.reverse().map((number) => [number, theme.good, number === this.best[0] ? 2.25 : 1.5]);
     if (model.chosen >= 0) lines.push([model.chosen, theme.accent, 2.5]);
@@ -159,7 +159,7 @@ class LearningCurves {
     this.figure.setTitle(`${model.head?.metric ?? "Metric"} by step`);
     const others = model.curves.size;
     const missing = model.count - others;
-    const said = [
+    const parts = [
       this.best.length > 1 ? `best ${this.best.length}` : this.best.length ? "best" : "",
       model.chosen >= 0 ? `trial ${model.chosen}` : "",
       model.brushed ? `${formatCount(model.brushedCount)} brushed` : "",
@@ -167,8 +167,8 @@ class LearningCurves {
     ];
     const tones = [theme.good, theme.accent, theme.muted, theme.fan];
     this.keys.forEach((key, i) => {
-      key.hidden = said[i] === "";
-      setText(key.children[1], said[i]);
+      key.hidden = parts[i] === "";
+      setText(key.children[1], parts[i]);
       key.style.setProperty("--tone", tones[i]);
     });
     const ends = [[PRUNED, "╌ "], [FAILED, ""]].map(([state, line]) => `${line}${STATES[Number(state)].glyph} ${STATES[Number(state)].name}`);
@@ -183,7 +183,7 @@ class LearningCurves {
     const perPixel = plot.x.invert(x + 1) - step;
     const distance = (/** @type {number} */ value) => Math.abs(plot.y(value) - y) / NEAR;
     const near = (/** @type {Iterable<number>} */ trials) => nearestCurve(trials, model.curves, step, NEAR * perPixel, distance);
-    const first = near([...this.best, model.chosen]); // what stands out is easier to hit
+    const first = near([...this.best, model.chosen]); // highlighted curves are preferred
     if (first >= 0 || !model.brushed) return first >= 0 ? first : near(model.curves.keys());
     return near([...model.curves.keys()].filter((number) => model.brushed?.[model.row(number)] === 1));
   }
@@ -194,12 +194,12 @@ class LearningCurves {
   }
 }
 
-/** Many curves on a layer: each is drawn up to where it goes, and further when it has grown. */
+/** Many curves on a layer: a curve that has grown is extended. */
 class CurveLayer {
   constructor() {
     this.layer = new Layer(A_FRAME);
     /** @type {Map<number, number>} */
-    this.drawn = new Map(); // points of each
+    this.drawn = new Map(); // drawn points of each curve
     this.wanted = "";
   }
 
@@ -232,7 +232,7 @@ class CurveLayer {
   }
 }
 
-/** Gives all that is drawn one colour: many faint lines over one another would change it, since each is rounded.
+/** Tints everything drawn with one colour: many overlapping faint lines would change it by rounding.
  * @param {CanvasRenderingContext2D} canvas @param {Drawing} page @param {string} color */
 function tint(canvas, page, color) {
   canvas.globalCompositeOperation = "source-in";
@@ -241,7 +241,7 @@ function tint(canvas, page, color) {
   canvas.globalCompositeOperation = "source-over";
 }
 
-/** How opaque one of many curves is: their sum is a shade. @param {number} count */
+/** The opacity of one of many curves, lower with more curves. @param {number} count */
 function opacity(count) {
   return 0.75 * Math.min(1, (36 / count) ** 0.7);
 }
@@ -268,7 +268,7 @@ function strokeCurve(canvas, plot, { steps, values }, start, style) {
     else if (pen) canvas.lineTo(x, y);
     else {
       canvas.moveTo(x, y);
-      if (!Number.isFinite(plot.y(values[i + 1]))) canvas.lineTo(x + 1, y); // a point alone would not be seen
+      if (!Number.isFinite(plot.y(values[i + 1]))) canvas.lineTo(x + 1, y); // a single point would not be visible
       pen = true;
     }
   }
@@ -276,7 +276,7 @@ function strokeCurve(canvas, plot, { steps, values }, start, style) {
   canvas.globalAlpha = 1;
 }
 
-/** Where a curve ends on the page. @param {Plot} plot @param {Curve | undefined} curve */
+/** The end of a curve on the page. @param {Plot} plot @param {Curve | undefined} curve */
 function endOf(plot, curve) {
   const last = curve?.values.findLastIndex(Number.isFinite) ?? -1;
   if (!curve || last < 0) return null;
@@ -298,18 +298,18 @@ function stepFact(curve) {
 
 /** @param {SweepModel} model @param {number[]} best */
 function summary(model, best) {
-  const said = best.map((number) => `trial ${number} ${formatValue(model.value[model.row(number)])}`);
+  const parts = best.map((number) => `trial ${number} ${formatValue(model.value[model.row(number)])}`);
   const chosen = model.chosen >= 0 ? ` Trial ${model.chosen} is chosen.` : "";
-  return `Curves of ${formatCount(model.curves.size)} trials. Best: ${said.join(", ") || "none yet"}.${chosen}`;
+  return `Curves of ${formatCount(model.curves.size)} trials. Best: ${parts.join(", ") || "none yet"}.${chosen}`;
 }
 
-// The extent of the curves, the best ones, and the one under the pointer. Pure.
+// The extent of the curves, the best ones, and the one under the pointer.
 
-const SAMPLE = 20_000; // values that a scale is made from
-const AHEAD = 1.1; // how far the step axis extends beyond the last step, so that it is rarely redrawn
+const SAMPLE = 20_000; // values that determine a scale
+const AHEAD = 1.1; // end of the step axis relative to the last step: with this margin it is rarely redrawn
 export const FEW = 10_000; // points up to which everything is redrawn on a change
 
-/** How far the curves reach, updated from new points only. */
+/** The extent of the curves, updated from new points only. */
 export class CurveExtent {
   constructor() {
     this.version = 0; // changes when everything has to be redrawn
@@ -340,7 +340,7 @@ export class CurveExtent {
     return grown;
   }
 
-  /** @param {Map<number, Curve>} curves @returns {number[] | null} null if some curve is not the one that it was */
+  /** @param {Map<number, Curve>} curves @returns {number[] | null} null if a curve was replaced */
   newPoints(curves) {
     const grown = [];
     if (curves.size < this.known.size) return null;
@@ -426,8 +426,8 @@ export function nearestCurve(trials, curves, step, slack, distance) {
   let [found, least] = [-1, 1];
   for (const number of trials) {
     const curve = curves.get(number);
-    const far = curve ? distance(valueAt(curve, step, slack)) : NaN;
-    if (far < least) [found, least] = [number, far];
+    const apart = curve ? distance(valueAt(curve, step, slack)) : NaN;
+    if (apart < least) [found, least] = [number, apart];
   }
   return found;
 }

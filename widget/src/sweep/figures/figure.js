@@ -1,5 +1,5 @@
-// The base of a figure of trials on a canvas: a figure with its caption, a canvas in device pixels, a box with
-// exact values beside the pointer, keys that go from trial to trial, and the same in words.
+// The base of a figure of trials on a canvas: a caption, a canvas in device pixels, a box with exact values beside the
+// pointer, keys that move from trial to trial, and a text for screen readers.
 import { Readout } from "../../chart/readout.js";
 import { make, setText } from "../../dom/elements.js";
 import { readColours } from "../../dom/theme.js";
@@ -15,16 +15,16 @@ import { formatTime } from "./axes.js";
  * @typedef {object} FigureOptions
  * @property {string} name for the style sheet
  * @property {string} title
- * @property {string} help what pointer and keys do
- * @property {(x: number, y: number) => number} trialAt the trial at a place of the page, or -1
+ * @property {string} help the actions of pointer and keys
+ * @property {(x: number, y: number) => number} trialAt the trial at a position on the page, or -1
  * @property {Move} moveByKey
- * @property {(number: number) => { x: number, y: number } | null} positionOf where a trial is on the page
- * @property {(row: number) => string[]} [facts] more than its state and value to say of a trial
+ * @property {(number: number) => { x: number, y: number } | null} positionOf the position of a trial on the page
+ * @property {(row: number) => string[]} [facts] texts on a trial besides its state and value
  */
 /** @typedef {{ colours: import("../../dom/theme.js").Colours, colormap: import("./colormap.js").Colormap, font: string }} FigureTheme what all figures share */
 /** @typedef {{ positions: import("./positions.js").TrialPositions, brush: import("./brush.js").Brush, theme: FigureTheme, table: string }} SharedOptions `table` is the id of the table with the same data */
 
-const CALM = 2000; // milliseconds between summaries, which a screen reader may read out
+const CALM = 2000; // milliseconds between summaries for screen readers
 const FONT = "11px";
 
 export class CanvasFigure {
@@ -46,7 +46,7 @@ export class CanvasFigure {
     this.title = make("span", { class: "nbd-chart-title", title: options.help }, options.title);
     this.note = make("span", { class: "nbd-legend" });
     this.element = make("figure", { class: `nbd-chart nbd-${options.name}` }, make("figcaption", {}, this.title, this.note), this.box, this.summary, this.spoken);
-    this.shown = -1; // the trial whose values are shown
+    this.shown = -1; // the trial in the readout
     this.pending = this.due = 0;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.later = undefined;
@@ -57,9 +57,9 @@ export class CanvasFigure {
     this.box.addEventListener("blur", () => this.leave());
   }
 
-  /** The canvas, empty and in the pixels of the device; null while nothing has a width. @param {(width: number) => number} heightFor @returns {Drawing | null} */
+  /** The cleared canvas in device pixels; null while it has no width. @param {(width: number) => number} heightFor @returns {Drawing | null} */
   page(heightFor) {
-    if (this.shown !== this.model.hovered) this.readout.hide(); // another view shows another one
+    if (this.shown !== this.model.hovered) this.readout.hide(); // another view shows another trial
     const width = this.box.clientWidth;
     const canvas = width > 0 ? this.surface.getContext("2d") : null;
     if (!canvas) return null;
@@ -96,7 +96,7 @@ export class CanvasFigure {
     this.model.hover(-1);
   }
 
-  /** Exact values beside a place. @param {number} number @param {number} x @param {number} y in CSS pixels of the page */
+  /** Shows exact values beside a position. @param {number} number @param {number} x @param {number} y in CSS pixels of the page */
   show(number, x, y) {
     const row = this.model.row(number);
     this.shown = number;
@@ -135,14 +135,14 @@ export class CanvasFigure {
       model.hover(there);
       const row = model.row(there);
       if (row >= 0) {
-        const said = [this.nameOf(row).slice(2), this.valueOf(row), ...(options.facts?.(row) ?? [])];
-        setText(this.spoken, said.join(", "));
+        const facts = [this.nameOf(row).slice(2), this.valueOf(row), ...(options.facts?.(row) ?? [])];
+        setText(this.spoken, facts.join(", "));
         const { x, y } = options.positionOf(there) ?? { x: 0, y: 0 };
         this.show(there, x, y);
       }
     }
     event.preventDefault();
-    event.stopPropagation(); // the notebook has uses for the same keys
+    event.stopPropagation(); // the notebook binds the same keys
   }
 
   /** @param {string} title */
@@ -175,7 +175,7 @@ export class CanvasFigure {
   }
 }
 
-/** Whether a brush is as it was, but for rows that are new. @param {Uint8Array | null} was @param {Uint8Array | null} now */
+/** Whether a brush is unchanged except for new rows. @param {Uint8Array | null} was @param {Uint8Array | null} now */
 export function sameBrush(was, now) {
   if (was === now || !was || !now) return was === now;
   const both = Math.min(was.length, now.length);
@@ -183,12 +183,12 @@ export function sameBrush(was, now) {
   return true;
 }
 
-/** A number stays on a line with its unit. @param {string} text */
+/** Joins a number and its unit with a no-break space. @param {string} text */
 function withoutBreaks(text) {
   return text.replace(/(\d) (?=[a-zµ])/g, "$1\u00a0");
 }
 
-/** The name of a trial beside its mark, to be read on whatever is there. @param {Drawing} page @param {number} number @param {number} x @param {number} y @param {string} color */
+/** Draws the name of a trial beside its mark, with a halo. @param {Drawing} page @param {number} number @param {number} x @param {number} y @param {string} color */
 export function drawLabel({ canvas, theme, font }, number, x, y, color) {
   canvas.font = `600 ${font}`;
   canvas.lineWidth = 3;
@@ -200,7 +200,7 @@ export function drawLabel({ canvas, theme, font }, number, x, y, color) {
   canvas.fillText(`#${number}`, x, y);
 }
 
-/** A move along a list of trials: keys to the next, the one before, the first and the last.
+/** A move along a list of trials by key: next, previous, first and last.
  * @param {() => number[]} list of trial numbers, in the order of the keys @param {string[]} next @param {string[]} before @returns {Move} */
 export function listNavigation(list, next, before) {
   return (number, key) => {

@@ -1,5 +1,5 @@
-// A heat map over any two parameters: a cell's colour is its best value; its median, trials and states are written in it
-// where there is room.
+// A heat map over any two parameters: a cell's colour is its best value; its median, trials and states are written
+// in it if they fit.
 import { plainEntry, Readout } from "../../chart/readout.js";
 import { make, setText } from "../../dom/elements.js";
 import { consume, hasModifier } from "../../dom/keyboard.js";
@@ -31,10 +31,10 @@ import { clamp } from "./scales.js";
  */
 
 const HELP = "Click a cell to choose its best trial. Drag along an axis, or Shift and drag over cells, to brush. " +
-  "Keys: arrows go from cell to cell, Enter chooses the best trial, B brushes the cell, Escape brushes nothing.";
-const [CELL_WIDTH, CELL_HEIGHT, MOST_HIGH] = [46, 50, 400]; // CSS pixels of a cell's width, its height, and all lines
+  "Keys: arrows move from cell to cell, Enter chooses the best trial, B brushes the cell, Escape clears the brush.";
+const [CELL_WIDTH, CELL_HEIGHT, MOST_HIGH] = [46, 50, 400]; // CSS pixels: width and height of a cell, height of all rows
 const MOST_BINS = 12;
-const NAMED = 6; // trials of a cell that are named
+const NAMED = 6; // trials of a cell that the readout names
 
 /** @param {import("../model.js").SweepModel} model @param {import("./figure.js").SharedOptions} options */
 export function makeHeatmap(model, options) {
@@ -190,8 +190,8 @@ export function makeHeatmap(model, options) {
   /** @param {Cell | undefined} cell */
   function describeCell(cell) {
     if (!cell) return "no trials yet";
-    const said = cell.rows.length ? facts(cell).map(([name, value]) => `${name} ${value}`).join(", ") : model.brushed ? "no brushed trials" : "no trials";
-    return `${cellTitle(cell)}: ${said}`;
+    const parts = cell.rows.length ? facts(cell).map(([name, value]) => `${name} ${value}`).join(", ") : model.brushed ? "no brushed trials" : "no trials";
+    return `${cellTitle(cell)}: ${parts}`;
   }
 
   /** @param {Cell} cell @returns {[string, string][]} */
@@ -271,7 +271,7 @@ export function makeHeatmap(model, options) {
     readout.element.style.top = `${cell.y < lines.length / 2 ? below : Math.max(0, below - area.height / lines.length - readout.element.offsetHeight - 12)}px`;
   }
 
-  /** Brushes all from one bin to another, of the axes that both are on. @param {BinPosition} from @param {BinPosition} to */
+  /** Brushes the range between two bins, on the axes that both have. @param {BinPosition} from @param {BinPosition} to */
   function brushFrom(from, to) {
     const spans = /** @type {Record<string, [number, number] | null>} */ ({});
     if (from.x >= 0) spans[xName] = spanOf(columns, from.x, to.x);
@@ -309,7 +309,7 @@ export function makeHeatmap(model, options) {
   return { element, draw, destroy: () => element.remove() };
 }
 
-/** The places from one bin to another; null for the one that has none. @param {Bin[]} bins @param {number} a @param {number} b @returns {[number, number] | null} */
+/** The range from one bin to another; null for the bin of trials without a value. @param {Bin[]} bins @param {number} a @param {number} b @returns {[number, number] | null} */
 function spanOf(bins, a, b) {
   const some = bins.slice(Math.min(a, b), Math.max(a, b) + 1).filter(({ from }) => !Number.isNaN(from));
   return some.length ? [Math.min(...some.map(({ from }) => from)), Math.max(...some.map(({ to }) => to))] : null;
@@ -319,7 +319,7 @@ function spanOf(bins, a, b) {
 
 const GAP = 2; // CSS pixels between cells
 const GLYPH = 11; // CSS pixels
-const MARKED = [RUNNING, FAILED, PRUNED, STOPPED]; // finished trials are the ordinary case
+const MARKED = [RUNNING, FAILED, PRUNED, STOPPED]; // finished trials have no glyph
 
 /** @param {CanvasRenderingContext2D} canvas @param {Heatmap} heat worked out */
 export function drawHeatmap(canvas, heat) {
@@ -398,7 +398,7 @@ function drawAxes(canvas, heat, wide, high) {
   canvas.font = font;
   canvas.fillStyle = colours.muted;
   const bottom = area.top + area.height;
-  let free = 0; // from where on there is room for another name
+  let free = 0; // the position after the last label
   const write = (/** @type {string} */ text, /** @type {number} */ x, /** @type {number} */ most) => {
     const shown = truncateText(canvas, text, most);
     const half = canvas.measureText(shown).width / 2;
@@ -409,7 +409,7 @@ function drawAxes(canvas, heat, wide, high) {
   };
   canvas.textAlign = "center";
   columns.forEach((bin, i) => {
-    // The label of an edge is at the edge, that of a value in the middle.
+    // A label of an edge is at the edge, a label of a value is centred.
     if (bin.start === null) return write(bin.text, area.left + (i + 0.5) * wide, wide - 2);
     write(bin.start, area.left + i * wide, Infinity);
     if (columns[i + 1]?.start == null) write(bin.text.split(" to ")[1], area.left + (i + 1) * wide, Infinity);
@@ -426,7 +426,7 @@ function drawAxes(canvas, heat, wide, high) {
   drawBrushed(canvas, heat, wide, high);
 }
 
-/** A bar along each axis, as far as it is brushed. @param {CanvasRenderingContext2D} canvas @param {Heatmap} heat @param {number} wide @param {number} high */
+/** Draws a bar along the brushed part of each axis. @param {CanvasRenderingContext2D} canvas @param {Heatmap} heat @param {number} wide @param {number} high */
 function drawBrushed(canvas, { area, columns, lines, brushedX, brushedY, options }, wide, high) {
   canvas.fillStyle = options.theme.colours.accent;
   const each = (/** @type {Bin[]} */ bins, /** @type {[number, number] | null} */ span, /** @type {(i: number) => void} */ mark) =>

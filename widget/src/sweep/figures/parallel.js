@@ -14,29 +14,29 @@ import { clamp } from "./scales.js";
 /** @typedef {import("./positions.js").Axis} Axis */
 /** @typedef {{ xs: number[], at: Float32Array[], top: number, height: number, none: number }} LineGeometry where axes stand, where trials lie on them, and the height of those without a value */
 
-const HELP = "Drag along an axis to brush it, click the brush to take it away; click a line to choose its trial. " +
-  "Keys on an axis: up and down move the brush, with Shift its upper end, Escape takes it away.";
-const [TOP, HEIGHT, NONE, BOTTOM] = [30, 210, 18, 12]; // CSS pixels: of names, of the axes, below them of what has no value
-const [LEFT, RIGHT, NEAREST] = [44, 58, 66]; // CSS pixels beside the axes, and between two
+const HELP = "Drag along an axis to brush it, click the brush to remove it; click a line to choose its trial. " +
+  "Keys on an axis: up and down move the brush, with Shift its upper end, Escape removes it.";
+const [TOP, HEIGHT, NONE, BOTTOM] = [30, 210, 18, 12]; // CSS pixels: names, axes, the place of missing values below them, bottom margin
+const [LEFT, RIGHT, NEAREST] = [44, 58, 66]; // CSS pixels: left margin, right margin, least distance between two axes
 const MOST_AXES = 30;
-const [MOST_SHOWN, MOST_UNBRUSHED] = [500, 400]; // lines drawn: more look the same, and take longer
-const FEW = 60; // lines up to which they are wide: a pixel's width is drawn ten times as fast
+const [MOST_SHOWN, MOST_UNBRUSHED] = [500, 400]; // lines drawn: more of them look the same and take longer
+const FEW = 60; // lines up to which they are wide: lines of one pixel are drawn ten times as fast
 const REDRAW_EVERY = 1000; // milliseconds
 const REACH = 8; // CSS pixels around a line within which the pointer hits it
-const NAMED = 8; // parameters beside the pointer
+const NAMED = 8; // parameters in the readout
 
 /** @param {import("../model.js").SweepModel} model @param {import("./figure.js").SharedOptions} options */
 export function makeParallel(model, options) {
   const unbrushedLayer = new CachedLayer();
   const shownLayer = new CachedLayer();
   /** @type {number[]} */
-  let rows = []; // that are lit
+  let rows = []; // highlighted rows
   /** @type {LineGeometry} */
   let lines = { xs: [], at: [], top: TOP, height: HEIGHT, none: TOP + HEIGHT + NONE };
   /** @type {AxisBrush[]} */
   const brushes = [];
   let brushCount = 0;
-  let drawn = -1; // the version of the trials that the lines are of
+  let drawn = -1; // the version of the drawn trials
   let due = 0;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let later;
@@ -82,7 +82,7 @@ export function makeParallel(model, options) {
     setText(note, rows.length < count ? `${formatCount(rows.length)} of ${formatCount(count)} lines are drawn` : "");
   }
 
-  /** The version of the drawn lines. With more trials than are drawn, new ones redraw them at most once a second. */
+  /** The version of the drawn lines. If not all trials are drawn, new trials redraw them at most once a second. */
   function versionNow() {
     const { version } = options.positions;
     const wait = due - performance.now();
@@ -92,7 +92,7 @@ export function makeParallel(model, options) {
     return drawn;
   }
 
-  /** Axes of what is not the same in all trials, and the metric's. @returns {Axis[]} */
+  /** The axes of parameters that differ between trials, and the metric's axis. @returns {Axis[]} */
   function axesShown() {
     const { positions } = options;
     const axes = positions.names().map((name) => positions.axis(name));
@@ -132,7 +132,7 @@ export function makeParallel(model, options) {
     drawRamp(canvas, xs[shown.length - 1], options.theme.colormap);
   }
 
-  /** Over all else, with a halo, so that they are legible between many lines. @param {CanvasRenderingContext2D} canvas @param {Axis[]} shown */
+  /** Draws the labels last, with a halo, so that they are legible over many lines. @param {CanvasRenderingContext2D} canvas @param {Axis[]} shown */
   function drawTicks(canvas, shown) {
     const { colours, font } = options.theme;
     const { xs, none } = lines;
@@ -159,7 +159,7 @@ export function makeParallel(model, options) {
     });
   }
 
-  /** The metric's axis shows its colours. @param {CanvasRenderingContext2D} canvas @param {number} x @param {import("./colormap.js").Colormap} colormap */
+  /** Draws the metric's axis in its colours. @param {CanvasRenderingContext2D} canvas @param {number} x @param {import("./colormap.js").Colormap} colormap */
   function drawRamp(canvas, x, colormap) {
     const gradient = canvas.createLinearGradient(0, TOP, 0, TOP + HEIGHT);
     for (let i = 0; i <= 16; i++) gradient.addColorStop(i / 16, colormap.css[shadeIndex(options.positions.qualityAt(1 - i / 16))]);
@@ -167,7 +167,7 @@ export function makeParallel(model, options) {
     canvas.fillRect(x - 3, TOP, 6, HEIGHT);
   }
 
-  /** A cross on each line of a trial that failed, where the line reaches the metric's axis. @param {CanvasRenderingContext2D} canvas */
+  /** Draws a cross at the metric's axis on each line of a failed trial. @param {CanvasRenderingContext2D} canvas */
   function drawFailed(canvas) {
     const { xs, at, top, height, none } = lines;
     const last = xs.length - 1;
@@ -272,7 +272,7 @@ class CachedLayer {
   }
 }
 
-/** Ticks that are at least so far from one another. @param {import("./scales.js").Tick[]} ticks @param {number} apart */
+/** Ticks with at least a distance of `apart`. @param {import("./scales.js").Tick[]} ticks @param {number} apart */
 export function thinTicks(ticks, apart) {
   const size = Math.ceil(apart / Math.max(1e-9, Math.abs((ticks[1]?.position ?? 1) - (ticks[0]?.position ?? 0))));
   return ticks.filter((_, i) => i % size === 0);
@@ -284,11 +284,11 @@ function truncate(text, room) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-// The lines of parallel coordinates: which of many are drawn, and drawing them on a canvas a thousand at a time.
+// The lines of parallel coordinates: selects the lines to draw and draws them in groups.
 
-const GROUPS = 16; // of shades: lines of one are one path
+const GROUPS = 16; // groups of shades: the lines of a group are one path
 
-/** Up to `most` rows, the best and a fair choice of the others, which stays the same while others come and go.
+/** Up to `most` rows: the best ones, and a sample of the others by hash, which new rows hardly change.
  * @param {number[]} ranked rows, the best first @param {Uint8Array | null} mask @param {Int32Array} number @param {number} most @returns {number[]} the best last */
 export function sampleRows(ranked, mask, number, most) {
   const rows = mask ? ranked.filter((row) => mask[row]) : ranked;
@@ -320,13 +320,13 @@ export function tracePath(canvas, { xs, at, top, height, none }, row) {
   }
 }
 
-/** Where a row's line is at an x. @param {LineGeometry} lines @param {number} row @param {number} segment that x lies on @param {number} ease of x, see `easeAt` */
+/** The y of a row's line at an x. @param {LineGeometry} lines @param {number} row @param {number} segment that x lies on @param {number} ease of x, see `easeAt` */
 export function heightAt({ at, top, height, none }, row, segment, ease) {
   const y = (/** @type {number} */ i) => (Number.isNaN(at[i][row]) ? none : top + (1 - at[i][row]) * height);
   return y(segment) + (y(segment + 1) - y(segment)) * ease;
 }
 
-/** How far up a curve between two axes has come where it is `share` of the way across. @param {number} share */
+/** The eased height, from 0 to 1, of a curve between two axes at a share of its width. @param {number} share */
 export function easeAt(share) {
   let [low, high] = [0, 1];
   for (let i = 0; i < 20; i++) {
@@ -344,7 +344,7 @@ export function nearestLine(lines, rows, x, y, reach) {
   if (xs.length < 2 || x < xs[0] - reach || x > xs[xs.length - 1] + reach) return -1;
   const ease = easeAt(Math.max(0, Math.min(1, (x - xs[segment]) / (xs[segment + 1] - xs[segment]))));
   let [nearest, least] = [-1, reach];
-  for (let i = rows.length - 1; i >= 0; i--) { // the best are on top
+  for (let i = rows.length - 1; i >= 0; i--) { // the best rows are on top
     const distance = Math.abs(heightAt(lines, rows[i], segment, ease) - y);
     if (distance < least) [nearest, least] = [rows[i], distance];
   }
@@ -352,7 +352,7 @@ export function nearestLine(lines, rows, x, y, reach) {
 }
 
 /**
- * Draws rows in the colours of their values, the last on top: pruned and stopped ones dashed, those without a value plain.
+ * Draws rows in the colours of their values, the last on top: pruned and stopped trials are dashed, trials without a value have the colour of their state.
  * @param {CanvasRenderingContext2D} canvas @param {LineGeometry} lines @param {number[]} rows
  * @param {{ state: Uint8Array }} model @param {(row: number) => number} quality
  * @param {import("./figure.js").FigureTheme} theme
@@ -376,7 +376,7 @@ export function drawLines(canvas, lines, rows, model, quality, theme) {
   for (const { color, dash, rows: some } of [...groups.values()].sort((a, b) => a.rank - b.rank)) {
     canvas.strokeStyle = color;
     canvas.setLineDash(dash);
-    for (let from = 0; from < some.length; from += 64) { // a path of thousands is slower than its parts
+    for (let from = 0; from < some.length; from += 64) { // one path with thousands of lines is slower than several shorter ones
       canvas.beginPath();
       for (const row of some.slice(from, from + 64)) tracePath(canvas, lines, row);
       canvas.stroke();

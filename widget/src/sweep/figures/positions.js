@@ -4,7 +4,7 @@ import { clamp, numberScale, scaleOf } from "./scales.js";
 
 /** @typedef {{ name: string, title: string, scale: import("./scales.js").Scale, at: Float32Array }} Axis `at` by row: 0 to 1, NaN for none */
 
-/** The name of the axis of the sweep's own metric: no parameter can be called so. */
+/** The name of the metric's axis; no parameter can have this name. */
 export const METRIC = "";
 
 const [FEW, WORST] = [20, 0.08]; // with more than FEW trials, the worst 8% share one colour
@@ -65,7 +65,7 @@ export class TrialPositions {
     return this.qualityAt(this.axis(METRIC).at[row]);
   }
 
-  /** The same of a place on the metric's axis. @param {number} position */
+  /** The quality of a position on the metric's axis. @param {number} position */
   qualityAt(position) {
     const { worst, best } = this.colourDomain();
     return worst === best ? (Number.isNaN(position) ? NaN : 1) : clamp((position - worst) / (best - worst), 0, 1);

@@ -1,4 +1,4 @@
-// Where a parameter's values lie on an axis, from 0 to 1, and back; its ticks, and words for a part of it. Pure.
+// Conversion of a parameter's values to positions on an axis, from 0 to 1, and back; ticks and descriptions of ranges.
 import { linearTicks, logTicks } from "../../chart/ticks.js";
 import { formatNumber, formatParameter } from "../format.js";
 import { valueKey } from "../model.js";
@@ -14,14 +14,14 @@ import { makeScale } from "./axes.js";
  * @property {(position: number) => any} value
  * @property {(most: number) => Tick[]} ticks
  * @property {(from: number, to: number) => ValueRange} part
- * @property {(part: ValueRange) => [number, number]} span the places of a part, wherever the ends of the axis are by now
+ * @property {(part: ValueRange) => [number, number]} span the positions of a part on the current axis
  * @property {(from: number, to: number) => string} describe
  */
 
-const DECADES = 2; // a parameter that is no longer in the space, and spans so many, is shown in logarithms
+const DECADES = 2; // a parameter that was removed from the space and spans this many is shown on a logarithmic axis
 const MOST_TICKS = 60;
 
-/** @param {Parameter | undefined} parameter undefined if it is no longer in the space @param {any[]} seen values of trials: some may lie outside of the space @returns {Scale} */
+/** @param {Parameter | undefined} parameter undefined if it was removed from the space @param {any[]} seen values of trials: some may lie outside of the space @returns {Scale} */
 export function scaleOf(parameter, seen) {
   const kind = parameter?.kind ?? guessKind(seen);
   if (kind === "choice" || kind === "fixed") return choiceScale(parameter?.values ?? [], seen);
@@ -47,7 +47,7 @@ function guessKind(seen) {
 }
 
 /**
- * A scale of numbers. With `clamp`, what lies beyond an end is shown at it.
+ * A scale of numbers. With `clamp`, values beyond an end are shown at that end.
  * @param {number} low @param {number} high @param {boolean} log @param {boolean} [whole] numbers only
  * @returns {Scale}
  */
@@ -72,14 +72,14 @@ function numberTicks(low, high, log, whole, most) {
   return linearTicks(low - reach * 1e-9, high + reach * 1e-9, stepFor(reach, most, whole)).slice(0, MOST_TICKS);
 }
 
-/** The least round step of which at most so many fit. @param {number} reach @param {number} most @param {boolean} whole */
+/** The least round step of which at most `most` fit. @param {number} reach @param {number} most @param {boolean} whole */
 export function stepFor(reach, most, whole) {
   const power = 10 ** Math.floor(Math.log10(reach / Math.max(1, most)));
   const step = power * ([1, 2, 5, 10].find((digit) => reach / (digit * power) <= most) ?? 10);
   return whole ? Math.max(1, Math.round(step)) : step;
 }
 
-/** A scale of the values of a choice, at equal distances. Not d3's scaleBand, which has no inverse: a brush needs one. @param {any[]} listed @param {any[]} seen @returns {Scale} */
+/** A scale of the values of a choice, at equal distances. d3's scaleBand is not used: it lacks the inverse that a brush needs. @param {any[]} listed @param {any[]} seen @returns {Scale} */
 export function choiceScale(listed, seen) {
   const positions = new Map(listed.map((value, i) => /** @type {[any, number]} */ ([valueKey(value), i])));
   const values = [...listed];
@@ -103,7 +103,7 @@ export function choiceScale(listed, seen) {
   };
 }
 
-/** To three digits: as exactly as one drags. @param {number} value */
+/** Rounds to three digits, the precision of a drag. @param {number} value */
 function round(value) {
   return formatNumber(Number(value.toPrecision(3)));
 }

@@ -1,5 +1,5 @@
-// Which trial each engine ran, and when: a lane for each engine, a bar for each attempt, its colour and shape saying how
-// it ended, and at the right how much of the time the engine was busy.
+// The trials of each engine over time: a lane for each engine, a bar for each attempt with the colour and shape of its
+// end, and at the right the share of the time that the engine was busy.
 import { scaleLinear } from "d3-scale";
 import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, shortTask } from "../../text/format.js";
@@ -11,7 +11,7 @@ import { CanvasFigure, listNavigation, sameBrush, timeFacts } from "./figure.js"
 /** @typedef {import("../model.js").SweepModel} SweepModel */
 /** @typedef {import("./figure.js").Drawing} Drawing */
 /** @typedef {{ left: number, top: number, width: number, height: number, lane: number, from: number, to: number, x: import("d3-scale").ScaleLinear<number, number> }} Plot */
-/** @typedef {{ rank: number, label: string, gone: boolean }} Lane */
+/** @typedef {{ rank: number, label: string, ended: boolean }} Lane */
 /**
  * @typedef {object} Bar
  * @property {number} number of the trial
@@ -22,16 +22,16 @@ import { CanvasFigure, listNavigation, sameBrush, timeFacts } from "./figure.js"
  * @property {[number, number][]} lanes the first and the last of each run of neighbours
  */
 
-const TALL = 330; // CSS pixels that the lanes share, as long as none is too low to be seen
+const TALL = 330; // CSS pixels of all lanes, unless that makes lanes too low
 const [LOWEST, LOW, HIGHEST] = [2, 6, 20]; // CSS pixels of a lane
-const CROWD = 96; // engines from which lanes may be lower still
-const WINDOWS = [60, 600, 3600, 21600]; // seconds that can be looked at
-const A_FRAME = 2500; // bars
-const AHEAD = 1.05; // room on the time axis
-const STEPS = 30; // in which a window of time advances
-const LABEL = 13; // CSS pixels from label to label
-const HELP = "Click a bar to choose its trial. Keys: left and right go through an engine's trials, up and down from engine to engine, " +
-  "plus and minus show less and more time, 0 shows all, Enter chooses, Escape chooses none.";
+const CROWD = 96; // engines from which lanes may be lower
+const WINDOWS = [60, 600, 3600, 21600]; // time windows to choose from, in seconds
+const A_FRAME = 2500; // bars drawn in one frame
+const AHEAD = 1.05; // end of the time axis, relative to now
+const STEPS = 30; // steps per window in which a time window advances
+const LABEL = 13; // CSS pixels between two labels
+const HELP = "Click a bar to choose its trial. Keys: left and right move through an engine's trials, up and down move between engines, " +
+  "plus and minus show less and more time, 0 shows all, Enter chooses, Escape clears the choice.";
 
 /** @param {SweepModel} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
 export function makeTimeline(model) {
@@ -48,8 +48,8 @@ class Timeline {
     this.ended = new EndedBars();
     /** @type {Bar[]} */
     this.running = [];
-    this.shares = new Float64Array(0); // how busy each engine was
-    this.shownOf = ""; // the time that the shares are of
+    this.shares = new Float64Array(0); // share of the time that each engine was busy
+    this.shownOf = ""; // the time range of the shares
     this.end = 1; // of the axis, in seconds
     /** @type {Uint8Array | null} */
     this.mask = null;
@@ -57,7 +57,7 @@ class Timeline {
     this.now = 0;
     this.dirty = true;
     this.version = 0;
-    this.lane = 0; // on which the keys are
+    this.lane = 0; // the lane of the keyboard cursor
     /** @type {Plot | null} */
     this.plot = null;
     this.figure = new CanvasFigure(model, {
@@ -144,7 +144,7 @@ class Timeline {
     return { x, left, top: 4, width, height: lane * Math.max(1, this.lanes.length), lane, from, to };
   }
 
-  /** Names of engines, and how busy they were. @param {Drawing} page @param {Plot} plot */
+  /** Draws the names of engines and their busy shares. @param {Drawing} page @param {Plot} plot */
   drawLanes({ canvas, theme, font }, plot) {
     const shown = `${plot.from},${this.now}`;
     if (shown !== this.shownOf) this.shares = busyShares(this.bars, this.lanes.length, plot.from, this.now);
@@ -157,11 +157,11 @@ class Timeline {
       canvas.fillStyle = theme.grid;
       if (plot.lane >= 10 || i % every === 0) canvas.fillRect(plot.left, y + plot.lane - 1, plot.width, 1);
       if (i % every !== 0) {
-        if (lane.gone) drawGlyphs(canvas, FAILED, [plot.left - 6, y + plot.lane / 2], 3, theme.bad); // its name has no room
+        if (lane.ended) drawGlyphs(canvas, FAILED, [plot.left - 6, y + plot.lane / 2], 3, theme.bad); // its name does not fit
         return;
       }
       canvas.textAlign = "right";
-      canvas.fillStyle = lane.gone ? theme.bad : theme.muted;
+      canvas.fillStyle = lane.ended ? theme.bad : theme.muted;
       canvas.fillText(nameOf(lane), plot.left - 8, y + plot.lane / 2, plot.left - 10);
       canvas.fillStyle = theme.ink;
       canvas.fillText(`${Math.round(100 * (this.shares[i]))}%`, plot.left + plot.width + 40, y + plot.lane / 2);
@@ -217,7 +217,7 @@ class Timeline {
     canvas.restore();
   }
 
-  /** The key, and the buttons for how much time is shown. */
+  /** Writes the key and the buttons of the time window. */
   write() {
     const { shares } = this;
     const mean = shares.reduce((sum, one) => sum + one, 0) / (shares.length || 1);
@@ -257,8 +257,8 @@ class Timeline {
     let least = 4; // CSS pixels beside a bar that may be too narrow to hit
     for (const bar of this.bars) {
       if (!bar.lanes.some(([first, last]) => lane >= first && lane <= last)) continue;
-      const far = Math.max(plot.x(bar.start) - x, x - plot.x(bar.end), 0);
-      if (far < least || (far === 0 && least === 0)) [found, least] = [bar, far];
+      const distance = Math.max(plot.x(bar.start) - x, x - plot.x(bar.end), 0);
+      if (distance < least || (distance === 0 && least === 0)) [found, least] = [bar, distance];
     }
     return found;
   }
@@ -277,8 +277,8 @@ class Timeline {
     if (key === "ArrowUp" || key === "ArrowDown") {
       this.lane = Math.max(0, Math.min(this.lanes.length - 1, this.lane + (key === "ArrowDown" ? 1 : -1)));
       const time = mine ? (mine.start + mine.end) / 2 : this.now;
-      const far = (/** @type {Bar} */ bar) => Math.max(bar.start - time, time - bar.end, 0);
-      const near = bars.filter((bar) => holds(bar, this.lane)).reduce((/** @type {Bar | null} */ best, bar) => (!best || far(bar) < far(best) ? bar : best), null);
+      const distance = (/** @type {Bar} */ bar) => Math.max(bar.start - time, time - bar.end, 0);
+      const near = bars.filter((bar) => holds(bar, this.lane)).reduce((/** @type {Bar | null} */ best, bar) => (!best || distance(bar) < distance(best) ? bar : best), null);
       return near?.number ?? number;
     }
     return listNavigation(() => [...new Set(bars.filter((bar) => holds(bar, this.lane)).map((bar) => bar.number))], ["ArrowRight"], ["ArrowLeft"])(number, key);
@@ -306,10 +306,10 @@ class Timeline {
 
   summary() {
     const shares = [...this.shares];
-    const said = this.lanes.slice(0, 16).map(({ label, gone }, i) => `${label}${gone ? " (lost)" : ""} ${Math.round(100 * (shares[i] ?? 0))}%`);
+    const lanes = this.lanes.slice(0, 16).map(({ label, ended }, i) => `${label}${ended ? " (lost)" : ""} ${Math.round(100 * (shares[i] ?? 0))}%`);
     const time = this.window ? `in the last ${formatTime(this.window)}` : `in ${formatTime(this.now)}`;
     const more = this.lanes.length > 16 ? `, and ${this.lanes.length - 16} more` : "";
-    return `${formatCount(this.bars.length)} attempts on ${this.lanes.length} engines ${time}, ${this.running.length} running. Busy: ${said.join(", ") || "none"}${more}.`;
+    return `${formatCount(this.bars.length)} attempts on ${this.lanes.length} engines ${time}, ${this.running.length} running. Busy: ${lanes.join(", ") || "none"}${more}.`;
   }
 
   destroy() {
@@ -319,8 +319,8 @@ class Timeline {
 }
 
 /** @param {Lane} lane */
-function nameOf({ label, gone }) {
-  return gone ? `✕ ${label}` : label;
+function nameOf({ label, ended }) {
+  return ended ? `✕ ${label}` : label;
 }
 
 /** @param {Bar} bar @param {number} lane */
@@ -339,7 +339,7 @@ function boxes(plot, bar) {
   }));
 }
 
-/** How it ended and which trial it was, as far as there is room. @param {CanvasRenderingContext2D} canvas @param {Drawing} page @param {Bar} bar
+/** Draws the end's glyph and the trial's number on a bar if they fit. @param {CanvasRenderingContext2D} canvas @param {Drawing} page @param {Bar} bar
  * @param {number} x @param {number} y @param {number} width @param {number} height */
 function writeBar(canvas, { theme, font }, { state, number }, x, y, width, height) {
   if (height < 9 || width < 14 || state === LOST) return;
@@ -354,7 +354,7 @@ function writeBar(canvas, { theme, font }, { state, number }, x, y, width, heigh
   canvas.fillText(text, x + 14, y + height / 2 + 0.5);
 }
 
-/** Stripes, for what was lost. @param {Drawing} page */
+/** A pattern of stripes for lost attempts. @param {Drawing} page */
 function hatchPattern({ canvas, theme, ratio }) {
   const size = Math.round(6 * ratio);
   const tile = make("canvas", { width: String(size), height: String(size) });
@@ -373,18 +373,18 @@ function hatchPattern({ canvas, theme, ratio }) {
   return pattern;
 }
 
-// The bars of each lane, and how busy each engine was. Pure.
+// The bars of each lane, and the busy share of each engine.
 
 export const LOST = STATES.length;
 
-/** A lane for each engine: those that the sweep began with, and any that it had besides. @param {SweepModel} model @returns {Lane[]} */
+/** A lane for each engine that the sweep has or had. @param {SweepModel} model @returns {Lane[]} */
 export function lanesOf(model) {
   const tasks = new Map(model.head?.engines ?? []);
   for (const [rank] of model.status?.engines ?? []) if (!tasks.has(rank)) tasks.set(rank, "");
   for (const { ranks } of model.spans) for (const rank of ranks) if (!tasks.has(rank)) tasks.set(rank, "");
   const sorted = [...tasks].sort(([a], [b]) => a - b);
-  const gone = new Set((model.status?.engines ?? []).filter(([, how]) => how === "gone").map(([rank]) => rank));
-  return sorted.map(([rank, task]) => ({ rank, label: task ? shortTask(task) : `engine ${rank}`, gone: gone.has(rank) }));
+  const ended = new Set((model.status?.engines ?? []).filter(([, how]) => how === "gone").map(([rank]) => rank));
+  return sorted.map(([rank, task]) => ({ rank, label: task ? shortTask(task) : `engine ${rank}`, ended: ended.has(rank) }));
 }
 
 /** @param {number} number @param {number} attempt @param {number[]} ranks @param {number} start @param {number} end @param {number} state @param {Map<number, number>} laneOf @returns {Bar} */
@@ -392,7 +392,7 @@ function barOf(number, attempt, ranks, start, end, state, laneOf) {
   return { number, attempt, start, end: Math.max(start, end), state, lanes: contiguousRuns(ranks.flatMap((rank) => laneOf.get(rank) ?? [])) };
 }
 
-/** The bars of attempts that have ended, kept up to date by looking only at spans that are new. */
+/** The bars of ended attempts, updated from new spans only. */
 export class EndedBars {
   constructor() {
     /** @type {Bar[]} */
@@ -400,7 +400,7 @@ export class EndedBars {
     this.lanes = "";
     /** @type {object | undefined} */
     this.first = undefined;
-    this.seen = 0; // spans
+    this.seen = 0; // spans read
     /** @type {number[]} */
     this.open = []; // indices of spans that had not ended at the last update
     this.version = 0; // changes when bars may have been removed
@@ -418,7 +418,7 @@ export class EndedBars {
     for (; this.seen < model.spans.length; this.seen++) places.push(this.seen);
     this.open = places.filter((plot) => {
       const { number, attempt, ranks, start, end, how } = model.spans[plot];
-      if (!Number.isFinite(end)) return true; // its trial runs, and is in a row
+      if (!Number.isFinite(end)) return true; // its trial still runs
       this.bars.push(barOf(number, attempt, ranks, start, end, stateOf(how), laneOf));
       return false;
     });
@@ -426,7 +426,7 @@ export class EndedBars {
   }
 }
 
-/** A bar for each trial that runs. @param {SweepModel} model @param {Lane[]} lanes @param {number} now @returns {Bar[]} */
+/** A bar for each running trial. @param {SweepModel} model @param {Lane[]} lanes @param {number} now @returns {Bar[]} */
 export function runningBars(model, lanes, now) {
   const laneOf = new Map(lanes.map(({ rank }, i) => [rank, i]));
   const bars = [];
@@ -443,7 +443,7 @@ function stateOf(how) {
   return state < 0 ? LOST : state;
 }
 
-/** Numbers as runs of neighbours. @param {number[]} lanes @returns {[number, number][]} */
+/** Groups numbers into contiguous ranges. @param {number[]} lanes @returns {[number, number][]} */
 export function contiguousRuns(lanes) {
   /** @type {[number, number][]} */
   const runs = [];
@@ -455,7 +455,7 @@ export function contiguousRuns(lanes) {
   return runs;
 }
 
-/** The share of a time that each lane had a trial, from 0 to 1. @param {Iterable<Bar>} bars @param {number} count of lanes @param {number} from @param {number} to */
+/** The share of a time range in which each lane had a trial, from 0 to 1. @param {Iterable<Bar>} bars @param {number} count of lanes @param {number} from @param {number} to */
 export function busyShares(bars, count, from, to) {
   const busy = new Float64Array(count);
   if (!(to > from)) return busy;
