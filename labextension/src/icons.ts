@@ -8,7 +8,7 @@ export const removeIcon = new LabIcon({
 </svg>`
 });
 
-/** Tasks around what they share: the panel's tab, and whatever else stands for nbdist. */
+/** Tasks around a shared centre: nbdist's icon, also on the panel's tab. */
 export const nbdistIcon = new LabIcon({
   name: 'nbdist:sidebar',
   svgstr: `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 24 24">
@@ -22,7 +22,7 @@ export const nbdistIcon = new LabIcon({
 </svg>`
 });
 
-/** Run, on several: the toolbar's triangle with two more behind it. */
+/** Run on several engines: the toolbar's triangle with two more behind it. */
 export const runDistributedIcon = new LabIcon({
   name: 'nbdist:run-distributed',
   svgstr: `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 24 24">

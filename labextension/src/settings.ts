@@ -2,12 +2,12 @@ import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { Token } from '@lumino/coreutils';
 import { type ISignal, Signal } from '@lumino/signaling';
 
-/** What users can set, as schema/plugin.json describes it. */
+/** The user settings, as schema/plugin.json describes them. */
 export interface SettingValues {
-  /** What the form for a new cluster begins with. */
+  /** Initial values of the form for a new cluster. */
   readonly workers: number;
   readonly ps: number;
-  /** What "Run cell distributed" writes after %%distribute. */
+  /** The options that "Run cell distributed" writes after %%distribute. */
   readonly flags: string;
   /** Whether attach code is run when it is inserted. */
   readonly attachRuns: boolean;
@@ -28,7 +28,7 @@ export class Settings {
     return this._values;
   }
 
-  /** Why the defaults are in force instead of what the user has set; null while they are not. */
+  /** Why the defaults are in force instead of the user's settings; null if the settings are in force. */
   get error(): string | null {
     return this._error;
   }
@@ -37,7 +37,7 @@ export class Settings {
     return this._changed;
   }
 
-  /** Follow what a registry says; without one, and where it has something unfit, the defaults stay. */
+  /** Load the settings from a registry; without one, and for invalid values, the defaults stay in force. */
   async follow(registry: Pick<ISettingRegistry, 'load'>): Promise<void> {
     try {
       const loaded = await registry.load(PLUGIN);

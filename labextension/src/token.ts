@@ -3,7 +3,7 @@ import { Token } from '@lumino/coreutils';
 import type { Client } from './api/client';
 import type { Feed } from './api/feed';
 
-/** What all parts of the extension have in common; others may use it, too. */
+/** The service that all parts of the extension share; other extensions may use it, too. */
 export interface INbdist {
   readonly client: Client;
   readonly feed: Feed;

@@ -4,7 +4,7 @@ import type { About, CleanResult, CleanRequest, Labels, RunDetails, StartRequest
 
 const ROOT = 'nbdist/api/v1';
 
-/** The server has refused, or cannot be reached (status 0). */
+/** The server has refused a request, or cannot be reached (status 0). */
 export class ApiError extends Error {
   constructor(
     readonly status: number,
@@ -15,7 +15,7 @@ export class ApiError extends Error {
   }
 }
 
-/** The server's side of nbdist, one method for each route. All of them raise `ApiError`. */
+/** The client of nbdist's server extension, one method for each route. Every method raises `ApiError`. */
 export class Client {
   constructor(readonly settings: ServerConnection.ISettings = ServerConnection.makeSettings()) {}
 
@@ -39,12 +39,12 @@ export class Client {
     return this.request('POST', `clusters/${encodeURIComponent(id)}/grow`, { workers });
   }
 
-  /** End the last workers. */
+  /** Remove the last workers. */
   shrink(id: string, workers: number): Promise<void> {
     return this.request('POST', `clusters/${encodeURIComponent(id)}/shrink`, { workers });
   }
 
-  /** Give a task another process; null stands for all that are dead. */
+  /** Restart a task in a new process; null means all dead tasks. */
   restart(id: string, task: string | null): Promise<void> {
     return this.request('POST', `clusters/${encodeURIComponent(id)}/restart`, { task });
   }
@@ -85,7 +85,7 @@ export class Client {
     return this.request('POST', 'clean', cleaning);
   }
 
-  /** Where TensorBoard shows a run: an address that this browser may open. */
+  /** The address of TensorBoard for a run, as this browser can open it. */
   async openTensorBoard(id: string): Promise<string> {
     const { url } = await this.request<{ url: string }>('POST', `runs/${encodeURIComponent(id)}/tensorboard`, {});
     return this.address(url);
@@ -104,7 +104,7 @@ export class Client {
     return this.request('POST', `sweeps/${encodeURIComponent(id)}/${command}`, {});
   }
 
-  /** Where a file of a run's folder is downloaded from. */
+  /** The download address of a file in a run's folder. */
   fileUrl(id: string, path: string): string {
     const parts = path.split('/').map(encodeURIComponent).join('/');
     return this.address(`${ROOT}/runs/${encodeURIComponent(id)}/files/${parts}`);
@@ -138,7 +138,7 @@ export class Client {
       );
       text = await response.text();
     } catch (error) {
-      console.warn('nbdist:', error); // a browser gives little detail
+      console.warn('nbdist:', error); // the browser hides the cause
       throw new ApiError(0, 'The Jupyter server cannot be reached. Try again when it is back.');
     }
     const answer = parsed(text);

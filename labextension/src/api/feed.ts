@@ -6,8 +6,8 @@ import { type Change, type Changes, type Message, EMPTY_STATE, type State, VERSI
 
 export type Connection = 'connecting' | 'live' | 'polling' | 'offline';
 
-const POLL = 2000; // milliseconds between two questions where no stream can be had
-const RETRY = [500, 1000, 2000, 5000, 15000]; // milliseconds before the stream is tried again
+const POLL = 2000; // milliseconds between two requests without a stream
+const RETRY = [500, 1000, 2000, 5000, 15000]; // milliseconds before the stream is opened again
 
 /**
  * The state of clusters, runs and sweeps on the server.
@@ -55,8 +55,7 @@ export class Feed implements IDisposable {
   }
 
   /**
-   * Say that a part of the page shows the state, until what is returned is disposed: with no such part nothing
-   * is asked for.
+   * Register a view of the state until the returned object is disposed. Without a view no requests are sent.
    */
   addView(part: object): IDisposable {
     this._views.add(part);
@@ -76,15 +75,15 @@ export class Feed implements IDisposable {
     return this._views.size > 0;
   }
 
-  /** Ask for the state anew; returns when it is there, or on its way in the stream if that is open. */
+  /** Request the state again; returns when it has arrived, or when it was requested through an open stream. */
   async refresh(): Promise<void> {
     try {
-      this.sendInterest(); // the server looks, too
+      this.sendInterest(); // the server then reads the state again
       const state = await this.client.state(this._cluster);
       this._error = null;
       this._reachable = true;
       if (this.isOpen) {
-        this.setConnection('live'); // what changes comes in order; an answer beside it may be older, or newer
+        this.setConnection('live'); // changes in the stream are in order; a separate answer may be older or newer
       } else {
         this.setConnection(this._attempts ? 'polling' : 'connecting');
         this.setState(state);
@@ -125,7 +124,7 @@ export class Feed implements IDisposable {
     socket.onopen = () => this.sendInterest();
     socket.onmessage = event => this.onMessage(event);
     socket.onclose = () => this.onClose(socket);
-    socket.onerror = () => undefined; // a close follows
+    socket.onerror = () => undefined; // a close event follows
   }
 
   private onMessage(event: MessageEvent): void {

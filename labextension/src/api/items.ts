@@ -1,8 +1,8 @@
-/** What the server says, as docs/lab-api.md of the project has it. Times are seconds since 1970; null is "unknown". */
+/** The server's data; see docs/lab-api.md. Times are in seconds since 1970; null means "unknown". */
 
 export const VERSION = 1;
 
-/** The launcher that a cluster has if none is chosen: the first row of the launchers' table. */
+/** The default launcher of a cluster: the first row of the table of launchers. */
 export const DEFAULT_LAUNCHER = 'local';
 
 export interface About {
@@ -11,12 +11,12 @@ export interface About {
   cores: number;
   gpus: number;
   launchers: string[];
-  /** Why there are no figures of GPUs; null where there are. */
+  /** Why GPU statistics are not available; null if they are. */
   nvml: string | null;
-  /** Why TensorBoard cannot be opened; null where it can. */
+  /** Why TensorBoard cannot be opened; null if it can. */
   tensorboard: string | null;
   home: string;
-  /** Why nbdist's folder cannot be used; null where it can. */
+  /** Why nbdist's folder cannot be used; null if it can. */
   problem: string | null;
 }
 
@@ -41,9 +41,9 @@ export interface Cluster extends Actionable {
   /** Tasks that are dead, such as "worker:1". */
   dead: string[];
   runs: string[];
-  /** Code that attaches a notebook to it. */
+  /** Code that attaches a notebook to the cluster. */
   attach: string;
-  /** The output of its start so far. */
+  /** The output of its start until now. */
   lines: string[];
   error: string | null;
 }
@@ -72,7 +72,7 @@ export interface Task {
   run: string | null;
   step: number | null;
   steps_per_second: number | null;
-  /** How many times the others' step its own takes, if it is slow. */
+  /** Its step time relative to the other tasks, if it is slow. */
   straggler: number | null;
   note: string | null;
 }
@@ -98,7 +98,7 @@ export interface Run extends Actionable {
   status: RunStatus;
   created: number;
   ended: number | null;
-  /** Seconds of pauses so far, including a current one. */
+  /** Total seconds of pauses, including a current one. */
   paused: number;
   cluster: string | null;
   strategy: string | null;
@@ -117,9 +117,9 @@ export interface Run extends Actionable {
   tags: string[];
   /** The user's note. */
   remark: string | null;
-  /** Whether it trains or logs metrics; a plain cell does neither. */
+  /** Whether the run trains or logs metrics; a plain cell does neither. */
   training: boolean;
-  /** On disk; null while it runs. */
+  /** Bytes on disk; null while it runs. */
   bytes: number | null;
   /** The exception, the line of the cell and the task, in one line. */
   error_line: string | null;
@@ -163,7 +163,7 @@ export interface Sweep extends Actionable {
   wanted: number | null;
   counts: Record<TrialState, number>;
   best: { number: number; value: number | null; parameters: Record<string, unknown> } | null;
-  /** The best so far over the seconds since it began. */
+  /** The best value over time, in seconds since the start. */
   curve: Curve;
   cluster: string | null;
   session: string;
@@ -188,7 +188,7 @@ export interface Change<Item, Key> {
   removed: Key[];
 }
 
-/** What has changed since the last message; what is missing has not. */
+/** The changes since the last message; a missing part has not changed. */
 export interface Changes {
   kind: 'changes';
   clusters?: Change<Cluster, string>;
@@ -201,7 +201,7 @@ export interface Changes {
 
 export type Message = ({ kind: 'state' } & State) | Changes;
 
-/** What a cluster is started with; null is "as nbdist decides". */
+/** The options of a new cluster; null means that nbdist decides. */
 export interface StartRequest {
   /** The new cluster's id; null if nbdist chooses it. */
   name: string | null;

@@ -42,7 +42,7 @@ async function insertAttach(code: string, context: CommandContext): Promise<void
   const { app, notebooks, settings } = context;
   const panel = notebooks?.currentWidget;
   if (panel) {
-    app.shell.activateById(panel.id); // another tab may be before it
+    app.shell.activateById(panel.id); // another tab may cover it
     await insertBelow(panel, code, settings.values.attachRuns);
   } else if (await wantsNew(context)) {
     await openWith(code, context);
@@ -73,10 +73,10 @@ async function openWith(code: string, { app, files, nbdist, settings }: CommandC
 }
 
 /**
- * Add a code cell below a notebook's active one and make it the active one; undo takes it away. With `run` it is
- * run, too.
+ * Add a code cell below a notebook's active one and make it the active one; undo removes it. With `run` it is
+ * also run.
  *
- * The kernel is not needed: it may be busy, dead, or none at all.
+ * No kernel is needed: it may be busy, dead or missing.
  */
 export async function insertBelow(panel: NotebookPanel, source: string, run: boolean): Promise<void> {
   const { content, sessionContext } = panel;

@@ -7,10 +7,10 @@ import { argsSchema, type CommandContext, stringArg } from './context';
 import { pickItem, confirm, askCount } from './dialogs';
 import { RefusedError, withNotifications } from './notify';
 
-const MAX_WORKERS = 256; // workers that are added at once
+const MAX_WORKERS = 256; // workers added by one command
 const ID = ['string', 'The id of a cluster; a dialog asks for it if it is missing.'] as const;
 
-/** Commands for clusters: stop one, add workers or remove them, give a task another process. */
+/** Commands for clusters: stop one, add or remove workers, restart a task. */
 export function addClusterCommands(context: CommandContext): void {
   const { commands } = context.app;
   const { trans } = context.nbdist;
@@ -186,7 +186,7 @@ export function restartWarnings(task: Task, trans: TranslationBundle): string[] 
   return reasons;
 }
 
-/** "worker:1", as the magics call the task "/job:worker/task:1". */
+/** The name of a task in the magics, such as "worker:1" for "/job:worker/task:1". */
 export function shortTaskName(task: string): string {
   const match = /^\/job:(\w+)\/task:(\d+)$/.exec(task);
   return match ? `${match[1]}:${match[2]}` : task;

@@ -5,7 +5,7 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { Settings } from '../settings';
 import type { INbdist } from '../token';
 
-/** What commands work with. What is null is not part of this application: Jupyter Notebook lacks some. */
+/** The services of the commands; null if the application lacks one, as Jupyter Notebook lacks some. */
 export interface CommandContext {
   readonly app: JupyterFrontEnd;
   readonly nbdist: INbdist;
@@ -14,7 +14,7 @@ export interface CommandContext {
   readonly files: FileBrowser | null;
 }
 
-/** An argument of a command that is a text; null for none, and for an empty one. */
+/** A text argument of a command; null if it is missing or empty. */
 export function stringArg(value: unknown): string | null {
   return typeof value === 'string' && value !== '' ? value : null;
 }

@@ -24,7 +24,7 @@ export async function pickItem<Item>(
   return value === null ? null : items[names.indexOf(value)]!;
 }
 
-/** The same names, numbered where two are alike. */
+/** The names, with numbers appended to equal ones. */
 export function uniqueNames(names: readonly string[]): string[] {
   const seen = new Map<string, number>();
   return names.map(name => {
@@ -34,7 +34,7 @@ export function uniqueNames(names: readonly string[]): string[] {
   });
 }
 
-/** Ask for confirmation and show the reasons against it; without reasons return true at once. */
+/** Ask for confirmation and show the reasons against it; without reasons return true immediately. */
 export async function confirm(
   title: string,
   reasons: readonly string[],

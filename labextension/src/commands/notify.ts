@@ -9,10 +9,10 @@ export class RefusedError extends Error {
 }
 
 /**
- * Do what a command does, and show the text that it returns, or what goes wrong; a caller that shows such things
- * itself says `quiet` and gets the error.
+ * Execute a command's function and show the text that it returns, or its error; with `quiet` the error is raised
+ * for a caller that shows it.
  *
- * What is done begins at once, not in a later turn of the event loop: a click allows a tab only for so long.
+ * The function is called synchronously: browsers permit a new tab only shortly after a click.
  */
 export async function withNotifications<Result>(
   args: { readonly quiet?: unknown },

@@ -12,7 +12,7 @@ import { withNotifications } from './notify';
 import { addManageCommands, addRunCommands, addTensorBoardCommands, RUN_CONTROLS } from './runs';
 import { addSweepCommands, SWEEP_CONTROLS } from './sweeps';
 
-/** What can be done about clusters, runs and sweeps, by name: for the palette, the panel and others. */
+/** The commands for clusters, runs and sweeps, for the palette, the panel and others. */
 export const commands: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:commands',
   description: 'Commands for clusters, runs and sweeps.',
@@ -47,7 +47,7 @@ export const commands: JupyterFrontEndPlugin<void> = {
   }
 };
 
-/** Those that ask for what they need. */
+/** The commands that ask for missing arguments. */
 const FOR_PALETTE = [
   'nbdist:stop-cluster',
   'nbdist:grow-cluster',
@@ -66,7 +66,7 @@ const FOR_PALETTE = [
   'nbdist:refresh'
 ];
 
-/** The command that asks the server anew for clusters, runs and sweeps. */
+/** The command that requests clusters, runs and sweeps from the server again. */
 export function addRefreshCommand({ app, nbdist: { feed, trans } }: CommandContext): void {
   app.commands.addCommand('nbdist:refresh', {
     label: trans.__('Refresh Clusters and Runs'),

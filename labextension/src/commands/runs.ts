@@ -96,7 +96,7 @@ function isRunControl(command: unknown): command is RunControl {
   return RUN_CONTROLS.some(one => one === command);
 }
 
-/** Have one of the latest runs chosen. */
+/** Let the user choose one of the latest runs. */
 export async function pickRun(fits: (run: Run) => boolean, none: string, context: CommandContext): Promise<Run | null> {
   const { client, trans } = context.nbdist;
   const { runs } = await client.state(null);
@@ -222,7 +222,7 @@ export function addManageCommands(context: CommandContext): void {
   });
 }
 
-/** The tags in a text, each once. */
+/** The unique tags in a text. */
 export function parseTags(text: string): string[] {
   return [...new Set(text.split(',').map(tag => tag.trim()).filter(Boolean))];
 }
@@ -239,8 +239,8 @@ async function clean({ nbdist: { client, trans } }: CommandContext): Promise<str
   if (!age) {
     return;
   }
-  const asked = { older_than: age, keep: null };
-  const { runs, bytes } = await client.clean({ ...asked, dry_run: true });
+  const request = { older_than: age, keep: null };
+  const { runs, bytes } = await client.clean({ ...request, dry_run: true });
   if (!runs.length) {
     return trans.__('No run is older than %1.', age);
   }
@@ -249,7 +249,7 @@ async function clean({ nbdist: { client, trans } }: CommandContext): Promise<str
   const named = runs.slice(0, MAX_NAMES).join(', ') + (runs.length > MAX_NAMES ? ', …' : '');
   const reasons = [trans.__('They take %1 on disk: %2', size, named), trans.__('This cannot be undone.')];
   if (await confirm(title, reasons, trans.__('Delete'), trans)) {
-    const done = await client.clean({ ...asked, dry_run: false });
+    const done = await client.clean({ ...request, dry_run: false });
     Notification.success(
       trans._n('%1 run is deleted, %2.', '%1 runs are deleted, %2.', done.runs.length, formatBytes(done.bytes)),
       { autoClose: 5000 }
@@ -278,9 +278,9 @@ class TextAreaBody extends Widget implements Dialog.IBodyWidget<string> {
   private readonly area = document.createElement('textarea');
 }
 
-const ALL = 'all'; // the newest runs on one page, as the server has it
+const ALL = 'all'; // the server's value for one page with the newest runs
 
-/** The commands that show runs in TensorBoard, in a tab of the browser: it fills a page of its own. */
+/** The commands that show runs in TensorBoard, in a browser tab: TensorBoard needs a page of its own. */
 export function addTensorBoardCommands(context: CommandContext): void {
   const { trans } = context.nbdist;
   context.app.commands.addCommand('nbdist:open-tensorboard', {
@@ -311,7 +311,7 @@ export function addTensorBoardCommands(context: CommandContext): void {
 }
 
 async function open(id: string, shown: string, { nbdist: { client, trans } }: CommandContext): Promise<void> {
-  const tab = window.open('', '_blank'); // now: later the browser would not see the click that asks for it
+  const tab = window.open('', '_blank'); // now: later the browser would block it as not opened by a click
   if (tab) {
     tab.opener = null;
     tab.document.title = 'TensorBoard';
@@ -335,7 +335,7 @@ async function open(id: string, shown: string, { nbdist: { client, trans } }: Co
   }
 }
 
-/** Fill a tab with a sentence and a bar that moves, until TensorBoard takes its place. */
+/** Show a sentence and a progress bar in a tab until TensorBoard replaces them. */
 function showWaiting(page: Document, sentence: string): void {
   const text = page.createElement('p');
   text.textContent = sentence;

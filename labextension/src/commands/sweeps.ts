@@ -6,7 +6,7 @@ import { RefusedError, withNotifications } from './notify';
 export const SWEEP_CONTROLS = ['pause', 'resume', 'stop'] as const;
 type SweepControl = (typeof SWEEP_CONTROLS)[number];
 
-/** The command that pauses, resumes or stops a sweep; without an id it is shown while there is one to choose. */
+/** The command that pauses, resumes or stops a sweep; hidden without an id unless a sweep can be chosen. */
 export function addSweepCommands(context: CommandContext): void {
   const { feed, trans } = context.nbdist;
   context.app.commands.addCommand('nbdist:sweep-command', {

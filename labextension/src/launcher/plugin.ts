@@ -12,10 +12,10 @@ import ready from './ready.ipynb.json';
 
 const NEW = 'nbdist:new-notebook';
 
-/** Cards of notebooks have a picture by its address, and not the command's icon; in a colour for all themes. */
+/** Cards of notebooks show an image address instead of the command's icon; its colour suits all themes. */
 const PICTURE = `data:image/svg+xml,${encodeURIComponent(nbdistIcon.svgstr.replaceAll('#616161', '#0288d1'))}`;
 
-/** A card in the launcher, and a command, for a notebook that trains on a cluster as it is. */
+/** A card in the launcher, and a command, for a notebook that trains on a cluster without changes. */
 export const launcher: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:launcher',
   description: 'Opens a notebook that is ready to train on a cluster.',

@@ -4,7 +4,7 @@ import type { KernelSpec } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { RefusedError } from '../commands/notify';
 
-/** What a new notebook begins with, as files of nbformat 4.5 have it. */
+/** The content of a new notebook in nbformat 4.5. */
 export interface Content {
   readonly nbformat: number;
   readonly nbformat_minor: number;
@@ -15,7 +15,7 @@ export interface Content {
 /**
  * Write a notebook for the Python kernel into a folder and open it; returns its widget, if it is in this page.
  *
- * The files of Jupyter Notebook open in tabs of the browser's own: there nothing is returned.
+ * Jupyter Notebook opens files in their own browser tabs; nothing is returned there.
  */
 export async function openNew(
   app: JupyterFrontEnd,

@@ -6,7 +6,7 @@ import { RefusedError } from '../commands/notify';
 
 type Cell = NonNullable<NotebookPanel['content']['activeCell']>;
 
-/** Run a notebook's active cell on the workers: with %%distribute as its first line, which undo takes away. */
+/** Run a notebook's active cell on the workers: with %%distribute as its first line, which undo removes. */
 export async function runDistributed(
   panel: NotebookPanel,
   flags: string,
@@ -25,14 +25,14 @@ export async function runDistributed(
     }
     return step;
   };
-  decide(); // no kernel is started for nothing
+  decide(); // raises before a kernel is started
   await sessionContext.ready;
   if (sessionContext.hasNoKernel && (await sessionContext.startKernel())) {
     await dialogs?.selectKernel(sessionContext);
   }
   const kernel = sessionContext.session?.kernel;
   if (!kernel) {
-    return; // the user wants none
+    return; // the user has chosen no kernel
   }
   if (kernel.status === 'dead') {
     throw new RefusedError(trans.__('The kernel of this notebook is dead: restart it, then run the cell.'));
@@ -41,7 +41,7 @@ export async function runDistributed(
   if (step.do === 'wrap') {
     putAbove(cell, step.line);
   }
-  loadExtension(kernel, trans); // the kernel does one thing after another: it is there when the cell's turn comes
+  loadExtension(kernel, trans); // the kernel executes requests in order, so it is loaded before the cell runs
   await NotebookActions.runCells(content, [cell], sessionContext, dialogs ?? undefined);
 }
 
@@ -51,14 +51,14 @@ function factsOf(cell: Cell, panel: NotebookPanel): Parameters<typeof wrap>[0] {
   return { type, source: sharedModel.getSource(), editable, language: languageOf(panel) };
 }
 
-/** The language of the kernel that is there, else of the one that the notebook asks for. */
+/** The language of the running kernel, else of the kernel in the notebook's metadata. */
 function languageOf({ sessionContext, content }: NotebookPanel): string {
   const name = sessionContext.session?.kernel?.name;
   const spec = name ? sessionContext.specsManager.specs?.kernelspecs[name] : undefined;
   return spec?.language ?? content.model?.defaultKernelLanguage ?? '';
 }
 
-/** Insert a line before a cell's first, and leave the cursor where it is in the text. */
+/** Insert a line before a cell's first line; the cursor keeps its place in the text. */
 function putAbove(cell: Cell, line: string): void {
   const editor = cell.editor;
   const selections = editor?.getSelections() ?? [];
@@ -67,7 +67,7 @@ function putAbove(cell: Cell, line: string): void {
   editor?.setSelections(selections.map(range => ({ ...range, start: down(range.start), end: down(range.end) })));
 }
 
-/** What %load_ext nbdist does, without its remark where it was done before. */
+/** Does what %load_ext nbdist does, without its message if the extension is already loaded. */
 const LOAD = "get_ipython().extension_manager.load_extension('nbdist')";
 
 function loadExtension(kernel: Kernel.IKernelConnection, trans: TranslationBundle): void {
@@ -94,7 +94,7 @@ function loadExtension(kernel: Kernel.IKernelConnection, trans: TranslationBundl
   );
 }
 
-/** What decides how a cell is run distributed. */
+/** The facts that determine how a cell is run distributed. */
 export interface CellFacts {
   /** "code", "markdown" or "raw". */
   readonly type: string;
@@ -104,11 +104,11 @@ export interface CellFacts {
   readonly language: string;
 }
 
-/** What to do: run the cell as it is, put a line above it first, or refuse with a reason. */
+/** The decision: run the cell unchanged, insert a line above it first, or refuse with a reason. */
 export type Step = { do: 'run' } | { do: 'wrap'; line: string } | { do: 'refuse'; why: string };
 
 const CELL_MAGIC = /^%%([\w.]+)/;
-/** What drives the notebook's own side of a cluster and would mean nothing on a worker. */
+/** Magics that act in the notebook's process and have no meaning on a worker. */
 const NOTEBOOKS_OWN = /^%(cluster|graph|(re)?load_ext\s+nbdist)\b/;
 
 /**

@@ -1,4 +1,4 @@
-/** A page of the main area that follows one run or one sweep, through the Jupyter server and no kernel. */
+/** A page of the main area that follows one run or sweep through the Jupyter server, without a kernel. */
 
 import type { CommandRegistry } from '@lumino/commands';
 import type { IDisposable } from '@lumino/disposable';
@@ -12,7 +12,7 @@ import { UnreadableError, VERSION } from '../render/json';
 import type { Action } from '../sidebar/actions';
 import type { INbdist } from '../token';
 
-const EVERY = 2000; // milliseconds between two questions at least
+const EVERY = 2000; // minimum of milliseconds between two requests
 
 /** The server's answer: the state of the item, and the data of its figures. */
 export interface Answer<Details, Bundle> {
@@ -39,12 +39,12 @@ export abstract class Page<Details, Bundle> extends Widget {
     this.throttler.invoke();
   }
 
-  /** Ask the server; raises `ApiError`, or `Unreadable`. */
+  /** Request the data; raises `ApiError` or `Unreadable`. */
   protected abstract fetchItem(): Promise<Answer<Details, Bundle>>;
-  /** Its item among those that change. */
+  /** The page's item in a state of the server. */
   protected abstract findItem(state: State): object | undefined;
   protected abstract draw(bundle: Bundle): Promise<Drawing<Bundle>>;
-  /** What stands between the header and the figures, and below them: into `before` and `after`. */
+  /** Write the parts above the figures into `before`, and those below into `after`. */
   protected abstract renderDetails(answer: Answer<Details, Bundle>): void;
   protected abstract actions(details: Details): Action[];
   /** Its name, for the tab. */
@@ -195,7 +195,7 @@ export class PageButtons {
     this.element = make('div', { class: 'nbd-Page-buttons', role: 'group', 'aria-label': label });
   }
 
-  /** Offer these, as far as this application has their commands. */
+  /** Show buttons for these actions if the application has their commands. */
   offer(actions: Action[]): void {
     const offered = actions.filter(({ command }) => this.commands.hasCommand(command));
     const known = new Map(this.made.map(one => [one.id, one]));
@@ -249,14 +249,14 @@ interface Made {
   show(action: Action): void;
 }
 
-/** Does something when it is wanted: never twice at once, and never sooner than `every` milliseconds after the last time. */
+/** Limits calls of a function: never two concurrent calls, and at least `every` milliseconds between two. */
 export class Throttler {
   constructor(
     private readonly act: () => Promise<void>,
     private readonly every: number
   ) {}
 
-  /** Have it done now, or as soon as it may be. */
+  /** Call the function now, or as soon as the limit permits. */
   invoke(): void {
     this.wanted = true;
     if (!this.busy && !this.timer && !this.over) {

@@ -1,4 +1,4 @@
-/** Pages of runs and sweeps in the main area: the commands that open them, and their return after a reload. */
+/** Pages of runs and sweeps in the main area: the commands that open them, and their restoration after a reload. */
 
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
@@ -25,7 +25,7 @@ interface PageKind {
   caption: string;
   icon: LabIcon;
   argument: string;
-  /** What can be chosen, newest first. */
+  /** The items to choose from, newest first. */
   choices(state: State): { id: string; state: string }[];
   /** The title and the label of the dialog that picks one. */
   question: string;
@@ -104,7 +104,7 @@ function idOf(args: ReadonlyPartialJSONObject): string | null {
   return typeof args['id'] === 'string' && args['id'] ? args['id'] : null;
 }
 
-/** The page of it, which may be open already. */
+/** The page of an item, which may already be open. */
 function open(kind: PageKind, id: string, app: JupyterFrontEnd, tracker: WidgetTracker<MainAreaWidget<AnyPage>>): void {
   let widget = tracker.find(({ content }) => content.itemId === id);
   if (!widget) {
@@ -116,7 +116,7 @@ function open(kind: PageKind, id: string, app: JupyterFrontEnd, tracker: WidgetT
     widget.toolbar.hide();
     app.shell.add(widget, 'main');
     if (!widget.isAttached) {
-      // Jupyter Notebook has room for one document in its main area, and gives what is below it no height.
+      // Jupyter Notebook shows one document in its main area; a widget below it would have no height.
       content.node.style.minHeight = `${Math.min(BELOW, window.innerHeight / 2)}px`;
       app.shell.add(widget, 'down');
     }
@@ -125,7 +125,7 @@ function open(kind: PageKind, id: string, app: JupyterFrontEnd, tracker: WidgetT
   app.shell.activateById(widget.id);
 }
 
-/** Ask which one; null if none is chosen. */
+/** Let the user choose an item; null if none is chosen. */
 async function pickItemId(kind: PageKind, { client, trans }: INbdist): Promise<string | null> {
   const choices = kind.choices(await client.state(null));
   const nameOf = ({ id, state }: { id: string; state: string }): string => `${id} (${state})`;

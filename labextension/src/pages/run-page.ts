@@ -1,4 +1,4 @@
-/** The page of a run: its curves as they grow, its options, its output and its files. */
+/** The page of a run: its growing curves, its options, its output and its files. */
 
 import type { CommandRegistry } from '@lumino/commands';
 import { make } from '@widget/dom/elements.js';
@@ -104,7 +104,7 @@ export class RunPage extends Page<RunDetails, RunBundle> {
   private about: About | null = null;
 }
 
-/** What a run was started with, the ordinary first; what is unknown is left out. */
+/** The options of a run, common ones first; unknown ones are left out. */
 function runOptions(details: RunDetails, seed: string): Record<string, unknown> {
   const { strategy, replicas, cluster, session, folder, options } = details;
   const all = { strategy, replicas, cluster, [seed]: details.seed, notebook: session || null, folder, ...options };
@@ -114,7 +114,7 @@ function runOptions(details: RunDetails, seed: string): Record<string, unknown> 
 const STATES: Partial<Record<RunStatus, string>> = { preparing: 'starting' };
 const OVER: RunStatus[] = ['finished', 'failed', 'stopped', 'damaged', 'lost'];
 
-/** The data of a run, with what its item knows better. */
+/** The data of a run, updated with those of its item. */
 export function mergeProgress(bundle: RunBundle, run: Run, now: number): RunBundle {
   const over = OVER.includes(run.status);
   const until = over ? run.ended : now;

@@ -1,4 +1,4 @@
-/** Folded parts of a page: texts and tables, written anew only where they have changed. */
+/** Collapsible parts of a page: texts and tables, written only if they have changed. */
 
 import { coloured } from '@widget/text/ansi.js';
 import { make } from '@widget/dom/elements.js';
@@ -12,7 +12,7 @@ export class CollapsibleSection {
     this.element.hidden = true;
   }
 
-  /** Show what `parts` makes of `matter`; nothing of it hides the section. */
+  /** Show the parts that `parts` makes of `matter`; without parts the section is hidden. */
   show<Matter>(matter: Matter, empty: boolean, parts: (matter: Matter) => Node[]): void {
     const key = JSON.stringify(matter) ?? '';
     if (key === this.key) {
@@ -24,7 +24,7 @@ export class CollapsibleSection {
   }
 
   private readonly body = make('div', { class: 'nbd-details' });
-  private key = '\0'; // no JSON is that
+  private key = '\0'; // never equal to a JSON text
 }
 
 /** Preformatted text that keys can scroll, with its terminal colours. */
@@ -32,7 +32,7 @@ export function preformatted(text: string, label: string): HTMLElement {
   return make('pre', { tabindex: '0', role: 'group', 'aria-label': label }, ...coloured(text));
 }
 
-/** Names with what belongs to each. */
+/** A list of names and their texts. */
 export function pairs(of: Record<string, unknown>): HTMLElement {
   const rows = Object.entries(of).map(([name, value]) =>
     make('tr', {}, make('th', { scope: 'row' }, name), make('td', {}, typeof value === 'string' ? value : JSON.stringify(value) ?? ''))

@@ -1,4 +1,4 @@
-/** The page of a sweep: its grid as trials come and end. */
+/** The page of a sweep: its grid, updated as trials start and end. */
 
 import type { CommandRegistry } from '@lumino/commands';
 import { make } from '@widget/dom/elements.js';

@@ -1,5 +1,5 @@
 /**
- * After the kernel of a live view has ended, JupyterLab shows "Loading widget..." for ever, because the widget's state
+ * After the kernel of a live view has ended, JupyterLab shows "Loading widget..." permanently, because the widget's state
  * is in the kernel. The view's saved text takes its place: the name of the run, and how to reconnect.
  */
 

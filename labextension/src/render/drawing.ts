@@ -1,14 +1,14 @@
-/** What is drawn into a page: made when it is first seen, redrawn when the page's width or theme changes. */
+/** A drawing in a page: made when it is first visible, redrawn when the page's width or theme changes. */
 
 export interface Drawing<Bundle> {
   readonly element: HTMLElement;
-  /** Show this instead, with zoom and settings as they are. */
+  /** Show other data; zoom and settings stay. */
   take(bundle: Bundle): void;
   redraw(): void;
   close(): void;
 }
 
-/** Calls back when the page's theme or an element's width is another; returns what ends it. */
+/** Calls back when the page's theme or an element's width changes; returns a function that ends this. */
 export function onResizeOrTheme(element: HTMLElement, changed: () => void): () => void {
   let width = element.clientWidth;
   const resized = new ResizeObserver(() => {
@@ -26,15 +26,15 @@ export function onResizeOrTheme(element: HTMLElement, changed: () => void): () =
   };
 }
 
-const AROUND = '400px'; // what is so near is drawn before it is seen
+const AROUND = '400px'; // elements this near to the visible area are drawn
 
-/** Calls back once, when the element is about to be seen or printed; returns what ends the wait. */
+/** Calls back once, when the element is nearly visible or is printed; returns a function that ends the wait. */
 export function onceVisible(element: HTMLElement, seen: () => void): () => void {
   const go = (): void => {
     end();
     seen();
   };
-  // A notebook scrolls within the page, where only `scrollMargin` counts.
+  // A notebook scrolls within the page, where only `scrollMargin` has an effect.
   const options: IntersectionObserverInit & { scrollMargin: string } = { rootMargin: AROUND, scrollMargin: AROUND };
   const watch = new IntersectionObserver(entries => entries.some(entry => entry.isIntersecting) && go(), options);
   const end = (): void => {
@@ -48,7 +48,7 @@ export function onceVisible(element: HTMLElement, seen: () => void): () => void 
 
 let made = 0;
 
-/** A name for a drawing's parts that no other has. */
+/** A unique name for a drawing's parts. */
 export function uniqueName(): string {
   made += 1;
   return `nbdist-drawing-${made}`;

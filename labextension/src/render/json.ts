@@ -1,4 +1,4 @@
-/** Reads JSON of which nothing is known: every function returns what it promises, whatever it is given. */
+/** Reads unknown JSON: every function returns its declared type for any input. */
 
 export type Json = Record<string, unknown>;
 
@@ -29,7 +29,7 @@ export function finite(value: unknown): number | null {
   return typeof value === 'number' && Number.isFinite(value) ? value : null;
 }
 
-/** A number from 0 on without a fraction, or null. */
+/** An integer of at least 0, or null. */
 export function whole(value: unknown): number | null {
   return typeof value === 'number' && Number.isSafeInteger(value) && value >= 0 ? value : null;
 }
@@ -38,14 +38,14 @@ export const VERSION = 1;
 
 /** Data that this version of the extension cannot draw. */
 export class UnreadableError extends Error {
-  /** `newer`: the version of the data, if that is why. */
+  /** `newer`: the version of the data, if it is newer than this extension. */
   constructor(readonly newer: number | null) {
     super(newer === null ? 'not data of nbdist' : `data of version ${newer}; this is ${VERSION}`);
     this.name = 'Unreadable';
   }
 }
 
-/** The data, if they are of a version that is known; raises `Unreadable` else. */
+/** The data, if their version is known; raises `Unreadable` otherwise. */
 export function checkVersion(data: unknown): Json {
   const version = isRecord(data) ? data['version'] : undefined;
   if (isRecord(data) && version === VERSION) {

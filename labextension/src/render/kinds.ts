@@ -1,4 +1,4 @@
-/** The two kinds of data that outputs have. Their drawing code is loaded when the first one is seen. */
+/** The two kinds of data in outputs. Their drawing code is loaded when the first one is visible. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { make } from '@widget/dom/elements.js';
@@ -33,7 +33,7 @@ export const SWEEP: BundleKind<SweepBundle> = {
     if (leftOut) {
       parts.push(make('p', {}, curvesLeftOut(leftOut, trans)));
     }
-    const words = texts.filter(part => !part.querySelector('table')); // the grid has a table of its own
+    const words = texts.filter(part => !part.querySelector('table')); // the grid already has a table
     if (words.length) {
       const folded = make('details', {}, make('summary', {}, trans.__('Summary')), ...words);
       folded.open = snapshot.status.state === 'failed';

@@ -1,4 +1,4 @@
-/** A run or a sweep in an output: the picture of the bundle first, what can be zoomed and pointed at once it is seen. */
+/** A run or a sweep in an output: first the bundle's picture, then the interactive drawing when it is visible. */
 
 import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -8,14 +8,14 @@ import { make } from '@widget/dom/elements.js';
 import { type Drawing, onceVisible, onResizeOrTheme } from './drawing';
 import { UnreadableError, VERSION } from './json';
 
-/** What is drawn of one kind of data. */
+/** The drawing of one kind of data. */
 export interface BundleKind<Bundle> {
   readonly mimeType: string;
   /** Raises `Unreadable`. */
   read(data: unknown): Bundle;
   draw(bundle: Bundle): Promise<Drawing<Bundle>>;
   id(bundle: Bundle): string;
-  /** What `nb.attach(...)` does with it. */
+  /** The text on what `nb.attach(...)` does with it. */
   attaches(trans: TranslationBundle): string;
   /** The elements below the drawing; `texts` come from the bundle's HTML. */
   below(texts: HTMLElement[], bundle: Bundle, trans: TranslationBundle): HTMLElement[];
@@ -84,7 +84,7 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
     }
   }
 
-  /** What is shown of data that cannot be drawn: why, and all that the bundle has besides. */
+  /** Shows data that cannot be drawn: the reason, and the other parts of the bundle. */
   private fallback(error: unknown, data: IRenderMime.IMimeModel['data']): HTMLElement[] {
     const { trans } = this.around;
     const why =
@@ -122,14 +122,14 @@ function pictureOf(data: IRenderMime.IMimeModel['data']): HTMLElement[] {
     : [];
 }
 
-/** A text of a bundle, which a notebook file may keep as lines. */
+/** A text of a bundle; a notebook file may contain it as a list of lines. */
 function textOf(value: unknown): string {
   return Array.isArray(value) ? value.join('') : typeof value === 'string' ? value : '';
 }
 
 const INSERT = 'nbdist:insert-attach';
 
-/** The code that brings it into a kernel, with a button that puts the code into the notebook where that can be. */
+/** The code that loads it in a kernel, with a button that inserts the code into the notebook where possible. */
 export function attachFooter(id: string, what: string, trans: TranslationBundle, commands: CommandRegistry | null): HTMLElement {
   const call = `nb.attach(${python(id)})`;
   const line = make('p', { class: 'nbd-attach' }, make('code', {}, call), ` ${what}`);
@@ -142,7 +142,7 @@ export function attachFooter(id: string, what: string, trans: TranslationBundle,
   return line;
 }
 
-/** A text as Python has it. */
+/** A text as a Python literal. */
 export function python(value: string): string {
   return /^[\w.:-]*$/.test(value) ? `'${value}'` : JSON.stringify(value);
 }
@@ -155,8 +155,8 @@ const MOST = 20_000; // elements
 /**
  * The paragraphs, tables and folded texts of a bundle's HTML after its first paragraph, which is the headline.
  *
- * The HTML is parsed where nothing is loaded and nothing runs; what is taken from it is text and the names of
- * harmless elements, no attribute but whether something is unfolded.
+ * The HTML is parsed in an inert document that loads and runs nothing. Only text, the names of harmless elements and
+ * the attribute `open` are taken from it.
  */
 export function htmlTexts(html: string): HTMLElement[] {
   const parsed = new DOMParser().parseFromString(html, 'text/html');
@@ -175,7 +175,7 @@ function copy(element: Element, room: { left: number }): HTMLElement[] {
   } else if (made instanceof HTMLTableCellElement && element.tagName === 'TH') {
     made.scope = element.getAttribute('scope') === 'row' ? 'row' : 'col';
   } else if (made instanceof HTMLPreElement) {
-    made.tabIndex = 0; // it may have to be scrolled by keys
+    made.tabIndex = 0; // so that keys can scroll it
   }
   for (const node of element.childNodes) {
     if (node instanceof Text || node.nodeType === Node.TEXT_NODE) {

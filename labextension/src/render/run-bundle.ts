@@ -1,4 +1,4 @@
-/** Reads `application/vnd.nbdist.run+json` (nbdist/ui/frozen/run.py says what it is) for the live view's drawing code. */
+/** Reads `application/vnd.nbdist.run+json` (see nbdist/ui/frozen/run.py) for the live view's drawing code. */
 
 import { type CurveSegment, MEAN, TREND } from '@widget/comm/frames.js';
 import type { Annotation } from '@widget/chart/annotations.js';
@@ -12,7 +12,7 @@ export interface RunBundle {
   /** Final values by name. */
   metrics: [string, number][];
   marks: Annotation[];
-  /** Curves that had no room in the data. */
+  /** The number of curves left out of the data. */
   leftOut: number;
 }
 
@@ -24,7 +24,7 @@ const MOST_METRICS = 256;
 const MOST_MARKS = 256;
 const LAST_REPLICA = MEAN - 1;
 
-/** Raises `Unreadable` if it cannot be drawn; what is damaged in it otherwise is left out. */
+/** Raises `Unreadable` if the data cannot be drawn; damaged parts are left out. */
 export function readRun(data: unknown): RunBundle {
   const run = checkVersion(data);
   const names = new Map<string, number>();
@@ -106,17 +106,17 @@ function pointsOf(curve: Json): { steps: number[]; values: number[] } {
 
 const NON_FINITE: Record<string, number> = { nan: NaN, inf: Infinity, '-inf': -Infinity };
 
-/** A number, or how JSON spells what it has no number for; NaN for all else. */
+/** A number, or the text of one that JSON lacks; NaN for all other values. */
 function parseNumber(value: unknown): number {
   return typeof value === 'number' ? value : typeof value === 'string' ? (NON_FINITE[value] ?? Number(value || NaN)) : NaN;
 }
 
-/** Texts between spaces; a list is taken as it is. */
+/** Splits a text at spaces; a list is returned unchanged. */
 function tokens(value: unknown): unknown[] {
   return typeof value === 'string' ? value.split(' ', MOST_POINTS).filter(Boolean) : list(value, MOST_POINTS);
 }
 
-/** Of a replica whose points had no room its trend stands for them: the drawing code asks for points first. */
+/** Uses the trend of a replica in place of points that were left out: the drawing code reads points first. */
 function trendStandIns(curves: CurveSegment[]): CurveSegment[] {
   const key = ({ replica, series }: CurveSegment): string => `${replica} ${series}`;
   const there = new Set(curves.map(key));

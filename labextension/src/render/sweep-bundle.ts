@@ -1,11 +1,11 @@
-/** Reads `application/vnd.nbdist.sweep+json` (nbdist/ui/frozen/sweep.py says what it is) for the grid's drawing code. */
+/** Reads `application/vnd.nbdist.sweep+json` (see nbdist/ui/frozen/sweep.py) for the grid's drawing code. */
 
 import { finite, isRecord, type Json, list, record, text, UnreadableError, checkVersion, whole } from './json';
 
 export interface SweepBundle {
-  /** A snapshot, as the grid's model takes it. */
+  /** A snapshot for the grid's model. */
   snapshot: Json & { head: { id: string; name: string }; status: { state: string }; trials: Trials };
-  /** Trials that the data have, of so many. */
+  /** The number of trials in the data, and of all trials. */
   shown: number;
   of: number;
   /** The number of curves left out of the data. */
@@ -18,7 +18,7 @@ const MOST_POINTS = 100_000; // of a curve
 const FINISHED_BEFORE = 'complete'; // the state of a finished trial in notebooks saved before 2026-11-22
 const STATES = ['waiting', 'running', 'finished', 'pruned', 'stopped', 'failed'];
 
-/** Raises `Unreadable` if it cannot be drawn; what is damaged in it otherwise is left out. */
+/** Raises `Unreadable` if the data cannot be drawn; damaged parts are left out. */
 export function readSweep(data: unknown): SweepBundle {
   const sweep = checkVersion(data);
   if (!isRecord(sweep['head']) || !isRecord(sweep['status'])) {
@@ -88,7 +88,7 @@ function statusOf(status: Json, known: Set<number>): Json & { state: string } {
   };
 }
 
-/** Steps that ascend, and a value for each: packed, or as notebooks saved before 2026-11-22 have them in two lists. */
+/** Ascending steps and their values: packed, or in two lists in notebooks saved before 2026-11-22. */
 function curveOf(number: number, value: unknown, known: Set<number>): [string, [number[], unknown[]]][] {
   if (!known.has(number)) {
     return [];
@@ -125,7 +125,7 @@ function unpacked(text: string): [number[], (number | string)[]] {
   return [steps, values];
 }
 
-/** Trial, attempt, ranks, seconds at its start and end, and how it ended. */
+/** Trial, attempt, ranks, start and end in seconds, and the kind of its end. */
 function spanOf(value: unknown, known: Set<number>): unknown[][] {
   const [number, attempt, ranks, start, end, how] = list(value, 6);
   const trial = whole(number);
@@ -146,7 +146,7 @@ const MOST_PARAMETERS = 256;
 const RANGES = ['uniform', 'log', 'int'];
 const CHOICES = ['choice', 'fixed'];
 
-/** The parameters that an axis can be made of; names occur once. */
+/** The parameters that can have an axis; names are unique. */
 export function parametersOf(value: unknown): Json[] {
   const known = new Set<string>();
   return list(value, MOST_PARAMETERS).flatMap(one => {
@@ -178,7 +178,7 @@ function parameterOf(one: Json): Json | null {
   return { ...about, low, high, step: finite(one['step']), log };
 }
 
-/** What a parameter may be: a number, a text, a truth value, nothing, or a list of such. */
+/** A parameter's value: a number, a string, a boolean, null, or a list of these. */
 export function plain(value: unknown): boolean {
   return value === null || ['number', 'string', 'boolean'].includes(typeof value) || (Array.isArray(value) && value.every(plain));
 }
@@ -188,12 +188,12 @@ export type Trials = { number: number[]; state: number[] } & Record<string, unkn
 const MOST_TRIALS = 100_000;
 const FAILED = 5; // the last state
 
-/** Columns of one length; a row without a number of its own or without a state is left out. */
+/** Columns of equal length; a row without a unique number or without a state is left out. */
 export function parseTrials(value: unknown): Trials {
   const trials = record(value);
   const states = list(trials['state'], MOST_TRIALS);
   const known = new Set<number>();
-  const rows: number[] = []; // those that are kept
+  const rows: number[] = []; // the rows that are kept
   list(trials['number'], MOST_TRIALS).forEach((one, row) => {
     const [number, state] = [whole(one), whole(states[row])];
     if (number !== null && state !== null && state <= FAILED && !known.has(number)) {
@@ -232,7 +232,7 @@ function columnsOf(value: unknown, rows: number[], read: (value: unknown) => unk
   return Object.fromEntries(columns);
 }
 
-/** A number, or how JSON spells what it has no number for. */
+/** A number, or the text of one that JSON lacks. */
 function number(value: unknown): number | string | null {
   return typeof value === 'number' || typeof value === 'string' ? value : null;
 }

@@ -1,4 +1,4 @@
-/** What the live view's drawing code offers, as far as it is used here; its own types stand in its comments. */
+/** The used part of the live view's drawing code; the types of all of it are in its comments. */
 
 declare module '@widget/text/ansi.js' {
   export function coloured(text: string): Node[];
@@ -21,9 +21,9 @@ declare module '@widget/text/format.js' {
 }
 
 declare module '@widget/comm/frames.js' {
-  /** Stands where a replica does: the mean of all of them. */
+  /** In place of a replica: the mean over all replicas. */
   export const MEAN: number;
-  /** Added to a series: not its points, but the means of neighbouring points. */
+  /** Added to a series: the values are means of neighbouring points. */
   export const TREND: number;
   /** Consecutive points of one curve. */
   export interface CurveSegment {
@@ -35,7 +35,7 @@ declare module '@widget/comm/frames.js' {
 }
 
 declare module '@widget/chart/annotations.js' {
-  /** An event of a run, by steering or a fault, at a step of its curves. */
+  /** An event of a run, a command or a fault, at a step of its curves. */
   export interface Annotation {
     step: number;
     kind: string;

@@ -36,7 +36,7 @@ const ICONS: Record<ActionIcon, LabIcon> = {
 
 interface ButtonProps {
   store: SectionStore;
-  /** The row that the action is of. */
+  /** The row of the action. */
   row: string;
   action: Action;
   pending: boolean;
@@ -46,8 +46,8 @@ interface ButtonProps {
 /**
  * A button of a row. A disabled one shows the reason and can still be focused.
  *
- * JupyterLab's `ToolbarButtonComponent` takes a disabled button out of the keyboard's reach, and answers the
- * Enter key twice.
+ * JupyterLab's `ToolbarButtonComponent` removes a disabled button from the tab order, and reacts to the Enter key
+ * twice.
  */
 export const ActionButton = memo(function ActionButton(props: ButtonProps): ReactElement {
   const { store, row, action, pending, reachable } = props;
@@ -71,7 +71,7 @@ export const ActionButton = memo(function ActionButton(props: ButtonProps): Reac
   );
 }, isSame);
 
-/** Whether a button is as before: its action is made anew whenever anything of its row changes. */
+/** Whether a button is unchanged: its action is a new object after every change of its row. */
 function isSame(before: ButtonProps, after: ButtonProps): boolean {
   return (
     before.pending === after.pending &&
@@ -107,7 +107,7 @@ export function ActionButtons({ store, row, actions, reachable }: RowProps): Rea
   );
 }
 
-/** What a row's last action failed with, until it is dismissed. */
+/** The error of a row's last action, until it is dismissed. */
 export function ActionError({ store, row, reachable }: Omit<RowProps, 'actions'>): ReactElement | null {
   const { error } = useActivity(store, row);
   if (error === null) {

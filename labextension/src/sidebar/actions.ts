@@ -5,7 +5,7 @@ import type { About, Cluster, Run, Sweep, Task } from '../api/items';
 export type ActionIcon =
   | 'attach' | 'more' | 'grow' | 'shrink' | 'restart' | 'stop' | 'pause' | 'resume' | 'rate' | 'folder' | 'tensorboard' | 'dismiss';
 
-/** One button of a row: which command it is, and why it cannot be (null where it can). */
+/** One button of a row: its command, and the reason why it is disabled (null if it is enabled). */
 export interface Action {
   id: string;
   icon: ActionIcon;
@@ -15,7 +15,7 @@ export interface Action {
   why: string | null;
 }
 
-/** What can be done with a cluster. */
+/** The actions on a cluster. */
 export function clusterActions(cluster: Cluster, trans: TranslationBundle): Action[] {
   const id = cluster.id;
   if (cluster.state === 'failed') {
@@ -38,7 +38,7 @@ export function clusterActions(cluster: Cluster, trans: TranslationBundle): Acti
   return actions;
 }
 
-/** Give one task another process; one that a run is using is left to the run. */
+/** Restart one task in a new process; a task in use by a run is left to the run. */
 export function restartAction(task: Task, cluster: Cluster, trans: TranslationBundle): Action {
   const used = task.run !== null && task.state !== 'dead' ? trans.__('a run is using it') : null;
   const args = { id: task.cluster, task: `${task.job}:${task.index}` };
@@ -46,7 +46,7 @@ export function restartAction(task: Task, cluster: Cluster, trans: TranslationBu
   return action('restart', 'restart', label, 'nbdist:restart-task', args, used ?? reason(cluster, 'restart', trans));
 }
 
-/** What can be done with a run. */
+/** The actions on a run. */
 export function runActions(run: Run, about: About | null, trans: TranslationBundle): Action[] {
   const id = run.id;
   const actions = [];
@@ -54,9 +54,9 @@ export function runActions(run: Run, about: About | null, trans: TranslationBund
     const why = reason(run, 'stop', trans);
     actions.push(action('stop', 'stop', trans.__('Stop the run'), 'nbdist:stop-run', { id }, why));
   }
-  // A folder outside the one that Jupyter shows, as it mostly is: the command shows its files on the run's page.
+  // The folder is usually outside Jupyter's root; the command then shows its files on the run's page.
   const files = run.browse === null ? trans.__('Show the files') : trans.__('Open the folder');
-  // Of a run that has written no events the server makes them.
+  // For a run without event files the server writes them.
   const board = about?.tensorboard ?? null;
   return [
     ...actions,
@@ -80,7 +80,7 @@ export function runControls(run: Run, trans: TranslationBundle): Action[] {
   ];
 }
 
-/** What can be done with a sweep; what its cluster has no part in is left out. */
+/** The actions on a sweep. */
 export function sweepActions(sweep: Sweep, trans: TranslationBundle): Action[] {
   const id = sweep.id;
   const sweepAction = (name: 'pause' | 'resume' | 'stop', label: string): Action =>
@@ -97,7 +97,7 @@ export function sweepActions(sweep: Sweep, trans: TranslationBundle): Action[] {
   return [...actions, attach(sweep.attach, trans)];
 }
 
-/** "worker 1", as people call a task. */
+/** The display name of a task, such as "worker 1". */
 export function shortTask(task: { job: string; index: number }): string {
   return `${task.job} ${task.index}`;
 }

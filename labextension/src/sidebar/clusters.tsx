@@ -40,7 +40,7 @@ export function Clusters({ store }: { store: SectionStore }): ReactElement {
 interface RowProps {
   store: SectionStore;
   cluster: Cluster;
-  /** The names of the runs on it. */
+  /** The names of the runs on the cluster. */
   runs: string;
   chosen: boolean;
   reachable: boolean;
@@ -94,7 +94,7 @@ export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElemen
   );
 });
 
-/** What a cluster's bring-up says, as it comes. */
+/** The output of a cluster's start, as it arrives. */
 function BringUp({ lines, label }: { lines: readonly string[]; label: string }): ReactElement {
   return (
     <div className="nbd-Lines" role="log" aria-label={label}>

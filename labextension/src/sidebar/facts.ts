@@ -3,7 +3,7 @@ import { type Cluster, DEFAULT_LAUNCHER, type Run, type Sweep } from '../api/ite
 import { isActive } from './actions';
 import { formatBytes, formatMoment, formatNumber, formatRate, formatSeconds, lastPart } from './format';
 
-/** What a cluster is made of and whose it is, one short text each. */
+/** The facts on a cluster, such as its tasks and its owner, one short text each. */
 export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string[] {
   const facts: string[] = [];
   if (cluster.workers || (cluster.workers === 0 && cluster.ps)) {
@@ -26,7 +26,7 @@ export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string
   return facts;
 }
 
-/** How far a run is and how fast: "340 of 1000", "56/s", "2 min left". */
+/** The progress and speed of a run: "340 of 1000", "56/s", "2 min left". */
 export function runFacts(run: Run, trans: TranslationBundle): string[] {
   const facts: string[] = [];
   if (run.step !== null) {
@@ -52,7 +52,7 @@ export function runFacts(run: Run, trans: TranslationBundle): string[] {
   return facts;
 }
 
-/** How many trials of a sweep are in which state; those that are none are left out. */
+/** The number of a sweep's trials in each state; zero counts are left out. */
 export function trialFacts(sweep: Sweep, trans: TranslationBundle): string[] {
   const { finished, running, pruned, failed, stopped, waiting } = sweep.counts;
   const facts: [number, string][] = [
@@ -66,7 +66,7 @@ export function trialFacts(sweep: Sweep, trans: TranslationBundle): string[] {
   return facts.filter(([count]) => count > 0).map(([, text]) => text);
 }
 
-/** How many of a sweep's trials have ended. */
+/** The number of ended trials of a sweep. */
 export function trialsEnded({ counts }: Sweep): number {
   return counts.finished + counts.pruned + counts.stopped + counts.failed;
 }

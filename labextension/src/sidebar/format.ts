@@ -1,4 +1,4 @@
-/** How figures read in the panel: short, for a column that is often 250 px wide. */
+/** Short formats of numbers for the panel, which is often 250 px wide. */
 
 /** A count or a loss, to four digits: 0.1234, 12.3, 1.2e-7. */
 export function formatNumber(value: number): string {
@@ -18,7 +18,7 @@ export function formatRate(value: number): string {
   return value >= 100 ? String(Math.round(value)) : String(Number(value.toPrecision(2)));
 }
 
-/** Memory in the unit that makes it short; 1 GB is 1024 MB, as GPUs are labelled. */
+/** Memory in the unit with the shortest text; 1 GB is 1024 MB, as for GPUs. */
 export function formatBytes(bytes: number): string {
   const units = ['B', 'KB', 'MB', 'GB', 'TB'];
   let value = bytes;
@@ -52,7 +52,7 @@ export function formatShare(done: number, total: number): string {
   return `${percentOf(done, total)}%`;
 }
 
-/** How far `done` is of `total`: only what is whole is 100. */
+/** The share of `done` in `total`, in percent; 100 only if everything is done. */
 export function percentOf(done: number, total: number): number {
   return total > 0 ? Math.min(100, Math.max(0, Math.floor((100 * done) / total))) : 0;
 }

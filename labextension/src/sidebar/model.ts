@@ -30,7 +30,7 @@ export class SidebarModel implements IDisposable {
     return this._changed;
   }
 
-  /** The cluster whose tasks are shown; the user's choice while it is there. */
+  /** The cluster with the shown tasks; the user's choice while it exists. */
   get selected(): string | null {
     return this._selected;
   }
@@ -57,7 +57,7 @@ export class SidebarModel implements IDisposable {
     return this._disposed;
   }
 
-  /** The cluster that the user chose last, there or not. */
+  /** The cluster that the user chose last; it may no longer exist. */
   get preferred(): string | null {
     return this._preferred;
   }
@@ -65,7 +65,7 @@ export class SidebarModel implements IDisposable {
   select(cluster: string): void {
     this._preferred = cluster;
     this.follow();
-    this._changed.emit(); // also where it was shown before, by itself
+    this._changed.emit(); // also if it was the default before
   }
 
   /** The activity of a row; the same object as long as nothing changes. */
@@ -90,7 +90,7 @@ export class SidebarModel implements IDisposable {
     }
   }
 
-  /** Take away what an action failed with. */
+  /** Remove the error of an action. */
   dismiss(key: string): void {
     this.setActivity(key, { ...this.activity(key), error: null });
   }
@@ -147,7 +147,7 @@ export function selectFrom(clusters: readonly Cluster[], preferred: string | nul
 
 const KEY = 'nbdist:chosen-cluster';
 
-/** Keep the user's choice of a cluster with the workspace, and choose it again in a page that is loaded anew. */
+/** Keep the user's choice of a cluster with the workspace, and restore it after a reload. */
 export async function persistSelection(model: SidebarModel, workspace: IStateDB): Promise<void> {
   let kept = await workspace.fetch(KEY);
   if (model.preferred === null && typeof kept === 'string') {

@@ -1,7 +1,7 @@
 import type { ReactElement } from 'react';
 import { useSelector, type SectionStore } from './store';
 
-/** What stands above all sections: that the server cannot be reached, and what it could not read. */
+/** Notices above all sections: the server cannot be reached, or could not read something. */
 export function Notices({ store }: { store: SectionStore }): ReactElement {
   const connection = useSelector(store, () => store.connection);
   const trouble = useSelector(store, () => store.error);

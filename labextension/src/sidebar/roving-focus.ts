@@ -1,11 +1,11 @@
 import { type FocusEvent, type KeyboardEvent, type RefObject, useEffect, useRef, useState } from 'react';
 
-/** Where the arrow keys lead: a row, and a place in it; null where the key means nothing here. */
+/** The target of an arrow key: a row and a place in it; null if the key has no effect here. */
 export function nextPosition(
   key: string,
   row: number,
   stop: number,
-  stops: readonly number[] // how many places each row has
+  stops: readonly number[] // number of places in each row
 ): [number, number] | null {
   const to = (other: number): [number, number] | null =>
     other < 0 || other >= stops.length ? null : [other, Math.min(stop, stops[other]! - 1)];
@@ -29,7 +29,7 @@ export function nextPosition(
 
 interface Rows<Node extends HTMLElement> {
   ref: RefObject<Node>;
-  /** The row whose places the Tab key reaches: one of all, so that a list is no long way for it. */
+  /** The only row with places that the Tab key reaches, so that Tab passes a long list quickly. */
   current: string | null;
   onFocus: (event: FocusEvent) => void;
   onBlur: (event: FocusEvent) => void;
@@ -37,7 +37,7 @@ interface Rows<Node extends HTMLElement> {
 }
 
 /**
- * Let the arrow keys walk through a list. Its rows have `data-row` (their key), the places in them `data-stop`.
+ * Let the arrow keys move through a list. Its rows have `data-row` (their key), the places in them `data-stop`.
  *
  * `onMove` is called with the row that receives the focus by an arrow key.
  */
@@ -95,7 +95,7 @@ function rowsOf(list: HTMLElement | null): HTMLElement[] {
   return [...(list?.querySelectorAll<HTMLElement>('[data-row]') ?? [])];
 }
 
-/** The places of a row in their order; the row itself is one if it is marked so. */
+/** The places of a row in their order, with the row itself if it is marked as one. */
 function stopsOf(row: HTMLElement | undefined): HTMLElement[] {
   if (!row) {
     return [];

@@ -12,7 +12,7 @@ interface Props {
   reachable: boolean;
   /** The command that opens the item, and the item's id. */
   open: [command: string, id: string];
-  /** What follows the state's word. */
+  /** The text after the state. */
   children?: ReactNode;
 }
 
@@ -55,7 +55,7 @@ export function Empty({ children, code }: EmptyProps): ReactElement {
   );
 }
 
-/** No clusters, or not known yet. */
+/** The text without clusters, or before they are loaded. */
 export function NoClusters({ store, known }: { store: SectionStore; known: boolean }): ReactElement {
   const { trans, model } = store;
   if (!known) {

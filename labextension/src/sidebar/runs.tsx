@@ -131,7 +131,7 @@ interface NotesProps {
   whole?: string | null;
 }
 
-/** What is to be known of an item: how it ended, and what its folder lacks. */
+/** Notes on an item: the reason of its end, and missing files in its folder. */
 export function Notes({ note, error, whole = error }: NotesProps): ReactElement | null {
   return note === null && error === null ? null : (
     <>
@@ -148,7 +148,7 @@ export function Notes({ note, error, whole = error }: NotesProps): ReactElement 
 /** How many runs are drawn at first, and how many more at each click. */
 export const PAGE = 50;
 
-/** From how many rows on there is a field that filters them. */
+/** The number of rows from which a filter field is shown. */
 export const MANY = 12;
 
 /** Active runs first, the newest first among each. */

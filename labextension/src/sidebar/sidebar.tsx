@@ -15,7 +15,7 @@ import { Tasks } from './tasks';
 
 export const PANEL_ID = 'nbdist-panel';
 
-/** The panel: clusters, the chosen one's tasks, runs and sweeps. The server is read only while it is seen. */
+/** The panel: clusters, the chosen one's tasks, runs and sweeps. It requests data only while it is visible. */
 export class Sidebar extends SidePanel {
   constructor(
     private readonly model: SidebarModel,
@@ -54,7 +54,7 @@ export class Sidebar extends SidePanel {
     this.addWidget(new SidebarSection(model, Tasks, 'tasks', trans.__('Tasks')));
     this.addWidget(new SidebarSection(model, Runs, 'runs', trans.__('Runs')));
     this.addWidget(new SidebarSection(model, Sweeps, 'sweeps', trans.__('Sweeps')));
-    (this.content as AccordionPanel).setRelativeSizes([3, 4, 5, 3]); // until the user has others
+    (this.content as AccordionPanel).setRelativeSizes([3, 4, 5, 3]); // until the user changes them
   }
 
   override dispose(): void {
@@ -103,7 +103,7 @@ export class Sidebar extends SidePanel {
   private shown: IDisposable | null = null;
 }
 
-/** One section of the panel, in which a component draws what it watches. */
+/** One section of the panel, with a component that renders a part of the state. */
 export class SidebarSection extends ReactWidget {
   constructor(
     model: SidebarModel,

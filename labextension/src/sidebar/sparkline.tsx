@@ -3,7 +3,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Curve } from '../api/items';
 import { formatNumber } from './format';
 
-/** Where a curve runs in a box of so many pixels, as a path of SVG; empty without two points. */
+/** The SVG path of a curve in a box of the given size; empty with fewer than two points. */
 export function curvePath({ x, y }: Curve, width: number, height: number): string {
   const count = Math.min(x.length, y.length);
   if (count < 2) {
@@ -21,7 +21,7 @@ export function curvePath({ x, y }: Curve, width: number, height: number): strin
   return path;
 }
 
-/** Where a curve is going: its last quarter beside the quarter before, in terms of all it spans. */
+/** The trend of a curve: its last quarter compared with the quarter before, relative to its range. */
 export function trendOf({ y }: Curve): 'rising' | 'falling' | 'steady' {
   const quarter = Math.max(1, Math.floor(y.length / 4));
   if (y.length < 2) {
@@ -34,7 +34,7 @@ export function trendOf({ y }: Curve): 'rising' | 'falling' | 'steady' {
   return Math.abs(change) < 0.02 ? 'steady' : change > 0 ? 'rising' : 'falling';
 }
 
-/** A curve in words: "loss 0.12, falling". */
+/** Describes a curve, such as "loss 0.12, falling". */
 export function curveText(name: string, curve: Curve, trans: TranslationBundle): string {
   const value = curve.y.at(-1);
   if (value === undefined) {
@@ -89,7 +89,7 @@ interface ProgressProps {
   state: string;
 }
 
-/** How far something is. */
+/** A progress bar. */
 export function Progress({ label, percent, text, state }: ProgressProps): ReactElement {
   return (
     <div

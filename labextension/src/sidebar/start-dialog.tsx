@@ -6,7 +6,7 @@ import type { About, StartRequest } from '../api/items';
 import type { INbdist } from '../token';
 import { validate, initialValues, type InitialCounts, StartFields, startRequest, type StartValues } from './start-fields';
 
-/** Ask what to start, and start it; the form begins with `first`. Returns the new cluster's id, null if the user goes back. */
+/** Show the form with the values `first` and start the cluster. Returns its id, or null if the user cancels. */
 export async function startCluster(nbdist: INbdist, first: InitialCounts): Promise<string | null> {
   let about: About | null = null;
   let trouble: string | null = null;
@@ -21,7 +21,7 @@ export async function startCluster(nbdist: INbdist, first: InitialCounts): Promi
   return dialog.clusterId;
 }
 
-/** A dialog that stays open, with what was typed, until the server takes it. */
+/** A dialog that stays open, with the typed values, until the server accepts the request. */
 class StartDialog extends Dialog<unknown> {
   constructor(
     private readonly nbdist: INbdist,
@@ -75,13 +75,13 @@ class StartDialog extends Dialog<unknown> {
   private pending = false;
 }
 
-const START = 1; // the place of the button
+const START = 1; // index of the button
 
 function textOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
 
-/** The form that starts a cluster; what was typed stays when the server refuses it. */
+/** The form that starts a cluster; the typed values stay when the server refuses it. */
 export class StartForm extends ReactWidget {
   constructor(
     private readonly about: About | null,

@@ -4,7 +4,7 @@ import { type About, DEFAULT_LAUNCHER, type StartRequest } from '../api/items';
 import type { SettingValues } from '../settings';
 
 interface FieldsProps {
-  /** What the fields begin with. */
+  /** The initial values of the fields. */
   first: StartValues;
   about: About | null;
   busy: boolean;
@@ -16,8 +16,8 @@ interface FieldsProps {
 /**
  * The form's fields.
  *
- * What stands in them is React's own state: a field that is drawn a moment later has its old text again until
- * then, and a letter typed in that moment is added to the old text.
+ * Their texts are local React state: a field that is rendered asynchronously would show its old text for a moment,
+ * and a letter typed in that moment would be added to the old text.
  */
 export function StartFields({ first, about, busy, trouble, trans, onChange }: FieldsProps): ReactElement {
   const [values, setValues] = useState(first);
@@ -110,7 +110,7 @@ function gpuChoices(gpus: number, trans: TranslationBundle): [string, string][] 
   return [['auto', trans.__('as nbdist decides')], ['none', trans.__('none')], ...numbers];
 }
 
-/** What stands in the form's fields, as it was typed. */
+/** The texts of the form's fields. */
 export interface StartValues {
   name: string;
   workers: string;
@@ -125,14 +125,14 @@ export interface StartValues {
 export type InitialCounts = Pick<SettingValues, 'workers' | 'ps'>;
 export type StartField = keyof StartValues;
 
-/** What the form begins with; the numbers are the user's settings. */
+/** The initial values of the form; the numbers are from the user's settings. */
 export function initialValues(about: About | null, { workers, ps }: InitialCounts): StartValues {
   const launcher = about?.launchers[0] ?? DEFAULT_LAUNCHER;
   const numbers = { workers: String(workers), ps: String(ps) };
   return { name: '', ...numbers, launcher, gpus: 'auto', gpu_memory: '', threads: '', memory: '' };
 }
 
-/** What is wrong with the fields, by field; nothing if they can be sent. */
+/** The problems by field; empty if the form can be sent. */
 export function validate(values: StartValues, trans: TranslationBundle): Partial<StartValues> {
   const faults: Partial<StartValues> = {};
   if (values.name.trim() && !/^\w{1,48}$/.test(values.name.trim())) {
@@ -171,7 +171,7 @@ export function startRequest(values: StartValues): StartRequest {
   };
 }
 
-/** What to know before starting: that the tasks have to share the cores, if they must. */
+/** A hint before the start if the tasks have to share cores. */
 export function coreHint(values: StartValues, about: About | null, trans: TranslationBundle): string | null {
   const tasks = Number(values.workers) + Number(values.ps);
   if (!about || values.launcher !== DEFAULT_LAUNCHER || !(tasks > about.cores)) {

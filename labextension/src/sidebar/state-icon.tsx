@@ -1,7 +1,7 @@
 import type { ReactElement } from 'react';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-/** What stands before a state's word, so that it is seen without its colour. */
+/** The icon before a state's name, which distinguishes it without its colour. */
 export type Shape = 'disc' | 'ring' | 'turning' | 'bars' | 'check' | 'square' | 'clock' | 'triangle';
 export type Tone = 'good' | 'plain' | 'warn' | 'bad';
 
@@ -17,7 +17,7 @@ export function stateLabel(state: string, trans: TranslationBundle): StateLabel 
   return { shape, tone, word: words(trans)[state] ?? state };
 }
 
-/** "1.4× slower": how many times the others' step a straggler's takes. */
+/** The step time of a straggler relative to the other tasks, such as "1.4× slower". */
 export function slowerText(times: number, trans: TranslationBundle): string {
   return trans.__('%1× slower', String(Number(times.toFixed(1))));
 }
@@ -69,7 +69,7 @@ function words(trans: TranslationBundle): Record<string, string> {
   return table;
 }
 
-/** The icon of a state. Screen readers skip it, because the state's name stands beside it. */
+/** The icon of a state. Screen readers skip it, because the state's name is beside it. */
 export function StateIcon({ sign }: { sign: StateLabel }): ReactElement {
   return (
     <svg

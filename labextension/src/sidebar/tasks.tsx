@@ -16,7 +16,7 @@ export function Tasks({ store }: { store: SectionStore }): ReactElement {
   const cluster = useSelector(store, () => store.state.clusters.find(one => one.id === store.model.selected));
   const { trans } = store;
   const { current, ...list } = useRovingFocus<HTMLDivElement>(tasks.map(task => String(task.rank)));
-  // The same object as long as the same columns are there, or all rows would be drawn again.
+  // The same object while the columns are the same; otherwise all rows would be rendered again.
   const found = columnsOf(tasks, trans);
   const columns = useMemo(() => found, [found.map(column => column.id).join()]);
   if (!cluster || !tasks.length) {
@@ -117,7 +117,7 @@ export const TaskRow = memo(function TaskRow({ store, task, cluster, columns, re
   );
 });
 
-/** A straggler's mark: a shape, how much slower, and for those who listen its state, too. */
+/** A straggler's mark: an icon, its relative step time, and its state for screen readers. */
 function Slow({ text, state }: { text: string; state: string }): ReactElement {
   return (
     <>
@@ -146,11 +146,11 @@ export interface Column {
   id: 'rate' | 'cpu' | 'memory' | 'step' | 'gpu' | 'gpumemory' | 'host' | 'pid' | 'device';
   label: string;
   caption: string;
-  /** What a task has there; empty for nothing. */
+  /** The text of a task in this column; may be empty. */
   text: (task: Task) => string;
 }
 
-/** The columns that any task has something in, the most important first. */
+/** The columns that are not empty, the most important first. */
 export function columnsOf(tasks: readonly Task[], trans: TranslationBundle): Column[] {
   return allColumns(trans).filter(column => tasks.some(task => column.text(task) !== ''));
 }

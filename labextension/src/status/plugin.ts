@@ -33,7 +33,7 @@ export const status: JupyterFrontEndPlugin<void> = {
 /** All notebooks of the page report the start and the end of their cells to it. */
 const CELLS: Cells = { started: NotebookActions.executionScheduled, ended: NotebookActions.executed };
 
-/** Put it into the status bar, until what is returned is disposed, and it with that. */
+/** Add the item to the status bar until the returned object is disposed, which also disposes the item. */
 function add(statusBar: IStatusBar, item: StatusItem): IDisposable {
   return statusBar.registerStatusItem('nbdist:status', {
     item,

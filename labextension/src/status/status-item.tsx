@@ -22,8 +22,8 @@ export interface Cells {
 /**
  * The status bar's item on running work.
  *
- * It shows the panel's state. While no part of the page has the stream open it polls by itself: every 5 s while
- * something runs, else once a minute, and at once when a cell of this page has started or has ended.
+ * It shows the panel's state. While no part of the page has the stream open, it polls: every 5 s while something runs,
+ * else once a minute, and immediately when a cell of this page has started or ended.
  */
 export class StatusItem extends ReactWidget {
   constructor(
@@ -75,8 +75,8 @@ export class StatusItem extends ReactWidget {
 
   private ask(): void {
     const { feed } = this.nbdist;
-    const asked = document.hidden || feed.hasViews ? Promise.resolve() : feed.refresh();
-    void asked.then(() => this.askLater(isMoving(feed.state) ? RUNNING : IDLE));
+    const refreshed = document.hidden || feed.hasViews ? Promise.resolve() : feed.refresh();
+    void refreshed.then(() => this.askLater(isMoving(feed.state) ? RUNNING : IDLE));
   }
 
   private askLater(pause: number): void {
@@ -105,7 +105,7 @@ export class StatusItem extends ReactWidget {
   private text = '';
 }
 
-/** What stands in the status bar, such as "nbdist: 2 clusters · 1 run 43%"; empty if nothing runs. */
+/** The text in the status bar, such as "nbdist: 2 clusters · 1 run 43%"; empty if nothing runs. */
 export function statusText({ clusters, runs, sweeps }: State, trans: TranslationBundle): string {
   const parts: string[] = [];
   const up = clusters.filter(cluster => cluster.state !== 'stale' && cluster.state !== 'failed').length;
@@ -134,7 +134,7 @@ export function isMoving({ clusters, runs, sweeps }: State): boolean {
   );
 }
 
-/** How far all are together, in percent; null unless each knows how much it has to do. */
+/** The overall progress in percent; null unless every item has a known total. */
 function shareOf(runs: readonly [step: number | null, total: number | null][]): number | null {
   const shares = runs.map(([step, total]) => (total && step !== null ? percentOf(step, total) : null));
   return shares.includes(null)
