@@ -490,7 +490,7 @@ def foreign() -> Variable:
         ),
         (lambda w, o: o.minimize(constant(1.0) * 2), "depends on none of the variables w; look"),
         (lambda w, o: o.minimize(1.0), "a loss is a tensor, got 1.0"),
-        (lambda w, o: o.minimize(w > 0), "is no floating point number"),
+        (lambda w, o: o.minimize(w > 0), "is not a floating point tensor"),
         (
             lambda w, o: o.apply_gradients(
                 [(w, get_variable("p", (2,), partitioner=fixed_size_partitioner(2)))]

@@ -14,7 +14,7 @@ symbolic: Any = np
 
 
 class ArrayMethods:
-    """What an ndarray can be asked by method, recorded through NumPy's function of that name.
+    """The methods of an ndarray, recorded through NumPy's functions of the same names.
 
     >>> from nbdist.graph.tensor import Graph, placeholder
     >>> with Graph().as_default():

@@ -17,7 +17,7 @@ from nbdist.graph.tensor import Placeholder, Tensor, Variable
 class Copier:
     """Copies tensors into ``graph``, each once, with all that they need.
 
-    ``replaced`` says which tensors are others over there: what is fed, variables. ``place`` returns the
+    ``replaced`` maps tensors to those of the other graph: fed ones, variables. ``place`` returns the
     device of a copy, given the original's device as text.
     """
 

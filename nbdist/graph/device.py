@@ -52,7 +52,7 @@ class DeviceSpec:
         """Return the spec that a text like ``/job:ps/task:0/cpu:0`` means; fields come in any order.
 
         ``device:CPU:0`` and ``cpu:0`` are one device, an index that is left out or ``*`` is not set, and ""
-        is an empty spec. An unknown field, a field given twice, or a replica, task or index that is no
+        is an empty spec. An unknown field, a field given twice, or a replica, task or index that is not a
         number is an InvalidArgumentError (a ValueError).
 
         >>> DeviceSpec.from_string("/gpu:1/job:worker").to_string()
@@ -239,14 +239,14 @@ def _fields(part: str, text: str) -> dict[str, Any]:
         return {"device_type": kind, "device_index": None if index == "*" else _number(kind, index, text)}
     if name in FIELDS:
         form = {"job": "job:ps", "replica": "replica:0", "task": "task:0"}.get(name, "device:CPU:0")
-        raise InvalidArgumentError(f"{part!r} in {text!r} is no {name}; write it like {form}")
+        raise InvalidArgumentError(f"{part!r} in {text!r} is not a {name}; write it like {form}")
     raise InvalidArgumentError(f"no device field {name!r}; {choices(name, FIELDS)} (in {text!r})")
 
 
 def _number(name: str, value: str, text: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", value):
         raise InvalidArgumentError(
-            f"{name}:{value} in {text!r}: {value!r} is no number; write it like {name}:0"
+            f"{name}:{value} in {text!r}: {value!r} is not a number; write it like {name}:0"
         )
     return int(value)
 

@@ -113,7 +113,7 @@ def _start(y: Tensor, given: Any) -> Tensor:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return tensors as a list, shards for a partitioned variable; None stays for a missing gradient."""
+    """Return tensors as a list, shards for a partitioned variable; None for a missing gradient."""
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     listed: list[Any] = []
     for one in values:
@@ -132,7 +132,7 @@ def _check(ys: list[Any], xs: list[Any], given: list[Any]) -> None:
         raise InvalidArgumentError(f"gradients: {len(ys)} ys have {len(given)} grad_ys; give one for each")
     for y, start in zip(ys, given, strict=True):
         if y.dtype.kind != "f":
-            raise InvalidArgumentError(f"gradients: {y!r} is no floating point number")
+            raise InvalidArgumentError(f"gradients: {y!r} is not a floating point tensor")
         shape = y.shape if start is None else getattr(start, "shape", None) or np.shape(start)
         if not fits(shape, y.shape):
             raise InvalidArgumentError(

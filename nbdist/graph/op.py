@@ -50,7 +50,7 @@ class Op:
 
     ``forward(xp, *arrays, **attrs)`` returns the value. ``spec(*specs, **attrs)`` returns shape and dtype,
     or raises. ``vjp(np, g, y, *tensors, **attrs)`` returns one symbolic gradient (or None) per input;
-    ``sparse_vjp`` is asked instead where gradients may be IndexedSlices, which it takes and returns.
+    ``sparse_vjp`` replaces it where gradients may be IndexedSlices, which it takes and returns.
     ``into(xp, **attrs)`` returns a kernel ``kernel(*arrays, out)`` that writes its value into a planned
     buffer. A ``view`` op's value shares its first input's memory whenever NumPy can (one that has ``into`` as
     well is a view only where shape and dtype stay as they are, and computes otherwise). An ``elementwise``
@@ -192,7 +192,7 @@ def number_array(what: str, value: Any, dtype: Any = None) -> Array:
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
             f"{what}: expected a number or an array of numbers, with rows of one length, got {value!r}; "
-            f"NumPy says: {error}"
+            f"NumPy's error: {error}"
         ) from None
     if array.dtype.kind not in "biufc":
         raise InvalidArgumentError(f"{what}: expected a tensor, an array or a number, got {value!r}")

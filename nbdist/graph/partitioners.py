@@ -23,7 +23,7 @@ __all__ = [
 
 
 class Partitioner(Protocol):
-    """Says how many shards a variable of this shape and dtype has along each axis."""
+    """Chooses the number of shards along each axis, for a variable of this shape and dtype."""
 
     def __call__(self, shape: Sequence[int | None], dtype: Any = np.float32) -> list[int]:
         """Return the number of shards along each axis."""

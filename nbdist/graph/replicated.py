@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class VariableAggregation(StrEnum):
-    """What becomes of the values that replicas assign to one variable, or hold when it is read outside."""
+    """How the values that replicas assign to one variable, or have when it is read, are combined."""
 
     NONE = "none"
     SUM = "sum"
@@ -48,7 +48,7 @@ class ReplicaRules(Protocol):
         """Return the variable's value after an op that changes it."""
 
     def watch(self, loss: Tensor) -> None:
-        """Take note of what is made small: the step ends where it is no number."""
+        """Record a loss that is minimized: the step ends where it is not a number."""
 
     def update(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]], counter: Variable | None, name: str
@@ -62,7 +62,7 @@ class VariableOwner(Protocol):
     host_values: dict[Variable, Any]
     """Arrays that have variables' values while no optimizer trains them."""
     savers: list[tuple[Sequence[Variable], Callable[[Sequence[Any], Path], bool]]]
-    """What writes a model to a file, given the values of its weights; False if the model is gone."""
+    """Writes a model to a file, given its weights; returns False if it does not exist."""
 
     def evaluate(self, tensor: Any, feeds: Any) -> Any:
         """Return the value of a tensor; what it assigns is assigned."""

@@ -58,7 +58,7 @@ class Graph:
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.in_order = False
-        """Whether devices keep to the order of creation, also where they could do something meanwhile."""
+        """Whether devices run ops in the order of creation, also where they could overlap others."""
         self.scope = Scope()
         self.seed = 0
         """What random initial values follow from, beside the names of variables; see ``set_random_seed``."""

@@ -44,7 +44,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
     """A value that a graph will compute: NumPy's functions and operators on it record ops.
 
     ``shape`` may hold None where a size is known only when the graph runs. A Tensor has no value of its
-    own; a program or a session computes it. ``device`` is what the scopes around it said, merged; a session
+    own; a program or a session computes it. ``device`` is the merged device of its scopes; a session
     fills in what that leaves open. ``line`` is where in the user's code it was made.
     """
 

@@ -94,13 +94,13 @@ def damage(name: str, damaged: int, torn: int = 0) -> str:
     >>> damage("metrics-0000.log", 1117)
     'metrics-0000.log is damaged: 1,117 bytes, which are at most 50 points, were dropped'
     """
-    said = []
+    parts = []
     if damaged:
         most = damaged // POINT.itemsize
-        said.append(f"{damaged:,} bytes, which are at most {most:,} points, were dropped")
+        parts.append(f"{damaged:,} bytes, which are at most {most:,} points, were dropped")
     if torn:
-        said.append(f"{torn:,} bytes at its end are an incomplete record")
-    return f"{name} is damaged: {'; '.join(said)}" if said else ""
+        parts.append(f"{torn:,} bytes at its end are an incomplete record")
+    return f"{name} is damaged: {'; '.join(parts)}" if parts else ""
 
 
 def frame(kind: int, payload: bytes) -> bytes:
@@ -109,7 +109,7 @@ def frame(kind: int, payload: bytes) -> bytes:
 
 
 def name_frame(series: int, name: str) -> bytes:
-    """Return the frame that says what a series id means."""
+    """Return the frame with the name of a series id."""
     return frame(NAME, series.to_bytes(2, "little") + name.encode())
 
 
@@ -146,7 +146,7 @@ PATIENCE = 16 << 20  # bytes kept for a disk that is full, before the oldest poi
 
 
 class Appending:
-    """A file of its own that grows; never raises for what the disk does: says it once, and counts."""
+    """A file of its own that grows; never raises for errors of the disk: reports one once, and counts."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path = path
@@ -184,7 +184,7 @@ class Appending:
         return self._good, b"".join(data for data, _ in self._backlog)
 
     def retry(self) -> None:
-        """Write what is held back, oldest first; what does not go in stays for the next call."""
+        """Write what is held back, oldest first; the rest is kept for the next call."""
         try:
             if self._descriptor is None:
                 if self._closed:
@@ -219,7 +219,7 @@ class Appending:
             self._said = True
             self._say(
                 f"metrics cannot be written to {self.path}: {error.strerror or error}. "
-                f"Training goes on; up to {PATIENCE >> 20} MB of points wait in memory for the disk, "
+                f"Training continues; up to {PATIENCE >> 20} MB of points wait in memory for the disk, "
                 "older ones are lost and counted."
             )
 
@@ -235,7 +235,7 @@ class LogWriter(Appending):
 
     def append(self, names: list[str], points: Points) -> None:
         """Append the names that are new and the points."""
-        known = len(names)  # looked at once: another thread may add names meanwhile
+        known = len(names)  # read once: another thread may add names at any time
         if known > self._named:
             self.keep(b"".join(name_frame(series, names[series]) for series in range(self._named, known)))
             self._named, self._worth = known, True
@@ -244,7 +244,7 @@ class LogWriter(Appending):
 
 
 def open_new(path: Path) -> tuple[Path, int]:
-    """Open a log that nobody has written yet (0600): ``path``, or the next free name if a dead task left
+    """Open a log that has no writer yet (0600): ``path``, or the next free name if a dead task left
     its log.
 
     One writer per file: a task that was taken for dead and comes back cannot tear its successor's log.
@@ -266,7 +266,7 @@ def write_whole(descriptor: int, data: bytes, offset: int) -> None:
         while written < len(data):
             written += os.pwrite(descriptor, data[written:], offset + written)
     except OSError:
-        os.ftruncate(descriptor, offset)  # no half frame stays behind; giving space back works on a full disk
+        os.ftruncate(descriptor, offset)  # leaves no partial frame; this works on a full disk
         raise
 
 

@@ -26,7 +26,7 @@ class Recorder:
 
     `add` is an append to a list (about 0.15 microseconds, with the time); everything dearer happens
     in `flush`, which writes to the task's own log before it hands the batch on. A full disk never stops
-    training: it is said once through ``say``, stands in ``troubles``, and ``lost`` counts what was lost.
+    training: it is reported once through ``say``, is in ``troubles``, and ``lost`` counts what was lost.
 
     The time of day is looked at once: points are timed by a clock that never jumps, and curves over time
     stay what they are when the computer's is put right in the middle of a run.
@@ -61,7 +61,7 @@ class Recorder:
         self._flushing = threading.Lock()
         self._origin = time.time() - now()
         self.troubles: list[str] = []
-        """What was said of the disk so far: a line for each file."""
+        """The errors of the disk so far: a line for each file."""
         self._say = say or logging.getLogger("nbdist.metrics").warning
         self._log = LogWriter(path, replica, self._note)
         self._events = EventFiles(events, self._note) if events is not None else None
@@ -69,7 +69,7 @@ class Recorder:
     def series(self, name: str) -> int:
         """Return the id of the series ``name``, making it if it is new.
 
-        Raises InvalidArgumentError for what is no name, ResourceExhaustedError above 65,535 of them.
+        Raises InvalidArgumentError for an invalid name, ResourceExhaustedError above 65,535 of them.
         """
         known = self._ids.get(name)
         return self._named(name) if known is None else known
@@ -143,7 +143,7 @@ class Recorder:
 
     @property
     def path(self) -> Path:
-        """The log's own path: the one asked for, or the next free one if an earlier task left a log there."""
+        """The log's own path: the requested one, or the next free one if an earlier task left a log there."""
         return self._log.path
 
     @property
@@ -169,7 +169,7 @@ def check_name(name: object) -> None:
 
 
 def clipped(name: str) -> str:
-    """Return the beginning of a name that is too long to be said."""
+    """Return the beginning of a name that is too long to print."""
     return name if len(name) <= 40 else name[:40] + "..."
 
 

@@ -1,9 +1,9 @@
-"""A tape of rows: the last ones, and a few before each of many moments that all tasks share.
+"""`RingLog`: the last rows, and a few before each of many moments that all tasks share.
 
-A timeline wants one step of every task at the same time. While a run goes on the last steps of each will do.
-At its end they may not: a fast replica is through long before a slow one. So each task also keeps the rows
-before whole fiftieths of a second of the day, more of the late ones than of the early ones, and two tasks
-always have such a moment in common.
+A timeline shows one step of every task at the same time. While a run is under way, the last steps of each
+are enough. At its end they may not be: a fast replica finishes long before a slow one. So each task also
+keeps the rows before whole fiftieths of a second of the day, more of the late ones than of the early ones,
+and two tasks always have such a moment in common.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ DENSE = 8  # moments that are kept without gaps, before every other one, every f
 RECENT, BEFORE = 64, 8  # rows
 
 
-class Tape:
-    """Takes rows whose last entry is when they ended, in order; ``add`` costs about 0.1 microseconds.
+class RingLog:
+    """Takes rows with their end time as last entry, in order; ``add`` costs about 0.1 microseconds.
 
     One thread adds, any thread reads. ``recent`` rows are kept, and ``before`` for each moment; ``clock`` is
     what rows are timed by, ``day`` the time of day, in seconds.
 
-    >>> tape = Tape(recent=2)
+    >>> log = RingLog(recent=2)
     >>> for end in (1.0, 2.0, 3.0):
-    ...     tape.add((int(end), end))
-    >>> tape.rows()[-2:]
+    ...     log.add((int(end), end))
+    >>> log.rows()[-2:]
     [(2, 2.0), (3, 3.0)]
     """
 
@@ -54,8 +54,8 @@ class Tape:
             self._keep()
 
     def rows(self) -> list[Row]:
-        """Return what is on the tape, in order."""
-        # A list is copied in one go: the adding thread may go on meanwhile.
+        """Return what is on the log, in order."""
+        # A list is copied in one go: the adding thread may continue during the copy.
         kept = [row for _, rows in list(self._moments) for row in rows]
         return sorted(dict.fromkeys([*kept, *list(self._recent)]), key=lambda row: row[-1])
 

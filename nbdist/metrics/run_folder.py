@@ -27,7 +27,7 @@ def run_folder(run_id: str) -> Path:
     """Return the folder of a run (it may not exist); an id that could lead elsewhere is refused."""
     if not _ID.fullmatch(run_id) or ".." in run_id:
         raise InvalidArgumentError(
-            f"{run_id!r} is no run id: letters, digits, '-', '_', '.', at most 80; nb.runs() lists them"
+            f"{run_id!r} is not a run id: letters, digits, '-', '_', '.', at most 80; nb.runs() lists them"
         )
     return runs_folder() / run_id
 
@@ -72,7 +72,7 @@ LATEST = 253_402_300_800  # the year 10000: later values cannot be shown as a ti
 
 @dataclass(frozen=True, repr=False)
 class RunFile:
-    """What ``run.json`` says; times are in seconds since 1970. It shows in a line: much of it is long."""
+    """The content of ``run.json``; times are in seconds since 1970. Its repr is one line."""
 
     # Change it with `dataclasses.replace`, then `write_run`.
 

@@ -12,7 +12,7 @@ FIRST = 6  # points that there is room for at first
 _KEPT = np.dtype([("order", "<i8"), ("step", "<u4"), ("value", "<f8"), ("time", "<f8")])
 
 
-class Thinned:
+class Downsampled:
     """Keeps all points until there are more than ``buckets``, then each bucket's extremes, the first and
     the last.
 
@@ -79,7 +79,7 @@ class Thinned:
         kept = self.kept()
         if len(kept) + new <= len(self._points) // 2:  # thinning alone made room, and pays for many calls
             return
-        # Past this size twice the kept points fit, so that thinning stays rare however small the calls are.
+        # Past this size twice the kept points fit, so that thinning is rare, also with small calls.
         larger = np.empty(2 * (len(kept) + new), _KEPT)
         larger[: len(kept)] = kept
         self._points = larger
@@ -131,7 +131,7 @@ class Trend:
             self._grow(int(buckets[-1]) + 1)
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, and that is the answer
             np.add.at(self._sums, buckets, values)
-        self._steps[buckets] = steps  # of several, the last one stays
+        self._steps[buckets] = steps  # of several, the last one is kept
         self._count += len(values)
 
     def _grow(self, needed: int) -> None:
@@ -172,7 +172,7 @@ class Trend:
 # `decimate` goes by buckets. Pure functions on arrays.
 #
 # Points are put into buckets by the order in which they came; a bucket keeps its lowest and highest point and
-# its first NaN, each the first of its kind. So a spike stays, whatever the zoom; and thinning what was
+# its first NaN, each the first of its kind. So a spike is visible at any zoom; and thinning what was
 # thinned already gives what thinning everything at once would have given (buckets are powers of two wide, and
 # the extremes of extremes are the extremes), which is what lets a store thin as it goes.
 
@@ -302,7 +302,7 @@ def mean_by_step(
 ) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
     """Return (steps, means) at the steps of any curve, at most ``most`` of them.
 
-    Curves that have ``ended`` count as well, but not beyond the others: who is gone does not lead.
+    Curves that have ``ended`` count as well, but not beyond the last step of the others.
 
     A curve counts at a step between its first and last: with its own value where it has one (the newest, if
     a restart repeated the step), else on the straight line between its neighbours. Where its neighbours are

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.metrics.log import POINT, Batch, Points, by_series
-from nbdist.metrics.series import BUCKETS, Thinned, Trend, decimate, mean_by_step
+from nbdist.metrics.series import BUCKETS, Downsampled, Trend, decimate, mean_by_step
 from nbdist.metrics.table import Floats, Part, Steps, as_columns, parts_from_logs
 
 MOST_BUCKETS, FEWEST_BUCKETS = 2048, 32
@@ -21,7 +21,7 @@ MANY_TRENDS, FEW_BUCKETS = 1000, 32  # from so many trends on, each gets so many
 MOST_SERIES = 0xFFFF
 MOST_CURVES = 200_000  # series of single replicas; points of more stand in the logs only
 UNSORTED, UNSORTED_EACH = 4096, 16  # points of a replica, and of each series, that may wait to be sorted
-MANY_SERIES = 256  # from here on one series alone is taken from what waits, when somebody looks at it
+MANY_SERIES = 256  # from here on one series alone is taken from what waits, when it is read
 
 
 class Point(NamedTuple):
@@ -37,7 +37,7 @@ class RunStore:
 
     Keeps every point of a series up to 2,048, then what min/max decimation keeps (spikes, first and last).
     All series together keep about ``limit`` points (28 bytes each), and the newest ``recent`` points stand
-    in a ring for `since`. Batches are sorted into series when somebody looks: that is cheap for many at once.
+    in a ring for `since`. Batches are sorted into series at the next read: many at a time cost less.
     The logs in the run folder hold everything: `columns_from_logs`.
 
     >>> store = RunStore()
@@ -54,10 +54,10 @@ class RunStore:
         self._buckets = MOST_BUCKETS
         self._recent = Recent(recent)
         self._ids: dict[str, int] = {}
-        self._kept: dict[tuple[int, int], Thinned] = {}
+        self._kept: dict[tuple[int, int], Downsampled] = {}
         self._trends: dict[tuple[int, int], Trend] = {}
         self._replicas: list[int] = []  # in order
-        self._unsorted = Unsorted()
+        self._ingest = IngestBuffer()
         self._left_out = 0  # points there was no room for
 
     def extend(
@@ -78,7 +78,7 @@ class RunStore:
             self._recent.extend(replica, index, steps, values)
 
     def extend_batch(self, batch: Batch) -> None:
-        """Append a batch that came from a task; points of names that there is no room for are counted."""
+        """Append a batch that came from a task; points of names without room are counted."""
         points = batch.points.copy()
         with self._lock:
             self._see(batch.replica)
@@ -90,7 +90,7 @@ class RunStore:
                 ids[series] = self._ids.setdefault(name, len(self._ids))
             points["series"] = ids[points["series"]]
             self._recent.extend(batch.replica, points["series"], points["step"], points["value"])
-            if self._unsorted.add(batch.replica, points) > max(UNSORTED, UNSORTED_EACH * len(self._ids)):
+            if self._ingest.add(batch.replica, points) > max(UNSORTED, UNSORTED_EACH * len(self._ids)):
                 self._sort(batch.replica)
 
     @property
@@ -140,11 +140,13 @@ class RunStore:
         with self._lock:
             return self._recent.since(cursor, limit)
 
-    def aggregate(self, series: str, limit: int = 2000, gone: Collection[int] = ()) -> tuple[Steps, Floats]:
+    def aggregate(
+        self, series: str, limit: int = 2000, ended_replicas: Collection[int] = ()
+    ) -> tuple[Steps, Floats]:
         """Return (steps, values): the mean over replicas by step, of each replica's `trend`.
 
         Between its own points a replica counts with a straight line; before its first and after its last it
-        does not count. Replicas that are ``gone`` do not count beyond the step that others have reached.
+        does not count. ``ended_replicas`` do not count beyond the last step of the others.
         """
         with self._lock:
             number = self._known(series)
@@ -154,8 +156,8 @@ class RunStore:
                 for replica in self.replicas
                 if (replica, number) in self._trends
             }
-        there = [curve for replica, curve in curves.items() if replica not in gone]
-        ended = [curve for replica, curve in curves.items() if replica in gone]
+        there = [curve for replica, curve in curves.items() if replica not in ended_replicas]
+        ended = [curve for replica, curve in curves.items() if replica in ended_replicas]
         steps, values = mean_by_step(there, most=8 * check_limit(limit), ended=ended)
         chosen = decimate(values, limit)
         return steps[chosen], values[chosen]
@@ -176,7 +178,7 @@ class RunStore:
         """Return the newest point (step, value, time), or None if there is none."""
         with self._lock:
             number = self._known(series)
-            if (newest := self._unsorted.last(replica, number)) is not None:
+            if (newest := self._ingest.last(replica, number)) is not None:
                 return Point(int(newest["step"]), float(newest["value"]), float(newest["time"]))
             thinned = self._kept.get((replica, number))
             if thinned is None or not thinned.count:
@@ -202,7 +204,7 @@ class RunStore:
 
     def _sort(self, replica: int, series: int | None = None) -> None:
         """Put what came in batches of a replica to its series, or at least that of one series."""
-        part = self._unsorted.take(replica, series if len(self._ids) > MANY_SERIES else None)
+        part = self._ingest.take(replica, series if len(self._ids) > MANY_SERIES else None)
         for index, steps, values, times in by_series(part):
             self._append(replica, index, steps, values, times)
 
@@ -217,7 +219,7 @@ class RunStore:
         self._trends[key].extend(steps, values)
 
     def _sort_all(self, series: int | None = None) -> None:
-        for replica in self._unsorted.replicas:
+        for replica in self._ingest.replicas:
             self._sort(replica, series)
 
     def _see(self, replica: int) -> None:
@@ -249,14 +251,14 @@ class RunStore:
             self._buckets //= 2
             for thinned in self._kept.values():
                 thinned.narrow(self._buckets)
-        self._kept[key] = Thinned(self._buckets)
+        self._kept[key] = Downsampled(self._buckets)
         self._trends[key] = Trend(BUCKETS if len(self._trends) < MANY_TRENDS else FEW_BUCKETS)
 
     def _points_of(self, replica: int, series: str) -> NDArray[np.void]:
         number = self._known(series)
         self._sort(replica, number)
         thinned = self._kept.get((replica, number))
-        return thinned.kept() if thinned else np.empty(0, Thinned(1).kept().dtype)
+        return thinned.kept() if thinned else np.empty(0, Downsampled(1).kept().dtype)
 
 
 def columns_from_logs(folder: Path) -> dict[str, NDArray[Any]]:
@@ -276,10 +278,10 @@ def check_limit(limit: int) -> int:
 TAKEN = 0xFFFF  # no series: the point is where it belongs already
 
 
-class Unsorted:
+class IngestBuffer:
     """What waits, by replica, in the order in which it came.
 
-    >>> waiting = Unsorted()
+    >>> waiting = IngestBuffer()
     >>> points = np.array([(0, 1, 0.5, 0.0), (1, 1, 0.9, 0.0), (0, 2, 0.4, 0.0)], POINT)
     >>> waiting.add(0, points)
     3

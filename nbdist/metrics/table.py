@@ -74,6 +74,6 @@ def table(columns: dict[str, NDArray[Any]]) -> Any:
     """
     if find_spec("pandas") is None:
         return columns
-    import pandas  # takes half a second: nobody pays for it who does not look at a table
+    import pandas  # takes half a second: only for tables
 
     return pandas.DataFrame(columns)

@@ -3,7 +3,7 @@
     run folder/tensorboard/worker-0/events.out.tfevents.<time>.<host>
     run folder/tensorboard/worker-0/validation/events.out.tfevents....      "val_loss" as "loss", as in Keras
 
-    file   = record*, the first one an Event that says "brain.Event:2"
+    file   = record*, the first one an Event with "brain.Event:2"
     record = length u8, masked crc32c u4 of the length, an Event, masked crc32c u4 of the Event
     Event  = wall_time double (1), step int64 (2), summary (5) = value (1) = tag (1), simple_value float (2)
 

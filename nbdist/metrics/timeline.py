@@ -61,7 +61,7 @@ class Timeline:
     """Spans of several tasks on one clock, in the order of their starts.
 
     ``tasks`` names the rows, also those in which nothing happened; tasks of the spans that it does not name
-    follow. ``title`` says what it is of, for people. Of more than `MOST_SPANS` spans the latest are kept, and
+    follow. ``title`` is shown above it. Of more than `MOST_SPANS` spans the latest are kept, and
     ``left_out`` counts the others.
 
     >>> work = Span("/job:worker/task:0", "CPU:0", "compute", "step", start=5.0, seconds=0.25, step=1)

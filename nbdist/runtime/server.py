@@ -53,7 +53,7 @@ class Server:
     - ``segment_prefix``: the beginning of the names of shared memory files; None for one of this process,
       after removing files of processes that have died
 
-    Raises InvalidArgumentError for a task that the cluster lacks, AlreadyExistsError for a port in use.
+    Raises InvalidArgumentError for a task that the cluster lacks, FailedPreconditionError for a port in use.
 
         nb.ClusterKeys.create().save("keys.json")                  # once; mode 0600
         keys = nb.ClusterKeys.load("keys.json")                    # in each process

@@ -76,7 +76,7 @@ class EventLog:
     [Paused(time=1000000000.0)]
     """
 
-    def __init__(self, path: Path, descriptor: int, lock: int, found: LogPart) -> None:
+    def __init__(self, path: Path, descriptor: int, lock: int, found: EventLogPart) -> None:
         self.path, self.found = path, found
         self._descriptor, self._lock = descriptor, lock
         self._end = found.offset
@@ -94,7 +94,7 @@ class EventLog:
                 raise FailedPreconditionError(
                     f"{path} is there already; a sweep has a log of its own"
                 ) from None
-            log = cls(path, descriptor, lock, LogPart())
+            log = cls(path, descriptor, lock, EventLogPart())
             try:
                 log._write(MAGIC)
                 log.sync()
@@ -271,7 +271,7 @@ MOST_BYTES = 2 << 30  # a longer log is not read into memory
 
 
 @dataclass
-class LogPart:
+class EventLogPart:
     """What `read_events` found; pass ``offset`` to the next call to continue from there.
 
     ``torn`` is the number of bytes at the end that make no whole record, ``damaged`` of those skipped before
@@ -296,7 +296,7 @@ class LogPart:
         return "; ".join(parts)
 
 
-def read_events(path: Path, offset: int = 0) -> LogPart:
+def read_events(path: Path, offset: int = 0) -> EventLogPart:
     """Return the events of a log from ``offset`` on, also while its driver is writing it.
 
     Raises `DataLossError` if the file is not a log of a sweep, or has another version,
@@ -310,15 +310,15 @@ def read_events(path: Path, offset: int = 0) -> LogPart:
         data = file.read(max(size, 0))
     start = FORMAT.start(data, str(path)) if offset == 0 else 0
     if start is None:
-        return LogPart(torn=len(data))
+        return EventLogPart(torn=len(data))
     part = parse(data, start)
     part.offset += offset
     return part
 
 
-def parse(data: bytes, start: int = 0) -> LogPart:
+def parse(data: bytes, start: int = 0) -> EventLogPart:
     """Return what the records in ``data`` say from ``start`` on; never raises on damage, counts it."""
-    part = LogPart()
+    part = EventLogPart()
     reports: list[bytes] = []  # payloads that stand together are unpacked together, which takes half the time
 
     def take(kind: int, payload: bytes) -> None:

@@ -67,7 +67,7 @@ class Ledger:
         self.trials: dict[int, Trial] = {}
         self.history: list[Ask | Tell] = []
         self.reports = Reports(created.direction)
-        self.spans: list[Span] = []
+        self.spans: list[AttemptSpan] = []
         self.improvements: list[Improvement] = []
         self._finals: dict[int, float] = {}  # the current value of each finished trial
         self._best: int | None = None
@@ -295,7 +295,7 @@ class Ledger:
 
     def _span(self, trial: Trial, end: float, how: str) -> None:
         start = end if trial.started_at is None else trial.started_at
-        self.spans.append(Span(trial.number, trial.attempt, trial.ranks, start, end, how))
+        self.spans.append(AttemptSpan(trial.number, trial.attempt, trial.ranks, start, end, how))
 
     def _consider(self, trial: Trial, time: float) -> None:
         value = trial.value
@@ -323,7 +323,7 @@ State: TypeAlias = Literal["waiting", "running"] | EndState
 STATES: tuple[State, ...] = ("waiting", "running", "finished", "pruned", "stopped", "failed")
 
 
-class Span(NamedTuple):
+class AttemptSpan(NamedTuple):
     """One attempt at a trial, on the engines that it had; ``how`` it ended: a state, or "lost"."""
 
     number: int

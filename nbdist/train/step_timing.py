@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from nbdist.metrics.ring_log import Row, Tape
+from nbdist.metrics.ring_log import RingLog, Row
 from nbdist.metrics.timeline import Span
 from nbdist.train.strategy import Replica
 
@@ -76,8 +76,8 @@ class StepLog:
 
     def __init__(self, lane: str) -> None:
         self.lane = lane
-        self._tape = Tape()
-        self.add: Callable[[Row], None] = self._tape.add
+        self._ring_log = RingLog()
+        self.add: Callable[[Row], None] = self._ring_log.add
         """Record a step: (number, seconds for data, begun, seconds that the pull waited, pulled, computed,
         seconds that the push waited, pushed)."""
         self._pull: tuple[str, str] | None = None
@@ -101,7 +101,7 @@ class StepLog:
             for kind, name, begun, ended in list(self._between)
         ]
         return [
-            *step_spans(self._tape.rows(), task, self.lane, self._pull, self._push, self._program),
+            *step_spans(self._ring_log.rows(), task, self.lane, self._pull, self._push, self._program),
             *between,
         ]
 

@@ -104,7 +104,7 @@ def nested(depth: int) -> Any:
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_what_is_no_plain_data_is_refused_at_home(value: Any, why: str) -> None:
+def test_values_that_are_not_plain_data_are_refused_by_the_sender(value: Any, why: str) -> None:
     with Graph().as_default() as graph:
         made = np.tanh(constant(1.0))
     made.attrs["odd"] = value

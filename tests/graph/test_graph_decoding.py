@@ -133,14 +133,14 @@ def test_arrays_have_to_be_those_that_were_sent() -> None:
     decode(meta, [np.repeat(first, 2)[::2], second])  # memory that is not in one piece is fine
 
 
-def test_what_an_op_is_said_to_be_must_be_what_it_is() -> None:
+def test_a_declared_spec_must_be_the_real_one() -> None:
     with Graph().as_default() as graph:
         np.sum(placeholder(np.float32, (2, 3), name="x"), axis=0)
     for spec in (["<f4", 2], ["<f8", 3], ["<f4", None], ["<f4"]):
         meta, arrays = encode(graph.tensors)
         meta["specs"][1] = spec
         with pytest.raises(
-            DataLossError, match=r"sum 'sum' is said to be .*, but of these inputs it is \(3,\) float32"
+            DataLossError, match=r"sum 'sum' is declared as .*, but of these inputs it is \(3,\) float32"
         ):
             decode(meta, arrays)
     graph.tensors[1].attrs["axis"] = 7

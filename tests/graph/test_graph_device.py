@@ -91,24 +91,24 @@ def test_any_other_text_is_an_argument_error(text: str) -> None:
         ("/cpu:0/cpu:0", "names more than one device type"),
         ("/job:a/job:b", "names more than one job; keep one"),
         ("/task:0/task:0", "names more than one task"),
-        ("/job:j/replica:foo", "replica:foo in '/job:j/replica:foo': 'foo' is no number"),
-        ("/job:j/task:bar", "'bar' is no number; write it like task:0"),
-        ("/task:*", "no number"),
-        ("/task:-1", "no number"),
-        ("/task:²", "no number"),
-        ("/task:" + "9" * 5000, "no number"),
-        ("/cpu:one", "'one' is no number"),
-        ("/cpu:", "no number"),
-        ("/task", "'task' in '/task' is no task; write it like task:0"),
-        ("/job:a:b", "'job:a:b' in '/job:a:b' is no job; write it like job:ps"),
-        ("/device:CPU:0:0", "is no device; write it like device:CPU:0"),
-        ("/device", "is no device"),
+        ("/job:j/replica:foo", "replica:foo in '/job:j/replica:foo': 'foo' is not a number"),
+        ("/job:j/task:bar", "'bar' is not a number; write it like task:0"),
+        ("/task:*", "not a number"),
+        ("/task:-1", "not a number"),
+        ("/task:²", "not a number"),
+        ("/task:" + "9" * 5000, "not a number"),
+        ("/cpu:one", "'one' is not a number"),
+        ("/cpu:", "not a number"),
+        ("/task", "'task' in '/task' is not a task; write it like task:0"),
+        ("/job:a:b", "'job:a:b' in '/job:a:b' is not a job; write it like job:ps"),
+        ("/device:CPU:0:0", "is not a device; write it like device:CPU:0"),
+        ("/device", "is not a device"),
         ("/job:", "a job is a word"),
         ("/job:*", "a job is a word"),
         ("/device::0", "a device type is a word"),
     ],
 )
-def test_a_text_that_means_nothing_says_why(text: str, message: str) -> None:
+def test_an_invalid_device_text_is_explained(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         DeviceSpec.from_string(text)
     assert isinstance(caught.value, InvalidArgumentError)

@@ -178,7 +178,7 @@ def test_what_encode_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         encode(graph.tensors)
     y.attrs = {}
     y.device = "\ud800"
-    with pytest.raises(InvalidArgumentError, match="no plain text"):
+    with pytest.raises(InvalidArgumentError, match="not plain text"):
         encode(graph.tensors)
     y.device = ""
     x.dtype = np.dtype(np.longdouble)

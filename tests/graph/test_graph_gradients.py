@@ -161,7 +161,7 @@ def test_gradients_join_the_graph_of_their_loss() -> None:
 def test_only_floating_point_numbers_have_gradients() -> None:
     with Graph().as_default():
         a = Variable(np.ones(2))
-        with pytest.raises(InvalidArgumentError, match="is no floating point number"):
+        with pytest.raises(InvalidArgumentError, match="is not a floating point tensor"):
             gradients(np.sum(a > 0), [a])
 
 

@@ -136,8 +136,8 @@ def test_nothing_but_a_block_is_made_beside_the_values() -> None:
     [
         ({"draw": "gamma"}, "'gamma' values of float32; choose from constant, uniform, normal"),
         ({"dtype": np.dtype(np.int64)}, "'uniform' values of int64"),
-        ({"shape": (3, 4), "start": (2, 0)}, r"\(3, 4\) from \(2, 0\) on is no part of \(4, 4\)"),
-        ({"shape": (3,)}, "is no part"),
+        ({"shape": (3, 4), "start": (2, 0)}, r"\(3, 4\) from \(2, 0\) on is not a part of \(4, 4\)"),
+        ({"shape": (3,)}, "is not a part"),
         ({"shape": (2, 2)}, "along more than one axis"),
     ],
 )

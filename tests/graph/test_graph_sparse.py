@@ -277,7 +277,7 @@ def test_where_to_begin_may_be_given() -> None:
         (lambda x, o: ([], [x]), "there is no y"),
         (lambda x, o: (x * 2, ["x"]), "x is a tensor, got 'x'"),
         (lambda x, o: (x * 2, [o]), "'o'.* belongs to another graph than"),
-        (lambda x, o: (x > 0, [x]), "is no floating point number"),
+        (lambda x, o: (x > 0, [x]), "is not a floating point tensor"),
         (lambda x, o: (x * 2, [x], [np.ones(3), None]), "1 ys have 2 grad_ys"),
         (lambda x, o: (x * 2, [x], np.ones(2)), r"has a gradient of the same shape, got \(2,\)"),
         (lambda x, o: (x * 2, [x], 1.0), r"got \(\)"),

@@ -221,7 +221,7 @@ def test_iterating_and_len() -> None:
         (lambda x: functional.one_hot(x, 3), r"one_hot takes class numbers \(integers\), got float32"),
         (lambda x: functional.softmax(x.astype(np.int64)), "softmax takes floating-point numbers, got int64"),
         (lambda x: functional.log_softmax(x.astype(np.int8)), "log_softmax takes floating-point numbers"),
-        (lambda x: gradients(np.argmax(x, axis=1), [x]), "is no floating point number"),
+        (lambda x: gradients(np.argmax(x, axis=1), [x]), "is not a floating point tensor"),
     ],
 )
 def test_what_does_not_fit_is_refused_when_the_graph_is_built(make: Callable[[Any], Any], words: str) -> None:

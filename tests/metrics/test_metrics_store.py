@@ -14,7 +14,7 @@ from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.metrics import store as store_module
 from nbdist.metrics.log import POINT, Batch, log_path
 from nbdist.metrics.recorder import Recorder
-from nbdist.metrics.series import Thinned, decimate, mean_by_step
+from nbdist.metrics.series import Downsampled, decimate, mean_by_step
 from nbdist.metrics.store import RunStore, columns_from_logs
 
 VALUES = arrays(
@@ -50,7 +50,7 @@ def test_decimation_keeps_first_last_extremes_and_order(values: np.ndarray, limi
 def test_thinning_does_not_depend_on_how_points_came(
     values: np.ndarray, cuts: list[int], buckets: int
 ) -> None:
-    at_once, in_parts = Thinned(buckets), Thinned(buckets)
+    at_once, in_parts = Downsampled(buckets), Downsampled(buckets)
     steps = np.arange(len(values), dtype="u4")
     at_once.extend(steps, values, steps / 2)
     for part in np.split(steps, sorted(min(cut, len(values)) for cut in cuts)):
@@ -335,7 +335,7 @@ def test_very_many_series_take_little_memory_and_time() -> None:
 
 
 def waiting_in(store: RunStore) -> int:
-    return sum(len(points) for waiting in store._unsorted._waiting.values() for points in waiting)
+    return sum(len(points) for waiting in store._ingest._waiting.values() for points in waiting)
 
 
 def curves_of(store: RunStore) -> dict[tuple[int, str], list[tuple[int, float]]]:

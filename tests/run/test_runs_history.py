@@ -166,7 +166,7 @@ def test_a_deletion_follows_no_link(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         delete_run("r2")
     for name in ("../outside", ".", "a/b"):
-        with pytest.raises(InvalidArgumentError, match="is no run id"):
+        with pytest.raises(InvalidArgumentError, match="is not a run id"):
             delete_run(name)
     assert (outside / "kept").read_text() == "mine"
 

@@ -6,7 +6,7 @@ Small ops take a GPU less time than Python and the driver take to launch them; a
 tied to memory: what is fed is copied to where it was when the calls were recorded, targets from there.
 
 This follows CuPy's documentation (Stream.begin_capture, Graph.launch) and is tested with a stand-in for CuPy.
-It has not run on a GPU yet; therefore a program is captured only if that is asked for.
+It has not run on a GPU yet; therefore a program is captured only on request.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Captured:
     """A program's function: the first call runs it, the second records it, all from then on launch the graph.
 
     The first run lets CuPy compile its kernels and cuBLAS take its workspace, which cannot be while calls are
-    recorded. All that they allocate comes from a pool of their own and stays theirs: a graph goes on using
+    recorded. All their allocations come from a pool of their own, which they keep: a graph continues to use
     those addresses.
     """
 

@@ -104,7 +104,7 @@ class _Finder:
         self.run = {}
 
     def _splits(self, node: Tensor) -> frozenset[int]:
-        """Return how many of the leading axes can be cut to blocks: none if the op is no link of a chain."""
+        """Return how many of the leading axes can be cut to blocks: none outside of a chain."""
         values, op = self.values, node.op
         if (
             values.xp is not np
@@ -300,7 +300,7 @@ class BlockSizes:
     """When ops run block by block, and how large a block of one value is; measured in bench/NOTES.md."""
 
     cache_bytes: int = 1 << 24
-    """What ops may touch, all together, and run whole: it stays in the last cache, where calls cost more."""
+    """Ops that touch no more than this run whole: all stays in the last cache, where calls cost more."""
     least_bytes: int = 1 << 20
     """Of one value: smaller ones are always computed whole."""
     block_bytes: int = 1 << 18
@@ -433,14 +433,14 @@ class Blockwise:
             self.failed = self.members[member]
             raise
         for output in self._outputs:
-            _bring_home(given[output.position], parts[output.position])
+            _copy_to_host(given[output.position], parts[output.position])
 
 
 def _by_block(operands: Sequence[Operand], given: Sequence[Sequence[Array]]) -> Arguments:
     return list(zip(*(given[o.position] if isinstance(o, CallOperand) else o for o in operands), strict=True))
 
 
-def _bring_home(array: Array, parts: Sequence[Array]) -> None:
+def _copy_to_host(array: Array, parts: Sequence[Array]) -> None:
     """Copy blocks to the array that they were cut from, if they are copies: its rows are no one axis."""
     if not np.may_share_memory(array, parts[0]):
         np.copyto(array, np.concatenate(parts).reshape(array.shape))

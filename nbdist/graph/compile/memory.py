@@ -1,7 +1,7 @@
 """Liveness of a program's values, and which values share memory. Pure.
 
     layout = lay_out(steps, values, chains)
-    layout.peak_bytes, layout.slots, layout.homes[hidden]
+    layout.peak_bytes, layout.slots, layout.owners[hidden]
 
 Steps are what is done one after the other: an op each, or the ops of a chain that run block by block.
 """
@@ -24,7 +24,7 @@ class MemoryPlan:
     """Which slot of memory each planned value has, and each step's scratch memory."""
 
     slots: list[Slot] = field(default_factory=list)
-    homes: dict[Tensor, int] = field(default_factory=dict)
+    owners: dict[Tensor, int] = field(default_factory=dict)
     scratch: dict[Tensor, int] = field(default_factory=dict)
     registers: dict[Tensor, Registers] = field(default_factory=dict)
     """Both by the last op of the step."""
@@ -54,7 +54,7 @@ def last_uses(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[Tensor,
 
 
 def unneeded_after(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[int, list[Tensor]]:
-    """Return the values that nobody reads after a step, by step."""
+    """Return, by step, the values that no later step reads."""
     last: dict[Tensor, int] = {}
     for now, step in enumerate(steps):
         for node in step:
@@ -86,13 +86,13 @@ def lay_out(steps: Sequence[Sequence[Tensor]], values: Values, chains: Mapping[T
             if chain is not None and node in chain.inner:
                 continue
             ending.setdefault(last[node], set()).add(node)
-            home = dying.take(node, place)
-            if home is None:
+            owner = dying.take(node, place)
+            if owner is None:
                 layout.slots.append(Slot(size, now, last[node]))
-                layout.homes[node] = len(layout.slots) - 1
+                layout.owners[node] = len(layout.slots) - 1
             else:
-                layout.homes[node] = layout.homes[home]
-                layout.slots[layout.homes[node]].last = last[node]
+                layout.owners[node] = layout.owners[owner]
+                layout.slots[layout.owners[node]].last = last[node]
         if chain is not None:
             registers = layout.registers[step[-1]] = assign(chain, values, dying.free)
             scratch = registers.count * chain.block_bytes or None
@@ -110,7 +110,7 @@ def _scratch_bytes(node: Tensor, values: Values) -> int | None:
 
 
 class _Dying:
-    """Values that nobody needs after a step: those of its results that may be written over them are.
+    """Values that no later step needs: results of the step that may be written over them are.
 
     ``free`` says, of each result, from which of the step's ops on its memory is free.
     """

@@ -28,7 +28,7 @@ def may_be_reordered(values: Values, order: Sequence[Tensor]) -> bool:
 def thrifty_order(values: Values, order: Sequence[Tensor]) -> list[Tensor]:
     """Return the same ops, inputs before users; those that free no less memory than they take come first.
 
-    Among others the given order stays. Whatever reads a variable in that order before a target of the same
+    Other ops keep the given order. Whatever reads a variable in that order before a target of the same
     shape and dtype is computed still does: the target may be that variable's memory.
     """
     return _Scheduler(values, order).run()
@@ -46,7 +46,7 @@ class _Scheduler:
             for one in first:
                 self.users[one].append(node)
         self.readers: dict[Tensor, set[Tensor]] = {}
-        """Who still reads something of a value's memory."""
+        """The ops that have yet to read a value's memory."""
         for node in order:
             for i in values.reads(node):
                 self.readers.setdefault(values.roots[i], set()).add(node)

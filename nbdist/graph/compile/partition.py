@@ -51,7 +51,7 @@ class _Cutter:
         self.specs = Specs.fed(feeds, shapes)
         self.feeds = {feed: i for i, feed in enumerate(feeds)}
         self.devices, self.default, self.soft = devices, default, soft
-        self.homes: dict[Tensor, str] = {}
+        self.task_devices: dict[Tensor, str] = {}
         self.chosen: dict[str, str] = {}
         self.ranks: dict[Tensor, int] = {}
         self.portable: set[Tensor] = set()
@@ -64,16 +64,21 @@ class _Cutter:
         self._find_portable(fetches)
         results = [self._fetched(t) for t in fetches]
         for effect in self._all_of(t for t in fetches if t.op is not None and not t.op.has_value):
-            self._value(effect, self._home(effect))
+            self._value(effect, self._task_device(effect))
         self._wait_late()
         ordered = schedule(self.items, nearest=not (fetches and fetches[0].graph.in_order))
         pieces = SubgraphBuilder(self.specs, self.edges, self.feeds).make(ordered, results)
-        return Plan(pieces, self.edges, {t.name: home for t, home in self.homes.items()}, len(fetches))
+        return Plan(
+            pieces,
+            self.edges,
+            {t.name: task_device for t, task_device in self.task_devices.items()},
+            len(fetches),
+        )
 
     def _fetched(self, t: Tensor) -> Item | None:
         if t.op is not None and not t.op.has_value:
             return None
-        item = self._value(t, self._home(t))
+        item = self._value(t, self._task_device(t))
         if variable_behind(item) is None:
             return item
         copy = Item("copy", t, item.device, [item], rank=item.rank)  # what it is now, not at the step's end
@@ -90,21 +95,21 @@ class _Cutter:
             if item.what in ("receive", "await") and item in first:
                 item.rank = first[item] - 0.5
 
-    def _home(self, t: Tensor) -> str:
+    def _task_device(self, t: Tensor) -> str:
         """Return the device that computes a value."""
-        if t not in self.homes:
+        if t not in self.task_devices:
             at_variables = [] if t.op is None else [t.inputs[i] for i in sorted(t.op.writes)]
             if t.type == "read":
                 at_variables = list(t.inputs)
-            homes = {self._home(v): v for v in at_variables} or {self._choose(t): t}
-            if len(homes) > 1:
-                places = ", ".join(f"{v.name!r} on {home}" for home, v in homes.items())
+            task_devices = {self._task_device(v): v for v in at_variables} or {self._choose(t): t}
+            if len(task_devices) > 1:
+                places = ", ".join(f"{v.name!r} on {task_device}" for task_device, v in task_devices.items())
                 raise InvalidArgumentError(
                     f"{describe(t)} changes variables of more than one device: {places}; put them on one, "
                     "with colocate_with"
                 )
-            (self.homes[t],) = homes
-        return self.homes[t]
+            (self.task_devices[t],) = task_devices
+        return self.task_devices[t]
 
     def _choose(self, t: Tensor) -> str:
         if t.device not in self.chosen:
@@ -151,11 +156,11 @@ class _Cutter:
     def _needs(self, node: Tensor, place: str) -> list[tuple[Tensor, str]]:
         if self._local(node):
             return [(i, place) for i in self.specs.reads(node)] if node not in self.feeds else []
-        home = self._home(node)
-        if home != place:
-            return [(node, home)]
-        needs = [(i, home) for i in self.specs.reads(node)]
-        return needs + [(c, self._home(c)) for c in self._controls(node)]
+        task_device = self._task_device(node)
+        if task_device != place:
+            return [(node, task_device)]
+        needs = [(i, task_device) for i in self.specs.reads(node)]
+        return needs + [(c, self._task_device(c)) for c in self._controls(node)]
 
     def _local(self, node: Tensor) -> bool:
         """Whether a value is put on every device that needs it, instead of being sent there."""
@@ -167,16 +172,16 @@ class _Cutter:
                 f"placeholder {describe(node)} of shape {show(node.shape)} and {node.dtype} has to be fed"
             )
         rank = float(self._rank(node))
-        if self._local(node) or self._home(node) == place:
+        if self._local(node) or self._task_device(node) == place:
             item = Item("op", node, place, rank=rank)
             if node not in self.feeds:
                 item.inputs = [self.values[i, place] for i in self.specs.reads(node)]
             if not self._local(node):
                 item.after = [self._signal(c, place) for c in self._controls(node)]
-            elif node not in self.homes:
-                self.homes[node] = place
+            elif node not in self.task_devices:
+                self.task_devices[node] = place
         else:
-            source = self.values[node, self._home(node)]
+            source = self.values[node, self._task_device(node)]
             spec = self.specs[node]
             item = self._cross(source, place, Spec(spec.shape, spec.dtype), "send", "receive")
         self.values[node, place] = item
@@ -184,9 +189,9 @@ class _Cutter:
 
     def _signal(self, c: Tensor, place: str) -> Item:
         """Return the item on a device after which ``c`` has run."""
-        home = self._home(c)
-        done = self.values[c, home]
-        if home == place:
+        task_device = self._task_device(c)
+        done = self.values[c, task_device]
+        if task_device == place:
             return done
         if (c, place) not in self.signals:
             item = self._cross(done, place, None, "signal", "await")

@@ -72,7 +72,7 @@ class Program:
         return results, list(spans)
 
     def node_at(self, trace: TracebackType | None) -> Tensor | None:
-        """Return the tensor whose call an exception came out of."""
+        """Return the tensor whose call raised an exception."""
         while trace is not None:
             code = trace.tb_frame.f_code
             if code.co_name == "step" and code.co_filename.startswith("<nbdist program"):
@@ -116,7 +116,7 @@ def compile_program(
 
     ``values`` holds each variable's array, which is read (and assigned) in place. The values of ``into``
     are written to arrays that each call passes after the feeds (a gradient goes straight to where it is
-    sent from). ``order`` says what is computed and when, inputs before users; ``kernels`` returns the
+    sent from). ``order`` has the tensors to compute, inputs before users; ``kernels`` returns the
     function that is called for an external op, ``memory`` the bytes that intermediate values are kept in.
     ``written`` holds functions that are called as soon as a value of ``into`` is in its array: gradients of a
     bucket can travel while others are computed. ``locks`` are taken where their variables are looked at or

@@ -136,7 +136,7 @@ class _Versions:
     before assignment n + 1. That alone could make a circle: two that each follow the other's assignment. So
     only those look at the memory itself that come before the assignment in one certain order, and all others
     at a copy, made as soon as that version is there. The order: first what follows no assignment at all,
-    then the rest as ``ordered``. Nothing that is asked for here goes against it, so there is no circle.
+    then the rest as ``ordered``. No requirement here contradicts that order, so there is no cycle.
     """
 
     def __init__(self, ordered: Sequence[Item], writers: dict[Tensor, list[Item]]) -> None:

@@ -62,7 +62,7 @@ class FunctionSource:
         targets = {t: f"o{j}" for j, t in reversed(list(enumerate(into)))}
         self._names |= {t: name for t, name in targets.items() if values.kinds[t] is ValueKind.COMPUTED}
         self._arrays: dict[Tensor, Array] = {}
-        for node in layout.homes:
+        for node in layout.owners:
             self._arrays[node] = self._planned(node)
         for node in order:
             if node in values.known and (
@@ -192,7 +192,7 @@ class FunctionSource:
         return name
 
     def _planned(self, node: Tensor) -> Array:
-        return self._carved(self.layout.homes[node], node, self.values.specs[node].dtype)
+        return self._carved(self.layout.owners[node], node, self.values.specs[node].dtype)
 
     def _scratch(self, node: Tensor) -> list[str]:
         dtype = scratch_dtype(node, self.values)
@@ -260,7 +260,7 @@ def _checked(call: Callable[..., Array], values: Values, node: Tensor) -> Callab
         found = np.shape(result)
         if found != shape and not fits(found, shape):
             raise InvalidArgumentError(
-                f"{node.name!r} ({node.type}): its spec says {show(shape)}, its value is {show(found)}"
+                f"{node.name!r} ({node.type}): its spec is {show(shape)}, its value is {show(found)}"
             )
         return result
 

@@ -13,7 +13,7 @@ from nbdist.graph.tensor import Tensor
 class Specs:
     """Infers the specs of tensors from those of their inputs, each once.
 
-    A size that stays None is known only while the graph runs (rows that a mask picks, say).
+    A size of None is known only while the graph runs (rows that a mask selects, for example).
     """
 
     def __init__(self, known: Mapping[Tensor, Spec]) -> None:

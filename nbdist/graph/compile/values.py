@@ -165,7 +165,7 @@ class Values:
 def computed_into_variables(order: Sequence[Tensor], values: Values) -> dict[Tensor, Variable]:
     """Return values that are computed straight into the variable they are assigned to, with that one.
 
-    An initial value is one: nobody else uses it, and nobody looks at the variable meanwhile.
+    An initial value is one: no other op uses it, and none reads the variable before.
     """
     if not any(node.op is not None and node.op.replaces for node in order):
         return {}

@@ -89,16 +89,16 @@ class _Need:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _OpenScopes:
     """Which scopes are to be open."""
 
     expand: tuple[str, ...]
     depth: int | None
 
     def opens(self, scope: str, parent: str, alone: bool) -> bool:
-        """Say so for ``scope``, whose box lies in ``parent``; both end with a slash or are empty."""
-        wished = alone if self.depth is None else scope.count("/") <= self.depth
-        return wished or any(
+        """Return whether ``scope``, in ``parent``, is open; both end with a slash or are empty."""
+        by_depth = alone if self.depth is None else scope.count("/") <= self.depth
+        return by_depth or any(
             wanted.startswith(scope) or (scope.startswith(wanted) and len(wanted) > len(parent))
             for wanted in self.expand
         )
@@ -127,7 +127,7 @@ def collapse(nodes: Sequence[Node], expand: Iterable[str] = (), depth: int | Non
         for name in dict.fromkeys((*node.inputs, *node.control_inputs))
         if (source := names.get(name)) is not None
     ]
-    wish = _Wish(tuple(name.rstrip("/") + "/" for name in expand), depth)
+    open_scopes = _OpenScopes(tuple(name.rstrip("/") + "/" for name in expand), depth)
     heads = [node for node in nodes if node.name not in folded]
     held: dict[str, list[Node]] = {}
     for name, head in folded.items():
@@ -136,7 +136,7 @@ def collapse(nodes: Sequence[Node], expand: Iterable[str] = (), depth: int | Non
     for node in heads:
         by_device.setdefault(node.device, []).append(node)
     order = {node.name: position for position, node in enumerate(nodes)}
-    builder = _PlaneBuilder(held, order, wish)
+    builder = _PlaneBuilder(held, order, open_scopes)
     groups = [group for device in by_device.values() for group in builder.groups(device, "")]
     return builder.plane(groups, needs, "")
 
@@ -173,7 +173,7 @@ class _BoxGroup:
 class _PlaneBuilder:
     held: Mapping[str, list[Node]]  # what is folded into an op
     order: Mapping[str, int]
-    wish: _Wish
+    open_scopes: _OpenScopes
 
     def groups(self, heads: Sequence[Node], scope: str) -> list[_BoxGroup]:
         """Sort the ops of one device and scope by the next part of their names."""
@@ -231,7 +231,7 @@ class _PlaneBuilder:
         if not group.scope:
             return Box(f"{head.device}|{head.name}", head.name[len(around) :], head.device, members)
         plane = self.plane(self.groups(group.heads, group.scope), needs, group.scope)
-        is_open = self.wish.opens(group.scope, around, alone and len(plane.boxes) <= MOST_OPENED)
+        is_open = self.open_scopes.opens(group.scope, around, alone and len(plane.boxes) <= MOST_OPENED)
         return Box(
             f"{head.device}|{group.scope}", group.scope[len(around) :], head.device, members, plane, is_open
         )

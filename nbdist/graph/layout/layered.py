@@ -128,12 +128,12 @@ def ordered(
         for number in range(len(rows)) if down else reversed(range(len(rows))):
             row = rows[number]
             if number not in fixed:
-                wish = {}
+                barycenter = {}
                 for element in row:
                     there = [place[other] for other in near.get(element, ())]
                     there += [pulls[element]] if element in pulls else []
-                    wish[element] = sum(there) / len(there) if there else place[element]
-                row.sort(key=wish.__getitem__)
+                    barycenter[element] = sum(there) / len(there) if there else place[element]
+                row.sort(key=barycenter.__getitem__)
             for i, element in enumerate(row):
                 place[element] = (i + 0.5) / len(row)
         count = crossings(rows, links)

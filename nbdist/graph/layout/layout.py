@@ -38,7 +38,7 @@ def lay_out(
     """Return the sheet of a plane and, in its spots, those of the scopes in it.
 
     ``title`` is the scope's name where the plane is one. ``into`` and ``out`` are its ports from left to
-    right: the edges of the plane around it that go on there.
+    right: the edges of the surrounding plane that continue there.
     """
     work = begin(plane, measure, title, into, out)
     devices = _devices(plane) if title is None else [plane.boxes[0].device]
@@ -145,10 +145,10 @@ def _placed(work: LayoutState, column: int) -> float:
 
 def _pulls(work: LayoutState) -> dict[int, float]:
     """Return to which end of its row a box is drawn by what it sends to other devices and gets from them."""
-    wishes: dict[int, list[float]] = {}
+    wanted: dict[int, list[float]] = {}
     for wire in work.wires:
         source, target = work.column[wire.source], work.column[wire.target]
         if source != target:
-            wishes.setdefault(wire.source, []).append(1.3 if target > source else -0.3)
-            wishes.setdefault(wire.target, []).append(-0.3 if target > source else 1.3)
-    return {box: sum(wish) / len(wish) for box, wish in wishes.items()}
+            wanted.setdefault(wire.source, []).append(1.3 if target > source else -0.3)
+            wanted.setdefault(wire.target, []).append(-0.3 if target > source else 1.3)
+    return {box: sum(places) / len(places) for box, places in wanted.items()}

@@ -57,7 +57,7 @@ class Node:
 def describe(graph: Graph, placement: Mapping[str, str] | None = None) -> tuple[Node, ...]:
     """Return the nodes of a graph in the order in which they were made.
 
-    ``placement`` gives full devices by tensor name; the others stay where the graph says.
+    ``placement`` gives full devices by tensor name; the others have the graph's devices.
 
     >>> from nbdist.graph.tensor import placeholder
     >>> with Graph().as_default() as graph:

@@ -31,17 +31,17 @@ def centres(rows: LayerRows, links: Sequence[LineSegment], width: Mapping[int, f
         down, last = sweep % 2 == 0, sweep >= SWEEPS
         for number in range(len(rows)) if down else reversed(range(len(rows))):
             row = rows[number]
-            wishes, weights = [], []
+            wanted, weights = [], []
             for element in row:
                 near = above.get(element, ()) if down else below.get(element, ())
                 if last:
                     near = (*above.get(element, ()), *below.get(element, ()))
                 weight = sum(w for _, w, _ in near)
-                wishes.append(
+                wanted.append(
                     sum(w * (x[other] + shift) for other, w, shift in near) / weight if near else x[element]
                 )
                 weights.append(weight if near else 0.1)
-            x |= dict(zip(row, settled(wishes, weights, offsets[number])))
+            x |= dict(zip(row, settled(wanted, weights, offsets[number])))
     return x
 
 
@@ -51,15 +51,15 @@ def _offsets(row: Sequence[int], width: Mapping[int, float]) -> list[float]:
     return list(accumulate(steps, initial=0.0))
 
 
-def settled(wishes: Sequence[float], weights: Sequence[float], offsets: Sequence[float]) -> list[float]:
-    """Return places near the wished ones (least squares) that are as far apart as the offsets are.
+def settled(wanted: Sequence[float], weights: Sequence[float], offsets: Sequence[float]) -> list[float]:
+    """Return places near the wanted ones (least squares) that are as far apart as the offsets are.
 
     >>> settled([0, 0, 10], [1, 1, 1], [0, 4, 8])
     [-2.0, 2.0, 10.0]
     """
-    blocks: list[tuple[float, float, int]] = []  # mean of wish - offset, weight, count
-    for wish, weight, offset in zip(wishes, weights, offsets):
-        mean, count = float(wish - offset), 1
+    blocks: list[tuple[float, float, int]] = []  # mean of target - offset, weight, count
+    for target, weight, offset in zip(wanted, weights, offsets):
+        mean, count = float(target - offset), 1
         while blocks and blocks[-1][0] > mean:
             other, heavy, many = blocks.pop()
             mean = (mean * weight + other * heavy) / (weight + heavy)

@@ -72,7 +72,7 @@ class Sheet:
     """A plane that is laid out.
 
     ``bands`` are the top and bottom of each row; ``into`` and ``out`` are the x of its ports, at its upper
-    and lower edge, where lines of the plane around it go on.
+    and lower edge, where lines of the surrounding plane continue.
     """
 
     plane: Plane

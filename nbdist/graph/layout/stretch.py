@@ -3,7 +3,7 @@
     shown = spread(sheet)
 
 Two rising maps, of x and of y, say where each point of the sheet goes. So boxes that were apart stay apart,
-what was left of something stays left of it, and lines keep their ways. A scope that is closed leaves the room
+boxes and lines keep their relative positions. A scope that is closed leaves the room
 to its right empty. The page's script does the same when a scope is opened or closed by a click.
 """
 
@@ -85,7 +85,7 @@ def spread(sheet: Sheet, is_open: Callable[[Box], bool] = lambda box: box.open) 
 def stretched(needs: Iterable[tuple[float, float, float]]) -> Scale:
     """Return a map that gives each of some intervals (start, end) the length it needs, and shortens nothing.
 
-    The room is made at an interval's end: what is above or below an open scope stays where it is.
+    The room is made at an interval's end: boxes above or below an open scope do not move.
 
     >>> wide = stretched([(10.0, 20.0, 50.0)])
     >>> wide(5.0), wide(15.0), wide(20.0), wide(30.0)

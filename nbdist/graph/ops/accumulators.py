@@ -83,7 +83,7 @@ class _Accumulator:
         return self._record("accumulator_begin", whole(step))
 
     def close(self) -> Tensor:
-        """Return the op after which nothing is taken any more: who waits is told with an OutOfRangeError."""
+        """Return the op that closes it: waiting replicas get an OutOfRangeError."""
         return self._record("accumulator_close")
 
     def _record(self, op_name: str, *inputs: Any, **attrs: Any) -> Tensor:
@@ -99,9 +99,9 @@ class ConditionalAccumulator(_Accumulator):
     """Collects dense gradients of one variable; as TensorFlow's class of this name.
 
     A gradient is accepted if its local step is not older than the accumulator's step; older ones are dropped
-    and counted. ``take_grad(n)`` waits for n, returns the mean (or the sum) of all that are there, and goes
-    on to the next step. They are added in the order of the names of the tasks that hold their local steps,
-    so that a result does not depend on who came first. ``shared_name`` is the name that it is kept under, if
+    and counted. ``take_grad(n)`` waits for n, returns the mean (or the sum) of all that are there, and begins
+    the next step. They are added in the order of the names of the tasks that hold their local steps,
+    not in the order of arrival. ``shared_name`` is the name that it is kept under, if
     that is not ``name``.
 
     >>> from nbdist.graph.tensor import Graph

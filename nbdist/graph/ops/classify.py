@@ -20,7 +20,7 @@ TINY = 1e-7  # keeps logarithms and quotients of probabilities finite, as in Ker
 
 
 def _softmax_kernel(xp: Any) -> Callable[[Array, Array], None]:
-    """Softmax over the last axis; the row sums live in memory that stays with the kernel."""
+    """Softmax over the last axis; the kernel owns the memory of the row sums."""
     rows: list[Array] = []
     largest: Any = np.maximum.reduce
     total: Any = np.add.reduce
@@ -76,7 +76,7 @@ def _log_softmax(xp: Any, x: Array) -> Array:
 
 
 def _log_softmax_kernel(xp: Any) -> Callable[..., None]:
-    """The same with planned memory; the row sums live in memory that stays with the kernel."""
+    """The same with planned memory; the kernel owns the memory of the row sums."""
     rows: list[Array] = []
     largest: Any = np.maximum.reduce
     total: Any = np.add.reduce

@@ -29,7 +29,7 @@ READS = ("next_batch", "batch_part")
 class DatasetSource:
     """A dataset on the device of the scope around, by a name that no other in the graph has.
 
-    The arrays are not copied: they are data, which nobody changes meanwhile.
+    The arrays are not copied: do not change them during the session.
     """
 
     def __init__(self, steps: Sequence[Any], arrays: Sequence[Array], name: str = "dataset") -> None:
@@ -46,7 +46,7 @@ class DatasetSource:
         return self._record("begin_pass", opened)
 
     def next(self) -> Tensor:
-        """Return the number of rows of the next batch, int64; running it goes on to that batch.
+        """Return the number of rows of the next batch, int64; running it moves to that batch.
 
         Raises OutOfRangeError when a pass has ended; the run after that begins another pass.
         """

@@ -33,7 +33,7 @@ HERE = "array"
 
 
 def _index(x: Tensor, key: tuple[Any, ...]) -> Tensor:
-    """Record ``x[key]``; what is no array goes the way of views."""
+    """Record ``x[key]``; an index without arrays is recorded as a view."""
     key = tuple(np.asarray(k) if isinstance(k, list) else k for k in key)
     if not any(isinstance(k, (Tensor, np.ndarray)) for k in key):
         return record("getitem", x, key=key)

@@ -106,7 +106,7 @@ def _spec(
         min(first, n) >= 0 and first + n <= size for first, n, size in zip(start, shape, whole, strict=True)
     )
     if not inside:
-        raise InvalidArgumentError(f"initial_value: {shape} from {start} on is no part of {whole}")
+        raise InvalidArgumentError(f"initial_value: {shape} from {start} on is not a part of {whole}")
     if sum(n != size for n, size in zip(shape, whole, strict=True)) > 1:
         raise InvalidArgumentError(f"initial_value: {shape} is cut out of {whole} along more than one axis")
     return Spec(tuple(shape), dtype)

@@ -38,7 +38,7 @@ def summed_rows(xp: Any, rows: Array, positions: Array) -> tuple[Array, Array]:
 
 
 def check_rows(positions: Array, rows: int) -> None:
-    """Raise an InvalidArgumentError that names the first number that is no row of a table."""
+    """Raise an InvalidArgumentError that names the first number that is not a row of the table."""
     if positions.size == 0 or (positions.min() >= 0 and positions.max() < rows):
         return
     flat = to_host(positions).reshape(-1)

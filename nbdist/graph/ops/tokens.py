@@ -22,10 +22,10 @@ from nbdist.graph.tensor import Tensor, record
 
 
 class TokenQueue:
-    """Whole numbers, each the step that its taker goes on with.
+    """Whole numbers, each the step with which its replica continues.
 
-    ``begin`` empties it and lets replicas in that ``join``; ``serve`` says that the step which runs it is the
-    one that puts tokens there; ``close`` ends it. With ``one_each`` nobody takes two tokens of a step.
+    ``begin`` empties it and lets replicas in that ``join``; ``serve`` marks the step that runs it as the one
+    that puts tokens there; ``close`` ends it. With ``one_each`` no replica takes two tokens of a step.
 
     >>> from nbdist.graph.tensor import Graph
     >>> with Graph().as_default():
@@ -76,7 +76,7 @@ class TokenQueue:
         return self._record("token_join", replica=replica)
 
     def serve(self) -> Tensor:
-        """Return the op that makes the step which runs it the queue's: if that is cut off, all are told."""
+        """Return the op that ties its step to the queue: if it is aborted, all waiting replicas fail."""
         return self._record("token_serve")
 
     def close(self, *, failed: bool = False) -> Tensor:

@@ -3,7 +3,7 @@
     plain = to_plain((slice(None), 3, ...), arrays)      # ["tuple", ["slice", None, None, None], 3, ["..."]]
     from_plain(plain, Beside(arrays))                    # (slice(None), 3, Ellipsis)
 
-What msgpack keeps apart by itself stays as it is; everything else is a list that begins with a tag.
+Types that msgpack distinguishes are stored as they are; everything else is a list that begins with a tag.
 """
 
 from __future__ import annotations
@@ -127,12 +127,10 @@ class Beside:
     def take(self, position: Any, expected: Any) -> Array:
         """Return the next array, read-only; DataLossError if it is another one or damaged."""
         if type(position) is not int or position != self._used or position >= len(self._arrays):
-            raise DataLossError(
-                f"array {position!r} is asked for, {self._used} of {len(self._arrays)} are used"
-            )
+            raise DataLossError(f"array {position!r} is wanted, {self._used} of {len(self._arrays)} are used")
         array = self._arrays[position]
         if not isinstance(array, np.ndarray) or DTYPES.get(array.dtype.str) is None or array.ndim > MAX_NDIM:
-            raise DataLossError(f"array {position} is no array of numbers")
+            raise DataLossError(f"array {position} is not an array of numbers")
         array = np.ascontiguousarray(array).reshape(array.shape).view()
         array.flags.writeable = False
         if checksum(array) != expected:
@@ -189,7 +187,7 @@ def _dict(rest: list[Any], beside: Beside, depth: int) -> dict[Any, Any]:
 def _slice(rest: list[Any], beside: Beside, depth: int) -> slice:
     start, stop, step = ends = _all(rest, beside, depth)
     if any(not isinstance(v, (int, np.integer, type(None))) for v in ends):
-        raise TypeError("an end that is no whole number")
+        raise TypeError("an end is not a whole number")
     return slice(start, stop, step)
 
 
@@ -201,7 +199,7 @@ def _ellipsis(rest: list[Any], beside: Beside, depth: int) -> Any:
 def _complex(rest: list[Any], beside: Beside, depth: int) -> complex:
     real, imaginary = rest
     if type(real) is not float or type(imaginary) is not float:
-        raise TypeError("a part that is no float")
+        raise TypeError("a part is not a float")
     return complex(real, imaginary)
 
 

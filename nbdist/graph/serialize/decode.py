@@ -112,7 +112,7 @@ class _Reader:
         names, self.spec_of = self.columns[0], self.columns[3]
         good = all(type(name) is str and 0 < len(name) <= MAX_TEXT for name in names)
         if not good or len(set(names)) != len(names):
-            raise DataLossError("a name in a graph is no text, is empty, or is there twice")
+            raise DataLossError("a name in a graph is not text, is empty, or occurs twice")
         tables: tuple[list[Any], ...] = (self.types, self.attributes, self.specs, self.places, self.lines)
         for column, table in zip(self.columns[1:], tables):
             if any(type(k) is not int or not 0 <= k < len(table) for k in column):
@@ -149,17 +149,17 @@ class _Reader:
         found = self._infer(name, op, key)
         if found != claimed and op.has_value:
             raise DataLossError(
-                f"{op.name} {name!r} is said to be {show(claimed.shape)} {claimed.dtype}, "
+                f"{op.name} {name!r} is declared as {show(claimed.shape)} {claimed.dtype}, "
                 f"but of these inputs it is {show(found.shape)} {found.dtype}"
             )
         return found
 
     def _infer(self, name: str, op: Op, key: tuple[int, ...]) -> Spec:
-        """Return what an op's ``spec`` says; ``key`` is its type, its attributes and its inputs' specs."""
+        """Return the result of an op's ``spec``; ``key`` is its type, attributes and inputs' specs."""
         if key not in self.inferred:
             attrs, inputs = self.attributes[key[1]], [self.specs[k] for k in key[2:]]
             try:
-                if not op.external:  # whose kernel is no forward of its own
+                if not op.external:  # its kernel is not an op's forward
                     _signature(op).bind(np, *inputs, **attrs)
                     check_attributes(attrs)
                 found = op.spec(*inputs, **attrs)
@@ -257,13 +257,13 @@ def _leaf(kind: type[Tensor], spec: Spec, attrs: dict[str, Any], name: str) -> T
 
 def _check_positions(name: str, i: int, positions: Any) -> None:
     if type(positions) is not list or any(type(k) is not int or not 0 <= k < i for k in positions):
-        raise DataLossError(f"an input of {name!r} is no node before it")
+        raise DataLossError(f"an input of {name!r} is not an earlier node")
 
 
 def _listed(parts: dict[str, Any], name: str) -> list[Any]:
     found = parts[name]
     if type(found) is not list or len(found) > MAX_NODES:
-        raise DataLossError(f"a graph's part {name!r} is no list of at most {MAX_NODES}")
+        raise DataLossError(f"a graph's part {name!r} is not a list of at most {MAX_NODES}")
     return found
 
 
@@ -295,7 +295,7 @@ def _spec(row: Any) -> Spec:
         raise DataLossError(f"a dtype and a shape are a list of at most {MAX_NDIM + 1}")
     dtype, *shape = row
     if any(n is not None and (type(n) is not int or not 0 <= n < 1 << 63) for n in shape):
-        raise DataLossError("a size in a shape is no whole number of 0 or more")
+        raise DataLossError("a size in a shape is not a whole number of 0 or more")
     found = read_dtype(dtype)
     if found.kind not in "biuf":
         raise DataLossError(f"a tensor of {found}: tensors hold real numbers and booleans")

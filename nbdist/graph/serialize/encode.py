@@ -4,7 +4,7 @@
     decode(meta, arrays).tensors                # the same tensors, in the same order, in a new graph
 
 A graph is a few tables (types, attributes, shapes with dtypes, devices with containers, lines) and columns
-of positions in them, so that what holds for many ops is said once.
+of positions in them, so that properties of many ops are stored once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def encode(tensors: Sequence[Tensor]) -> Encoded:
 
     A variable travels without its initial value: that is the ``assign`` op of its initializer. Raises
     InvalidArgumentError for what cannot travel: an input that is missing, an op outside the table, an
-    attribute that is no plain data.
+    attribute that is not plain data.
 
     >>> from nbdist.graph.tensor import Graph, placeholder
     >>> with Graph().as_default() as graph:
@@ -198,7 +198,7 @@ def _packed(meta: dict[str, Any]) -> bytes:
         return pack(meta)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgumentError(
-            f"the graph has a name, device or line that is no plain text: {error}"
+            f"the graph has a name, device or line that is not plain text: {error}"
         ) from None
 
 

@@ -37,7 +37,7 @@ from nbdist.lab.readers.run_record import (
     text,
 )
 from nbdist.sweep.commands import REMOTE
-from nbdist.sweep.event_log import FORMAT, LogPart, holder_of, parse
+from nbdist.sweep.event_log import FORMAT, EventLogPart, holder_of, parse
 from nbdist.sweep.events import Closed, Created
 from nbdist.sweep.scheduler import state_of
 from nbdist.sweep.state import STATES, Ledger
@@ -152,7 +152,7 @@ class SweepCache:
         self.reason = ""
         """The reason why it was closed, if it was."""
         self.holder: int | None = None
-        self._tail = Tail[LogPart](self.folder / LOG, FORMAT, parse)
+        self._tail = Tail[EventLogPart](self.folder / LOG, FORMAT, parse)
         self._mark: Mark | None = None
         self._over = False
         self._about: Mapping[str, Any] = {}
@@ -199,7 +199,7 @@ class SweepCache:
             except WRONG as error:
                 self._tail.error = f"its log has an invalid event: {type(error).__name__}: {error}"
 
-    def _apply(self, part: LogPart) -> None:
+    def _apply(self, part: EventLogPart) -> None:
         for event in part.events:
             if self.ledger is None:
                 if not isinstance(event, Created):
@@ -243,7 +243,7 @@ class SweepCache:
                 self.ledger = None
 
     def _problems(self) -> list[str]:
-        found = LogPart(torn=self._tail.torn, damaged=self._tail.damaged, unread=self._unread)
+        found = EventLogPart(torn=self._tail.torn, damaged=self._tail.damaged, unread=self._unread)
         return [found.complaint()] if found.complaint() else []
 
     def _break(self, why: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from nbdist.metrics.ring_log import BEFORE, RECENT, Tape
+from nbdist.metrics.ring_log import BEFORE, RECENT, RingLog
 from nbdist.metrics.timeline import Span
 
 KEPT_RUNS = 4
@@ -40,21 +40,21 @@ class ServiceLog:
     def __init__(self, replicas: int) -> None:
         self._steps: defaultdict[int, int] = defaultdict(int)
         each = {"mailbox": replicas, "socket": 2 * replicas}  # there a step is a pull and a push
-        self._tapes = {lane: Tape(RECENT * rows, BEFORE * rows) for lane, rows in each.items()}
+        self._ring_logs = {lane: RingLog(RECENT * rows, BEFORE * rows) for lane, rows in each.items()}
 
     def gradient(self, lane: str, replica: int, begun: float, ended: float, became: str) -> None:
         """Record that a gradient came in: it was "applied", is "collected" for a step, or "dropped"."""
         step = self._steps[replica] = self._steps[replica] + 1
-        self._tapes[lane].add((became, replica, step, begun, ended))
+        self._ring_logs[lane].add((became, replica, step, begun, ended))
 
     def parameters(self, lane: str, replica: int, begun: float, ended: float) -> None:
         """Record that a replica was sent the parameters."""
-        self._tapes[lane].add(("sent", replica, None, begun, ended))
+        self._ring_logs[lane].add(("sent", replica, None, begun, ended))
 
     def spans(self, task: str) -> Iterator[Span]:
         """Yield what is on record, as spans of ``task``."""
-        for lane, tape in self._tapes.items():
-            for became, replica, step, begun, ended in tape.rows():
+        for lane, ring_log in self._ring_logs.items():
+            for became, replica, step, begun, ended in ring_log.rows():
                 kind, name_of = SHOWN[became]
                 yield Span(task, lane, kind, name_of(replica), begun, ended - begun, step)
 

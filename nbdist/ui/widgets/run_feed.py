@@ -176,7 +176,9 @@ class Feed:
         began = time.thread_time()
         self.changed = False
         for index, name in enumerate(self.names):
-            steps, values = course(*self.store.aggregate(name, gone=self.lost), most=MOST_POINTS // 2)
+            steps, values = course(
+                *self.store.aggregate(name, ended_replicas=self.lost), most=MOST_POINTS // 2
+            )
             if len(steps):
                 update.replaced.append((MEAN, index))
                 update.parts.append(records(MEAN, index, steps, values))

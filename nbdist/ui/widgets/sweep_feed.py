@@ -27,7 +27,7 @@ from nbdist.metrics.series import keep_shape
 from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, jsonable, literal
 from nbdist.sweep.reports import Curve
 from nbdist.sweep.space import Space
-from nbdist.sweep.state import STATES, Ledger, Span, Trial, cause
+from nbdist.sweep.state import STATES, AttemptSpan, Ledger, Trial, cause
 from nbdist.ui.formatting import clip
 
 MANY = 500  # trials above which each gets fewer points and a shorter error
@@ -219,7 +219,7 @@ def rows(
     }
 
 
-def span_row(ledger: Ledger, span: Span) -> list[Any]:
+def span_row(ledger: Ledger, span: AttemptSpan) -> list[Any]:
     """Return a span as a row of JSON values."""
     start, end = since(ledger, span.start), since(ledger, span.end)
     return [span.number, span.attempt, list(span.ranks), start, end, span.how]
@@ -337,7 +337,7 @@ def head(sweep: SweepSeen, names: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
-def names_of(sweep: SweepSeen, spans: Iterable[Span], known: Mapping[int, str]) -> dict[int, str]:
+def names_of(sweep: SweepSeen, spans: Iterable[AttemptSpan], known: Mapping[int, str]) -> dict[int, str]:
     """Return the names of current and former engines, by rank.
 
     After a sweep that another process has driven, the task names are not known; "rank N" stands for them.

@@ -1,4 +1,4 @@
-"""The tape keeps the last rows, and rows before moments that all tasks share; the step window finds them."""
+"""The ring log keeps the last rows, and rows before shared moments; the step window finds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.metrics import timeline_parts
-from nbdist.metrics.ring_log import DENSE, EVERY, Tape, is_kept, roundest
+from nbdist.metrics.ring_log import DENSE, EVERY, RingLog, is_kept, roundest
 from nbdist.metrics.timeline import Span, Timeline
 
 
@@ -28,17 +28,17 @@ class Clock:
 def recorded(
     seconds: float, total: float, start: float = 0.0, **options: int
 ) -> list[tuple[int, float, float]]:
-    """Return what a tape holds of steps of ``seconds`` each: (number, begin, end)."""
+    """Return what a ring log holds of steps of ``seconds`` each: (number, begin, end)."""
     clock = Clock()
-    tape = Tape(clock=clock, day=clock.day, **options)
+    ring_log = RingLog(clock=clock, day=clock.day, **options)
     clock.now += start
     step, until = 0, clock.now + total
     while clock.now + seconds <= until:
         begin = clock.now
         clock.now += seconds
         step += 1
-        tape.add((step, begin, clock.now))
-    return tape.rows()  # type: ignore[return-value]
+        ring_log.add((step, begin, clock.now))
+    return ring_log.rows()  # type: ignore[return-value]
 
 
 def test_a_short_recording_is_whole() -> None:
@@ -66,13 +66,13 @@ def test_rows_before_a_moment_are_those_that_led_to_it() -> None:
 
 def test_moments_go_on_when_the_time_of_day_is_put_back() -> None:
     clock = Clock()
-    tape = Tape(recent=2, before=1, clock=clock, day=clock.day)
+    ring_log = RingLog(recent=2, before=1, clock=clock, day=clock.day)
     for step in range(2000):
         clock.now += 0.001
-        tape.add((step, clock.now))
+        ring_log.add((step, clock.now))
         if step == 1000:
             clock._noon -= 3600
-    late = [row[0] for row in tape.rows() if row[0] > 1000]
+    late = [row[0] for row in ring_log.rows() if row[0] > 1000]
     assert len(late) > DENSE
 
 
@@ -172,7 +172,7 @@ def test_tasks_that_go_their_own_ways_show_the_steps_they_were_at() -> None:
     assert step_window(found, 5) == pytest.approx((0.0, 5.0))
 
 
-def test_a_task_that_was_through_earlier_is_seen_at_a_moment_on_both_tapes() -> None:
+def test_a_task_that_finished_earlier_shares_a_moment_with_the_other() -> None:
     fast, slow = recorded(0.002, 20.0), recorded(0.003, 31.0)
     found = timeline(fast=fast, slow=slow)
     begin, end = step_window(found)
