@@ -1,4 +1,4 @@
-"""The work of P6: all ranks add up an array of float32 in place, again and again. NumPy only."""
+"""The work of P6: all ranks repeatedly sum a float32 array in place. NumPy only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument(
-        "--lent", action="store_true", help="in a symmetric buffer of the group, if it has one"
+        "--symmetric", action="store_true", help="in a symmetric buffer of the group, if it has one"
     )
     return parser.parse_args()
 
@@ -28,9 +28,9 @@ def options() -> argparse.Namespace:
 def measure(
     all_reduce: Callable[[Array], object], barrier: Callable[[], None], rank: int, size: int, x: Array
 ) -> dict[str, object]:
-    """Return the time of one all-reduce in µs, the best of some batches, and what came out of real values.
+    """Return the time of one all-reduce in µs (the best of several batches) and a checksum for random values.
 
-    `all_reduce` adds up in place, in x. Zeros are what is timed, for they stay what they are.
+    `all_reduce` sums in place, in x. The timed calls reduce zeros, because repeated sums do not change zeros.
     """
     np.random.default_rng(rank).random(dtype=np.float32, out=x)
     all_reduce(x)
@@ -45,5 +45,5 @@ def measure(
             all_reduce(x)
         best = min(best, (time.perf_counter() - begin) / calls)
         spent[0] = (time.perf_counter() - started) / size
-        all_reduce(spent)  # so that all end at once
+        all_reduce(spent)  # so that all ranks end together
     return {"value": best * 1e6, "check": check}

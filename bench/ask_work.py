@@ -1,7 +1,7 @@
-"""What the sides of p10.ask and p10.rebuild share: the space, the stand-in for a training, how it is timed.
+"""The work of p10.ask and p10.rebuild, for both sides: the space, the simulated result, and the timing.
 
-One trial is asked for, told to have come to something, and both are where the side keeps them, before the
-next one is asked for. Looked at is what that takes when so many trials are there already.
+One trial is one ask and one tell; both are stored before the next ask. The figure is the time of a trial in
+a sweep that has a given number of trials already.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SPACE = read_space(  # a grid of 10,400 points
     "opt=['sgd', 'adam']"
 )
 WARM_UP, MOST = 5, 100
-SECONDS = 15.0  # and no longer: there are sides that need seconds for a trial
+SECONDS = 15.0  # limit: some sides need seconds for a trial
 
 
 def options() -> argparse.Namespace:
-    """Return what both sides are told on their command line."""
+    """Return the command-line options of both sides."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sampler", choices=["random", "grid", "tpe"], default="random")
     parser.add_argument("--trials", type=int, default=1000, help="how many there are before the clock starts")
@@ -33,13 +33,13 @@ def options() -> argparse.Namespace:
 
 
 def result(parameters: Mapping[str, object]) -> float:
-    """Return what a trial comes to; the best is 0, at a rate of 0.003 with 128 units."""
+    """Return a trial's result; the best is 0, at a rate of 0.003 with 128 units."""
     rate, width = float(str(parameters["lr"])), int(str(parameters["hidden"]))
     return -abs(math.log10(rate / 0.003)) - abs(math.log2(width / 128)) / 10
 
 
 def milliseconds(one_trial: Callable[[], None]) -> float:
-    """Return the median ms that a trial takes; the median leaves out whom a neighbour kept waiting."""
+    """Return the median ms of a trial; the median ignores outliers that other load on the machine causes."""
     for _ in range(WARM_UP):
         one_trial()
     taken: list[float] = []

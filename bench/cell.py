@@ -1,6 +1,6 @@
-"""Both sides of P9: what a cell on 4 engines costs that does nothing, in a notebook's kernel.
+"""Both sides of P9: the cost of an empty cell on 4 engines, in a notebook's kernel.
 
-`python -m bench.cell --with distribute`, `--with px` (ipyparallel's own magic and cluster, as they come).
+`python -m bench.cell --with distribute`, `--with px` (ipyparallel's magic and cluster, with their defaults).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ START = {
 }
 STOP = {"distribute": "%cluster stop", "px": "cluster.stop_cluster_sync(); client.close()"}
 BODIES = {"pass": "pass", "print": "print('one of four')"}
-WHO = "import os; print('pid', os.getpid())"
+PRINT_PID = "import os; print('pid', os.getpid())"
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def measure(side: str, magic: str, body: str, cells: int, home: str) -> dict[str
         for line in START[side]:
             notebook.run(line)
         try:
-            pids = pids_in(notebook.run(f"{magic}\n{WHO}")[1])
+            pids = pids_in(notebook.run(f"{magic}\n{PRINT_PID}")[1])
             seconds = [notebook.run(f"{magic}\n{body}")[0] for _ in range(WARM_UP + cells)]
         finally:
             notebook.run(STOP[side])

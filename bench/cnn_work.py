@@ -1,4 +1,4 @@
-"""The convolutional network's work, for both sides: data, first weights, what is compared. NumPy only.
+"""The convolutional network's work, for both sides: data, initial weights, values to compare. NumPy only.
 
 28 x 28 x 1 images; Conv 32 3x3, Conv 64 3x3, max pool 2, Dense 64, Dense 10; Adam with AMSGrad; 50 a batch.
 """
@@ -27,7 +27,7 @@ def data() -> tuple[Array, NDArray[np.int64]]:
 
 
 def first_weights() -> list[Array]:
-    """Return kernels (height, width, in, out) and biases as both sides start from them."""
+    """Return kernels (height, width, in, out) and biases as both sides' initial weights."""
     random = np.random.default_rng(1)
     return [
         random.standard_normal(s, np.float32) * np.float32((2 / np.prod(s[:-1])) ** 0.5)
@@ -58,6 +58,6 @@ def batch_start(step: int) -> int:
 
 
 def check(updates: int, weights: Sequence[Array]) -> dict[str, float]:
-    """Return what both sides report: the updates made, and how far the weights went."""
+    """Return what both sides report: the number of updates and the distance that the weights moved."""
     squares = sum(float(np.square(new - old).sum()) for new, old in zip(weights, first_weights()))
     return {"updates": updates, "weights moved by": squares**0.5}

@@ -1,4 +1,4 @@
-"""What a benchmark is, how it is run, and what its figures come to."""
+"""Benchmarks and surveys: definition, execution, and the evaluation of their figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Outcome = dict[str, Any]  # {"value": float, "check": anything that can be compa
 
 @dataclass(frozen=True)
 class Bar:
-    """What the ratio ours / peer has to be, or the difference ours - peer, or a figure by itself."""
+    """The bound for the ratio ours / peer, the difference ours - peer, or a single figure."""
 
     way: Literal[">=", "<="]
     figure: float
@@ -43,7 +43,7 @@ def close(tolerance: float) -> Callable[[Any, Any], bool]:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Two callables that do the same work, one of them nbdist's, and the bar for their ratio."""
+    """Two callables that do the same work, nbdist's and the peer's, and the bar for their ratio."""
 
     key: str
     what: str
@@ -57,7 +57,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Goal:
-    """One figure of a survey and what it has to be; None: it is told beside the others."""
+    """One figure of a survey and its bar; with None the figure is reported without a bar."""
 
     name: str
     unit: str
@@ -66,9 +66,9 @@ class Goal:
 
 @dataclass(frozen=True)
 class Survey:
-    """Something measured as a whole, whose figures have bars of their own: no peer does the same.
+    """A measurement without a peer; each of its figures has its own bar.
 
-    ``measure`` returns a figure for each goal, by its name. It takes long: ``most`` rounds are enough.
+    ``measure`` returns a figure for each goal, by its name. It is slow: at most ``most`` rounds are run.
     """
 
     key: str
@@ -80,7 +80,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Found:
-    """What a survey found in each of its rounds."""
+    """The figures of a survey in each of its rounds."""
 
     key: str
     goals: tuple[Goal, ...]
@@ -110,7 +110,7 @@ class Result:
 
     @property
     def ratios(self) -> list[float]:
-        """Ours / peer, round by round: the two of a round ran in the same minute."""
+        """Ours / peer, for each round: both sides of a round ran in the same minute."""
         return [ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)]
 
     @property
@@ -119,7 +119,7 @@ class Result:
 
     @property
     def differences(self) -> list[float]:
-        """Ours - peer, round by round."""
+        """Ours - peer, for each round."""
         return [ours - peer for ours, peer in zip(self.ours, self.peer, strict=True)]
 
     @property
@@ -134,7 +134,7 @@ class Result:
 
 
 def run(benchmark: Benchmark, rounds: int, tell: Callable[[int, Outcome, Outcome], None]) -> Result:
-    """Run both sides ``rounds`` times, alternately, and each first in every other round."""
+    """Run both sides ``rounds`` times; the side that starts alternates."""
     done: list[tuple[Outcome, Outcome]] = []
     for number in range(rounds):
         if number % 2:

@@ -1,7 +1,7 @@
-"""What the sidebar costs the Jupyter server while nothing changes, with a page that shows it and without.
+"""The cost of the sidebar for the Jupyter server while nothing changes, with an open page and without.
 
-The cluster and its tasks are real and idle, the runs are over; the server has our extension alone. The two
-kinds of minutes take turns.
+The cluster and its tasks are real and idle, the runs have ended; the server has only our extension. The
+measurement alternates between an open and a hidden page.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 def measure(tasks: int, runs: int, seconds: float, home: Path) -> dict[str, float]:
     """Return the figures."""
-    sys.path.insert(0, str(ROOT / "tests" / "lab"))  # whose server this is
+    sys.path.insert(0, str(ROOT / "tests" / "lab"))  # for its labserver
     from labserver import server_process
 
     import nbdist as nb
@@ -57,9 +57,9 @@ def measure(tasks: int, runs: int, seconds: float, home: Path) -> dict[str, floa
                     closed_cpu += spent(process, seconds)
                     page.show(cluster.id)
                     spent(process, SETTLE)  # the page receives what has changed
-                    heard = page.heard
+                    received = page.received
                     open_cpu += spent(process, seconds)
-                    messages += page.heard - heard
+                    messages += page.received - received
     finally:
         cluster.stop()
     minutes = TURNS * seconds / 60
@@ -71,38 +71,37 @@ def measure(tasks: int, runs: int, seconds: float, home: Path) -> dict[str, floa
 
 
 class Page:
-    """A page that looks at a cluster: it reads what comes, and answers pings, on a thread."""
+    """A page that shows a cluster: a thread reads its messages and answers pings."""
 
     def __init__(self, socket: WebSocket, cluster: str) -> None:
         self._socket = socket
         runs = json.loads(socket.recv())["runs"]
         self.show(cluster)
-        while "tasks" not in (told := json.loads(socket.recv())):
-            pass  # something else has changed before
-        self.listed = len(runs), len(told["tasks"]["set"])
-        self.heard = 0
-        socket.settimeout(None)  # where nothing changes, nothing comes
+        while "tasks" not in (message := json.loads(socket.recv())):
+            pass  # a change without tasks
+        self.listed = len(runs), len(message["tasks"]["set"])
+        self.received = 0
+        socket.settimeout(None)  # without changes there are no messages
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def show(self, cluster: str | None) -> None:
-        """Look at a cluster; None hides the page."""
+        """Show a cluster; None hides the page."""
         look = {"kind": "look", "cluster": cluster, "visible": cluster is not None}
         self._socket.send(json.dumps(look))
 
     def close(self) -> None:
-        """Hang up."""
         self._socket.shutdown()  # type: ignore[no-untyped-call]
         self._thread.join()
 
     def _read(self) -> None:
         with suppress(OSError, WebSocketException):
             while self._socket.recv():
-                self.heard += 1
+                self.received += 1
 
 
 def spent(process: psutil.Process, seconds: float) -> float:
-    """Return the CPU seconds that a process spends in so many seconds."""
+    """Return the CPU seconds that a process spends during ``seconds``."""
     before = process.cpu_times()
     time.sleep(seconds)
     after = process.cpu_times()

@@ -48,7 +48,7 @@ def work(rank: int, given: argparse.Namespace, incarnation: int, prefix: str, pi
     names = tuple(f"rank {number}" for number in range(given.ranks))
     with form(Member(rank, ("here",) * given.ranks, names, incarnation, prefix), exchange) as group:
         count = given.bytes // 4
-        x = group.symmetric_buffer((count,), np.float32) if given.lent else np.empty(count, np.float32)
+        x = group.symmetric_buffer((count,), np.float32) if given.symmetric else np.empty(count, np.float32)
         pipe.send(measure(lambda x: group.all_reduce(x, "sum", out=x), group.barrier, rank, group.size, x))
 
 

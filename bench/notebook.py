@@ -1,10 +1,10 @@
-"""A notebook without a browser: a real kernel, its cells, and a page that looks at their widgets.
+"""A notebook without a browser: a real kernel, its cells, and a page that displays their widgets.
 
     with Notebook() as notebook:
         notebook.run("%load_ext nbdist")
         seconds, printed = notebook.run("%%distribute\\npass")
 
-A cell takes from its request to the word that the kernel is idle again, as a user waits for it.
+A cell's time is from its execute request to the kernel's idle status, as a user waits for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CellError(Exception):
 
 
 class Page:
-    """Stands in for the page of a live view: asks for its frames, and says of each that it is drawn."""
+    """Stands in for the page of a live view: requests its frames and acknowledges each as drawn."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -40,7 +40,7 @@ class Page:
         self.last: dict[str, int] = {}
 
     def take(self, message: dict[str, Any]) -> None:
-        """Do as a page does with a message of the kernel."""
+        """Process a message of the kernel as a page does."""
         kind, content = message["msg_type"], message["content"]
         if kind == "comm_open" and "_esm" in content["data"].get("state", {}):
             self.views.add(content["comm_id"])
@@ -55,7 +55,7 @@ class Page:
             self.undrawn.append((time.monotonic() + DRAWN, content["comm_id"], sequence))
 
     def draw(self) -> None:
-        """Acknowledge what is drawn by now."""
+        """Acknowledge the frames that are drawn by now."""
         now = time.monotonic()
         for due, view, sequence in [entry for entry in self.undrawn if entry[0] <= now]:
             self.undrawn.remove((due, view, sequence))
@@ -69,7 +69,7 @@ class Page:
 
 
 class Notebook:
-    """A kernel with a page. ``counts`` has the messages to the page so far, by kind."""
+    """A kernel with a page. ``counts`` has the number of messages to the page, by kind."""
 
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         self.manager = KernelManager(kernel_name="python3")
@@ -86,11 +86,11 @@ class Notebook:
         return int(self.manager.provisioner.process.pid)
 
     def run(
-        self, code: str, patience: float = PATIENCE, meanwhile: Callable[[], None] = lambda: None
+        self, code: str, patience: float = PATIENCE, while_running: Callable[[], None] = lambda: None
     ) -> tuple[float, str]:
-        """Run a cell; return the seconds that it took and the text that it put out. Raises CellError.
+        """Run a cell; return its seconds and its printed text. Raises CellError.
 
-        ``meanwhile`` is called again and again while it runs.
+        ``while_running`` is called repeatedly until the cell ends.
         """
         begin = time.perf_counter()
         asked = self.kernel.execute(code, allow_stdin=True)
@@ -99,7 +99,7 @@ class Notebook:
             if time.perf_counter() - begin > patience:
                 self.manager.interrupt_kernel()  # so that the next cell can end what this one began
                 raise CellError(f"the cell is not over after {patience:g} s:\n{code}")
-            meanwhile()
+            while_running()
             message = self.look()
             if message is None or message["parent_header"].get("msg_id") != asked:
                 continue
@@ -119,7 +119,7 @@ class Notebook:
         return seconds, "".join(printed)
 
     def look(self, wait: float = 0.005) -> dict[str, Any] | None:
-        """Take the next message of the kernel, if one comes within ``wait`` seconds, as a page does."""
+        """Process the kernel's next message, if one arrives within ``wait`` seconds."""
         try:
             message: dict[str, Any] | None = self.kernel.get_iopub_msg(timeout=wait)
         except Empty:

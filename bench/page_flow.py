@@ -1,6 +1,6 @@
 """P13: 64 replicas of 100 points a second in a live view, in JupyterLab in a headless Chromium, for minutes.
 
-`python -m bench.page_flow --minutes 1 --profile 20` tells where the page's time goes.
+`python -m bench.page_flow --minutes 1 --profile 20` also prints where the main thread spends its time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--replicas", type=int, default=REPLICAS)
-    parser.add_argument("--profile", type=int, default=0, help="seconds of a profile, told on stderr")
+    parser.add_argument(
+        "--profile", type=int, default=0, help="seconds to profile; the profile is printed to stderr"
+    )
     parser.add_argument("--screenshot", default="")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +44,7 @@ def main() -> None:
 def measure(
     minutes: float, replicas: int, folder: Path, profiled: int = 0, screenshot: str = ""
 ) -> dict[str, float]:
-    """Return the figures of P13; the first minute (a fifth, if there are few) is no part of them."""
+    """Return the figures of P13; the first minute (the first fifth of a short measurement) is not counted."""
     whole = 60.0 * minutes
     warm_up = min(60.0, whole / 5)
     with feeding(folder, whole + 5, replicas, RATE) as lab:
@@ -54,7 +56,7 @@ def measure(
         page.evaluate(OBSERVE)
         begin, busy = time.monotonic(), task_seconds(chromium)
         if profiled:
-            tell_profile(chromium, profiled)
+            print_profile(chromium, profiled)
         while (left := whole - warm_up - (time.monotonic() - begin)) > 0:
             page.wait_for_timeout(min(1000.0, 1000 * left))
         lasted = time.monotonic() - begin
@@ -66,12 +68,12 @@ def measure(
             lab.screenshot(screenshot)
         grown = used(chromium) - heap
         lab.wait_done(0)
-        said = re.search(r"frames a second: ([\d.]+)", lab.output(0).inner_text())
+        printed = re.search(r"frames a second: ([\d.]+)", lab.output(0).inner_text())
     return {
         "time in tasks over 50 ms": 100 * sum(tasks) / 1e3 / lasted,
         "heap growth": grown / 1e6,
         "longest task": max(tasks, default=0.0),
-        "frames": float(said[1]) if said else 0.0,
+        "frames": float(printed[1]) if printed else 0.0,
         "main thread busy": 100 * busy / lasted,
     }
 
@@ -89,8 +91,8 @@ def task_seconds(chromium: Any) -> float:
     return float(metrics["TaskDuration"])
 
 
-def tell_profile(chromium: Any, seconds: int) -> None:
-    """Say where the main thread spends its time, by function, in per cent."""
+def print_profile(chromium: Any, seconds: int) -> None:
+    """Print where the main thread spends its time, by function, in per cent."""
     chromium.send("Profiler.enable")
     chromium.send("Profiler.setSamplingInterval", {"interval": 500})
     chromium.send("Profiler.start")
@@ -101,7 +103,7 @@ def tell_profile(chromium: Any, seconds: int) -> None:
 
 
 def shares(profile: dict[str, Any]) -> Counter[str]:
-    """Return the share of each function itself in a profile's time, in per cent."""
+    """Return each function's own share of a profile's time, in per cent."""
     names = {}
     for node in profile["nodes"]:
         frame = node["callFrame"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "browser"))  # whose JupyterLab and Chromium these are
+sys.path.insert(0, str(ROOT / "tests" / "browser"))  # for its JupyterLab and Chromium
 
 NAME = "feed.ipynb"
 SHOWN = "section.nbdist-live"
@@ -22,7 +22,7 @@ STEP = (
 
 @contextmanager
 def feeding(folder: Path, seconds: float, replicas: int, rate: int) -> Iterator[Any]:
-    """Yield the lab with the live view on its screen; all of it ends with the block."""
+    """Yield a JupyterLab that shows the live view; it ends with the block."""
     from browser_lab import Lab, start_chromium
     from browser_server import LabServer
     from playwright.sync_api import sync_playwright

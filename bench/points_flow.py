@@ -1,7 +1,7 @@
-"""P12: 8 tasks record 1,000 points a second each; what that costs, and whether all of them arrive.
+"""P12: 8 tasks record 1,000 points a second each: the cost, and whether all points arrive.
 
 A step computes for a millisecond and waits for nine, as one that waits for an accelerator does: 8 tasks of
-100 steps a second fit on two cores. A page's stand-in (see notebook.py) looks at the live view meanwhile.
+100 steps a second fit on two cores. A stand-in for a page (see notebook.py) displays the live view.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ def followed(notebook: Notebook, cell: str, patience: float) -> tuple[list[Sampl
             messages = sum(notebook.counts.values())
             samples.append(Sample(time.monotonic(), spent.user + spent.system, messages))
 
-    notebook.run(cell, patience, meanwhile=sample)
+    notebook.run(cell, patience, while_running=sample)
     return samples, Path(notebook.run("print(run.folder)")[1].strip())
 
 
 def steady(samples: list[Sample], seconds: float) -> tuple[Sample, Sample]:
-    """Return the first sample and the last one of when all was in full swing.
+    """Return the first and the last sample of the steady state.
 
-    Recording takes ``seconds`` or more. At its end a picture is drawn, which is no part of it.
+    Recording takes ``seconds`` or more. The final figure, drawn at the end, is not counted.
     """
     begin = samples[0].time
     there = [sample for sample in samples if begin + WARM_UP <= sample.time <= begin + seconds - 1]
@@ -108,7 +108,7 @@ def steady(samples: list[Sample], seconds: float) -> tuple[Sample, Sample]:
 
 
 def arrived(folder: Path, steps: int) -> int:
-    """Return how many different points of those made stand in the logs, with the values they had."""
+    """Return how many of the recorded points are in the logs with their values, without duplicates."""
     from nbdist.metrics.log import logs_in, read_log
 
     right = 0

@@ -1,7 +1,7 @@
 """Peer of P10: trivial trials a second in Ray Tune, as a user writes them, 4 at a time; Ray is up already.
 
-It writes its results as it does by default, but into a folder that goes with it; it prints nothing, as our
-side has no view, and it tells nobody that it was used.
+It writes its results as it does by default, but into a temporary folder. Its printed progress is off, as our
+side has no view, and so are its usage statistics.
 """
 
 from __future__ import annotations

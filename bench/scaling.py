@@ -125,7 +125,7 @@ def step_alone() -> float:
 
 
 def _seconds(cluster: Any) -> float:
-    """Return the seconds of a core that all tasks have used so far, in all their threads."""
+    """Return the CPU seconds of all tasks, in all their threads."""
     return float(sum(cluster.run("import time; time.process_time()")))
 
 
@@ -134,10 +134,10 @@ def _counts(cluster: Any) -> Counter[str]:
 
 
 def _per_step(few: Counter[str], many: Counter[str]) -> dict[str, float]:
-    """Return the messages of one step of all workers: what longer training has more of, in proportion.
+    """Return the messages of one step of all workers: the difference of two trainings, divided by the steps.
 
-    News of a run go out at most ten times a second, however many steps that are; they are no part of a step.
-    Nor is what ends a training, where a message or two depends on who is through first: hence one digit.
+    Progress reports do not count: a task sends at most ten a second, whatever its steps. The messages at the
+    end of a training vary by one or two with the order in which the workers finish: hence one digit.
     """
     more = Counter(many)
     more.subtract(few)

@@ -1,8 +1,8 @@
-"""What the sidebar costs its page: 100 tasks and 50 runs of which all change, twice a second.
+"""The cost of the sidebar for its page: 100 tasks and 50 runs, all of which change twice a second.
 
-An invented server says so through the panel's own stream. Counted is CPU time of the page's main thread.
+A fake server sends the changes through the panel's stream. The figure is CPU time of the page's main thread.
 
-`python -m bench.sidebar_flow --changes 20` is a shorter one.
+`python -m bench.sidebar_flow --changes 20` is a shorter measurement.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(
-    0, str(ROOT / "tests" / "browser")
-)  # whose JupyterLab, Chromium and invented server these are
+# for the JupyterLab, Chromium and fake server of the browser tests
+sys.path.insert(0, str(ROOT / "tests" / "browser"))
 
 TASKS, RUNS, CHANGES = 100, 50, 60
 PAUSE = 500  # ms between two changes: the server sends no more than two a second
-WARM_UP = 6  # changes that are no part of the figures: code is compiled, rows come for the first time
+WARM_UP = 6  # uncounted changes: the browser compiles code and creates the rows
 PARTS = ("ScriptDuration", "RecalcStyleDuration", "LayoutDuration")
 STEP = "document.querySelector('#nbdist-tasks .nbd-Task .nbd-Task-step')?.textContent"
 

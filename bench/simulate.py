@@ -162,7 +162,7 @@ PANELS = (
 
 
 def draw(results: Results) -> Figure:
-    """Return the figure: three panels on what travels, three on what that comes to."""
+    """Return the figure: three panels on traffic, three on the resulting speed."""
     figure, everything = drawing.paper(
         2,
         3,
@@ -188,7 +188,7 @@ def _draw_panel(axes: Axes, panel: Panel, results: Results) -> None:
     if panel.ideal:
         best = [n / scene.cost.compute_s for n in WORKERS]
         axes.plot(WORKERS, best, color=drawing.MUTED, linewidth=1.2, linestyle=(0, (2, 3)))
-        ends.append((best[-1], "if nobody waited", drawing.MUTED))
+        ends.append((best[-1], "without waiting", drawing.MUTED))
     axes.set_xlabel("workers", fontsize=8.5, color=drawing.MUTED)
     drawing.name_ends(axes, ends)
 

@@ -1,33 +1,33 @@
-"""What a slow worker costs: wall time to a given loss, by how the workers are kept together.
+"""The cost of a slow worker: wall time to a given loss, for four ways to synchronize the workers.
 
     python -m bench.slow_worker --rounds 3      # a table, and bench/results/slow_worker.png
 
 Four workers and a parameter server train a 64-32-10 network on the digits until the loss of the held-out
-fifth, which the first worker looks at as it goes, is 0.25. Four ways of keeping together meet three paces:
+fifth, which the first worker evaluates as it trains, is 0.25. Each of four ways to synchronize the workers
+runs at three paces:
 
     "all alike"      every worker takes 10 ms for a gradient
     "one slow"       the last worker takes 50 ms
-    "now and then"   a gradient takes 10 ms, and one in fifty, of whichever worker, 200 ms
+    "now and then"   a gradient takes 10 ms; one in fifty, on any worker, takes 200 ms
 
 How to read it. Each worker has 32 examples a step, and the learning rate is 0.05 for each 32 examples of an
-update (a synchronous update of four workers has four times that). So all ways come about equally far with
-the same number of gradients, and the seconds differ by how many gradients a second get into the parameters,
-and by how stale they are. "x sync" is the time as a share of the synchronous one at the same pace. "per
-worker" are the gradients that each worker computed: one that waits computes as few as the slowest. "dropped"
-are those of them that came too late for their step. "staleness" is how many updates a gradient was behind
-when it was applied.
+update (a synchronous update of four workers has four times that). All ways therefore need about the same
+number of gradients, and their seconds differ by the gradients applied per second and by their staleness.
+"x sync" is the time divided by that of synchronous training at the same pace. "per worker" is the number of
+gradients that each worker computed: a worker that waits computes as few as the slowest one. "dropped" is the
+number of gradients that arrived too late for their step. "staleness" is the number of updates between a
+gradient's parameters and its application.
 
-What to expect of "one slow": plain synchronous steps take as long as the slowest worker's; with one backup
-they take as long as the others', and what that worker does is lost; asynchronous training uses all
-gradients, its stale ones too; with a bound it does so until the fast ones are that far ahead, and then takes
-as long as the slow one. Where "all alike", a backup costs a quarter of the work and wins nothing. "Now and
-then" is what backups and bounds are for: no worker is slow for long, and they hide the pauses that come one
-at a time.
+Expected for "one slow": plain synchronous steps take as long as the slowest worker's; with one backup they
+take as long as the others', and the slow worker's gradients are dropped; asynchronous training applies all
+gradients, including stale ones; with a bound it does so until the fast workers are ahead by the bound, and
+then runs at the slow worker's pace. For "all alike", a backup costs a quarter of the work and gains nothing.
+Backups and bounds are made for "now and then": no worker is slow for long, and they hide single pauses.
 
-The pace is a sleep, because that is waiting and not work: a step's own work (0.1 ms) is small beside it, so
-that five processes on two cores are not slow because of each other. It comes between pulling parameters and
-pushing the gradient, like a slow processor. With ``--where data`` it comes before the pull, like a slow
-disk: then the slow worker's gradients are as fresh as the others', and a backup drops hardly any.
+The pace is a sleep, which uses no core: a step's own work (0.1 ms) is small beside it, so five processes on
+two cores do not slow each other down. The sleep is between the pull of the parameters and the push of the
+gradient, like a slow processor. With ``--where data`` it is before the pull, like a slow disk: then the slow
+worker's gradients are as fresh as the others', and a backup drops few of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PACES = ("all alike", "one slow", "now and then")
 
 @dataclass(frozen=True)
 class Way:
-    """A way of keeping workers together: options of nb.launch, and how many gradients make an update."""
+    """A way to synchronize workers: options of nb.launch, and the number of gradients in an update."""
 
     name: str
     options: dict[str, Any]
@@ -69,7 +69,7 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One training: how the held-out loss fell, and what the workers did meanwhile."""
+    """One training: its curve of the held-out loss, and its workers' counts."""
 
     pace: str
     way: str
@@ -115,7 +115,7 @@ slow_worker_body.train(**{settings!r})
 
 
 def trained(pace: str, way: Way, where: str, seed: int, cluster: Any) -> Outcome:
-    """Train once, and return what came of it."""
+    """Train once and return the outcome."""
     from nbdist.ui.api import launch
 
     with tempfile.TemporaryDirectory() as folder:
@@ -131,31 +131,31 @@ def trained(pace: str, way: Way, where: str, seed: int, cluster: Any) -> Outcome
         }
         body = BODY.format(settings=settings)
         run = launch(body, strategy="ps", live=False, cluster=cluster, seed=seed, **way.options)
-        said = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(WORKERS)]
+        reports = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(WORKERS)]
     points = run.metrics()
     stale = points["value"][points["series"] == "staleness"]
-    per_worker = [one["steps"] for one in said]
+    per_worker = [report["steps"] for report in reports]
     return Outcome(
         pace,
         way.name,
-        seconds=said[0]["curve"][-1][0],
+        seconds=reports[0]["curve"][-1][0],
         updates=run.global_step,
         per_worker=per_worker,
         dropped=sum(per_worker) - run.global_step * way.gradients if "backups" in way.options else 0,
         staleness=float(stale.mean()) if len(stale) else 0.0,
         most_stale=int(stale.max()) if len(stale) else 0,
-        curve=said[0]["curve"],
+        curve=reports[0]["curve"],
     )
 
 
 def typical(outcomes: list[Outcome], pace: str, way: str) -> Outcome:
-    """Return the training of the middle time among the rounds."""
+    """Return the training with the median time."""
     found = sorted((o for o in outcomes if (o.pace, o.way) == (pace, way)), key=lambda o: o.seconds)
     return found[(len(found) - 1) // 2]
 
 
 def table(outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield lines with the median and the spread of the times, and what was counted in the middle round."""
+    """Yield lines with the median and the spread of the times, and the counts of the median round."""
     yield (
         f"{'pace':13} {'kept together':28} {'seconds':>22} {'x sync':>7} {'updates':>8} {'per worker':>12} "
         f"{'dropped':>8} {'staleness':>14}"

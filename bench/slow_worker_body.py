@@ -1,4 +1,4 @@
-"""What each worker runs in the benchmark of slow workers."""
+"""The body that each worker runs in the slow worker benchmark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def train(
 ) -> None:
     """Train at a pace until the held-out loss is ``target``.
 
-    Leaves how it fell and how many steps were made in ``folder``.
+    Writes the loss curve and the number of steps to a file in ``folder``.
     """
     x, y, x_test, y_test = nb.data.digits()
     rank = nb.task.rank
@@ -48,12 +48,12 @@ def train(
         validation_data=(x_test, y_test),
         callbacks=[watch],
     )
-    said = {"steps": nb.train.context.current().progress.step, "curve": watch.curve}
-    Path(folder, f"{rank}.json").write_text(json.dumps(said))
+    report = {"steps": nb.train.context.current().progress.step, "curve": watch.curve}
+    Path(folder, f"{rank}.json").write_text(json.dumps(report))
 
 
 class Watch(Callback):
-    """Takes note of the held-out loss where it is computed, and ends the training when it is low enough."""
+    """Records the held-out loss where it is computed, and ends the training when it reaches the target."""
 
     def __init__(self, target: float) -> None:
         self.target = target
@@ -72,7 +72,7 @@ class Watch(Callback):
 
 
 def slowed(function: Callable[..., Any], waits: Iterator[float]) -> Callable[..., Any]:
-    """Return a function that takes as much longer as ``waits`` says."""
+    """Return a function that sleeps for the next of ``waits`` in each call."""
 
     def slow(*arguments: Any) -> Any:
         time.sleep(next(waits))

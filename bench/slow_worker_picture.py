@@ -1,4 +1,4 @@
-"""The picture of the benchmark of slow workers: how the loss fell, and when it was low enough."""
+"""The figure of the slow worker benchmark: loss curves and the time to the target loss."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bench.slow_worker import Outcome
 
-COLOURS = ("#0072b2", "#009e73", "#d55e00", "#aa4499")  # told apart by colour-blind people, too
+COLOURS = ("#0072b2", "#009e73", "#d55e00", "#aa4499")  # distinguishable with colour blindness
 GREY = "#666666"
 
 
 def draw(outcomes: Sequence[Outcome], target: float, path: Path) -> None:
-    """Draw a row for each pace: curves on the left, times with what they are on the right."""
+    """Draw a row for each pace: loss curves on the left, times with their labels on the right."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

@@ -1,7 +1,7 @@
 """P10: how much of 4 engines' time goes into trials of 10 s, from the first start to the last end.
 
-Told twice: by the spans that the sweep itself writes down, which the grid shows; and by the clock that each
-trial looks at when its body begins and ends. What lies between the two is the sweep's own.
+Measured twice: from the spans in the sweep's log, which the grid shows, and from the times that each trial
+takes when its body begins and ends. The difference is the sweep's own overhead.
 """
 
 from __future__ import annotations

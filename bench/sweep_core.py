@@ -1,7 +1,7 @@
-"""What a sweep costs its driver, without engines: asking, writing, telling, and coming back from the log.
+"""The cost of a sweep for its driver, without engines: ask, write, tell, and rebuild from the log.
 
-Trials report 20 times each, on 4 imagined engines. What counts is the CPU time of this process, so that a
-busy machine changes less; and the clock where a user waits.
+Each trial reports 20 times, on 4 simulated engines. The figures are CPU time of this process, which other
+load on the machine changes less; and wall time where a user waits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def drive(path: Path, sampler: str, count: int) -> float:
-    """Return the seconds of work that a whole sweep takes its driver, its log included."""
+    """Return the CPU seconds of the driver for a whole sweep, including its log."""
     ledger = Ledger(created(sampler, count))
     scheduler = Scheduler(ledger)
     running: dict[int, tuple[int, ...]] = {}
@@ -80,7 +80,7 @@ def drive(path: Path, sampler: str, count: int) -> float:
 
 
 def rebuild(path: Path, count: int, clock: object = time.perf_counter) -> float:
-    """Return the seconds from a log on the disk to a ledger."""
+    """Return the seconds to rebuild a ledger from a log on the disk."""
     assert callable(clock)
     gc.collect()
     start = clock()
@@ -91,7 +91,7 @@ def rebuild(path: Path, count: int, clock: object = time.perf_counter) -> float:
 
 
 def tpe(count: int) -> dict[int, float]:
-    """Return the seconds of work of one ask, and the tell before it, with so many trials told."""
+    """Return the CPU seconds of one ask and the tell before it, in a sweep of ``count`` finished trials."""
     sampler = make_sampler("tpe", SPACE, 7)
     history: list[Ask | Tell] = []
     start = time.process_time()

@@ -7,8 +7,8 @@ from bench.frame import Bar, Benchmark, Goal, Survey, close
 from bench.script import elsewhere, here
 from bench.table_sweep import SWEEPS
 
-# Both sides end with the same number of updates on the same data from the same weights. Asynchronous workers
-# apply them in another order each time, which moves the figures in the third digit.
+# Both sides make the same number of updates on the same data from the same weights. Asynchronous workers
+# apply them in a different order each time, which changes the figures in the third digit.
 TRAINED = close(0.02)
 EXACT = close(1e-4)
 
@@ -116,12 +116,12 @@ BENCHMARKS: list[Benchmark | Survey] = [
     ),
     *(
         Benchmark(
-            f"p6.{peer}-{size}-{ranks}{'-lent' * lent}",
+            f"p6.{peer}-{size}-{ranks}{'-symmetric' * symmetric}",
             f"all-reduce of {size} of float32 in place, {ranks} ranks on one host"
-            + ", in a symmetric buffer of nbdist, as its buckets are" * lent,
+            + ", in a symmetric buffer of nbdist, as its buckets are" * symmetric,
             "us/call",
             name,
-            here("nbdist_allreduce", "--ranks", ranks, "--bytes", nbytes, *["--lent"] * lent),
+            here("nbdist_allreduce", "--ranks", ranks, "--bytes", nbytes, *["--symmetric"] * symmetric),
             elsewhere(f"{peer}_allreduce", "--ranks", ranks, "--bytes", nbytes),
             Bar("<=", bar),
             EXACT,
@@ -130,7 +130,7 @@ BENCHMARKS: list[Benchmark | Survey] = [
             ("gloo", "PyTorch, gloo", (0.1, 0.1, 0.1, 0.2, 0.4)),
             ("mpich", "MPICH, mpi4py", (1, 1, 1, 1, 1)),
         )
-        for lent in (False, True)
+        for symmetric in (False, True)
         for ranks in (2, 4)
         for (size, nbytes), bar in zip(SIZES.items(), bars)
     ),
@@ -341,7 +341,7 @@ BENCHMARKS: list[Benchmark | Survey] = [
 
 
 def chosen(names: list[str]) -> list[Benchmark | Survey]:
-    """Return the benchmarks whose key is one of ``names`` or starts with one and a dot; all for "all"."""
+    """Return the benchmarks that ``names`` selects: by key, by the part before its first dot, or "all"."""
     picked = [b for b in BENCHMARKS if any(n in ("all", b.key) or b.key.startswith(f"{n}.") for n in names)]
     known = {b.key for b in BENCHMARKS} | {b.key.split(".")[0] for b in BENCHMARKS} | {"all"}
     for name in names:

@@ -1,4 +1,4 @@
-"""P10: sweeps. Whole ones beside Ray Tune's, and what they cost their driver beside Optuna."""
+"""P10: sweeps. Whole sweeps compared with Ray Tune's, and the cost for their driver compared with Optuna."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SWEEPS: list[Benchmark | Survey] = [
     *(
         Benchmark(
             f"p10.asktell-{sampler}-{trials}-{storage}",
-            f"a trial more, asked for and told, in log and ledger; {sampler}, after {trials:,} trials",
+            f"one ask and tell, in log and ledger; {sampler}, after {trials:,} trials",
             "ms",
             f"Optuna, {where}",
             here("nbdist_ask", "--sampler", sampler, "--trials", trials),
@@ -62,7 +62,7 @@ SWEEPS: list[Benchmark | Survey] = [
     ),
     Benchmark(
         "p10.rebuild",
-        "10,000 trials read back from the log, asked for and told; no reports",
+        "10,000 trials without reports read back from the log",
         "s",
         "Optuna, its journal",
         here("nbdist_ask", "--trials", 10_000, "--value", "rebuild"),

@@ -61,7 +61,7 @@ def whole_cluster(options: argparse.Namespace) -> dict[str, Any]:
         for _ in ("warm", "trained"):
             lines = [worker.stdout.readline() for worker in workers]  # type: ignore[union-attr]
             for worker in workers:
-                worker.stdin.write("go on\n")  # type: ignore[union-attr]
+                worker.stdin.write("continue\n")  # type: ignore[union-attr]
         times = [json.loads(line) for line in lines]
         check = json.loads(workers[0].stdout.readline())  # type: ignore[union-attr]
         for worker in workers:
@@ -122,18 +122,18 @@ def task(options: argparse.Namespace) -> None:
             session.run([train, loss, global_step], feed)
 
     steps(0, work.WARM_UP)
-    say("warm")
+    report("warm")
     begin = time.time()
     steps(work.WARM_UP, options.steps)
-    say([begin, time.time()])
+    report([begin, time.time()])
     if options.task == 0:
         values = session.run(weights)
         updates = options.workers * (work.WARM_UP + options.steps)
         print(json.dumps(work.check(updates, *values)), flush=True)
 
 
-def say(what: object) -> None:
-    """Tell the starting process, and wait until it has heard all tasks."""
+def report(what: object) -> None:
+    """Send a value to the parent process, and wait until it has a value from every task."""
     print(json.dumps(what), flush=True)
     sys.stdin.readline()
 

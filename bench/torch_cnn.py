@@ -13,7 +13,7 @@ from bench import cnn_work as work
 
 
 def network() -> nn.Sequential:
-    """Return the network with the first weights, whose kernels are turned to PyTorch's order."""
+    """Return the network with the initial weights, with kernels in PyTorch's order."""
     model = nn.Sequential(
         nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(9216, 64), nn.ReLU(), nn.Linear(64, 10),

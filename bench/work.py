@@ -1,4 +1,4 @@
-"""The work that several benchmarks share: data, first weights, and what is compared. NumPy only.
+"""The work that several benchmarks share: data, initial weights, and the values to compare. NumPy only.
 
 The network and its size are those of a well-known article on asynchronous parameter servers: 784-100-10,
 sigmoid, SGD with a rate of 0.001, batches of 100. The data are random, with labels that can be learned.
@@ -26,7 +26,7 @@ def data() -> tuple[Array, Array]:
 
 
 def first_weights() -> tuple[Array, Array, Array, Array]:
-    """Return W1, b1, W2, b2 as every side starts from them."""
+    """Return the initial W1, b1, W2, b2 of every side."""
     random = np.random.default_rng(1)
     return (
         random.standard_normal((INPUTS, HIDDEN), np.float32) * np.float32(0.05),
@@ -42,7 +42,7 @@ def batch_start(step: int) -> int:
 
 
 def loss(w1: Array, b1: Array, w2: Array, b2: Array) -> float:
-    """Return the mean cross-entropy over all data: what the sides must agree on at the end."""
+    """Return the mean cross-entropy over all data: the sides must agree on it at the end."""
     x, y = data()
     z = 1 / (1 + np.exp(-(x @ w1 + b1))) @ w2 + b2
     z -= z.max(1, keepdims=True)
@@ -50,7 +50,7 @@ def loss(w1: Array, b1: Array, w2: Array, b2: Array) -> float:
 
 
 def check(updates: int, w1: Array, b1: Array, w2: Array, b2: Array) -> dict[str, float]:
-    """Return what both sides report: the updates made, how far the loss fell, how far the weights went."""
+    """Return what both sides report: the updates, the fall of the loss, the distance of the weights."""
     first, last = first_weights(), (w1, b1, w2, b2)
     squares = sum(float(np.square(new - old).sum()) for new, old in zip(last, first))
     return {"updates": updates, "loss fell by": loss(*first) - loss(*last), "weights moved by": squares**0.5}
