@@ -61,9 +61,9 @@ def ranks(kind: str) -> dict[str, float]:
     ]
     for one in everyone:
         one.start()
-    cards = [here.recv() for here, _ in pipes]
+    infos = [here.recv() for here, _ in pipes]
     for here, _ in pipes:
-        here.send(cards)
+        here.send(infos)
     times = [here.recv() for here, _ in pipes]
     for one in everyone:
         one.join()
@@ -78,10 +78,10 @@ def rank(
     from nbdist.wire.collective.registry import form
     from nbdist.wire.keys import ClusterKeys
 
-    def exchange(card: dict[str, Any]) -> list[dict[str, Any]]:
-        pipe.send(card)
-        cards: list[dict[str, Any]] = pipe.recv()
-        return cards
+    def exchange(info: dict[str, Any]) -> list[dict[str, Any]]:
+        pipe.send(info)
+        infos: list[dict[str, Any]] = pipe.recv()
+        return infos
 
     hosts = ("here",) * 2 if kind == "shm" else ("here", "there")
     member = Member(number, hosts, ("rank 0", "rank 1"), incarnation, prefix, ClusterKeys.from_dict(keys))

@@ -25,9 +25,9 @@ def main() -> None:
     for one in ranks:
         one.start()
     ends = [here for here, _ in pipes]
-    cards = [end.recv() for end in ends]
+    infos = [end.recv() for end in ends]
     for end in ends:
-        end.send(cards)
+        end.send(infos)
     outcomes = [end.recv() for end in ends]
     for one in ranks:
         one.join()
@@ -40,10 +40,10 @@ def work(rank: int, given: argparse.Namespace, incarnation: int, prefix: str, pi
     from nbdist.wire.collective.base import Member
     from nbdist.wire.collective.registry import form
 
-    def exchange(card: dict[str, Any]) -> list[dict[str, Any]]:
-        pipe.send(card)
-        cards: list[dict[str, Any]] = pipe.recv()
-        return cards
+    def exchange(info: dict[str, Any]) -> list[dict[str, Any]]:
+        pipe.send(info)
+        infos: list[dict[str, Any]] = pipe.recv()
+        return infos
 
     names = tuple(f"rank {number}" for number in range(given.ranks))
     with form(Member(rank, ("here",) * given.ranks, names, incarnation, prefix), exchange) as group:

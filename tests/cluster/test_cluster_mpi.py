@@ -48,7 +48,7 @@ def place() -> tuple[int, int, int, str]:
 
 @shipped
 def in_group(ranks: tuple[int, ...], run: str, here: str, work: str) -> Any:
-    """Form a group of some ranks, whose cards lie in a folder, and do something in it."""
+    """Form a group of some ranks, exchange their endpoint infos through a folder, and make calls."""
     import json
     import os
     import time
@@ -62,9 +62,9 @@ def in_group(ranks: tuple[int, ...], run: str, here: str, work: str) -> Any:
     task = current()
     rank = ranks.index(task.rank)
 
-    def exchange(card: dict[str, Any]) -> list[dict[str, Any]]:
+    def exchange(info: dict[str, Any]) -> list[dict[str, Any]]:
         with open(f"{here}/{run}.{rank}.draft", "w") as file:
-            json.dump(card, file)
+            json.dump(info, file)
         os.rename(f"{here}/{run}.{rank}.draft", f"{here}/{run}.{rank}")
         paths = [f"{here}/{run}.{other}" for other in range(len(ranks))]
         while not all(map(os.path.exists, paths)):

@@ -10,7 +10,7 @@ from two_hosts import ADDRESSES, Actor, TwoHosts
 
 from nbdist.wire.keys import ClusterKeys
 
-Cards = list[dict[str, Any]]
+Infos = list[dict[str, Any]]
 
 
 class Group:
@@ -22,7 +22,7 @@ class Group:
         self.identities = [rank.do(do="where")["identity"] for rank in self.ranks]
         self.keys = ClusterKeys.create()
 
-    def form(self, kind: str = "auto", change: Callable[[Cards], Cards] = lambda cards: cards) -> set[str]:
+    def form(self, kind: str = "auto", change: Callable[[Infos], Infos] = lambda infos: infos) -> set[str]:
         """Form a group of all, forgetting one that they have; return its kinds."""
         shared = {
             "hosts": self.identities,
@@ -33,9 +33,9 @@ class Group:
         }
         for number, (rank, place) in enumerate(zip(self.ranks, self.places)):
             rank.ask(do="meet", kind=kind, member={**shared, "rank": number, "bind": ADDRESSES[place]})
-        cards = change([rank.answer()["card"] for rank in self.ranks])
+        infos = change([rank.answer()["info"] for rank in self.ranks])
         for rank in self.ranks:
-            rank.tell(cards)
+            rank.tell(infos)
         return set(self.answers())
 
     def ask(self, **order: Any) -> None:

@@ -1,4 +1,4 @@
-"""A rank of a group of collectives, on one of the hosts; `form` sends its card home and gets all ranks'."""
+"""A rank of a group of collectives, on one of the hosts; `form` exchanges its endpoint info with all ranks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def where() -> dict[str, str]:
 
 
 def meet(kind: str, member: dict[str, Any], timeout: float = 20.0) -> str:
-    def exchange(card: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        say({"card": card})
+    def exchange(info: dict[str, Any]) -> Sequence[dict[str, Any]]:
+        say({"info": info})
         return list(hear())
 
     keys = member.pop("keys")
@@ -43,7 +43,7 @@ def meet(kind: str, member: dict[str, Any], timeout: float = 20.0) -> str:
 def sits_without_keys(bind: str) -> str:
     hosts, names = (host_identity(), "elsewhere"), ("one", "two")
     one = Member(0, hosts, names, 1, "nbdist-keyless", bind=bind)
-    form(replace(one), lambda card: [card, card])
+    form(replace(one), lambda info: [info, info])
     return "formed"
 
 

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from hosts_group import Cards, Group
+from hosts_group import Infos, Group
 from two_hosts import ADDRESSES, Actor, TwoHosts
 from waiting import SLACK_SECONDS
 
@@ -124,11 +124,11 @@ def test_a_connection_that_is_reset_in_the_middle_of_a_piece(two_hosts: TwoHosts
     group = Group(two_hosts, "ab")
     proxy = two_hosts.run("b", "proxy_actor.py")
 
-    def through_proxy(cards: Cards) -> Cards:
-        address: dict[str, Any] = cards[1]["address"]
+    def through_proxy(infos: Infos) -> Infos:
+        address: dict[str, Any] = infos[1]["address"]
         host, _, port = address["socket"].partition(":")
         address["socket"] = proxy.do(do="stand", bind=host, address=host, port=int(port))
-        return cards
+        return infos
 
     group.form("ring", through_proxy)
     assert set(group.all(do="for_ever", count=LARGE)) == {"begun"}

@@ -1,11 +1,12 @@
-"""Collectives: what all ranks of a group do together, behind one contract.
+"""Collectives: calls that all ranks of a group make together, behind one interface.
 
     group.all_reduce(gradient, op="mean", out=gradient)
     group.broadcast(weights, root=0)
     group.barrier()
 
-Every rank makes the same calls in the same order; one that makes another call, leaves or dies ends the group,
-on every rank and with one reason. A group that is broken stays so: form another one.
+Every rank makes the same calls in the same order. A rank that makes a different call, leaves or dies breaks
+the group: every rank raises an error with the same reason. A broken group cannot be used again; form a new
+one.
 """
 
 from __future__ import annotations
@@ -44,30 +45,30 @@ KNOWN_CALLS = 256
 
 
 class Collective(ABC):
-    """What all ranks of a group do together. One thread of a rank at a time; runs on tasks.
+    """One rank's handle of a group. One thread of a rank uses it at a time; runs on tasks.
 
-    Arrays are NumPy's, of any shape, strides and dtype of a fixed size, or CuPy's: then so is the result, and
-    `out` has to be. `out` takes the result, and may be the input itself; without it the result is a new
-    array. Results are the same to the last bit on all ranks.
+    Arrays are NumPy arrays of any shape and strides, of a dtype of fixed size, or CuPy arrays: then `out` and
+    the result are CuPy arrays too. The result is written to `out`, which may be the input itself; without
+    `out` it is a new array. Results are bitwise equal on all ranks.
     """
 
     over_network: ClassVar[bool] = False
-    """Whether calls wait for a network, so that one is worth making while gradients are still computed."""
+    """Whether calls use a network, so that it is worth overlapping them with the backward pass."""
     kind: ClassVar[str]
-    """How values travel: "local", "shm", "ring" or "hierarchical"."""
+    """The transport: "local", "shm", "ring", "hierarchical", "nccl" or "mpi"."""
 
     def __init__(self, rank: int, labels: Sequence[str], check: Callable[[], None] | None = None) -> None:
         self.abort_check = AbortCheck.of(check)
-        """What is looked at beside the group while this rank waits."""
+        """The check that ends a wait, for example when the run is aborted."""
         self.rank, self.size, self.labels = rank, len(labels), tuple(labels)
         self.sequence = 0
         """How many collective calls this rank has begun."""
         self.notes: list[str] = []
-        """What people should know, such as that shared memory is full."""
+        """Notes for the user, for example that shared memory is full."""
         self.waited = 0.0
-        """Seconds so far that went by in calls until all ranks had come."""
+        """Total seconds that this rank has waited, in calls, for the others to make the same call."""
         self.parent: Collective | None = None
-        """The group that this one is a part of."""
+        """The group that contains this one, if any."""
         self._failure: GroupFailure | None = None
         self._current = describe("barrier", (0,), _NOTHING.dtype, self.size)
         self._inside = self._closed = False
@@ -76,13 +77,14 @@ class Collective(ABC):
     def all_reduce(self, x: Any, op: str = "mean", out: Array | None = None) -> Array:
         """Return the sum, mean, min, max or product of all ranks' x, on every rank.
 
-        It is combined as NumPy combines two arrays, so that the dtype stays, except that the mean of integers
-        is float64. The algorithm is reduce-scatter and all-gather (Thakur, Rabenseifner, Gropp 2005).
+        Arrays are combined as NumPy combines two arrays, so the dtype stays, except that the mean of integers
+        is float64. Algorithm for large arrays: reduce-scatter, then all-gather (Thakur, Rabenseifner and
+        Gropp, "Optimization of Collective Communication Operations in MPICH", 2005).
         """
         return self._enter("all_reduce", x, out, op)
 
     def reduce_scatter(self, x: Any, op: str = "mean", out: Array | None = None) -> Array:
-        """Return this rank's rows of what `all_reduce` returns; rows are cut as `np.array_split` does."""
+        """Return this rank's rows of the result of `all_reduce`, split as `np.array_split` does."""
         return self._enter("reduce_scatter", x, out, op)
 
     def all_gather(self, x: Any, out: Array | None = None) -> Array:
@@ -90,7 +92,7 @@ class Collective(ABC):
         return self._enter("all_gather", x, out)
 
     def broadcast(self, x: Any, root: int = 0, out: Array | None = None) -> Array:
-        """Return the root's x, on every rank; the others' x says only shape and dtype."""
+        """Return the root's x, on every rank; the x of the others gives shape and dtype only."""
         return self._enter("broadcast", x, out, "", root)
 
     def barrier(self) -> None:
@@ -98,40 +100,42 @@ class Collective(ABC):
         self._run(self._call("barrier", _NOTHING), _NOTHING, _NOTHING)
 
     def symmetric_buffer(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Return an array of zeros on which an all-reduce in place is fastest; all ranks call it alike.
+        """Return an array of zeros on which an all-reduce in place is fastest.
 
-        Use it for this group's `all_reduce(x, out=x)`, on all ranks or on none; it outlives the group.
+        All ranks call it with the same arguments. Use it for this group's `all_reduce(x, out=x)`, on all
+        ranks or on none. It stays valid after the group is closed.
         """
         return np.zeros(tuple(shape), dtype)
 
     def peek(self) -> str:
-        """Return what another rank is seen to do, without waiting.
+        """Return the state of the other ranks, without waiting.
 
-        "waits" in a call that this rank has not begun, has "left" the group, or an empty text.
+        "waits": one waits in a call that this rank has not begun. "left": one has left the group. Otherwise
+        an empty text.
         """
         return ""
 
     def abort(self, reason: str) -> None:
-        """Break the group: whoever waits in a call, or makes another, raises AbortedError with the reason.
+        """Break the group: current and later calls of all ranks raise AbortedError with the reason.
 
         May be called from any thread; the first reason counts.
         """
         self.break_with(GroupFailure("AbortedError", f"{self._me} aborted: {reason}"))
 
     def check(self) -> None:
-        """Raise the reason if the group is broken, as far as can be seen without waiting."""
+        """Raise the reason if the group is known to be broken; never waits."""
         if self._failure is not None:
             raise self._failure.error()
 
     def close(self) -> None:
-        """Leave the group and give its resources up; safe to repeat.
+        """Leave the group and release its resources; may be called twice.
 
-        Ranks that wait for this one, then or later, raise UnavailableError.
+        Ranks that wait for this one, now or later, raise UnavailableError.
         """
         if self._closed:
             return
         self._closed = True
-        if self._inside:  # another thread is, and lets go of everything as soon as it is out
+        if self._inside:  # another thread is in a call; it releases everything when it returns
             self.break_with(GroupFailure("AbortedError", f"{self._me} closed its group during a call"))
         else:
             self._leave()
@@ -139,19 +143,19 @@ class Collective(ABC):
 
     @abstractmethod
     def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
-        """Do a call together with the others; raise GroupBroken when that cannot be any more."""
+        """Execute a call together with the other ranks; raise GroupBroken if the group breaks."""
 
     @abstractmethod
     def _announce_failure(self, failure: GroupFailure) -> None:
-        """Tell all ranks that the group is broken; from any thread, never blocking for long."""
+        """Send the failure to all ranks; may be called from any thread and does not block for long."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """Tell the others that this rank makes no more calls."""
+        """Announce to the others that this rank makes no more calls."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of everything; safe to repeat."""
+        """Release all resources; may be called twice."""
 
     def _enter(self, what: str, x: Any, out: Any, op: str = "", root: int = -1) -> Array:
         if not isinstance(x, np.ndarray):
@@ -162,13 +166,13 @@ class Collective(ABC):
         return self._run(call, x, call.output(out, self.rank))
 
     def _on_device(self, call: CollectiveCall, x: Any, out: Any) -> Array:
-        """Do a call on a CuPy array; its values go through the host, where a kind knows no other way."""
+        """Execute a call on a CuPy array through host memory; a kind may override it."""
         check_out(call, out, self.rank)
         return like(x, self._run(call, to_host(x), call.output(None, self.rank)), out)
 
     @property
     def doing(self) -> str:
-        """The last call that the user made, for people."""
+        """The current call and its number, for error messages."""
         if self.parent is not None:
             return self.parent.doing
         return f"{self._current.text}, collective #{self.sequence}"
@@ -190,7 +194,7 @@ class Collective(ABC):
     def _run(self, call: CollectiveCall, x: Array, out: Array) -> Array:
         if self._inside or self._closed or self._failure is not None:
             raise self._unusable()
-        self._inside = True  # an interrupt comes at calls only, so not before the next line
+        self._inside = True  # CPython handles signals at calls, so not between this line and `try`
         try:
             self.sequence += 1
             self._current = call
@@ -200,7 +204,7 @@ class Collective(ABC):
         except BaseException as error:
             try:
                 self._failed(error)
-            except KeyboardInterrupt:  # a second one; the others must be told nevertheless
+            except KeyboardInterrupt:  # a second one; the failure has to reach the others nevertheless
                 self._failed(error)
                 raise
             if isinstance(error, GroupBroken):
@@ -213,7 +217,7 @@ class Collective(ABC):
         return out
 
     def _release_if_closed(self) -> None:
-        if self._closed:  # by another thread, meanwhile
+        if self._closed:  # by another thread during the call
             self._release()
 
     def _failed(self, error: BaseException) -> None:
@@ -227,17 +231,17 @@ class Collective(ABC):
         self.break_with(GroupFailure("AbortedError", f"{self._me} {what} in {self.doing}"))
 
     def break_with(self, failure: GroupFailure) -> None:
-        """Break the group for a reason that has a kind; the first one counts."""
+        """Break the group with a failure; the first one counts."""
         if self._failure is None:
             self._failure = failure
         self._announce_failure(self._failure)
 
     def _unusable(self) -> NbdistError:
         if self._failure is not None:
-            return self._failure.error("this group of ranks is broken, form another one; it broke when ")
+            return self._failure.error("this group of ranks is broken, form another one; the reason was: ")
         if self._inside:
             return FailedPreconditionError(
-                f"another thread of {self._me} is in a collective call; take turns"
+                f"another thread of {self._me} is in a collective call; use one thread at a time"
             )
         return FailedPreconditionError(f"{self._me} has closed its group; form another one")
 
@@ -257,27 +261,28 @@ class Collective(ABC):
 
 _NOTHING = np.empty(0, np.uint8)
 
-# What a rank holds before its group is formed; each kind of collective has one.
+# The resources of a rank before its group is formed; each kind of collective has its own class.
 
 
 class Endpoint(ABC):
-    """What one rank brings to a group before it knows the others."""
+    """The resources that one rank creates before it connects to the others."""
 
     @property
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """Plain values for the others, which the caller hands to every rank."""
+        """The endpoint info: plain values that the caller sends to every rank."""
 
     @abstractmethod
     def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
-        """Meet the others, whose cards are given in the order of ranks; return the group once all are there.
+        """Connect to the others, given the endpoint infos of all ranks in their order; return the group.
 
-        Raises UnavailableError when one does not come within `timeout` seconds.
+        Returns once all ranks have joined. Raises UnavailableError or DeadlineExceededError if one does not
+        join within `timeout` seconds.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what was brought, if `join` was not called."""
+        """Release the endpoint's resources, if `join` was not called."""
 
 
 # The failure of a group, which all of its ranks raise.
@@ -285,7 +290,7 @@ class Endpoint(ABC):
 
 @dataclass(frozen=True)
 class GroupFailure:
-    """Why a group is broken: the name of the error that everyone raises, and its text."""
+    """Why a group is broken: the class name and the text of the error that all ranks raise."""
 
     kind: str
     text: str
@@ -298,18 +303,18 @@ class GroupFailure:
         return kind(before + self.text)
 
     def pack(self, room: int) -> bytes:
-        """Return it as at most `room` bytes."""
+        """Return the failure as at most `room` bytes."""
         return f"{self.kind}\n{self.text}".encode()[:room]
 
     @classmethod
     def unpack(cls, raw: bytes) -> GroupFailure:
-        """Return what `pack` packed."""
+        """Return the failure that `pack` packed."""
         kind, _, text = raw.decode(errors="ignore").partition("\n")
         return cls(kind, text)
 
 
 class GroupBroken(Exception):
-    """A group broke while this rank waited; becomes the error that the trouble names."""
+    """Raised within a call when its group breaks; `Collective` raises `failure.error()` instead."""
 
     def __init__(self, failure: GroupFailure) -> None:
         super().__init__(failure.text)
@@ -318,42 +323,42 @@ class GroupBroken(Exception):
 
 # Abort checks of a waiting rank: a run's abort flag, for example.
 #
-# lookout = AbortCheck.of(member.check)
-# lookout()               # often; it calls the check every 0.1 s at most
-# lookout.raised          # what the check raised, to be raised where the call was made
+# abort_check = AbortCheck.of(member.check)
+# abort_check()           # call it often; it calls the check at most every 0.1 s
+# abort_check.raised      # the error of the check, for the rank's caller
 
-LOOK_EVERY = 0.1  # seconds; whoever sleeps wakes as often, so that no look is more than 0.2 s late
+CHECK_EVERY = 0.1  # seconds; a sleeping rank wakes as often, so that a check is at most 0.2 s late
 
 
 class AbortCheck:
-    """Calls a check from time to time; without one it does nothing."""
+    """Calls a check at most every 0.1 s; without a check it does nothing."""
 
     def __init__(self, check: Callable[[], None] | None = None) -> None:
         self._check = check
         self.is_set = check is not None
-        """Whether there is anything to look at."""
+        """Whether there is a check."""
         self._next = 0.0
         self.raised: BaseException | None = None
-        """What the check has raised."""
+        """The error that the check raised."""
 
     @classmethod
     def of(cls, check: Callable[[], None] | None) -> AbortCheck:
-        """Return a check's lookout; a lookout is its own, so that the parts of a group can share one."""
+        """Return the AbortCheck of a check; an AbortCheck itself as it is, so that nested groups share it."""
         return check if isinstance(check, cls) else cls(check)
 
     @property
-    def nap(self) -> float | None:
-        """For how many seconds at most a rank may sleep; None for as long as it likes."""
-        return None if self._check is None else LOOK_EVERY
+    def max_sleep(self) -> float | None:
+        """Seconds that a rank may sleep at most; None without a limit."""
+        return None if self._check is None else CHECK_EVERY
 
     def __call__(self) -> None:
-        """Look, if it is time to; raise what the check raises."""
+        """Call the check, unless it was called less than 0.1 s ago; raises its error."""
         if self._check is None:
             return
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + LOOK_EVERY
+        self._next = now + CHECK_EVERY
         try:
             self._check()
         except BaseException as error:
@@ -361,19 +366,19 @@ class AbortCheck:
             raise
 
 
-# The members of a group, as each rank knows them before the rendezvous.
+# The members of a group, as each rank knows them before it connects to the others.
 
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of a group to be: who it is, and what it needs to meet the others.
+    """One rank's description of the group that it is about to join.
 
-    `hosts` and `names` are all ranks', in their order; ranks of equal host can share memory. `incarnation`
-    is the same for all ranks of this group and for no other group. Where there are several hosts, `keys` are
-    the cluster's and `bind` is the address of this host that the others reach. `timeout` is how many seconds
-    a call may take, None for as long as all ranks live. `numbers` are what people call the ranks, where the
-    group is part of another. `check` is called from time to time while this rank waits in a call, every
-    0.2 s at least; what it raises breaks the group, on all ranks, and is raised here.
+    `hosts` and `names` are those of all ranks, in their order; ranks with equal host can share memory.
+    `incarnation` is a number that all ranks of this group have and no other group has. For several hosts,
+    `keys` are the cluster's keys and `bind` is the address of this host that the others can reach. `timeout`
+    limits a call, in seconds; None: no limit as long as all ranks live. `numbers` are the ranks' numbers in
+    error messages, if the group is part of another. `check` is called at least every 0.2 s while this rank
+    waits in a call; an error that it raises breaks the group on all ranks and is raised here.
     """
 
     rank: int
@@ -390,7 +395,8 @@ class Member:
     def __post_init__(self) -> None:
         if len(self.hosts) != len(self.names) or not 0 <= self.rank < len(self.hosts):
             raise InvalidArgumentError(
-                f"rank {self.rank} of {len(self.hosts)} hosts and {len(self.names)} names; give one of each"
+                f"rank {self.rank} of {len(self.hosts)} hosts and {len(self.names)} names: give one host and "
+                "one name for each rank, and a rank below their number"
             )
 
     @property
@@ -400,12 +406,12 @@ class Member:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """How errors call the ranks, such as `rank 1 (/job:worker/task:1)`."""
+        """The ranks' labels in error messages, such as `rank 1 (/job:worker/task:1)`."""
         return rank_labels(self.names, self.numbers)
 
 
 def rank_labels(names: Sequence[str], numbers: Sequence[int] = ()) -> tuple[str, ...]:
-    """Return how errors call ranks of these names.
+    """Return the labels of ranks with these names, for error messages.
 
     >>> rank_labels(["ps", "worker"])
     ('rank 0 (ps)', 'rank 1 (worker)')
@@ -414,12 +420,12 @@ def rank_labels(names: Sequence[str], numbers: Sequence[int] = ()) -> tuple[str,
 
 
 def check_same_group(member: Member, infos: Sequence[dict[str, Any]]) -> None:
-    """Refuse cards that are not those of this very group."""
+    """Raise UnavailableError unless the endpoint infos are those of this group, one of each rank."""
     if len(infos) != member.size:
-        raise UnavailableError(f"{len(infos)} cards for {member.size} ranks")
+        raise UnavailableError(f"{len(infos)} endpoint infos for {member.size} ranks")
     for rank, info in enumerate(infos):
         if info.get("incarnation") != member.incarnation:
             raise UnavailableError(
                 f"{member.labels[rank]} is of incarnation {info.get('incarnation')!r} of the "
-                f"group, this is {member.incarnation}"
+                f"group, but this rank is of incarnation {member.incarnation}"
             )

@@ -1,14 +1,15 @@
-"""Small tensors are reduced together, in buckets, as soon as all of a bucket's are there.
+"""Gradient buckets: small tensors are reduced together, as soon as a bucket is full.
 
     plan = plan_buckets([("w2", (10, 5), "float32"), ("b2", (5,), "float32"), ("w1", ...), ...])
     reducer = Buckets(group, plan)                # the same plan on every rank
-    for name, gradient in gradients_as_they_come:
-        reducer.put(name, gradient)               # at once; a thread reduces full buckets meanwhile
+    for name, gradient in backward_pass():
+        reducer.put(name, gradient)               # returns immediately; a thread reduces full buckets
     means = reducer.finish()
 
-Gradients come last layer first, so list them in that order: the first bucket is then full early, and travels
-while the backward pass still runs (Li et al., "PyTorch Distributed", VLDB 2020). All ranks reduce the buckets
-in the order of the plan, whatever order their gradients come in.
+The backward pass computes the last layer's gradients first, so list the tensors in that order: the first
+bucket is then full early, and its reduction overlaps with the rest of the backward pass (Li et al., "PyTorch
+Distributed", VLDB 2020). All ranks reduce the buckets in the order of the plan, in whatever order their
+gradients are put.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from nbdist.wire.collective.base import Collective
 from nbdist.wire.rpc.frame import Array
 
 BUCKET_BYTES = 1 << 22
-FIRST_BYTES = 1 << 20  # the first one is small, so that something travels early
+FIRST_BYTES = 1 << 20  # the first bucket is smaller, so that its reduction starts early
 
 
 @dataclass(frozen=True)
 class BucketSlice:
-    """Where a tensor stands in its bucket, in items."""
+    """A tensor's position in its bucket, in items."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +50,7 @@ class Bucket:
 
     @property
     def count(self) -> int:
-        """How many items it has."""
+        """The number of items."""
         return self.places[-1].stop if self.places else 0
 
 
@@ -59,11 +60,11 @@ def plan_buckets(
     first: int = FIRST_BYTES,
     align: int = 1,
 ) -> tuple[Bucket, ...]:
-    """Return which tensors (name, shape, dtype) are reduced together, in the order given.
+    """Return the buckets of some tensors (name, shape, dtype), in the order given.
 
-    A bucket holds one dtype and at most `limit` bytes (the first one `first`), but for a single tensor that
-    is larger; each tensor begins at a multiple of ``align`` bytes. It depends on nothing but the arguments,
-    so that all ranks plan alike.
+    A bucket holds one dtype and at most `limit` bytes (the first one `first`); a larger tensor has a bucket
+    of its own. Each tensor begins at a multiple of ``align`` bytes. The result depends only on the arguments,
+    so that all ranks have the same plan.
 
     >>> [[place.name for place in bucket.places] for bucket in plan_buckets(
     ...     [("a", (3,), "f4"), ("b", (2, 2), "f4"), ("c", (9,), "f4"), ("d", (), "i8")], limit=40, first=40)]
@@ -76,7 +77,7 @@ def plan_buckets(
     at = 0
     for name, shape, given in tensors:
         if name in names:
-            raise InvalidArgumentError(f"two tensors are called {name!r}; every name is in one bucket")
+            raise InvalidArgumentError(f"two tensors have the name {name!r}; names have to be unique")
         names.add(name)
         kind, count = np.dtype(given), prod(shape)
         room = limit if buckets else first
@@ -95,11 +96,12 @@ def plan_buckets(
 
 
 class Buckets:
-    """Reduces the buckets of a plan, step after step, in a thread of its own; runs on a task.
+    """Reduces the buckets of a plan in each training step, in its own thread; runs on a task.
 
-    Every rank makes them at once. While a step's gradients come, nobody else may use the group. A tensor may
-    also be written straight to its place in ``views`` and then marked. With ``overlap`` False there is no
-    thread: ``finish`` reduces, which is less work where no core is idle meanwhile.
+    All ranks construct it together. Between a step's first ``put`` and its ``finish`` no other code may use
+    the group. A tensor may also be written directly to its view in ``views`` and then marked. With
+    ``overlap`` False there is no thread and ``finish`` reduces, which is faster if no core is idle during the
+    backward pass.
     """
 
     def __init__(
@@ -107,14 +109,14 @@ class Buckets:
     ) -> None:
         self._group, self._plan, self._op, self._overlap = group, plan, op, overlap
         self.rows: list[Array] = [group.symmetric_buffer((bucket.count,), bucket.dtype) for bucket in plan]
-        """The buckets themselves, flat."""
+        """The buckets' arrays, one row each."""
         self._places: dict[str, tuple[int, Array]] = {
             place.name: (number, row[place.start : place.stop].reshape(place.shape))
             for number, (bucket, row) in enumerate(zip(plan, self.rows))
             for place in bucket.places
         }
         self.views: Mapping[str, Array] = {name: place for name, (_, place) in self._places.items()}
-        """Where each tensor stands in its bucket."""
+        """Each tensor's view of its bucket."""
         self._put: set[str] = set()
         self._missing = [len(bucket.places) for bucket in plan]
         self._full = [threading.Event() for _ in plan]
@@ -124,14 +126,14 @@ class Buckets:
         self._thread: threading.Thread | None = None
 
     def put(self, name: str, gradient: Any) -> None:
-        """Give a gradient of this step, which may be overwritten afterwards."""
+        """Copy a gradient of this step to its bucket; the gradient may be overwritten afterwards."""
         if name not in self._places or name in self._put:
-            known = "was given already in this step" if name in self._put else "is not in the plan"
+            known = "was put already in this step" if name in self._put else "is not in the plan"
             raise InvalidArgumentError(f"gradient {name!r} {known}")
         number, place = self._places[name]
         if np.shape(gradient) != place.shape:
             raise InvalidArgumentError(
-                f"gradient {name!r} has the shape {np.shape(gradient)}, in the plan it is {place.shape}"
+                f"gradient {name!r} has the shape {np.shape(gradient)}, but {place.shape} in the plan"
             )
         if not self._put:
             self._begin()
@@ -139,7 +141,7 @@ class Buckets:
         self._note(name, number)
 
     def mark(self, name: str) -> None:
-        """Say that this step's tensor of a name is in its place in ``views``."""
+        """Mark this step's tensor of a name as written to its view in ``views``."""
         if not self._put:
             self._begin()
         self._note(name, self._places[name][0])
@@ -151,13 +153,13 @@ class Buckets:
             self._full[number].set()
 
     def finish(self) -> Mapping[str, Array]:
-        """Return all reduced gradients, once all are; they are valid until the next step's first `put`.
+        """Wait for all buckets and return the reduced gradients, valid until the next step's first `put`.
 
-        Raises what the collective raised, and FailedPreconditionError if a gradient was not given.
+        Raises the error of the collective, and FailedPreconditionError if a gradient is missing.
         """
         missing = sorted(self._places.keys() - self._put)
         if missing:
-            raise FailedPreconditionError(f"these gradients were not given: {', '.join(missing)}")
+            raise FailedPreconditionError(f"these gradients of the step are missing: {', '.join(missing)}")
         if self._places:
             error = self._done.get() if self._overlap else None
             self._put.clear()
@@ -169,10 +171,10 @@ class Buckets:
         return self.views
 
     def close(self) -> None:
-        """End the thread; the group stays. A step that was begun and cannot end breaks the group."""
+        """End the thread; the group stays open. Breaks the group if a step is unfinished."""
         self._stopped = True
         if self._put:
-            self._group.abort("its gradients of this step did not all come")
+            self._group.abort("it closed its gradient buckets in the middle of a step")
         for event in self._full:
             event.set()
         self._work.put(False)
@@ -182,7 +184,7 @@ class Buckets:
 
     def _begin(self) -> None:
         if self._stopped:
-            raise FailedPreconditionError("these buckets are closed; make others")
+            raise FailedPreconditionError("these buckets are closed; make new ones")
         self._missing = [len(bucket.places) for bucket in self._plan]
         if not self._overlap:
             return
@@ -202,6 +204,6 @@ class Buckets:
                     if self._stopped:
                         return
                     self._group.all_reduce(row, self._op, out=row)
-            except BaseException as caught:  # raised where the step ends
+            except BaseException as caught:  # `finish` raises it
                 error = caught
             self._done.put(error)

@@ -1,12 +1,12 @@
-"""One collective call: what every rank has to say alike, and what comes out of it. Pure.
+"""One collective call: the properties that all ranks compare, and the computation of its result. Pure.
 
     call = describe("all_reduce", (3, 4), np.dtype("int32"), size=2, op="mean")
     call.text       "all_reduce(op='mean', dtype=int32, shape=(3, 4))"
-    call.result     float64, for NumPy's mean of integers is one
+    call.result     float64, the dtype of NumPy's mean of integers
     combine(call, [x_of_rank_0, x_of_rank_1], out)
 
-Ranks are combined in their order, as `np.add.reduce` over a stack of them does, so that a result is the same
-to the last bit wherever it is computed.
+`combine` combines the ranks in their order, as `np.add.reduce` over a stack of them does, so that a result is
+bitwise the same on whichever rank it is computed.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ OPS: dict[str, np.ufunc] = {
     "max": np.maximum,
     "product": np.multiply,
 }
-LARGEST_ITEM = 4096  # bytes; many fit in the smallest piece that travels
+LARGEST_ITEM = 4096  # bytes; the smallest chunk of any transport holds several
 REDUCING = ("all_reduce", "reduce_scatter")
 
 
-@dataclass(frozen=True, eq=False)  # one object per kind of call, so that looking it up costs nothing
+@dataclass(frozen=True, eq=False)  # hashed by identity: one object per distinct call makes lookups cheap
 class CollectiveCall:
-    """What one collective call does; every rank must make the same one.
+    """The description of a collective call; every rank must make the same one.
 
-    `root` is -1 where there is none, `buffer` is the symmetric buffer it works in, -1 for ordinary arrays.
+    `root` is -1 if there is none, `buffer` is the number of the symmetric buffer, -1 for ordinary arrays.
     """
 
     what: str
@@ -54,53 +54,53 @@ class CollectiveCall:
 
     @cached_property
     def text(self) -> str:
-        """The call as people write it, and as ranks compare it."""
+        """The call as text, for error messages and for the comparison between ranks."""
         if self.what == "barrier":
             return "barrier()"
         first = f"op={self.op!r}, " if self.op else f"root={self.root}, " if self.root >= 0 else ""
-        lent = f", in symmetric buffer {self.buffer}" if self.buffer >= 0 else ""
-        return f"{self.what}({first}dtype={self.dtype}, shape={self.shape}{lent})"
+        buffer = f", in symmetric buffer {self.buffer}" if self.buffer >= 0 else ""
+        return f"{self.what}({first}dtype={self.dtype}, shape={self.shape}{buffer})"
 
     @cached_property
     def digest(self) -> int:
-        """A number of 62 bits that stands for `text`; never 0."""
+        """A hash of `text` with 62 bits; never 0."""
         return int.from_bytes(blake2b(self.text.encode(), digest_size=8).digest(), "little") >> 2 | 1
 
     @cached_property
     def work(self) -> np.dtype[Any]:
-        """The dtype in which ranks are combined: that of the result, but float32 for a mean of float16."""
+        """The dtype in which values are combined: that of the result, but float32 for a mean of float16."""
         return np.dtype(np.float32) if self.op == "mean" and self.dtype == np.float16 else self.result
 
     @cached_property
     def result(self) -> np.dtype[Any]:
-        """The dtype of what comes out: the given one, but for a mean of integers or bools."""
+        """The dtype of the result: that of the input, except for a mean of integers or bools."""
         return _mean_of(self.dtype) if self.op == "mean" else self.dtype
 
     @cached_property
     def ufunc(self) -> np.ufunc:
-        """What combines two ranks."""
+        """The NumPy function that combines two ranks' values."""
         return OPS[self.op]
 
     @cached_property
     def divisor(self) -> Any:
-        """What a sum is divided by for the mean; as an array, for NumPy takes twice as long with an int."""
+        """The divisor of the sum for a mean; an array, because NumPy takes twice as long with an int."""
         if self.work.kind not in "fc":
             return self.size
-        # NumPy's mean divides these in double precision too, and so rounds once.
+        # NumPy's mean divides complex64 in double precision too, and so rounds once.
         return np.array(self.size, np.complex128 if self.work == np.complex64 else self.work)
 
     @cached_property
     def count(self) -> int:
-        """How many items a rank gives."""
+        """The number of items of a rank's input."""
         return prod(self.shape)
 
     @cached_property
     def nbytes(self) -> int:
-        """How many bytes a rank gives, in the dtype that travels."""
+        """The bytes of a rank's input in the dtype `work`."""
         return self.count * self.work.itemsize
 
     def out_shape(self, rank: int) -> tuple[int, ...]:
-        """Return the shape of what a rank gets."""
+        """Return the shape of a rank's result."""
         if self.what == "all_gather":
             return (self.size, *self.shape)
         if self.what == "reduce_scatter":
@@ -109,13 +109,13 @@ class CollectiveCall:
         return self.shape
 
     def rows(self, rank: int) -> tuple[int, int]:
-        """Return which rows a rank gets of a reduce-scatter, as `np.array_split` cuts them."""
+        """Return begin and end of a rank's rows of a reduce-scatter, split as `np.array_split` does."""
         each, more = divmod(self.shape[0], self.size)
         low = rank * each + min(rank, more)
         return low, low + each + (rank < more)
 
     def shares(self, line: int) -> list[tuple[int, int]]:
-        """Return which items each rank combines; an all-reduce's begin at multiples of `line` bytes."""
+        """Return each rank's items to combine; in an all-reduce they begin at multiples of `line` bytes."""
         if self.what == "reduce_scatter":
             row = prod(self.shape[1:])
             return [(low * row, high * row) for low, high in map(self.rows, range(self.size))]
@@ -144,10 +144,10 @@ class CollectiveCall:
 def describe(
     what: str, shape: tuple[int, ...], dtype: np.dtype[Any], size: int, op: str = "", root: int = -1
 ) -> CollectiveCall:
-    """Return the call that this rank makes; InvalidArgumentError for one that nobody can make."""
+    """Return the description of a call; InvalidArgumentError for arguments that no rank can use."""
     call = CollectiveCall(what, shape, dtype.newbyteorder("="), size, op, root)
     if dtype.hasobject or (dtype.itemsize == 0 and call.count):
-        raise InvalidArgumentError(f"{what} of dtype {dtype}: only values of a fixed size can travel")
+        raise InvalidArgumentError(f"{what} of dtype {dtype}: items have to have a fixed size, above 0 bytes")
     if dtype.itemsize > LARGEST_ITEM:
         raise InvalidArgumentError(f"{what} of dtype {dtype}: an item has at most {LARGEST_ITEM} bytes")
     if what == "broadcast" and not 0 <= root < size:
@@ -157,14 +157,14 @@ def describe(
     if op not in OPS:
         raise InvalidArgumentError(f"no op {op!r}; {choices(op, OPS)}")
     if what == "reduce_scatter" and not shape:
-        raise InvalidArgumentError("reduce_scatter of a scalar: it needs a first axis to be cut along")
+        raise InvalidArgumentError("reduce_scatter of a scalar: it needs a first axis to split")
     one = np.zeros(1, call.dtype)
     try:
         fits = call.ufunc(one, one).dtype == call.dtype and call.result is not None
     except TypeError:
         fits = False
     if not fits:
-        raise InvalidArgumentError(f"{what}(op={op!r}) of dtype {dtype}: NumPy cannot reduce it so")
+        raise InvalidArgumentError(f"{what}(op={op!r}): NumPy cannot reduce values of dtype {dtype} so")
     return call
 
 
@@ -184,12 +184,12 @@ def combine(call: CollectiveCall, parts: Sequence[Array], out: Array) -> None:
 
 
 def flat(call: CollectiveCall, x: Array) -> Array:
-    """Return x as one row of the dtype that travels; a copy only if it has to be."""
+    """Return x as one row of the dtype `work`; a copy only if necessary."""
     return np.ascontiguousarray(x, call.work).reshape(-1)
 
 
 def compare(calls: dict[int, str], sequence: int, labels: Sequence[str]) -> str:
-    """Return what to tell everyone when ranks do not make the same call; empty if they do.
+    """Return the error message if ranks do not make the same call; an empty text if they do.
 
     >>> compare({0: "barrier()", 1: "barrier()"}, 1, ["a", "b"])
     ''
@@ -213,11 +213,11 @@ def _mean_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class FlatOutput:
-    """The items of `out` as one row: `out` itself, or a row beside it where that would not do."""
+    """The items of `out` as one row: `out` itself if it can be written directly, else another array."""
 
     def __init__(self, call: CollectiveCall, out: Array, x: Array) -> None:
         self._out = out
-        # An input that overlaps the output, but is not it, would be overwritten before it is read.
+        # An input that overlaps the output without being it would be overwritten before it is read.
         self._direct = out.flags.c_contiguous and (
             (call.what == "all_reduce" and (out is x or _same_place(out, x)))
             or not np.may_share_memory(out, x)
@@ -225,7 +225,7 @@ class FlatOutput:
         self.items = out.reshape(-1) if self._direct else np.empty(out.size, out.dtype)
 
     def finish(self) -> None:
-        """Put the result where it belongs."""
+        """Copy the result to `out`, unless it was written there directly."""
         if not self._direct:
             np.copyto(self._out, self.items.reshape(self._out.shape))
 
@@ -252,19 +252,19 @@ def is_on_device(x: Any) -> bool:
 
 
 def cupy_of(x: Any) -> ModuleType:
-    """Return the CuPy that made x."""
+    """Return the CuPy module of x."""
     assert is_on_device(x)
     return sys.modules[CUPY]
 
 
 def to_host(x: Any) -> Array:
-    """Return the values of a CuPy array, once all that its stream was given before is done."""
+    """Return the values of a CuPy array in host memory, after the earlier work of its stream."""
     values: Array = x.get()
     return values
 
 
 def like(x: Any, values: Array, out: Any = None) -> Array:
-    """Return values of the host as a CuPy array beside x: `out`, or a new one."""
+    """Return host values as a CuPy array on the device of x: `out`, or a new one."""
     there: Array = cupy_of(x).asarray(values)
     if out is None:
         return there
@@ -274,7 +274,7 @@ def like(x: Any, values: Array, out: Any = None) -> Array:
 
 
 def check_out(call: CollectiveCall, out: Any, rank: int) -> None:
-    """Refuse what cannot take the result of a call whose input is on a device."""
+    """Raise InvalidArgumentError if `out` cannot hold the result of a call with an input on a device."""
     if out is None:
         return
     shape = call.out_shape(rank)

@@ -1,9 +1,34 @@
-"""Collectives of ranks on several hosts, some of which share one: memory inside a host, a ring between hosts.
+"""Collectives of ranks on several hosts: shared memory within a host, a ring of sockets between hosts.
 
-The first rank of each host is its leader. An all-reduce combines inside every host, then the leaders' ring
-combines the hosts' results, then each leader hands the whole out on its host: a value crosses the network
-once per host, not once per rank.
+The first rank of each host is its leader. An all-reduce combines the values within every host, then the
+leaders' ring combines the hosts' results, then each leader broadcasts the result on its host.
 """
+
+# Design.
+#
+# Two-level collectives as in MPI libraries for clusters of shared-memory nodes (Karonis et al. 2000,
+# "Exploiting Hierarchy in Parallel Computer Networks to Optimize Collective Operation Performance"). A value
+# crosses the network once per host, not once per rank; a round of the ring of H leaders takes 2 (H - 1)
+# messages per leader, where one ring of all n ranks takes 2 (n - 1) per rank.
+#
+# A call consists of calls of two inner groups (schedule.py lists them as phases): the host's group (shared
+# memory, or one rank alone) and the leaders' ring.
+#
+#     agreement    host: all-gather of the call's text | leaders: all-gather of it | host: barrier
+#     all_reduce   host: all-reduce                    | leaders: all-reduce       | host: broadcast
+#     broadcast    the root's host: broadcast | leaders: broadcast | the other hosts: broadcast
+#
+# Who waits for what. A rank waits for its host's ranks only. A leader waits for its host, then for the
+# leaders of all hosts, then for its host again. The barrier that ends the agreement is the point that a rank
+# passes only after its leader has compared its call with those of all hosts: within a host all ranks compare
+# all texts, between hosts the leaders compare theirs, so no value moves before all ranks agree.
+#
+# Rounds. The phases of one call, and of consecutive calls, are consecutive calls of the inner groups, which
+# keep their own rounds apart (sync.py, ring.py). Nothing is added here.
+#
+# Failures. A leader waits in one inner group while the other one breaks; so each inner group also checks the
+# other one (`also_check`) at its usual interval. A rank that fails breaks both of its groups with the reason
+# (`_announce_failure`), and a leader passes the reason on from one group to the other when it raises it.
 
 from __future__ import annotations
 
@@ -33,7 +58,7 @@ from nbdist.wire.rpc.frame import Array
 
 
 class HierarchicalCollective(Collective):
-    """A rank of a group on several hosts; `ring` is there for leaders."""
+    """A rank of a group on several hosts; only leaders have a `ring`."""
 
     kind = "hierarchical"
     over_network = True
@@ -48,7 +73,7 @@ class HierarchicalCollective(Collective):
         self._host = next(number for number, ranks in enumerate(self._hosts) if member.rank in ranks)
         self.notes += [*inner.notes, *(ring.notes if ring is not None else [])]
         if ring is not None and isinstance(inner, ShmCollective):
-            # A leader waits in one group at a time; what befalls the other has to reach it nevertheless.
+            # A leader waits in one of its groups; a failure of the other one has to end the wait.
             ring.also_check(inner.check)
             inner.also_check(ring.check)
 
@@ -68,7 +93,7 @@ class HierarchicalCollective(Collective):
             raise GroupBroken(GroupFailure(type(error).__name__, str(error))) from None
 
     def _do(self, phase: Phase, x: Array, op: str = "", out: Array | None = None) -> Array:
-        """Do one phase of a call; a rank that does not lead leaves the leaders' to its leader."""
+        """Execute one phase of a call; ranks that are not leaders skip the leaders' phases."""
         group = self._inner if phase.among == "host" else self._ring
         if group is None:
             return x
@@ -86,11 +111,11 @@ class HierarchicalCollective(Collective):
         text = np.zeros(TEXT_BYTES, np.uint8)
         raw = call.text.encode()[:TEXT_BYTES]
         text[: len(raw)] = np.frombuffer(raw, np.uint8)
-        here, between, meet = AGREEMENT
+        here, between, barrier = AGREEMENT
         self._compare(self._hosts[self._host], self._do(here, text))
         if self._ring is not None:
             self._compare([ranks[0] for ranks in self._hosts], self._do(between, text))
-        self._do(meet, text)
+        self._do(barrier, text)
 
     def _compare(self, ranks: Sequence[int], texts: Array) -> None:
         calls = {rank: text.tobytes().rstrip(b"\0").decode() for rank, text in zip(ranks, texts)}
@@ -115,25 +140,25 @@ class HierarchicalCollective(Collective):
         return value
 
     def _all_gather(self, call: CollectiveCall, x: Array, out: Array) -> None:
-        gather, between, hand_out = phases(call, self._hosts, self._host)
+        gather, between, broadcast = phases(call, self._hosts, self._host)
         most = max(map(len, self._hosts))
         here = np.zeros((most, call.count), call.work)
         self._do(gather, flat(call, x), out=here[: len(self._hosts[self._host])])
         everything = np.empty((len(self._hosts), *here.shape), call.work)
         self._do(between, here, out=everything)
-        self._do(hand_out, everything, out=everything)
+        self._do(broadcast, everything, out=everything)
         for ranks, values in zip(self._hosts, everything):
             for rank, value in zip(ranks, values):
                 out[rank, ...] = value.reshape(call.shape)
 
     def check(self) -> None:
-        """Raise what broke the inner group or the ring; never wait."""
+        """Raise the failure of the host's group or the ring, if there is one; never waits."""
         self._inner.check()
         if self._ring is not None:
             self._ring.check()
 
     def peek(self) -> str:
-        """Return what a rank of this host, or another leader, is seen to do."""
+        """Return the state of the ranks of this host, and of the other leaders."""
         return self._inner.peek() or ("" if self._ring is None else self._ring.peek())
 
     def _announce_failure(self, failure: GroupFailure) -> None:
@@ -142,7 +167,7 @@ class HierarchicalCollective(Collective):
         self._inner.break_with(failure)
 
     def _leave(self) -> None:
-        """The inner groups say it as they are closed."""
+        """Nothing to do: the inner groups announce it when they are closed."""
 
     def _release(self) -> None:
         if self._ring is not None:
@@ -154,7 +179,7 @@ class HierarchicalEndpoint(Endpoint):
     """A rank's endpoint on its host, and a leader's endpoint in the ring."""
 
     def __init__(self, member: Member) -> None:
-        # The host's group and the ring look out for the whole: one of them is what a rank waits in.
+        # The host's group and the ring share the check, because a rank waits in one of them.
         self._member = member = replace(member, check=AbortCheck.of(member.check))
         ranks = next(ranks for ranks in host_groups(member.hosts) if member.rank in ranks)
         inner = _part(member, ranks)
@@ -170,7 +195,7 @@ class HierarchicalEndpoint(Endpoint):
 
     @property
     def info(self) -> dict[str, Any]:
-        """The cards of both endpoints."""
+        """The infos of both endpoints."""
         return {
             "incarnation": self._member.incarnation,
             "inner": self._inner.info,
@@ -178,7 +203,7 @@ class HierarchicalEndpoint(Endpoint):
         }
 
     def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
-        """Meet the ranks of this host; leaders then meet the other hosts' leaders."""
+        """Connect to the ranks of this host; leaders then connect to the other hosts' leaders."""
         try:
             check_same_group(self._member, infos)
             inner = self._inner.join([infos[rank]["inner"] for rank in self._ranks], timeout)
@@ -191,7 +216,7 @@ class HierarchicalEndpoint(Endpoint):
                 ring = self._ring.join([infos[rank]["ring"] for rank in self._leaders], timeout)
             inner.barrier()
         except BaseException as error:
-            inner.abort(f"the hosts could not be joined: {error}")
+            inner.abort(f"the hosts could not be connected: {error}")
             inner.close()
             if ring is not None:
                 ring.close()
@@ -200,14 +225,14 @@ class HierarchicalEndpoint(Endpoint):
         return HierarchicalCollective(self._member, inner, ring)
 
     def close(self) -> None:
-        """Give up both endpoints."""
+        """Close both endpoints."""
         self._inner.close()
         if self._ring is not None:
             self._ring.close()
 
 
 def _part(member: Member, ranks: Sequence[int]) -> Member:
-    """Return a rank's membership of a part of the group; the ranks keep the numbers that people know."""
+    """Return a rank's Member of a part of the group; ranks keep their numbers in error messages."""
     return replace(
         member,
         rank=ranks.index(member.rank) if member.rank in ranks else 0,

@@ -1,4 +1,4 @@
-"""Collectives without a wire: one rank alone, or several threads of one process.
+"""Collectives within one process: one rank alone, or several threads.
 
 replicas = thread_group(["replica 0", "replica 1"])      # one for each thread
 replicas[0].all_reduce(x)                                # in the first thread, and so on
@@ -27,7 +27,7 @@ from nbdist.wire.rpc.frame import Array
 
 
 class LocalCollective(Collective):
-    """A rank of a group whose ranks all live in this process."""
+    """A rank of a group of threads of this process."""
 
     kind = "local"
 
@@ -55,7 +55,7 @@ class LocalCollective(Collective):
         self._rendezvous.leave(self.rank)
 
     def _release(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class LocalEndpoint(Endpoint):
@@ -66,7 +66,7 @@ class LocalEndpoint(Endpoint):
 
     @property
     def info(self) -> dict[str, Any]:
-        """Nothing that anyone needs."""
+        """Empty: a single rank connects to no other."""
         return {}
 
     def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
@@ -75,13 +75,13 @@ class LocalEndpoint(Endpoint):
         return LocalCollective(0, alone, ThreadRendezvous(alone), check=self._member.check)
 
     def close(self) -> None:
-        """Give up nothing."""
+        """Nothing to release."""
 
 
 def thread_group(
     names: Sequence[str], timeout: float | None = None, check: Callable[[], None] | None = None
 ) -> list[Collective]:
-    """Return the ranks of a group, one for each thread that takes part; `check` as a Member has it, for all.
+    """Return the ranks of a group of threads, one for each; `check` is that of a Member, for all ranks.
 
     >>> alone = thread_group(["worker 0"])[0]
     >>> alone.all_reduce(np.arange(3), "sum")
@@ -93,7 +93,7 @@ def thread_group(
 
 
 class ThreadRendezvous:
-    """Where the threads meet; the last to come does the work for all."""
+    """Collects the calls of all threads; the last thread to call does the work for all."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = labels
@@ -113,7 +113,7 @@ class ThreadRendezvous:
         timeout: float | None,
         abort_check: AbortCheck,
     ) -> None:
-        """Do a call together with the other threads."""
+        """Execute a call together with the other threads."""
         with self._changed:
             self._check()
             number = self._rounds
@@ -122,33 +122,32 @@ class ThreadRendezvous:
                 self._finish(sequence)
                 return
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._done(number, deadline, abort_check.nap):
+        while not self._done(number, deadline, abort_check.max_sleep):
             abort_check()
         with self._changed:
             if self._rounds != number:
                 return
             self._check()
             missing = sorted(set(range(len(self._labels))) - self._here.keys())
-            who = " and ".join(self._labels[other] for other in missing)
-            what = "has left the group" if self._is_left() else f"did not come within {timeout} s"
+            labels = " and ".join(self._labels[other] for other in missing)
+            what = "has left the group" if self._has_left() else f"did not make the call within {timeout} s"
             raise GroupBroken(
-                GroupFailure(
-                    "UnavailableError", f"{who} {what}: {call.text}, collective #{sequence}, waits for it"
-                )
+                GroupFailure("UnavailableError", f"{labels} {what}: {call.text}, collective #{sequence}")
             )
 
-    def _done(self, number: int, deadline: float | None, nap: float | None) -> bool:
-        """Wait; return whether the round is over, for good or ill, rather than the nap."""
+    def _done(self, number: int, deadline: float | None, max_sleep: float | None) -> bool:
+        """Wait up to `max_sleep` seconds; return whether the call is done, has failed or timed out."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:
             over: Callable[[], bool] = lambda: bool(
-                self._rounds != number or self._failure or self._is_left()
+                self._rounds != number or self._failure or self._has_left()
             )
-            came = self._changed.wait_for(over, min((t for t in (left, nap) if t is not None), default=None))
-        return came or (deadline is not None and time.monotonic() >= deadline)
+            limits = (limit for limit in (left, max_sleep) if limit is not None)
+            ended = self._changed.wait_for(over, min(limits, default=None))
+        return ended or (deadline is not None and time.monotonic() >= deadline)
 
-    def _is_left(self) -> bool:
-        """Whether someone has left who is waited for."""
+    def _has_left(self) -> bool:
+        """Return whether a thread that has not made the call has left."""
         return bool(self._left - self._here.keys())
 
     def fail(self, failure: GroupFailure) -> None:
@@ -190,5 +189,5 @@ def _result(call: CollectiveCall, values: list[Array]) -> Array:
         result = np.empty(call.shape, call.work)
         combine(call, [value.astype(call.work, copy=False) for value in values], result)
         return result
-    # A copy, for the root's out may be its input.
+    # A copy, because the root's out may be its input.
     return np.stack(values) if call.what == "all_gather" else np.array(values[max(call.root, 0)])

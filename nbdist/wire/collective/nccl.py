@@ -1,12 +1,13 @@
-"""Collectives of ranks that have a GPU each: NCCL moves CuPy arrays, a control group does the rest.
+"""Collectives of ranks with one GPU each: NCCL moves CuPy arrays, a control group does everything else.
 
-    group = form(member, exchange, "nccl")      # or "auto", where every rank has a GPU of its own
-    group.all_reduce(gradient, out=gradient)    # on the current stream; returns when the result is there
+    group = form(member, exchange, "nccl")      # or "auto", if every rank has its own GPU
+    group.all_reduce(gradient, out=gradient)    # on the current stream; returns when the result is complete
 
-The control group (shared memory or sockets) carries NumPy arrays, barriers, and what NCCL cannot add up:
-int16, uint16, and products, minima and maxima of complex numbers; those go through the host. Its ranks notice
-who died. A call that is expected (`agreement.CallHistory`) costs no message; another is agreed on first. NCCL
-combines ranks in an order of its own; its minimum and maximum may pass over NaNs.
+The control group (shared memory or sockets) executes calls on NumPy arrays, barriers, and the reductions that
+NCCL does not have: int16, uint16, and products, minima and maxima of complex numbers; these copy the values
+through host memory. It also detects ranks that have died. A call that `CallHistory` expects costs no message;
+any other call is compared between the ranks first. NCCL combines ranks in its own order, and its minimum and
+maximum may ignore NaNs.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from nbdist.wire.collective.base import AbortCheck, Collective, Endpoint, GroupB
 from nbdist.wire.collective.call import REDUCING, CollectiveCall, check_out, compare, is_on_device
 from nbdist.wire.rpc.frame import Array
 
-SPINS = 2000  # looks at an event before it is left to the scheduler
-NAP_SECONDS = 50e-6
-LOOK_SECONDS = 0.02  # between two looks at the other ranks
-GRACE_SECONDS = 1.0  # for a call to be done after a rank was seen to have left
+SPINS = 2000  # polls of an event before the thread sleeps between them
+POLL_SECONDS = 50e-6
+CHECK_SECONDS = 0.02  # between two checks of the other ranks
+GRACE_SECONDS = 1.0  # for a call to complete after another rank has left
 UNIQUE_ID_BYTES = 128
 INTERFACE = "NCCL_SOCKET_IFNAME"
 LOOPBACK = "=lo"
-_chosen: list[str] = []  # the interface that this process has set, if any
+_chosen: list[str] = []  # the value that this process has set, if any
 
 
 class NcclCollective(Collective):
-    """A rank of a group whose ranks have a GPU each."""
+    """A rank of a group with one GPU for each rank."""
 
     kind = "nccl"
     over_network = True
@@ -64,7 +65,7 @@ class NcclCollective(Collective):
         self._launch: Launch | None = None
 
     def check(self) -> None:
-        """Raise the reason if the group is broken, or a rank is seen to have died."""
+        """Raise the reason if the group is broken or a rank has died; never waits."""
         super().check()
         self._control.check()
 
@@ -90,7 +91,7 @@ class NcclCollective(Collective):
             else:
                 self._agree(call.text)
                 self._history.note(call.digest)
-                if call.what != "barrier":  # which it was
+                if call.what != "barrier":  # the comparison was a barrier
                     self._control._run(call, x, out)
         except BaseException as error:
             self._drop()
@@ -113,35 +114,35 @@ class NcclCollective(Collective):
         for _ in range(SPINS):
             if done():
                 return
-        looked = time.monotonic()
-        alone_at = float("inf")
+        checked = time.monotonic()
+        compare_at = float("inf")
         while not done():
-            time.sleep(NAP_SECONDS)
+            time.sleep(POLL_SECONDS)
             now = time.monotonic()
-            if now - looked >= LOOK_SECONDS:
-                looked = now
+            if now - checked >= CHECK_SECONDS:
+                checked = now
                 self._communicator.check_async_error()
-                self._look(now)
-                seen = self._control.peek()
-                if seen == "left":  # after this call, perhaps, which then is done here in a moment
-                    alone_at = min(alone_at, now + GRACE_SECONDS)
-                if seen == "waits" or now >= alone_at:
-                    self._ask(text)
+                self._check_wait(now)
+                state = self._control.peek()
+                if state == "left":  # it may have left after this call, which then completes here soon
+                    compare_at = min(compare_at, now + GRACE_SECONDS)
+                if state == "waits" or now >= compare_at:
+                    self._compare_calls(text)
 
     def _agree(self, text: str) -> None:
-        """Return when all ranks are in this very call."""
-        while not self._ask(text):
+        """Return once all ranks are in the same call; raise GroupBroken if their calls differ."""
+        while not self._compare_calls(text):
             pass
 
-    def _ask(self, text: str) -> bool:
-        """Exchange what call each rank is in; return False if one is still in the call before."""
+    def _compare_calls(self, text: str) -> bool:
+        """Exchange the ranks' current calls; return False if one is still in the call before."""
         together, failure = verdict(self._control.all_gather(to_record(self.sequence, text)), self.labels)
         if failure:
             raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
         return together
 
-    def _look(self, now: float) -> None:
-        """Raise why there is no point in waiting, if so."""
+    def _check_wait(self, now: float) -> None:
+        """Raise the reason if this rank waits in vain."""
         self._control.check()
         self.abort_check()
         if self._failure is not None:
@@ -149,12 +150,13 @@ class NcclCollective(Collective):
         if self._deadline is not None and now >= self._deadline:
             raise GroupBroken(
                 GroupFailure(
-                    "DeadlineExceededError", f"other ranks did not come to {self._me} in time: {self.doing}"
+                    "DeadlineExceededError",
+                    f"{self._me} waited for the other ranks beyond the time limit: {self.doing}",
                 )
             )
 
     def _connect(self) -> None:
-        """Make the communicator, at the first call that needs it; all ranks are there."""
+        """Make the communicator, in the first call that needs it; all ranks are in this call."""
         cupy, nccl = self._gpu.cupy, self._gpu.nccl
         choose_interface(self._hosts, self._bind)
         made: list[Any] = []
@@ -168,18 +170,18 @@ class NcclCollective(Collective):
             except BaseException as error:
                 made.append(error)
 
-        # A thread, as this waits for all ranks and cannot be told that one has died.
+        # In a thread, because NCCL waits here for all ranks and this wait cannot be cancelled.
         thread = threading.Thread(target=connect, name="nbdist nccl", daemon=True)
         thread.start()
         while thread.is_alive():
-            thread.join(LOOK_SECONDS)
-            self._look(time.monotonic())
+            thread.join(CHECK_SECONDS)
+            self._check_wait(time.monotonic())
         if isinstance(made[0], BaseException):
             raise made[0]
         self._communicator = made[0]
 
     def _drop(self) -> None:
-        """End what still runs on the GPU; in this rank's own thread, lest another is in a call to NCCL."""
+        """Abort the communicator's work on the GPU; only in the rank's own thread, which calls NCCL."""
         if self._communicator is not None:
             self._communicator.abort()
             self._communicator = self._launch = None
@@ -188,7 +190,7 @@ class NcclCollective(Collective):
         self._control.break_with(failure)
 
     def _leave(self) -> None:
-        """The control group says it as it is closed."""
+        """Nothing to do: the control group announces it when it is closed."""
 
     def _release(self) -> None:
         if self._communicator is not None:
@@ -198,42 +200,44 @@ class NcclCollective(Collective):
 
 
 class NcclEndpoint(Endpoint):
-    """A rank's GPU and its endpoint in the control group, which `sit` makes.
+    """A rank's GPU and its endpoint in the control group, which `make_control` makes.
 
-    Where not every rank has a GPU of its own the control group is the group, unless NCCL is `needed`. Raises
+    If not every rank has its own GPU, `join` returns the control group, unless NCCL is `needed`. Raises
     MissingExtra without CuPy, UnavailableError without its NCCL or without a GPU.
     """
 
-    def __init__(self, member: Member, sit: Callable[[Member], Endpoint], needed: bool = True) -> None:
+    def __init__(
+        self, member: Member, make_control: Callable[[Member], Endpoint], needed: bool = True
+    ) -> None:
         self._gpu, self._needed = gpu_here(), needed
         self._member = replace(member, check=AbortCheck.of(member.check))
-        self._control = sit(self._member)
+        self._control = make_control(self._member)
 
     @property
     def info(self) -> dict[str, Any]:
-        """That of the endpoint in the control group, and which GPU it is."""
+        """The info of the control group's endpoint, and the GPU's PCI bus id."""
         return {**self._control.info, "gpu": self._gpu.place}
 
     def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
-        """Meet the others; NCCL itself is set up at the first call that needs it."""
+        """Connect the control group; NCCL itself is set up in the first call that needs it."""
         failure = not_one_each(self._member, infos)
         if failure and self._needed:
             self.close()
-            raise UnavailableError(f"no collective 'nccl': {failure}")
+            raise UnavailableError(f"collective 'nccl' is not available: {failure}")
         control = self._control.join(infos, timeout)
         return control if failure else NcclCollective(self._member, control, self._gpu)
 
     def close(self) -> None:
-        """Give up the endpoint in the control group."""
+        """Close the endpoint in the control group."""
         self._control.close()
 
 
 def choose_interface(hosts: Sequence[str], bind: str) -> None:
     """Set the network interface of NCCL: the loopback on one host, else the one with the address ``bind``.
 
-    NCCL would listen on every interface that it finds, without authentication. It reads NCCL_SOCKET_IFNAME
-    once, at the first communicator of a process; a value that the user has set stays. Raises
-    FailedPreconditionError if the first group was of one host and this one is of several.
+    By default NCCL listens on every interface that it finds, without authentication. It reads
+    NCCL_SOCKET_IFNAME once, at the first communicator of a process. A value that the user has set is kept.
+    Raises FailedPreconditionError if the first group was on one host and this one is on several.
     """
     set_already = os.environ.get(INTERFACE)
     if set_already is not None and _chosen != [set_already]:
@@ -244,7 +248,7 @@ def choose_interface(hosts: Sequence[str], bind: str) -> None:
     wanted = LOOPBACK if alone else f"={interface_of(bind)}"
     if _chosen and _chosen != [wanted]:
         raise FailedPreconditionError(
-            f"NCCL of this process uses {_chosen[0][1:]}, as its first group did, and this group of "
+            f"NCCL in this process uses the interface {_chosen[0][1:]} of its first group, but this group of "
             f"{len(set(hosts))} hosts needs {wanted[1:]}; set {INTERFACE} to the network's interface before "
             "the workers start"
         )
@@ -264,7 +268,7 @@ def interface_of(address: str) -> str:
         if any(entry.address.partition("%")[0] in own for entry in entries):
             return name
     raise UnavailableError(
-        f"no interface of this host has the address {address}, which NCCL is to use; set {INTERFACE}"
+        f"no interface of this host has the address {address} that NCCL needs; set {INTERFACE}"
     )
 
 
@@ -274,14 +278,14 @@ def gpu_here() -> CupyDevice:
     nccl = getattr(cupy.cuda, "nccl", None)
     if not getattr(nccl, "available", False):
         raise UnavailableError(
-            "CuPy finds no NCCL; install the package of NCCL that goes with its CUDA version"
+            "CuPy finds no NCCL; install the NCCL package for its CUDA version"
         )
     try:
         seen = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise UnavailableError(f"CuPy finds no GPU: {error}") from error
     if not seen:
-        raise UnavailableError("CuPy finds no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES")
+        raise UnavailableError("CuPy finds no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES")
     device = cupy.cuda.Device()
     return CupyDevice(cupy, nccl, device.id, device.pci_bus_id)
 
@@ -294,14 +298,14 @@ def _cupy() -> Any:
     return cupy
 
 
-# One collective call on a GPU's stream, in the terms of NCCL.
+# One collective call on a GPU's stream, as a call to NCCL.
 #
 #     launch = Launch(gpu, communicator, rank)
-#     done, in_use = launch(call, x, out)         # keep what is in use until done() is true
+#     done, in_use = launch(call, x, out)         # keep `in_use` alive until done() is true
 #
-# A value that NCCL has no type for travels as one that it has: a boolean as a byte (or is a maximum, and is a
-# minimum), a complex number as two real ones, where parts may be added up apart, and what is only copied as
-# bytes.
+# A dtype that NCCL does not have is sent as another one: a boolean as a byte ("or" is a maximum, "and" is a
+# minimum), a complex number as two real numbers in sums and means, and any dtype as bytes if it is only
+# copied.
 
 TYPES = {
     "i1": "NCCL_INT8",
@@ -326,7 +330,7 @@ BOOLEAN_OPS = {"sum": "NCCL_MAX", "max": "NCCL_MAX", "product": "NCCL_MIN", "min
 
 @dataclass(frozen=True)
 class NcclFormat:
-    """How items go through NCCL: as `each` of its `type` for one of ours, combined by `op`."""
+    """The NCCL representation of an item: `each` values of NCCL's `type`, combined by `op`."""
 
     type: str
     each: int
@@ -334,7 +338,7 @@ class NcclFormat:
 
 
 def nccl_format(call: CollectiveCall) -> NcclFormat | None:
-    """Return how a call's items go through NCCL, None if they cannot."""
+    """Return the NCCL representation of a call's items, or None if there is none."""
     work = call.work
     if call.what not in REDUCING:
         return NcclFormat("NCCL_UINT8", work.itemsize)
@@ -355,9 +359,9 @@ class Launch:
         self._communicator, self._rank = communicator, rank
 
     def __call__(self, call: CollectiveCall, x: Any, out: Any) -> tuple[Callable[[], bool], Any]:
-        """Begin a call; return whether it is done, as a function, and what must stay until then."""
+        """Begin a call; return a function that tests its completion, and the arrays to keep until then."""
         cupy = self._cupy
-        with cupy.cuda.Device(self._number):  # of this thread, which may have another
+        with cupy.cuda.Device(self._number):  # the calling thread's current device may be another
             stream = cupy.cuda.get_current_stream()
             given = cupy.ascontiguousarray(x, call.work)
             taken = out if _fits(call, given, out) else cupy.empty(out.shape, call.work)
@@ -372,12 +376,12 @@ class Launch:
         return lambda: bool(event.done), (given, taken)
 
     def _send(self, call: CollectiveCall, given: Any, taken: Any, stream: int) -> None:
-        travel = nccl_format(call)
-        assert travel is not None
+        nccl = nccl_format(call)
+        assert nccl is not None
         there, comm = taken.data.ptr, self._communicator
-        kind = getattr(self._nccl, travel.type)
-        op = getattr(self._nccl, travel.op) if travel.op else 0
-        count = call.count * travel.each
+        kind = getattr(self._nccl, nccl.type)
+        op = getattr(self._nccl, nccl.op) if nccl.op else 0
+        count = call.count * nccl.each
         if call.what == "all_reduce":
             comm.allReduce(given.data.ptr, there, count, kind, op, stream)
         elif call.what == "all_gather":
@@ -387,12 +391,15 @@ class Launch:
         elif call.shape[0] % call.size == 0:
             comm.reduceScatter(given.data.ptr, there, count // call.size, kind, op, stream)
         else:
-            self._reduce_to_each(call, given, there, travel.each, kind, op, stream)
+            self._reduce_to_each(call, given, there, nccl.each, kind, op, stream)
 
     def _reduce_to_each(
         self, call: CollectiveCall, given: Any, there: int, each: int, kind: int, op: int, stream: int
     ) -> None:
-        """Reduce every rank's rows to it, at once; NCCL's own reduce-scatter gives all the same number."""
+        """Reduce each rank's rows to that rank, in one NCCL group.
+
+        NCCL's own reduce-scatter requires the same number of rows on all ranks.
+        """
         self._nccl.groupStart()
         try:
             for root, (low, high) in enumerate(call.shares(1)):
@@ -412,7 +419,10 @@ class Launch:
 
 
 def _fits(call: CollectiveCall, given: Any, out: Any) -> bool:
-    """Whether NCCL may write straight to `out`: it is a row of the right items, and not partly the input."""
+    """Return whether NCCL may write directly to `out`.
+
+    It has to be C-contiguous, of the dtype `work`, and either the input itself or disjoint from it.
+    """
     if not out.flags.c_contiguous or out.dtype != call.work:
         return False
     begin, there = given.data.ptr, out.data.ptr
@@ -422,36 +432,38 @@ def _fits(call: CollectiveCall, given: Any, out: Any) -> bool:
     return apart
 
 
-# The history of calls that all ranks have agreed on and need not compare again. Pure.
+# The history of the calls that all ranks have made, which predicts the next one. Pure.
 #
 #     history = CallHistory()
-#     if not history.expects(call):       # the same answer on every rank, as all have made the same calls
-#         ...compare the calls of all ranks, once all are there...
+#     if not history.expects(call):       # the same result on every rank, because all have the same history
+#         ...compare the calls of all ranks...
 #     history.note(call)
 #
-# A rank that makes the call that is expected goes ahead. One that makes another asks the others first and
-# moves nothing; those that went ahead cannot finish without it, find it asking, and answer. So no value
-# moves on which not all agree, and a training step that makes the calls of the step before asks nobody.
+# A rank that makes the expected call starts it immediately. A rank that makes another call starts a
+# comparison through the control group and moves no value. The ranks that started the expected call cannot
+# complete it without that rank; while they wait, they find it in the control group and take part in the
+# comparison. So no call completes on which the ranks do not agree, and a training step that repeats the calls
+# of the step before costs no comparison.
 
-REMEMBERED = 16  # calls before one, by which it is expected: more than a step has alike in a row
+REMEMBERED = 16  # previous calls that predict the next one: more than equal calls in a row within a step
 KNOWN = 4096
 RECORD_BYTES = 512
 NUMBER_BYTES = 8
 
 
 class CallHistory:
-    """The calls of a group so far."""
+    """The past calls of a group."""
 
     def __init__(self) -> None:
         self._before: deque[int] = deque(maxlen=REMEMBERED)
         self._after: dict[tuple[int, ...], int] = {}
 
     def expects(self, digest: int) -> bool:
-        """Return whether a call of this digest came last time after the same calls."""
+        """Return whether a call with this digest followed the last time after the same calls."""
         return self._after.get(tuple(self._before)) == digest
 
     def note(self, digest: int) -> None:
-        """Remember that all ranks make this call."""
+        """Record a call that all ranks make."""
         if len(self._after) >= KNOWN:
             self._after.clear()
         self._after[tuple(self._before)] = digest
@@ -459,36 +471,36 @@ class CallHistory:
 
 
 def to_record(sequence: int, text: str) -> Array:
-    """Return what a rank says of the call that it is in, as bytes of one length."""
+    """Return the number and text of a rank's current call, as bytes of fixed length."""
     raw = sequence.to_bytes(NUMBER_BYTES, "little") + text.encode()
     return np.frombuffer(raw[:RECORD_BYTES].ljust(RECORD_BYTES, b"\0"), np.uint8)
 
 
 def verdict(records: Array, labels: Sequence[str]) -> tuple[bool, str]:
-    """Return whether all ranks are in one call, and what to tell everyone if it is not the same for all.
+    """Return whether all ranks are at the same call number, and the error message if their calls differ.
 
-    A rank that is not there yet has still to find that the call before is done, in which all agreed.
+    A rank with a lower number has not yet seen the completion of the call before, on which all agreed.
 
-    >>> ask = lambda *said: verdict(np.stack([to_record(*one) for one in said]), ["a", "b"])
-    >>> ask((3, "barrier()"), (3, "barrier()")), ask((3, "barrier()"), (4, "all_gather(...)"))
+    >>> check = lambda *calls: verdict(np.stack([to_record(*call) for call in calls]), ["a", "b"])
+    >>> check((3, "barrier()"), (3, "barrier()")), check((3, "barrier()"), (4, "all_gather(...)"))
     ((True, ''), (False, ''))
     """
-    said = [record.tobytes() for record in records]
-    sequences = [int.from_bytes(raw[:NUMBER_BYTES], "little") for raw in said]
+    raws = [record.tobytes() for record in records]
+    sequences = [int.from_bytes(raw[:NUMBER_BYTES], "little") for raw in raws]
     if len(set(sequences)) > 1:
         return False, ""
-    texts = {rank: raw[NUMBER_BYTES:].rstrip(b"\0").decode(errors="ignore") for rank, raw in enumerate(said)}
+    texts = {rank: raw[NUMBER_BYTES:].rstrip(b"\0").decode(errors="ignore") for rank, raw in enumerate(raws)}
     return True, compare(texts, sequences[0], labels)
 
 
-# GPU assignment: which GPU a rank has, and whether every rank has one of its own.
+# GPU assignment: the GPU of a rank, and whether every rank has its own.
 
 DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 @dataclass(frozen=True)
 class CupyDevice:
-    """A GPU that this process can use: CuPy and its NCCL, CuPy's number of it, and its place on the host."""
+    """A GPU that this process can use: CuPy, its NCCL, CuPy's number of the GPU, and its PCI bus id."""
 
     cupy: Any
     nccl: Any
@@ -497,14 +509,14 @@ class CupyDevice:
 
 
 def is_likely() -> bool:
-    """Return whether it is worth while to load CuPy and ask it for a GPU."""
+    """Return whether this host may have a GPU, so that loading CuPy is worthwhile."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
     return "cupy" in sys.modules or any(Path(one).exists() for one in DEVICES)
 
 
 def not_one_each(member: Member, infos: Sequence[dict[str, Any]]) -> str:
-    """Return why ranks with these cards have not one GPU each; empty if they have."""
+    """Return the reason if not every rank has its own GPU, by their endpoint infos; else an empty text."""
     found: dict[tuple[str, Any], int] = {}
     for rank, info in enumerate(infos):
         if not info.get("gpu"):
@@ -512,7 +524,7 @@ def not_one_each(member: Member, infos: Sequence[dict[str, Any]]) -> str:
         first = found.setdefault((member.hosts[rank], info["gpu"]), rank)
         if first != rank:
             return (
-                f"{member.labels[first]} and {member.labels[rank]} share GPU {info['gpu']}; give each one of "
-                "its own, as with CUDA_VISIBLE_DEVICES"
+                f"{member.labels[first]} and {member.labels[rank]} share GPU {info['gpu']}; give each its "
+                "own, for example with CUDA_VISIBLE_DEVICES"
             )
     return ""

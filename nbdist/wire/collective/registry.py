@@ -1,10 +1,10 @@
-"""Which collective a group uses, and how the group is formed.
+"""Choice of a group's collective, and formation of the group.
 
     member = Member(rank, hosts, names, incarnation, prefix, keys)
-    group = form(member, exchange)          # exchange(card) returns all ranks' cards, in the order of ranks
+    group = form(member, exchange)          # exchange(info) returns the infos of all ranks, in their order
 
-Only what every rank knows alike decides, so that all choose the same: the hosts, and then the cards, which
-say who has a GPU.
+The choice depends only on values that every rank has: the hosts, and then the endpoint infos, which include
+the GPUs. So all ranks choose the same collective.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Exchange = Callable[[dict[str, Any]], Sequence[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class CollectiveSpec:
-    """All that the rest of the system asks about a collective.
+    """The properties of a collective that the rest of the system uses.
 
-    ``make`` returns what a rank brings to a new group. ``single``: it is for one rank alone. ``one_host``: it
-    is for ranks of one host.
+    ``make`` returns a rank's endpoint for a new group. ``single``: for one rank only. ``one_host``: for ranks
+    on one host.
     """
 
     name: str
@@ -64,14 +64,14 @@ COLLECTIVES: dict[str, CollectiveSpec] = {
 }
 
 KINDS = ("auto", *COLLECTIVES)
-"""What ``--collective`` takes."""
+"""The values of ``--collective``."""
 
 
 def choose(hosts: Sequence[str], kind: str = "auto") -> str:
-    """Return the best collective for ranks on these hosts, or `kind` if they can use that.
+    """Return the best collective for ranks on these hosts, or `kind` if they can use it.
 
-    "mpi" is for those who name it: on one host shared memory is faster, and whether ranks of several hosts
-    are in one MPI world nobody knows before they have started MPI.
+    "auto" never chooses "mpi": on one host shared memory is faster, and ranks of several hosts have to start
+    MPI before they know whether they are in one MPI world.
 
     >>> choose(["a"]), choose(["a", "a"]), choose(["a", "b"]), choose(["a", "a", "b"])
     ('local', 'shm', 'ring', 'hierarchical')
@@ -82,10 +82,10 @@ def choose(hosts: Sequence[str], kind: str = "auto") -> str:
     if kind != "auto":
         spec = COLLECTIVES[kind]
         if spec.single and len(hosts) > 1:
-            raise InvalidArgumentError(f"collective {kind!r} is for one rank, not {len(hosts)}; take 'auto'")
+            raise InvalidArgumentError(f"collective {kind!r} is for one rank, not {len(hosts)}; use 'auto'")
         if spec.one_host and several:
             raise InvalidArgumentError(
-                f"collective {kind!r} is for ranks of one host; take 'hierarchical' or 'auto'"
+                f"collective {kind!r} is for ranks of one host; use 'hierarchical' or 'auto'"
             )
         return kind
     if len(hosts) == 1:
@@ -96,13 +96,13 @@ def choose(hosts: Sequence[str], kind: str = "auto") -> str:
 
 
 def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float = 30.0) -> Collective:
-    """Return this rank's end of a new group; every rank calls it at once, with the same `kind`.
+    """Return this rank's handle of a new group; all ranks call it together, with the same `kind`.
 
-    `exchange` sends this rank's endpoint info (plain values) to all ranks and returns the info of all; it is
-    called again when a host has no room for shared memory: then, if `kind` is "auto", the group is a ring of
-    sockets, and its notes say so. With "auto" and a GPU for each rank values on GPUs travel by NCCL. Raises
-    UnavailableError when a rank does not come within `timeout` seconds, and the reason on all ranks when the
-    `kind` named cannot be had on one of them.
+    `exchange` sends this rank's endpoint info (plain values) to all ranks and returns the infos of all. It is
+    called a second time if `kind` is "auto" and a host has no room for shared memory: the group then is a
+    ring of sockets, and its notes contain the reason. With "auto" and one GPU for each rank, CuPy arrays
+    travel by NCCL. Raises DeadlineExceededError if a rank does not join within `timeout` seconds, and an
+    error on all ranks if the named `kind` is not available on one of them.
     """
     chosen = choose(member.hosts, kind)
     if COLLECTIVES[chosen].single:
@@ -110,13 +110,13 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
     endpoint: Endpoint | None = None
     failure: NbdistError | None = None
     try:
-        endpoint = _sit(member, chosen, with_gpu=kind == "auto" and is_likely())
+        endpoint = _make_endpoint(member, chosen, with_gpu=kind == "auto" and is_likely())
     except NbdistError as error:
         failure = error
     try:
-        own = {"trouble": str(failure), "full": isinstance(failure, ResourceExhaustedError)}
+        own = {"failure": str(failure), "full": isinstance(failure, ResourceExhaustedError)}
         infos = exchange(endpoint.info if endpoint is not None else own)
-        failures = {rank: info["trouble"] for rank, info in enumerate(infos) if "trouble" in info}
+        failures = {rank: info["failure"] for rank, info in enumerate(infos) if "failure" in info}
         if endpoint is not None and not failures:
             return endpoint.join(infos, timeout)
     except BaseException:
@@ -125,20 +125,24 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
         raise
     if endpoint is not None:
         endpoint.close()
-    said = "; ".join(f"{member.names[rank]}: {text}" for rank, text in failures.items())
+    reasons = "; ".join(f"{member.names[rank]}: {text}" for rank, text in failures.items())
     full = all(infos[rank]["full"] for rank in failures)
     if kind != "auto" or not full:
         if failure is not None and not full:
             raise failure
-        raise (ResourceExhaustedError if full else UnavailableError)(f"no collective {chosen!r}: {said}")
+        raise (ResourceExhaustedError if full else UnavailableError)(
+            f"collective {chosen!r} is not available: {reasons}"
+        )
     if member.keys is None:
-        raise UnavailableError(f"no room for shared memory, and without keys no ring either: {said}")
+        raise UnavailableError(
+            f"no room for shared memory, and a ring of sockets needs the cluster's keys: {reasons}"
+        )
     group = form(member, exchange, "ring", timeout)
-    group.notes.append(f"values travel over sockets, there is no room for shared memory: {said}")
+    group.notes.append(f"values travel over sockets because shared memory is full: {reasons}")
     return group
 
 
-def _sit(member: Member, kind: str, with_gpu: bool) -> Endpoint:
+def _make_endpoint(member: Member, kind: str, with_gpu: bool) -> Endpoint:
     if with_gpu:
         with suppress(MissingExtra, UnavailableError):
             return NcclEndpoint(member, COLLECTIVES[kind].make, needed=False)

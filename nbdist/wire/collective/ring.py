@@ -1,12 +1,35 @@
-"""Collectives between hosts: each rank sends to the next one only, over an authenticated socket.
+"""Collectives between hosts: each rank sends to the next one only, over an authenticated socket."""
 
-    round   2 (n - 1) messages: n - 1 to combine the n pieces, each on its way round, n - 1 to hand them out
-
-A large array is several rounds, of which a few are under way at once, so that a piece travels while another
-is combined (Patarasuk and Yuan 2009). Every rank's result needs messages of all others, and a rank passes
-nothing on before its neighbour is known to make the same call: so nobody finishes a call on which not all
-agree.
-"""
+# Design.
+#
+# Algorithm. Ring all-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+# workstations", 2009): a reduce-scatter of n - 1 steps, then an all-gather of n - 1 steps. In each step a
+# rank sends one chunk to the next rank and receives one from the previous rank, so each rank sends
+# 2 (n - 1) / n of the array's bytes, which is the minimum. A large array is cut into rounds, of which
+# ROUNDS_IN_FLIGHT run concurrently: one chunk travels while another is combined. A broadcast is a pipeline
+# along the ring. schedule.py has the order of all messages, as a pure function of the call.
+#
+# Who waits for what. `receive` waits for the previous rank only, and `send` only if the queue of the socket
+# to the next rank is full. The result of a rank depends on a message from every other rank, so no rank
+# returns from a call that another one has not begun. The order of the additions depends on the position in
+# the ring; each chunk is combined once and then copied, so all ranks have equal bits.
+#
+# Agreement. The first message of a call contains the call's text. A rank compares it with its own before it
+# forwards anything, so a mismatch is found at the first rank that differs from its predecessor, and no rank
+# completes a call on which the ranks do not agree. In a plain broadcast the root would receive nothing; so
+# empty messages go once round the ring first (`_agree`).
+#
+# Rounds. Every message has the group's incarnation (plan), the number of the call (step) and of the message
+# in the call (edge). A socket keeps the order, and all ranks follow the same schedule, so the next message is
+# always the expected one: a message of another incarnation is dropped, and one with other numbers means that
+# the connection was lost and made again in between (DataLossError). A message of a later call may arrive
+# early; it stays in the queue until this rank begins that call.
+#
+# Failures. A rank that fails sends FAILURE to all other ranks, first on its existing connections. A rank
+# that receives it stops waiting and forwards it to its neighbours. A rank that ends without a message is
+# detected by both of its neighbours: ZeroMQ reports the lost connection (immediately if the process ended,
+# after about 5 s without heartbeats if the host is unreachable), and after GRACE_SECONDS, in which a FAILURE
+# or LEFT message that was sent before may still arrive, they break the group.
 
 from __future__ import annotations
 
@@ -22,7 +45,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError, UnavailableError
 from nbdist.wire.channel.sender import Address, Message, MessageReceiver, MessageSender
 from nbdist.wire.collective.base import (
-    LOOK_EVERY,
+    CHECK_EVERY,
     AbortCheck,
     Collective,
     Endpoint,
@@ -38,7 +61,7 @@ from nbdist.wire.shm import shared_folder
 
 
 class Transport(Protocol):
-    """How a rank of a ring reaches the next one: `Neighbours`, or a stand-in."""
+    """A rank's connection to its neighbours in a ring: `Neighbours`, or a simulation of it."""
 
     doing: Callable[[], str]
     also_check: Callable[[], None]
@@ -57,16 +80,16 @@ class Transport(Protocol):
         """Note that the call is done."""
 
     def check(self) -> None:
-        """Raise GroupBroken if another rank has told of trouble; never wait."""
+        """Raise GroupBroken if another rank has announced a failure; never waits."""
 
     def announce_failure(self, failure: GroupFailure) -> None:
-        """Tell all ranks, once; from any thread."""
+        """Send the failure to all ranks, once; may be called from any thread."""
 
     def leave(self) -> None:
-        """Tell the neighbours that this rank makes no more calls."""
+        """Announce to the neighbours that this rank makes no more calls."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
 
 class RingCollective(Collective):
@@ -83,7 +106,7 @@ class RingCollective(Collective):
         self._timeout = member.timeout
 
     def check(self) -> None:
-        """Raise the reason if the group is broken, as far as messages have come that say so."""
+        """Raise the reason if a message has arrived that the group is broken; never waits."""
         super().check()
         try:
             self._neighbours.check()
@@ -91,20 +114,20 @@ class RingCollective(Collective):
             raise broken.failure.error() from None
 
     def peek(self) -> str:
-        """Return whether the rank before "waits" in a call that this one has not begun, or one has "left"."""
+        """Return "waits" if the previous rank is in a call that this one has not begun, "left" if one has."""
         return self._neighbours.peek() if isinstance(self._neighbours, Neighbours) else ""
 
     def also_check(self, check: Callable[[], None]) -> None:
-        """CollectiveCall `check` from time to time while this rank waits; what it raises ends the wait."""
+        """Call `check` every 0.1 s while no message arrives; an error that it raises ends the wait."""
         self._neighbours.also_check = check
 
     def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
         self._neighbours.begin(call.text, self.sequence, self._timeout)
         if self.size == 1:
-            np.copyto(out, x, casting="same_kind")  # an all-gather's first axis is 1 long
+            np.copyto(out, x, casting="same_kind")  # the first axis of an all-gather has length 1
         elif call.what == "broadcast":
             self._agree()
-            self._pass_on(call, x, out)
+            self._broadcast(call, x, out)
         else:
             taken = FlatOutput(call, out, x)
             _RingRun(self, call, flat(call, x), taken.items).run()
@@ -112,7 +135,7 @@ class RingCollective(Collective):
         self._neighbours.finish()
 
     def _agree(self) -> None:
-        """Go once round: every rank's call is compared with its neighbour's before anyone goes on."""
+        """Send empty messages once round: every rank compares its call with the previous rank's."""
         nothing, begun = np.empty(0, np.uint8), time.perf_counter()
         self._neighbours.send(0, nothing)
         for step in range(1, self.size):
@@ -121,12 +144,12 @@ class RingCollective(Collective):
             if step < self.size - 1:
                 self._neighbours.send(step, nothing)
 
-    def _pass_on(self, call: CollectiveCall, x: Array, out: Array) -> None:
-        """Send the root's pieces round, up to the rank before it."""
+    def _broadcast(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        """Send the root's chunks along the ring, up to the rank before the root."""
         place, chunks = broadcast_route(call, self.rank)
         value = np.ascontiguousarray(x, call.work) if place == 0 else np.empty(call.shape, call.work)
         row = value.reshape(-1)
-        # Their numbers follow those of the agreement, so that none is taken for one of it that was lost.
+        # The numbers continue those of the agreement, so that a lost message of it is detected.
         for number, chunk in enumerate(chunks, self.size - 1):
             if place > 0:
                 row[chunk] = self._neighbours.receive(number).view(call.work)
@@ -145,7 +168,7 @@ class RingCollective(Collective):
 
 
 class _RingRun:
-    """One reduce-scatter, all-gather or both on their way round the ring, as their schedule says."""
+    """One reduce-scatter, all-gather or both, executed by their schedule."""
 
     def __init__(self, group: RingCollective, call: CollectiveCall, given: Array, taken: Array) -> None:
         self._group, self._call, self._given, self._taken = group, call, given, taken
@@ -154,7 +177,7 @@ class _RingRun:
 
     def run(self) -> None:
         messages, begun = self._schedule.messages, time.perf_counter()
-        waits = True  # for the first message: that the rank before has come
+        waits = True  # until the first message, the previous rank's part of this call
         for number, step in self._schedule.actions():
             if step == BEGIN:
                 self._begin(number)
@@ -194,7 +217,7 @@ class _RingRun:
 
 
 class RingEndpoint(Endpoint):
-    """A rank's inbox, before the others are known."""
+    """A rank's message receiver, before it connects to the others."""
 
     def __init__(self, member: Member) -> None:
         if member.keys is None:
@@ -203,17 +226,17 @@ class RingEndpoint(Endpoint):
         self._receiver = MessageReceiver(
             member.keys, member.prefix, member.bind, host_identity=member.hosts[member.rank]
         )
-        # Messages come by socket; so nothing is left behind, whatever happens to this process.
+        # Messages use the socket only. Without the pipe's file nothing is left if this process is killed.
         if self._receiver.address.bell:
             (shared_folder() / self._receiver.address.bell).unlink()
 
     @property
     def info(self) -> dict[str, Any]:
-        """Where this rank's inbox is reached."""
+        """The address of this rank's receiver."""
         return {"incarnation": self._member.incarnation, "address": self._receiver.address.to_dict()}
 
     def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
-        """Connect to the ranks before and after, and wait until the ring is closed."""
+        """Connect to the previous and the next rank, and wait until all ranks have."""
         member = self._member
         try:
             check_same_group(member, infos)
@@ -232,22 +255,19 @@ class RingEndpoint(Endpoint):
         return group
 
     def close(self) -> None:
-        """Close the inbox."""
+        """Close the receiver."""
         self._receiver.close()
 
 
 # The ring's transport: messages to the next rank and from the previous one, and the liveness of both.
-#
-# Data comes from the rank before only, in order. That a rank is in trouble is told to all of them directly,
-# and passed on by those who hear it; a rank that has gone is noticed by both of its neighbours.
 
 DATA, FAILURE, LEFT = 1, 2, 3  # kinds of messages
-LOOK_SECONDS = LOOK_EVERY  # between two looks at the neighbours' connections
-GRACE_SECONDS = 0.5  # in which a neighbour whose connection ended can still be heard to have left in peace
+CHECK_SECONDS = CHECK_EVERY  # between two checks of the neighbours' connections
+GRACE_SECONDS = 0.5  # after a lost connection, for a FAILURE or LEFT message that was sent before its end
 
 
 class Neighbours:
-    """The ranks before and after this one."""
+    """The connections to the previous and the next rank."""
 
     def __init__(self, member: Member, receiver: MessageReceiver, addresses: Sequence[Address]) -> None:
         self._member, self._receiver, self._addresses = member, receiver, addresses
@@ -258,20 +278,20 @@ class Neighbours:
                 self._senders[rank] = self._open(rank)
         self.abort_check = AbortCheck()
         self.also_check: Callable[[], None] = lambda: None
-        """What else is looked at from time to time, and raises if there is no point in waiting."""
-        self.doing: Callable[[], str] = lambda: "forming the group"
+        """Another check during a wait; an error that it raises ends the wait."""
+        self.doing: Callable[[], str] = lambda: "group formation"
         self._sending = threading.Lock()
         self._chunks: deque[Message] = deque()
         self._failure: GroupFailure | None = None  # from another rank, or from another thread of this one
         self._announced = False
         self._left: dict[int, int] = {}  # by rank: how many calls it has finished
-        self._lost: dict[int, float] = {}  # by rank: since when its connection is gone
+        self._lost: dict[int, float] = {}  # by rank: the time at which its connection was found lost
         self._text, self._sequence, self._finished = "", 0, 0
         self._deadline: float | None = None
         self._first_sent = self._first_received = True
 
     def begin(self, text: str, sequence: int, timeout: float | None) -> None:
-        """Begin a call."""
+        """Begin a call that all ranks describe by `text`."""
         self._text, self._sequence = text, sequence
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._first_sent = self._first_received = True
@@ -284,7 +304,7 @@ class Neighbours:
         self._finished = self._sequence
 
     def send(self, edge: int, value: Array) -> None:
-        """Send a piece to the rank after; it may be changed once this returns."""
+        """Send a chunk to the next rank; it may be changed once this returns."""
         meta = {"call": self._text} if self._first_sent else None
         self._first_sent = False
         try:
@@ -297,26 +317,26 @@ class Neighbours:
             raise GroupBroken(self._unreachable(self._after, error)) from None
 
     def receive(self, edge: int) -> Array:
-        """Return the next piece from the rank before, as bytes; raise GroupBroken when it will not come.
+        """Return the next chunk from the previous rank, as bytes; raise GroupBroken if it will not arrive.
 
-        It has to be the one of number `edge`: another means that the connection was lost in between.
+        It has to have the number `edge`: another number means that the connection was lost in between.
         """
         while not self._chunks:
             if self._failure is not None:
                 raise GroupBroken(self._failure)
             self.abort_check()
-            message = self._receiver.next(LOOK_SECONDS)
+            message = self._receiver.next(CHECK_SECONDS)
             if message is None:
                 self._check_neighbours()
             else:
                 self._file(message)
-            # The rank before sends in order: what it has not sent by the time it leaves it never will.
+            # The previous rank sends in order: after its LEFT message it sends no more chunks.
             if not self._chunks:
                 for rank, finished in self._left.items():
                     if rank == self._before or finished < self._sequence:
                         raise GroupBroken(self._has_left(rank))
         message = self._chunks.popleft()
-        # First, for only a call's first message says what call it is: that one may be what was lost.
+        # Before the calls are compared: the text is in a call's first message, which may be the lost one.
         if (message.step, message.edge) != (self._sequence, edge):
             raise GroupBroken(self._missing(edge, message))
         if self._first_received:
@@ -325,33 +345,36 @@ class Neighbours:
         return message.arrays[0]
 
     def check(self) -> None:
-        """Raise GroupBroken if another rank has told of trouble; never waits."""
+        """Raise GroupBroken if another rank has announced a failure; never waits."""
         while (message := self._receiver.next(0)) is not None:
             self._file(message)
         if self._failure is not None:
             raise GroupBroken(self._failure)
 
     def peek(self) -> str:
-        """Return "waits" if the rank before has begun a call that this one has not, "left" if a rank has."""
+        """Return "waits" if the previous rank is in a call that this one has not begun, "left" if one has."""
         self.check()
         return "waits" if self._chunks else "left" if self._left else ""
 
     def announce_failure(self, failure: GroupFailure) -> None:
-        """Tell all ranks, once; from any thread."""
+        """Send the failure to all ranks, once; may be called from any thread.
+
+        A failure that another rank announced is forwarded to the connected ranks only.
+        """
         if self._announced:
             return
-        passed_on = self._failure == failure
+        received = self._failure == failure
         self._failure = self._failure or failure
         self._receiver.wake()
         others = [rank for rank in range(self._member.size) if rank != self._member.rank]
-        others.sort(key=lambda rank: rank not in self._senders)  # first those who are connected
+        others.sort(key=lambda rank: rank not in self._senders)  # connected ranks first
         with self._sending:
             for rank in others:
-                if rank not in self._senders and passed_on:
+                if rank not in self._senders and received:
                     continue
                 with suppress(UnavailableError):
                     self._announce_to(rank, failure)
-            self._announced = True  # now, for an interrupt may have cut off an earlier attempt
+            self._announced = True  # at the end, so that a call after an interrupt repeats the announcement
 
     def _announce_to(self, rank: int, failure: GroupFailure) -> None:
         meta = {"kind": failure.kind, "text": failure.text}
@@ -360,13 +383,13 @@ class Neighbours:
             with suppress(UnavailableError):
                 self._senders[rank].send(*order, meta=meta)
                 return
-            # The connection was lost, but the rank may live, and wait for what was on its way to it.
+            # The connection was lost, but the rank may live and wait for the messages that were lost with it.
             self._senders[rank].close()
         self._senders[rank] = self._open(rank)
         self._senders[rank].send(*order, meta=meta)
 
     def leave(self) -> None:
-        """Tell both neighbours that this rank makes no more calls."""
+        """Announce to both neighbours that this rank makes no more calls."""
         with self._sending:
             for rank in {self._before, self._after} & self._senders.keys():
                 with suppress(UnavailableError):
@@ -375,7 +398,7 @@ class Neighbours:
                     )
 
     def close(self) -> None:
-        """Close all connections; what was sent last still arrives."""
+        """Close all connections; messages that were sent before still arrive."""
         with self._sending:
             for sender in self._senders.values():
                 sender.close()
@@ -408,22 +431,22 @@ class Neighbours:
         calls = {self._before: text, self._member.rank: self._text}
         failure = compare(calls, self._sequence, self._member.labels)
         if failure:
-            self.check()  # a rank that broke off is a better reason
+            self.check()  # a failure that a rank announced is the better reason
             raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
 
     def _check_neighbours(self) -> None:
-        """Raise GroupBroken if a neighbour has gone, or the time is up."""
+        """Raise GroupBroken if the connection to a neighbour is lost, or at the deadline."""
         self.also_check()
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             raise GroupBroken(
                 GroupFailure(
                     "DeadlineExceededError",
-                    f"{self._member.labels[self._before]} sent nothing in time: {self.doing()}",
+                    f"{self._member.labels[self._before]} sent nothing within the time limit: {self.doing()}",
                 )
             )
         for rank in (self._before, self._after):
-            if rank in self._left:  # in peace, or it would have been raised
+            if rank in self._left:  # after its last call; before it, `receive` has raised
                 continue
             try:
                 self._senders[rank].check()
@@ -432,7 +455,7 @@ class Neighbours:
                     raise GroupBroken(self._unreachable(rank, error)) from None
 
     def _await_reason(self, rank: int) -> None:
-        """Learn why a neighbour takes nothing any more, if it has said so: a reason comes before its end."""
+        """Wait for the neighbour's reason for a lost connection; raise GroupBroken if there is one."""
         until = time.monotonic() + GRACE_SECONDS
         while (seconds := until - time.monotonic()) > 0:
             message = self._receiver.next(seconds)
@@ -444,20 +467,21 @@ class Neighbours:
                 raise GroupBroken(self._has_left(rank))
 
     def _missing(self, edge: int, message: Message) -> GroupFailure:
-        self.check()  # a rank that broke off is a better reason
+        self.check()  # a failure that a rank announced is the better reason
         return GroupFailure(
             "DataLossError",
-            f"piece {edge} of {self.doing()} is missing, piece {message.edge} came instead: the "
+            f"message {edge} of {self.doing()} is missing, message {message.edge} arrived instead: the "
             f"connection from {self._member.labels[self._before]} was lost in between; form another group",
         )
 
     def _has_left(self, rank: int) -> GroupFailure:
         return GroupFailure(
-            "UnavailableError", f"{self._member.labels[rank]} has left: {self.doing()} waits for it"
+            "UnavailableError",
+            f"{self._member.labels[rank]} has left the group; {self.doing()} is waiting for it",
         )
 
     def _unreachable(self, rank: int, error: UnavailableError) -> GroupFailure:
         return GroupFailure(
             "UnavailableError",
-            f"{self._member.labels[rank]} is gone; it was cut off: {self.doing()}: {error}",
+            f"the connection to {self._member.labels[rank]} was lost during {self.doing()}: {error}",
         )

@@ -1,10 +1,10 @@
-"""Who sends what to whom, in which order, in a collective call. Pure: no sockets, no clock.
+"""The order of messages of a collective call, as pure functions: no sockets, no clock.
 
     schedule = RingSchedule.of(call)
-    for number, step in schedule.actions(): ...        # what every rank of a ring does, one after the other
-    phases(call, host_groups(hosts), host)      # what a host's ranks do, and the leaders between hosts
+    for number, step in schedule.actions(): ...        # the actions of every rank of a ring, in order
+    phases(call, host_groups(hosts), host)             # the phases of a hierarchical call on one host
 
-The ring and the hierarchical collectives follow these, and so do simulations of them.
+The ring and the hierarchical collectives follow these schedules, and so do their simulations.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ TEXT_BYTES = 512
 
 @dataclass(frozen=True, eq=False)
 class RingSchedule:
-    """One reduce-scatter, all-gather or both on their way round a ring of `size` ranks.
+    """The schedule of one reduce-scatter, all-gather or both, on a ring of `size` ranks.
 
-    Each rank's share of the items is cut into pieces of `length` items at most; the n pieces of one round,
-    one of each share, travel together. Piece p starts where it is not needed next.
+    Each rank's share of the items is cut into chunks of at most `length` items. A round moves one chunk of
+    each share along the ring.
     """
 
     size: int
     shares: tuple[tuple[int, int], ...]
-    """Which items belong to each rank: from, to."""
+    """The items of each rank's share: begin and end."""
     length: int
     reduces: bool
-    hands_out: bool
+    gathers: bool
     shift: int
-    """1 if a reduced piece ends its way on the rank that it belongs to, 0 if just before it is handed out."""
+    """1 for a reduce-scatter, so that a rank receives its own share last; 0 otherwise."""
 
     @classmethod
     def of(cls, call: CollectiveCall) -> RingSchedule:
-        """Return how a call travels; for a broadcast see `broadcast_route`."""
+        """Return the schedule of a call; for a broadcast see `broadcast_route`."""
         if call.what in ("all_gather", "barrier"):
             shares = [(rank * call.count, (rank + 1) * call.count) for rank in range(call.size)]
         else:
@@ -58,21 +58,21 @@ class RingSchedule:
 
     @cached_property
     def messages(self) -> int:
-        """How many letters a rank sends, and receives, in each round."""
-        return (self.size - 1) * (self.reduces + self.hands_out)
+        """How many messages a rank sends, and receives, in each round."""
+        return (self.size - 1) * (self.reduces + self.gathers)
 
     @cached_property
     def rounds(self) -> int:
-        """How many rounds it takes to send every share's pieces round; at least 1."""
+        """How many rounds the longest share needs; at least 1."""
         longest = max(high - low for low, high in self.shares)
         return max(1, -(-longest // self.length))
 
     def actions(self) -> Iterator[tuple[int, int]]:
-        """Yield what a rank does, in order, as (round, step); every rank does the same.
+        """Yield a rank's actions, in order, as (round, step); all ranks have the same.
 
-        At step BEGIN it sends a piece of its own; else it takes the letter of that step in and, unless that
-        was the last one, sends the next. Letters come in the order in which the rank before sends them, and
-        that is the order in which this one does.
+        At step BEGIN a rank sends one of its own chunks. At other steps it receives the round's message
+        `step` and, unless that is the last one, sends message `step + 1`. All ranks send and receive in the
+        same order, so each message received is the expected one.
 
         >>> from nbdist.wire.collective.call import describe
         >>> import numpy as np
@@ -93,24 +93,24 @@ class RingSchedule:
                 begun += 1
 
     def sent(self, rank: int, step: int) -> int:
-        """Return whose share the piece is of that a rank sends as a round's letter `step`."""
+        """Return the share (a rank) that a rank sends a chunk of in a round's message `step`."""
         return (rank - step - self.shift) % self.size
 
     def received(self, rank: int, step: int) -> int:
-        """Return whose share the piece is of that a rank receives as a round's letter `step`."""
+        """Return the share (a rank) that a rank receives a chunk of in a round's message `step`."""
         return self.sent(rank - 1, step)
 
     def chunk(self, number: int, share: int) -> slice:
-        """Return the items that travel in a round, of one rank's share."""
+        """Return the items of a share that a round moves."""
         low, high = self.shares[share]
         at = min(high, low + number * self.length)
         return slice(at, min(high, at + self.length))
 
 
 def broadcast_route(call: CollectiveCall, rank: int) -> tuple[int, list[slice]]:
-    """Return how many ranks before this one pass a broadcast's pieces on, and the pieces.
+    """Return a rank's position in a broadcast, and the chunks.
 
-    The root has place 0; place p receives each piece from place p - 1, and all but the last send it on.
+    The root has position 0. Position p receives each chunk from position p - 1; all but the last forward it.
     """
     length = chunk_items(call)
     chunks = [slice(at, min(call.count, at + length)) for at in range(0, call.count, length)]
@@ -118,7 +118,7 @@ def broadcast_route(call: CollectiveCall, rank: int) -> tuple[int, list[slice]]:
 
 
 def chunk_items(call: CollectiveCall) -> int:
-    """Return how many items travel in one letter at most."""
+    """Return how many items a message has at most."""
     return max(1, CHUNK_BYTES // max(1, call.work.itemsize))
 
 
@@ -135,9 +135,9 @@ def host_groups(hosts: Sequence[str]) -> list[list[int]]:
 
 
 class Phase(NamedTuple):
-    """A part of a hierarchical call: a call of the ranks of each host, or of all hosts' leaders.
+    """A part of a hierarchical call: a call of the ranks of each host, or of the leaders of all hosts.
 
-    `items` is how many each rank gives; `root` is the place among them, -1 where there is none.
+    `items` is the number of items of each rank; `root` is a rank of the inner group, -1 if there is none.
     """
 
     among: Literal["host", "leaders"]
@@ -151,11 +151,11 @@ AGREEMENT = (
     Phase("leaders", "all_gather", TEXT_BYTES),
     Phase("host", "barrier", 0),
 )
-"""How all ranks learn that they make the same call, by their texts (bytes), before any value moves."""
+"""The phases that compare the calls of all ranks, as texts in bytes, before any value moves."""
 
 
 def phases(call: CollectiveCall, hosts: Sequence[Sequence[int]], host: int) -> tuple[Phase, ...]:
-    """Return what the ranks of one host do for a call, after the agreement; leaders meet in between.
+    """Return the phases of a call on one host, after the agreement.
 
     A value crosses the network once per host, not once per rank.
 
@@ -179,7 +179,7 @@ def phases(call: CollectiveCall, hosts: Sequence[Sequence[int]], host: int) -> t
             return (Phase("host", "broadcast", count, hosts[where].index(call.root)), between)
         return (between, Phase("host", "broadcast", count, 0))
     if call.what == "all_gather":
-        most = max(map(len, hosts))  # as many rows as the host with most ranks has
+        most = max(map(len, hosts))  # rows: the number of ranks of the largest host
         return (
             Phase("host", "all_gather", count),
             Phase("leaders", "all_gather", most * count),

@@ -94,7 +94,7 @@ def test_without_room_for_shared_memory_all_take_sockets_and_say_so(monkeypatch:
     for group in groups:
         group.close()
     made.clear()
-    with pytest.raises(ResourceExhaustedError, match="no collective 'shm': /job:worker/task"):
+    with pytest.raises(ResourceExhaustedError, match="collective 'shm' is not available: /job:worker/task"):
         formed_by_all(everyone, kind="shm")
 
 

@@ -100,7 +100,7 @@ def test_ranks_of_several_hosts_and_what_is_not_noticed_there() -> None:
         together(groups, lambda group: group.close())
     groups = remote_groups(_ranks[:2], hosts=["left", "right"], keys=None)
     (note,) = _ranks[0].ask("notes", groups[0].number)
-    assert note.startswith("the end of rank 1 (/job:worker/task:1) will not be noticed")
+    assert note.startswith("the end of rank 1 (/job:worker/task:1) cannot be detected")
     together(groups, lambda group: group.close())
 
 
@@ -120,7 +120,7 @@ def test_a_process_that_no_mpiexec_started_is_refused(monkeypatch: pytest.Monkey
 
 def test_ranks_of_two_worlds_are_refused() -> None:
     everyone = members(["here"] * 2)
-    infos = [{"world": "one", "place": rank} for rank in range(2)]
+    infos = [{"world": "one", "world_rank": rank} for rank in range(2)]
     assert mpi_world.world_ranks(everyone[0], infos) == [0, 1]
     with pytest.raises(FailedPreconditionError, match=r"rank 1 \(.*\) is in another one than rank 0"):
         mpi_world.world_ranks(everyone[0], [infos[0], {**infos[1], "world": "two"}])
@@ -132,5 +132,5 @@ def test_ranks_of_two_worlds_are_refused() -> None:
 def test_who_does_not_come_into_the_world_is_named() -> None:
     everyone = members(["here"] * 2)
     (number, info), (_, other) = (_ranks[rank].ask("sit", everyone[rank], False) for rank in range(2))
-    with pytest.raises(DeadlineExceededError, match=r"rank 1 \(/job:worker/task:1\) did not come in time"):
+    with pytest.raises(DeadlineExceededError, match=r"rank 1 \(/job:worker/task:1\) did not take part within the time limit"):
         _ranks[0].ask("join", number, [info, other], 0.2)

@@ -382,7 +382,7 @@ class TestChoosing:
             formed(["here"] * 2)
         monkeypatch.undo()
         monkeypatch.setattr(gpus, "devices", 0)
-        with pytest.raises(UnavailableError, match="CuPy finds no GPU; see nvidia-smi"):
+        with pytest.raises(UnavailableError, match="CuPy finds no GPU; check nvidia-smi"):
             formed(["here"] * 2)
 
     def test_without_cupy_it_is_a_missing_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,16 @@
-"""Collectives of ranks in one MPI world, on one host or several; MPI carries the values, NumPy combines them.
+"""Collectives of ranks in one MPI world, on one host or several: MPI moves the values, NumPy combines them.
 
     small    every rank sends its value to all others and combines all of them itself
-    large    every rank combines its share of the items, in pieces, and sends the result to all others
+    large    every rank combines its share of the items, in chunks, and sends the result to all others
 
-MPI's own Allreduce is not used: its collectives cannot be broken off, it knows no float16, and it leaves open
-in which order ranks are added, so that results may differ between ranks, and from run to run. Here every item
-is combined in the order of ranks and, where large, on one rank only, so that all have the same bits: those
-that kind "shm" gives.
+MPI's own Allreduce is not used: a collective of MPI cannot be cancelled, MPI has no float16, and the order of
+additions is unspecified, so that results may differ between ranks and between runs. Here every item is
+combined in the order of ranks and, for large values, on one rank only, so that all ranks have equal bits, the
+same as with kind "shm".
 
-`auto` does not take MPI. On one host shared memory is faster (measured: bench P6); on several hosts nobody
-knows before the group is formed whether all ranks are of one world, and to ask them would start MPI in
-processes that were not meant to use it. It is taken where it is named.
+`auto` does not choose MPI. On one host shared memory is faster (measured: bench P6). On several hosts it is
+unknown before the group is formed whether all ranks are in one world, and a query would start MPI in
+processes that do not use it. Choose it by name.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from nbdist.wire.collective.base import (
     check_same_group,
 )
 from nbdist.wire.collective.call import REDUCING, CollectiveCall, FlatOutput, combine, compare, flat
-from nbdist.wire.collective.mpi.transport import BACK, MpiTransport, RemoteLiveness, free_closed
+from nbdist.wire.collective.mpi.transport import RESULT, MpiTransport, RemoteLiveness, free_closed
 from nbdist.wire.collective.mpi.world import enter_world, world_ranks
 from nbdist.wire.collective.shm.sync import ProcessMonitor
 from nbdist.wire.rpc.frame import Array
 
-HEAD = 16  # bytes at the beginning of a letter: incarnation and call
-EAGER = 1 << 16  # up to here a value travels in the letter that says which call it is for,
-EAGER_TOTAL = 1 << 19  # as long as all letters that a rank gets have no more bytes
+HEAD = 16  # bytes at the beginning of a call's first message: incarnation, digest of the call
+EAGER = 1 << 16  # bytes; a value of at most this size is in the call's first message,
+EAGER_TOTAL = 1 << 19  # unless the first messages that a rank receives have more bytes together
 TEXT_BYTES = 512
 KNOWN_VIEWS = 256
 
@@ -71,7 +71,7 @@ class MpiCollective(Collective):
             raise broken.failure.error() from None
 
     def connect(self, timeout: float, remote: Sequence[str]) -> None:
-        """Wait until all ranks have joined; `remote` is where those on other hosts are reached."""
+        """Wait until all ranks have joined; `remote` are the addresses of the ranks' liveness listeners."""
         self._timeout, timeout_of_calls = timeout, self._timeout
         self.barrier()
         try:
@@ -122,7 +122,7 @@ class MpiCollective(Collective):
             np.copyto(out, values[call.root])
 
     def _exchange(self, call: CollectiveCall, nbytes: int) -> None:
-        """Send this rank's letter to all and wait for theirs; no call goes on that is not the same on all."""
+        """Exchange the first messages of a call with all ranks; raise GroupBroken if the calls differ."""
         begun = time.perf_counter()
         transport, own = self._transport, self._messages[self.rank][:nbytes]
         key = self._head[1] = call.digest ^ self._incarnation
@@ -137,10 +137,10 @@ class MpiCollective(Collective):
                 self._disagree(call)
 
     def _disagree(self, call: CollectiveCall) -> None:
-        """Learn what the others call, as all do now; raise what is wrong."""
+        """Exchange the calls' texts with all ranks, as all do now; raise GroupBroken with the mismatch."""
         if any(head[0] != self._incarnation for head in self._heads):
             raise GroupBroken(
-                GroupFailure("UnavailableError", f"a letter of another group came to {self.doing}")
+                GroupFailure("UnavailableError", f"a message of another group arrived in {self.doing}")
             )
         transport = self._transport
         texts = [transport.row(TEXT_BYTES) for _ in range(self.size)]
@@ -169,7 +169,7 @@ class MpiCollective(Collective):
 
 
 class MpiEndpoint(Endpoint):
-    """A rank's place in the MPI world, before the others are known."""
+    """A rank's membership of the MPI world, before it connects to the others."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -179,31 +179,31 @@ class MpiEndpoint(Endpoint):
 
     @property
     def info(self) -> dict[str, Any]:
-        """Which world this rank is of, and where in it."""
+        """The name of this rank's world, its rank there, its process and its liveness address."""
         return {
             "incarnation": self._member.incarnation,
             "world": self._world.name,
-            "place": self._world.comm.rank,
+            "world_rank": self._world.comm.rank,
             "pid": os.getpid(),
             "liveness": self._remote.address,
         }
 
     def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
-        """Meet the others in the world."""
+        """Connect to the others in the world."""
         member, world = self._member, self._world
         try:
             check_same_group(member, infos)
-            places = world_ranks(member, infos)
+            ranks = world_ranks(member, infos)
         except BaseException:
             self.close()
             raise
         here = [rank for rank, host in enumerate(member.hosts) if host == member.hosts[member.rank]]
         monitor = ProcessMonitor({rank: infos[rank]["pid"] for rank in here})
         group = MpiCollective(
-            member, MpiTransport(world.mpi, world.comm, member, places, monitor, self._remote)
+            member, MpiTransport(world.mpi, world.comm, member, ranks, monitor, self._remote)
         )
         group.notes += [
-            f"the end of {member.labels[rank]} will not be noticed: its process is not seen here"
+            f"the end of {member.labels[rank]} cannot be detected: its process is not visible here"
             for rank in range(member.size)
             if rank in monitor.unseen() or (rank not in here and member.keys is None)
         ]
@@ -215,27 +215,27 @@ class MpiEndpoint(Endpoint):
         return group
 
     def close(self) -> None:
-        """Take no more connections; the world is there as long as the process."""
+        """Close the liveness listener; the world exists as long as the process."""
         self._remote.close()
 
 
 # Large values over MPI: in chunks, through buffers of the group.
 #
-#     pieces = ChunkedTransfer(lanes, rank, size)
-#     pieces.reduce(call, x, out)         # every rank combines its share of the items
-#     pieces.gather(call, x, out)         # all-gather and broadcast
+#     transfer = ChunkedTransfer(transport, rank, size)
+#     transfer.reduce(call, x, out)         # every rank combines its share of the items
+#     transfer.gather(call, x, out)         # all-gather and broadcast
 #
-# Two turns of memory take turns, so that the pieces of one round travel while those of the last are combined.
-# ChunkedTransfer are small enough to stay in cache between being copied and being sent.
+# There are two sets of buffers, so that the chunks of one round travel while those of the previous one are
+# combined. Chunks are small enough to stay in cache between the copy and the send.
 
 LINE = 64
-ROUND_BYTES = 1 << 20  # of all pieces that a rank sends in one round
+ROUND_BYTES = 1 << 20  # of all chunks that a rank sends in one round
 SMALLEST_CHUNK = 1 << 14
 Shares = list[tuple[int, int]]
 
 
 class ChunkedTransfer:
-    """What one rank of a group sends and receives of large values; all ranks have agreed on the call."""
+    """Sends and receives one rank's chunks of large values, after all ranks have agreed on the call."""
 
     def __init__(self, transport: MpiTransport, rank: int, size: int) -> None:
         self._transport, self._rank, self._size = transport, rank, size
@@ -249,82 +249,82 @@ class ChunkedTransfer:
         shares, length, transport, own = call.shares(LINE), rows.length, self._transport, self._rank
         rounds = -(-max(high - low for low, high in shares) // length)
         gathers = call.what == "all_reduce"
-        base = 0 if gathers else shares[own][0]  # a rank that gets its share alone has room for that only
-        sent, handed = [0], [0]  # how many messages of each round
+        base = 0 if gathers else shares[own][0]  # in a reduce-scatter `out` has room for the share only
+        sent, published = [0], [0]  # the number of messages of each round
         for step in range(rounds + 2 if gathers else rounds + 1):
             if step < rounds:
                 sent.append(self._send_shares(given, shares, step, rows))
             if 1 <= step <= rounds:
                 transport.finish(sent[step])
                 at, end = chunk(shares[own], step - 1, length)
-                result = rows.back[(step - 1) % 2][own][: end - at]
+                result = rows.combined[(step - 1) % 2][own][: end - at]
                 if at < end:
-                    parts = [row[: end - at] for row in rows.come[(step - 1) % 2]]
+                    parts = [row[: end - at] for row in rows.incoming[(step - 1) % 2]]
                     parts[own] = given[at:end]
                     combine(call, parts, result)
                     np.copyto(taken.items[at - base : end - base], result, "same_kind")
                 if gathers:
-                    handed.append(self._hand_out(shares, step - 1, rows))
+                    published.append(self._publish(shares, step - 1, rows))
             if gathers and step >= 2:
-                transport.finish(handed[step - 1])
+                transport.finish(published[step - 1])
                 for rank in transport.others:
                     at, end = chunk(shares[rank], step - 2, length)
-                    np.copyto(taken.items[at:end], rows.back[step % 2][rank][: end - at], "same_kind")
+                    np.copyto(taken.items[at:end], rows.combined[step % 2][rank][: end - at], "same_kind")
         taken.finish()
 
     def gather(self, call: CollectiveCall, x: Array, out: Array) -> None:
-        """All-gather or broadcast: every giver's pieces go to all, one round after the other."""
+        """All-gather or broadcast: the chunks of every source rank go to all, one round after the other."""
         given, taken, rows = flat(call, x), FlatOutput(call, out, x), self._buffers_of(call.work)
         transport, length, whole = self._transport, rows.length, (0, call.count)
-        givers = range(self._size) if call.what == "all_gather" else (call.root,)
+        sources = range(self._size) if call.what == "all_gather" else (call.root,)
         rounds, counts = -(-call.count // length), list[int]()
         for step in range(rounds + 1):
             if step < rounds:
                 at, end = chunk(whole, step, length)
-                before, come = transport.count, rows.come[step % 2]
-                for rank in givers:
+                before, incoming = transport.count, rows.incoming[step % 2]
+                for rank in sources:
                     if rank != self._rank:
-                        transport.receive(come[rank][: end - at], rank)
-                if self._rank in givers:
-                    np.copyto(come[self._rank][: end - at], given[at:end])
+                        transport.receive(incoming[rank][: end - at], rank)
+                if self._rank in sources:
+                    np.copyto(incoming[self._rank][: end - at], given[at:end])
                     for rank in transport.others:
-                        transport.send(come[self._rank][: end - at], rank)
+                        transport.send(incoming[self._rank][: end - at], rank)
                 counts.append(transport.count - before)
             if step:
                 transport.finish(counts[step - 1])
                 at, end = chunk(whole, step - 1, length)
-                for number, rank in enumerate(givers):
+                for number, rank in enumerate(sources):
                     start = number * call.count + at
-                    value = rows.come[(step - 1) % 2][rank][: end - at]
+                    value = rows.incoming[(step - 1) % 2][rank][: end - at]
                     np.copyto(taken.items[start : start + end - at], value)
         taken.finish()
 
     def _send_shares(self, given: Array, shares: Shares, step: int, rows: _ChunkBuffers) -> int:
-        """Send each rank its piece of this round, and receive the own one from all; how many messages."""
+        """Send each rank its chunk of a round and receive the own one from all; return the message count."""
         transport, turn = self._transport, step % 2
         before = transport.count
         at, end = chunk(shares[self._rank], step, rows.length)
         for rank in transport.others if at < end else ():
-            transport.receive(rows.come[turn][rank][: end - at], rank)
+            transport.receive(rows.incoming[turn][rank][: end - at], rank)
         for rank in transport.others:
             at, end = chunk(shares[rank], step, rows.length)
             if at < end:
-                row = rows.go[turn][rank][: end - at]
+                row = rows.outgoing[turn][rank][: end - at]
                 np.copyto(row, given[at:end])
                 transport.send(row, rank)
         return transport.count - before
 
-    def _hand_out(self, shares: Shares, step: int, rows: _ChunkBuffers) -> int:
-        """Send the own combined piece to all, and receive theirs; how many messages."""
-        transport, back = self._transport, rows.back[step % 2]
+    def _publish(self, shares: Shares, step: int, rows: _ChunkBuffers) -> int:
+        """Send the own combined chunk to all and receive theirs; return the message count."""
+        transport, combined = self._transport, rows.combined[step % 2]
         before = transport.count
         for rank in transport.others:
             at, end = chunk(shares[rank], step, rows.length)
             if at < end:
-                transport.receive(back[rank][: end - at], rank, BACK)
+                transport.receive(combined[rank][: end - at], rank, RESULT)
         at, end = chunk(shares[self._rank], step, rows.length)
         for rank in transport.others if at < end else ():
-            transport.send(back[self._rank][: end - at], rank, BACK)
+            transport.send(combined[self._rank][: end - at], rank, RESULT)
         return transport.count - before
 
     def _buffers_of(self, dtype: np.dtype[Any]) -> _ChunkBuffers:
@@ -338,7 +338,7 @@ class ChunkedTransfer:
 
 
 class _ChunkBuffers:
-    """Where pieces stand, by turn and rank: those that go out, those that come in, and combined ones."""
+    """The chunk buffers, by round modulo 2 and rank: outgoing, incoming and combined chunks."""
 
     def __init__(self, slabs: Sequence[Array], size: int, nbytes: int, dtype: np.dtype[Any]) -> None:
         self.length = nbytes // dtype.itemsize
@@ -348,7 +348,7 @@ class _ChunkBuffers:
             rows = [np.ndarray(self.length, dtype, slab.data, start) for start in starts]
             return [rows[:size], rows[size:]]
 
-        self.go, self.come, self.back = map(cut, slabs)
+        self.outgoing, self.incoming, self.combined = map(cut, slabs)
 
 
 def chunk(share: tuple[int, int], step: int, length: int) -> tuple[int, int]:

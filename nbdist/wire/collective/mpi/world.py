@@ -1,11 +1,11 @@
-"""The MPI world that this process was started in; the only place that imports mpi4py.
+"""The MPI world that this process was started in; the only module that imports mpi4py.
 
     world = enter_world()
     world.comm.rank, world.comm.size, world.mpi.BYTE
 
 A world consists of the processes that one mpiexec, one srun or one cluster with the launcher "mpi" has
-started. All of them enter it at the same point of their program, because MPI waits there for all of them:
-engines of `--launcher mpi` enter when they start.
+started. MPI's initialisation waits for all of them, so all enter the world at the same point of their
+program: engines of `--launcher mpi` enter it when they start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _entering = threading.Lock()
 
 @dataclass(frozen=True)
 class MpiWorld:
-    """The world that this process has entered: mpi4py's MPI, a communicator of our own of all, and a name."""
+    """The world that this process has entered: mpi4py's MPI, our communicator of all ranks, and a name."""
 
     mpi: Any
     comm: Any
@@ -42,11 +42,11 @@ class MpiWorld:
 
 
 def enter_world(finalize: bool = True) -> MpiWorld:
-    """Return this process's world; the first time this waits until all processes of the world enter it.
+    """Return this process's world; the first call waits until all processes of the world enter it.
 
-    Without `finalize` this process ends without waiting for the others of its world, which may have died;
-    what MPI would have removed at the end is removed now. Raises FailedPreconditionError in a process that
-    no mpiexec has started, MissingExtra without mpi4py.
+    Without `finalize` this process does not wait at its end for the others, which may have died; the files
+    that MPI_Finalize would remove are removed now. Raises FailedPreconditionError in a process that mpiexec
+    has not started, MissingExtra without mpi4py.
     """
     with _entering:
         if not _entered:
@@ -57,7 +57,7 @@ def enter_world(finalize: bool = True) -> MpiWorld:
 def _enter(finalize: bool) -> MpiWorld:
     if not is_started(os.environ):
         raise FailedPreconditionError(
-            f"collective 'mpi': this process is not one that mpiexec started; {HOW}"
+            f"collective 'mpi': mpiexec has not started this process; {HOW}"
         )
     try:
         import mpi4py
@@ -69,26 +69,26 @@ def _enter(finalize: bool) -> MpiWorld:
 
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    # One thread waits in a call, another reduces buckets, a third aborts: MPI has to bear that.
+    # Several threads use MPI: one waits in a call, another reduces buckets, a third aborts.
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise FailedPreconditionError(
-            "collective 'mpi' needs MPI with THREAD_MULTIPLE, and here it was initialised with less; leave "
-            "mpi4py.rc.thread_level as it is, or take another collective"
+            "collective 'mpi' needs MPI with THREAD_MULTIPLE, but MPI was initialised with a lower level; "
+            "do not change mpi4py.rc.thread_level, or use another collective"
         )
-    # What others do on COMM_WORLD, perhaps with any tag, must not meet our messages. One communicator, and
-    # not one a group: to make one blocks until all have come, and neither interrupts nor aborts reach there.
+    # Messages of other code on COMM_WORLD, with any tag, must not mix with ours. One communicator serves all
+    # groups, because Dup blocks until all ranks call it, and neither interrupts nor aborts can end that.
     comm = MPI.COMM_WORLD.Dup()
     name: str = comm.bcast(secrets.token_hex(8))
     if not finalize:
         _remove_names()
     elif mpi4py.rc.finalize is not False:
-        # mpi4py would do it later, when Python has freed what messages may still come into.
+        # mpi4py would finalize later, after Python has freed memory that messages may still arrive in.
         atexit.register(_finalize, MPI)
     return MpiWorld(MPI, comm, name)
 
 
 def _remove_names() -> None:
-    """Remove the names of MPI's shared memory, which all ranks have open: it is freed when they end."""
+    """Remove the names of MPI's shared memory: all ranks have it open, and it is freed when they end."""
     with suppress(OSError):
         paths = (line.partition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines())
         for path in {f"/{path}" for path in paths if path}:
@@ -97,7 +97,7 @@ def _remove_names() -> None:
 
 
 def is_segment(path: str, pid: int) -> bool:
-    """Return whether a mapped file is shared memory that MPI has made: MPICH's own, or libfabric's.
+    """Return whether a mapped file is shared memory of MPI: MPICH's or libfabric's.
 
     >>> is_segment("/dev/shm/mpich_shm_6f4da9a5_0", 7), is_segment("/dev/shm/7:0:0", 7)
     (True, True)
@@ -124,16 +124,16 @@ def is_started(environment: Mapping[str, str]) -> bool:
 
 
 def world_ranks(member: Member, infos: Sequence[dict[str, Any]]) -> list[int]:
-    """Return each rank's place in the world; FailedPreconditionError if they are not of one."""
+    """Return the ranks' numbers in the world; FailedPreconditionError if they are not in one world."""
     for rank, info in enumerate(infos):
         if info["world"] != infos[0]["world"]:
             raise FailedPreconditionError(
                 f"collective 'mpi' needs ranks of one MPI world, but {member.labels[rank]} is in another one "
                 f"than {member.labels[0]}; {HOW}"
             )
-    places = [int(info["place"]) for info in infos]
-    if len(set(places)) < len(places):
+    ranks = [int(info["world_rank"]) for info in infos]
+    if len(set(ranks)) < len(ranks):
         raise FailedPreconditionError(
-            f"collective 'mpi' takes one rank of each process, but these are places in the world: {places}"
+            f"collective 'mpi' needs one rank of each process, but the ranks in the world are {ranks}"
         )
-    return places
+    return ranks

@@ -46,7 +46,7 @@ from nbdist.wire.shm import Doorbell, Segment, open_bell, shared_folder
 
 
 class ShmCollective(Collective):
-    """One rank of a group whose ranks are on one host."""
+    """One rank of a group on one host."""
 
     kind = "shm"
 
@@ -81,7 +81,7 @@ class ShmCollective(Collective):
         self._synchronizer.remove_name()
 
     def symmetric_buffer(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Return zeros in shared memory; where there is no room, an ordinary array, and a note says so."""
+        """Return zeros in shared memory; an ordinary array, with a note, if a rank has no room."""
         buffer = SymmetricBuffer(self._prefix, tuple(shape), np.dtype(dtype).newbyteorder("="))
         try:
             infos = read_infos(self.all_gather(buffer.info))
@@ -97,7 +97,8 @@ class ShmCollective(Collective):
             buffer.remove_name()
         if not opened:
             self.notes.append(
-                f"symmetric buffers are ordinary arrays: {buffer.failure or 'another rank has no room'}"
+                "symmetric buffers are ordinary arrays: "
+                f"{buffer.failure or 'another rank has no room for shared memory'}"
             )
             return super().symmetric_buffer(shape, dtype)
         self._buffers.add(buffer)
@@ -118,7 +119,7 @@ class ShmCollective(Collective):
         return "left" if any(words[LEFT] for words in self._others) else ""
 
     def also_check(self, check: Callable[[], None]) -> None:
-        """CollectiveCall `check` from time to time while this rank waits; what it raises ends the wait."""
+        """Call `check` every 0.2 s while this rank sleeps; an error that it raises ends the wait."""
         self._synchronizer.also_check = check
 
     def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
@@ -152,7 +153,7 @@ class ShmCollective(Collective):
 
 
 class ShmEndpoint(Endpoint):
-    """A rank's segment and doorbell, before the others are known."""
+    """A rank's segment and doorbell, before it connects to the others."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -197,7 +198,7 @@ class ShmEndpoint(Endpoint):
         synchronizer = Synchronizer(member.rank, segments, member.labels, self._bell, ringers, monitor)
         group = ShmCollective(member, segments, synchronizer)
         group.notes += [
-            f"the end of {member.labels[rank]} will not be noticed: its process is not seen here"
+            f"the end of {member.labels[rank]} cannot be detected: its process is not visible here"
             for rank in monitor.unseen()
         ]
         try:
@@ -215,15 +216,16 @@ class ShmEndpoint(Endpoint):
 
 
 KNOWN_VIEWS = 256
-NEAR = 1 << 14  # bytes that fit in the first-level cache
-PAIR_CHUNK_BYTES = 1 << 19  # bytes; the chunks of both ranks stay in cache
+L1_BYTES = 1 << 14  # a value of this size stays in the first-level cache
+PAIR_CHUNK_BYTES = 1 << 19  # the chunks of both ranks stay in cache
 
 
 class EagerProtocol:
-    """Each rank publishes its whole value, or chunk after chunk of it, and combines all: one wait for each.
+    """Each rank publishes its whole value, at once or in chunks, and combines all: one wait for each chunk.
 
-    Small values take it because the wait is most of their cost. Sums of two ranks take it at any size: to
-    combine the whole costs less than to hand out the halves, and each value is written once and read once.
+    For small values, because the wait is most of their cost. For all-reduces of two ranks of any size,
+    because combining the whole value costs less than exchanging the two halves, and each value is written
+    once and read once.
     """
 
     def __init__(self, counters: SequenceCounters) -> None:
@@ -232,7 +234,7 @@ class EagerProtocol:
         self._pairs: dict[np.dtype[Any], list[list[Array]]] = {}
 
     def do(self, call: CollectiveCall, x: Array, out: Array) -> None:
-        """Do a call whose values fit in the eager slots."""
+        """Execute a call with values that fit in the eager slots."""
         views = self._views.get(call)
         if views is None:
             if len(self._views) >= KNOWN_VIEWS:
@@ -243,9 +245,9 @@ class EagerProtocol:
             np.copyto(values[self._rank], x)
         self._counters.begin(call)
         if call.what == "all_reduce" and call.work == call.result:
-            if call.nbytes > NEAR and self._rank < 2 and x.dtype == call.work:
-                # Read the own value from x, not from the slot: one row less to read. From the third rank on
-                # `combine` would have overwritten x by then, if x is `out`.
+            if call.nbytes > L1_BYTES and self._rank < 2 and x.dtype == call.work:
+                # Reading the own value from x saves a read of the slot. Not from the third rank on: if x is
+                # `out`, `combine` has overwritten x by then.
                 values = [*values[: self._rank], x, *values[self._rank + 1 :]]
             combine(call, values, out)
         elif call.what in REDUCING:
@@ -277,7 +279,7 @@ class EagerProtocol:
             else:
                 self._counters.put()
                 self._counters.await_put()
-            chunks[self._rank] = given[at:end]  # from x, not from the slot: one row less to read
+            chunks[self._rank] = given[at:end]  # saves a read of the slot
             result = taken.items[at:end] if direct else np.empty(end - at, call.work)
             combine(call, chunks, result)
             if not direct:
@@ -305,7 +307,7 @@ class ChunkSlots:
 class ChunkedProtocol:
     """Large values pass through two slots in chunks: one slot is written while the other is read.
 
-    For a sum each rank reduces its share of the items and publishes the result.
+    In a reduction each rank combines its share of the items and publishes the result.
     """
 
     def __init__(self, counters: SequenceCounters) -> None:
@@ -320,7 +322,10 @@ class ChunkedProtocol:
         return slots
 
     def reduce(self, call: CollectiveCall, x: Array, out: Array) -> None:
-        """Reduce-scatter, then perhaps all-gather; step i reads reduced chunk i - 2 and publishes chunk i."""
+        """Reduce-scatter, and all-gather for an all-reduce.
+
+        A pipeline: step i reads the reduced chunks i - 2, reduces chunk i - 1 and publishes chunk i.
+        """
         given, taken = flat(call, x), FlatOutput(call, out, x)
         counters, slots = self._counters, self.slots(call.work)
         shares, length, own = call.shares(LINE), slots.length, self._rank
@@ -380,7 +385,7 @@ class ChunkedProtocol:
 
 
 def _cut(shares: list[tuple[int, int]], step: int, length: int) -> list[tuple[int, tuple[int, int]]]:
-    """Return the ranks whose share has a `step`-th chunk, and where it is."""
+    """Return the ranks with a `step`-th chunk in their share, and its begin and end."""
     return [
         (rank, (low + step * length, min(high, low + (step + 1) * length)))
         for rank, (low, high) in enumerate(shares)
@@ -393,7 +398,7 @@ NO_ROOM = "-"
 
 
 class SymmetricBuffer:
-    """One array in shared memory, and the arrays of the other ranks that belong to it."""
+    """One array in shared memory, and the corresponding arrays of the other ranks."""
 
     def __init__(self, prefix: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._shape, self._count, self._dtype = shape, prod(shape), dtype
@@ -414,7 +419,7 @@ class SymmetricBuffer:
         return np.frombuffer(raw.ljust(INFO_BYTES, b"\0"), np.uint8)
 
     def open(self, names: Sequence[str], rank: int) -> bool:
-        """Open the others' arrays; return False if some rank has no room."""
+        """Open the others' arrays; return False if a rank has no room for its own."""
         if self._segment is None or NO_ROOM in names:
             return False
         segments = [self._segment if one == rank else Segment.open(name) for one, name in enumerate(names)]
@@ -422,7 +427,7 @@ class SymmetricBuffer:
         return True
 
     def remove_name(self) -> None:
-        """Take the file's name away: nothing stays when all have ended."""
+        """Remove the file's name, so that the memory is freed when all processes have ended."""
         if self._segment is not None:
             (shared_folder() / self._segment.name).unlink(missing_ok=True)
 
@@ -430,16 +435,17 @@ class SymmetricBuffer:
 class SymmetricBuffers:
     """The symmetric buffers of one rank, and all-reduce in place of them.
 
-    Each rank reads its share from all ranks and the rest from one other each: half as many copies.
+    Each rank reads its share from all ranks, reduces it in place, and copies each other share from the rank
+    that reduced it: half as many copies as the chunked protocol.
     """
 
     def __init__(self, counters: SequenceCounters) -> None:
         self._counters, self._rank = counters, counters.rank
-        self._buffers: dict[int, tuple[int, SymmetricBuffer]] = {}  # by where the array begins
+        self._buffers: dict[int, tuple[int, SymmetricBuffer]] = {}  # by the address of the own array
         self._calls: dict[tuple[CollectiveCall, int], CollectiveCall] = {}
 
     def add(self, buffer: SymmetricBuffer) -> None:
-        """Note an array that all ranks have opened."""
+        """Add a buffer that all ranks have opened."""
         self._buffers[_begin(buffer.rows[self._rank])] = (len(self._buffers), buffer)
 
     def find(self, x: Array, out: Array) -> tuple[int, SymmetricBuffer] | None:
@@ -453,7 +459,7 @@ class SymmetricBuffers:
         return found if row.dtype == x.dtype == out.dtype and row.size == x.size else None
 
     def reduce(self, call: CollectiveCall, number: int, buffer: SymmetricBuffer) -> None:
-        """All-reduce in place of arrays that every rank sees: reduce the own share, copy the others'."""
+        """All-reduce symmetric buffers in place: reduce the own share, copy the others'."""
         in_place = self._calls.get((call, number))
         if in_place is None:
             in_place = self._calls[call, number] = replace(call, buffer=number)
@@ -465,7 +471,7 @@ class SymmetricBuffers:
         scratch = np.empty(min(length, high - low), call.work)
         for at in range(low, high, length):
             end = min(high, at + length)
-            # From the third rank on, `combine` reads the own part after it has begun to write the result.
+            # From the third rank on, `combine` reads the own part only after it has written the result.
             result = own[at:end] if rank < 2 else scratch[: end - at]
             combine(call, [row[at:end] for row in rows], result)
             if rank >= 2:
@@ -475,7 +481,7 @@ class SymmetricBuffers:
         for other, (low, high) in enumerate(shares):
             if other != rank:
                 np.copyto(own[low:high], rows[other][low:high])
-        counters.put()  # this rank may change its array only when all have read it
+        counters.put()  # the caller may change its array only after all ranks have read it
         counters.await_put()
 
 

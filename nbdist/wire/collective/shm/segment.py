@@ -79,7 +79,7 @@ class RankSegment:
 
     @classmethod
     def create(cls, prefix: str, size: int) -> RankSegment:
-        """Make this rank's segment in a group of `size`; ResourceExhaustedError if there is no room."""
+        """Make this rank's segment in a group of `size`; ResourceExhaustedError if memory is full."""
         return cls(Segment.create(prefix, segment_bytes(size)), size)
 
     @classmethod
@@ -170,7 +170,7 @@ def eager_bytes(size: int) -> int:
 
 
 def segment_bytes(size: int) -> int:
-    """Return how much shared memory one rank of a group needs.
+    """Return the bytes of shared memory that one rank of a group needs.
 
     >>> segment_bytes(4)
     3324544

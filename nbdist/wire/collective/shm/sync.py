@@ -13,8 +13,8 @@ second wait in each round.
 
 A wait has three stages: spin on the word (about 20 microseconds, if every rank has a core), yield (500
 microseconds), then sleep on a doorbell until another rank rings, with a timeout. It ends with the word or
-with the reason why the word will never come: the group failed, a rank left, died or is frozen, or the time is
-up. segment.py explains the memory ordering.
+with the reason why the word will not reach the value: the group failed, a rank left, died or is frozen, or
+the time limit has passed. segment.py explains the memory ordering.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from nbdist.wire.collective.base import LOOK_EVERY, AbortCheck, GroupBroken, GroupFailure
+from nbdist.wire.collective.base import CHECK_EVERY, AbortCheck, GroupBroken, GroupFailure
 from nbdist.wire.collective.call import CollectiveCall, compare
 from nbdist.wire.collective.shm.segment import (
     ASLEEP,
@@ -48,7 +48,7 @@ SPINS = 400  # about 20 microseconds; yielding earlier would keep two ranks on o
 YIELDS = 64  # between two reads of the clock
 SPIN_SECONDS = 500e-6  # then it sleeps: the others may need its core
 FIRST_SLEEP = 0.01  # bounds the delay of a missed ring, see segment.py
-LONGEST_SLEEP = LOOK_EVERY
+LONGEST_SLEEP = CHECK_EVERY
 CHECK_SECONDS = 0.2  # between two checks for frozen processes and of `also_check`
 
 
@@ -80,7 +80,7 @@ class Synchronizer:
         self.abort_check = AbortCheck()
         self.also_check: Callable[[], None] = lambda: None
         """Called every 0.2 s during a sleep; what it raises ends the wait."""
-        self.doing: Callable[[], str] = lambda: "forming the group"
+        self.doing: Callable[[], str] = lambda: "group formation"
 
     def post(self, word: int, value: int) -> None:
         """Set one of this rank's words, and wake the ranks that sleep."""
@@ -182,7 +182,7 @@ class Synchronizer:
             self._own[ASLEEP] = 0
 
     def _check(self, word: int, value: int) -> None:
-        """Raise GroupBroken if the word will never come."""
+        """Raise GroupBroken if the word will never reach the value."""
         broken = [(words[FAILED], rank) for rank, words in enumerate(self._words) if words[FAILED]]
         if broken:
             raise GroupBroken(self._segments[min(broken)[1]].read_failure())
@@ -193,23 +193,22 @@ class Synchronizer:
             if self._words[rank][word] >= value:
                 continue
             if rank in left:
-                what = f"{self._labels[rank]} has left: {self.doing()} waits for it"
+                what = f"{self._labels[rank]} has left the group; {self.doing()} is waiting for it"
                 raise GroupBroken(GroupFailure("UnavailableError", what))
             if rank in dead:
-                what = f"{self._labels[rank]} has died; it was cut off: {self.doing()}"
+                what = f"{self._labels[rank]} has died during {self.doing()}"
                 raise GroupBroken(GroupFailure("TaskDiedError", what))
 
     def _check_frozen(self) -> None:
         for rank in self._monitor.frozen():
             raise GroupBroken(
-                GroupFailure(
-                    "UnavailableError", f"{self._labels[rank]} is frozen; it was cut off: {self.doing()}"
-                )
+                GroupFailure("UnavailableError", f"{self._labels[rank]} is frozen during {self.doing()}")
             )
 
     def _timed_out(self, other: int) -> GroupFailure:
         return GroupFailure(
-            "DeadlineExceededError", f"{self._labels[other]} did not come in time: {self.doing()}"
+            "DeadlineExceededError",
+            f"{self._labels[other]} did not take part within the time limit: {self.doing()}",
         )
 
     def _ring_all(self) -> None:
@@ -273,11 +272,11 @@ class ProcessMonitor(FreezeDetector):
         return sorted(self._descriptors.values())
 
     def unseen(self) -> list[int]:
-        """Return the ranks whose end will not be noticed, because no process of their id is seen here."""
+        """Return the ranks with an undetectable end, because their processes are not visible here."""
         return sorted(self._pids.keys() - set(self._descriptors.values()))
 
     def dead(self) -> list[int]:
-        """Return the ranks whose processes have ended, zombies among them."""
+        """Return the ranks with a process that has ended; zombies are included."""
         poll = select.poll()
         self.register(poll)
         return sorted(self._descriptors[descriptor] for descriptor, _ in poll.poll(0))
@@ -356,7 +355,7 @@ class SequenceCounters:
         self._synchronizer, self._labels = synchronizer, labels
         self._own = segments[rank].words
         self._others = [segment.words for segment in segments if segment is not segments[rank]]
-        self._written = [0, 0]  # the digest of the call whose text is in each slot
+        self._written = [0, 0]  # for each slot, the digest of the call text in it
 
     def begin(self, call: CollectiveCall) -> None:
         """Publish the first chunk and its call; wait for all ranks and compare their calls."""
