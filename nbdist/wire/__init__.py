@@ -1,1 +1,1 @@
-"""How bytes move between tasks. Knows nothing of graphs or training."""
+"""Transports between tasks: calls, messages, shared memory, collectives. Independent of graphs and models."""

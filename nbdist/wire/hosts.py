@@ -1,4 +1,4 @@
-"""Which host this is: equal for those, and only those, that can share memory; and where others reach it."""
+"""The identity of this host, equal for exactly the processes that can share memory, and its address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOPBACK = ("127.0.0.1", "::1")
 
 @lru_cache(maxsize=1)
 def host_identity() -> str:
-    """Return what names this machine, its boot and its /dev/shm; two containers of one machine differ."""
+    """Return a hash of this machine, its boot and its /dev/shm; it differs between two containers."""
     parts = [socket.gethostname()]
     for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
         try:
@@ -31,17 +31,17 @@ def host_identity() -> str:
 
 
 def address_towards(tasks: Iterable[str]) -> str:
-    """Return this host's address as tasks at these addresses (host:port) see it; loopback if all are here.
+    """Return this host's address for tasks at these addresses (host:port); loopback if all are on this host.
 
     >>> address_towards(["127.0.0.1:4000"])
     '127.0.0.1'
     """
     for task in tasks:
         host, _, port = task.rpartition(":")
-        with suppress(OSError):  # a name that is not known here, or no way there: then it is not asked
+        with suppress(OSError):  # an unknown name or no route: try the next task
             family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as one:
-                one.connect(where)  # sends nothing, but the kernel says which way it would
+                one.connect(where)  # sends nothing; the kernel chooses the route and with it the own address
                 own = str(one.getsockname()[0])
             if own not in LOOPBACK:
                 return own

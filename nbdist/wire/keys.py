@@ -1,6 +1,6 @@
 """The cluster's keys: one CURVE key pair that every task and client of a cluster holds.
 
-Who holds the pair may talk; nobody else may. It travels in a file only its owner can read, and over
+Only holders of the pair can connect. It is passed on in a file that only its owner can read and over
 ipyparallel's authenticated channel; never in argv, a log, a notebook or an output.
 """
 
@@ -43,12 +43,12 @@ class ClusterKeys:
         return cls(public.decode(), secret.decode())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a new file of mode 0600; an existing file or link at `path` is an error, never followed."""
+        """Write a new file of mode 0600; raises NotAllowedError if a file or link exists at `path`."""
         write_private(path, json.dumps(self.to_dict()).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ClusterKeys:
-        """Read what `save` wrote; refuses a link, another owner's file, and a mode beyond 0600."""
+        """Read a file that `save` wrote; refuses a link, another user's file, and a mode beyond 0600."""
         try:
             return cls.from_dict(json.loads(read_private(path)))
         except (ValueError, TypeError) as error:
@@ -69,7 +69,7 @@ class ClusterKeys:
 
 
 def private_folder(path: str | os.PathLike[str]) -> Path:
-    """Make a folder that only its owner may enter (0700), and its parents; refuse a link or a foreign one."""
+    """Make a folder of mode 0700, and its parents; refuses a link and another user's folder."""
     folder = Path(path)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -79,12 +79,12 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
         if not stat.S_ISDIR(status.st_mode):
             raise NotAllowedError(f"{folder} is not a folder (a link is not followed); remove it") from None
         _refuse_foreign(folder, status)
-    os.chmod(folder, 0o700)  # a umask may have taken more, an older folder may give more
+    os.chmod(folder, 0o700)  # the umask may have removed bits, an existing folder may have more
     return folder
 
 
 def write_private(path: str | os.PathLike[str], content: bytes) -> None:
-    """Create a file of mode 0600 that did not exist before."""
+    """Write a new file of mode 0600; raises NotAllowedError if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         handle = os.open(path, flags, 0o600)
@@ -96,12 +96,12 @@ def write_private(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def read_private(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a regular file that is ours alone (our user, mode 0600 or less, no link)."""
+    """Return the content of a regular file of this user with mode 0600 or less; links are refused."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise NotFoundError(f"there is no file {os.fspath(path)}") from None
-    except OSError as error:  # ELOOP: a link stands there
+        raise NotFoundError(f"file {os.fspath(path)} does not exist") from None
+    except OSError as error:  # ELOOP: a link
         raise NotAllowedError(f"{os.fspath(path)} cannot be trusted: {error.strerror}") from None
     try:
         _refuse_untrusted(path, os.fstat(handle))

@@ -1,13 +1,13 @@
-"""Memory that tasks of one host share, and doorbells that wake them.
+"""Shared memory between tasks of one host, and doorbells that wake them.
 
-    segment = Segment.create("nbdist-c1", 1 << 20)      # one task makes it ...
-    other = Segment.open(segment.name)                  # ... and another of the same user opens it
-    bell = Doorbell.create("nbdist-c1")                 # read here
-    Ringer(bell.name).ring(b"\\x01\\x00")                 # written there
+    segment = Segment.create("nbdist-c1", 1 << 20)      # one task creates it,
+    other = Segment.open(segment.name)                  # another of the same user opens it
+    bell = Doorbell.create("nbdist-c1")                 # the receiving task
+    Ringer(bell.name).ring(b"\\x01\\x00")                 # the sending task
 
 Both are files that only their owner may open (mode 0600) under random names: a segment in the host's
-memory file system, a doorbell as a named pipe. A doorbell's message says what is ready, so the pipe
-orders the memory accesses too.
+memory file system, a doorbell as a named pipe. A sender writes the segment before the pipe and a receiver
+reads the pipe before the segment; the pipe's lock in the kernel orders these memory accesses.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ ALONE = "nbdist-alone"  # prefix of the segments of processes outside clusters
 
 
 def shared_folder() -> Path:
-    """Return where segments and doorbells live: the host's memory file system if it has one."""
+    """Return the folder of segments and doorbells: the host's memory file system if it has one."""
     memory = Path("/dev/shm")
     return memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def remove_all(prefix: str) -> list[str]:
-    """Remove what a cluster's tasks left behind under ``prefix``; return the names.
+    """Remove the shared files with a prefix that a cluster's tasks left behind; return their names.
 
-    Only files of this user are touched.
+    Removes files of this user only.
     """
     removed = []
     for path in shared_folder().glob(f"{prefix}-*"):
@@ -75,7 +75,7 @@ def remove_abandoned() -> list[str]:
     removed = []
     for path in shared_folder().glob(f"{ALONE}-{_pid_namespace()}-*-*-*"):
         pid = path.name.split("-")[-2]
-        with suppress(OSError):  # another process removes it at this moment
+        with suppress(OSError):  # another process may remove it now
             if pid.isdigit() and path.lstat().st_uid == os.getuid() and not _is_alive(int(pid)):
                 path.unlink()
                 removed.append(path.name)
@@ -95,19 +95,19 @@ def _is_alive(pid: int) -> bool:
 def _pid_namespace() -> str:
     try:
         return f"{os.stat('/proc/self/ns/pid').st_ino:x}"
-    except OSError:  # not Linux: there is one
+    except OSError:  # not Linux: there is only one
         return "0"
 
 
 def _new_path(prefix: str) -> Path:
-    # With the maker's pid, so that what a process leaves behind can be told from what others use.
+    # The creator's pid is in the name, so that the files of ended processes can be found.
     return shared_folder() / f"{prefix}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def require_plain(name: object) -> None:
-    """Raise NotAllowedError unless ``name`` is the plain name of a shared file, which leads nowhere else."""
+    """Raise NotAllowedError unless ``name`` is a plain file name, without a path."""
     if not isinstance(name, str) or name in ("", "..") or Path(name).name != name or "\0" in name:
-        raise NotAllowedError(f"{name!r} is no plain name of a shared file")
+        raise NotAllowedError(f"{name!r} is not a plain name of a shared file")
 
 
 def _existing_path(name: str, kind: str, is_kind: Callable[[int], bool]) -> Path:
@@ -117,19 +117,19 @@ def _existing_path(name: str, kind: str, is_kind: Callable[[int], bool]) -> Path
         info = path.lstat()
     except FileNotFoundError:
         raise NotFoundError(
-            f"shared file {name!r} no longer exists: the task that made it has ended"
+            f"shared file {name!r} no longer exists: the task that created it has ended"
         ) from None
     if info.st_uid != os.getuid() or stat.S_ISLNK(info.st_mode) or info.st_mode & 0o077:
-        raise NotAllowedError(f"shared file {name!r} may be opened by others than its owner; not trusted")
+        raise NotAllowedError(f"users other than its owner may open shared file {name!r}; it is not trusted")
     if not is_kind(info.st_mode):
-        raise NotAllowedError(f"{name!r} is no {kind}")
+        raise NotAllowedError(f"{name!r} is not a {kind}")
     return path
 
 
 def _reserved(path: Path, size: int) -> mmap.mmap:
-    """Make a file and return its bytes, all of which are there: a full file system is an error here.
+    """Create a file and map it, with all of its pages allocated: a full file system is an error here.
 
-    Without that it would be a SIGBUS at the first write to a page that cannot be had.
+    Without the allocation, the first write to a page that the system cannot provide raises SIGBUS.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
@@ -140,7 +140,7 @@ def _reserved(path: Path, size: int) -> mmap.mmap:
 
 
 class Segment:
-    """Bytes that tasks of one host share. ``create`` owns the file; ``open`` does not."""
+    """Bytes that tasks of one host share. ``create`` returns the owner of the file, ``open`` does not."""
 
     def __init__(self, path: Path, memory: mmap.mmap, owner: bool) -> None:
         self.name, self.owner = path.name, owner
@@ -149,7 +149,7 @@ class Segment:
 
     @classmethod
     def create(cls, prefix: str, size: int) -> Segment:
-        """Make a segment of ``size`` zero bytes; ResourceExhaustedError if the memory is not there."""
+        """Make a segment of ``size`` zero bytes; ResourceExhaustedError if memory is full."""
         path = _new_path(prefix)
         try:
             return cls(path, _reserved(path, max(size, 1)), owner=True)
@@ -163,7 +163,7 @@ class Segment:
 
     @classmethod
     def open(cls, name: str, writable: bool = True) -> Segment:
-        """Open a segment that a task of the same user made."""
+        """Open a segment that a task of the same user created."""
         path = _existing_path(name, "segment", stat.S_ISREG)
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW)
         try:
@@ -192,10 +192,10 @@ class Segment:
 
 
 class SharedFile:
-    """A file in shared memory that its maker writes without mapping it, and others map.
+    """A file in shared memory that its creator writes without mapping it, and that others map.
 
-    ``write`` uses ``pwrite``, not a mapping: the kernel then does not fill new pages with zeros first, and
-    a full file system is an error of the call.
+    ``write`` uses ``pwrite`` instead of a mapping: so the kernel does not fill new pages with zeros first,
+    and a full file system is an error of the call.
     """
 
     def __init__(self, prefix: str, size: int) -> None:
@@ -241,14 +241,14 @@ class SharedFile:
 
 
 class Doorbell:
-    """The listening end of a named pipe: short messages wake the task that waits on it."""
+    """The reading end of a named pipe: short messages wake the task that waits on it."""
 
     def __init__(self, path: Path) -> None:
         self._fd = -1
         os.mkfifo(path, 0o600)
         self.name, self._path = path.name, path
         try:
-            # Open it also for writing, so that it never reads end-of-file while no task rings.
+            # Open it for writing too, so that a read never returns end-of-file when no task has it open.
             self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:
             path.unlink(missing_ok=True)
@@ -262,11 +262,11 @@ class Doorbell:
         return cls(_new_path(prefix))
 
     def fileno(self) -> int:
-        """Return the descriptor, non-blocking, for a poll of one's own."""
+        """Return the non-blocking descriptor, for the caller's own poll."""
         return self._fd
 
     def wait(self, seconds: float) -> bytes:
-        """Return all that was rung, as soon as there is something; empty after ``seconds``."""
+        """Wait for messages and return up to 4,096 bytes of them; empty after ``seconds``."""
         try:
             return os.read(self._fd, 4096)
         except BlockingIOError:
@@ -279,7 +279,7 @@ class Doorbell:
             return b""
 
     def ring_self(self, message: bytes) -> None:
-        """Wake the waiting thread of this very task."""
+        """Wake the waiting thread of this task."""
         os.write(self._fd, message)
 
     def close(self) -> None:
@@ -296,11 +296,11 @@ def open_bell(name: str) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
-        raise UnavailableError(f"no task listens to doorbell {name!r}: {error.strerror}") from None
+        raise UnavailableError(f"no task reads doorbell {name!r}: {error.strerror}") from None
 
 
 class Ringer:
-    """The ringing end of another task's doorbell."""
+    """The writing end of another task's doorbell."""
 
     def __init__(self, name: str) -> None:
         self._lock = threading.Lock()
@@ -313,19 +313,19 @@ class Ringer:
                 if self._fd >= 0:
                     os.write(self._fd, message)
         except (BrokenPipeError, BlockingIOError) as error:
-            raise UnavailableError(f"the task behind a doorbell has died or does not read: {error}") from None
+            raise UnavailableError(f"the reader of a doorbell has died or is stopped: {error}") from None
 
-    def heard(self) -> bool:
-        """Whether the task that listens is still there; nothing is rung."""
+    def has_reader(self) -> bool:
+        """Return whether a task still has the reading end open; sends nothing."""
         with self._lock:
             if self._fd < 0:
                 return False
             poll = select.poll()
-            poll.register(self._fd, 0)  # of a pipe without a reader, the error is reported in any case
+            poll.register(self._fd, 0)  # POLLERR, a pipe without a reader, is always reported
             return not poll.poll(0)
 
     def close(self) -> None:
-        """Let go of the doorbell; may be called while another thread rings."""
+        """Close the writing end; may be called while another thread rings."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)

@@ -1,4 +1,4 @@
-"""A rank of a group of collectives, on one of the hosts; `form` exchanges its endpoint info with all ranks."""
+"""A rank of a group of collectives on one of the hosts; `form` exchanges endpoint infos with all ranks."""
 
 from __future__ import annotations
 

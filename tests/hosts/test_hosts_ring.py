@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from hosts_group import Infos, Group
+from hosts_group import Group, Infos
 from two_hosts import ADDRESSES, Actor, TwoHosts
 from waiting import SLACK_SECONDS
 

@@ -556,8 +556,8 @@ class LinkContract:
             ({"replica": -1}, "replica -1 of 1"),
             ({"optimizer": {"name": "none"}}, ""),
             ({"layout": [["w", [4], "<f4"]]}, r"initial values of shapes \[\(3,\)\]"),
-            ({"bell": "../bell"}, "'../bell' is no plain name of a shared file"),
-            ({"bell": 5}, "5 is no plain name of a shared file"),
+            ({"bell": "../bell"}, "'../bell' is not a plain name of a shared file"),
+            ({"bell": 5}, "5 is not a plain name of a shared file"),
         ],
     )  # fmt: skip
     def test_what_cannot_be_made_leaves_nothing(self, farm: Farm, changes: Any, match: str) -> None:

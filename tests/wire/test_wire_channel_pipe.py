@@ -140,7 +140,7 @@ def test_a_pipe_without_a_reader_raises_immediately(
 ) -> None:
     unread = shared_folder() / f"{prefix}-unread"
     os.mkfifo(unread, 0o600)
-    with pytest.raises(UnavailableError, match="no task listens"):
+    with pytest.raises(UnavailableError, match="no task reads"):
         opened(Address(HOST, unread.name, receiver.address.socket))
     unread.unlink()
 

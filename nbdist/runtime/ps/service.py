@@ -568,7 +568,7 @@ class HostedShard:
         """Whether a replica that was here has died, as far as can be seen. On the server's thread."""
         ringer = self.ringers.get(replica)
         if ringer is not None:
-            return not ringer.heard()
+            return not ringer.has_reader()
         try:
             self.senders[replica].push(Frame("ps.there"))
         except ConnectionError:

@@ -277,9 +277,7 @@ def gpu_here() -> CupyDevice:
     cupy = _cupy()
     nccl = getattr(cupy.cuda, "nccl", None)
     if not getattr(nccl, "available", False):
-        raise UnavailableError(
-            "CuPy finds no NCCL; install the NCCL package for its CUDA version"
-        )
+        raise UnavailableError("CuPy finds no NCCL; install the NCCL package for its CUDA version")
     try:
         seen = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

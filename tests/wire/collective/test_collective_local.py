@@ -19,5 +19,7 @@ class TestLocal(CollectiveContract):
 
 
 def test_who_does_not_come_in_time_is_named() -> None:
-    with pytest.raises(UnavailableError, match=r"rank 1 \(b\) did not make the call within 0.01 s: barrier\(\)"):
+    with pytest.raises(
+        UnavailableError, match=r"rank 1 \(b\) did not make the call within 0.01 s: barrier\(\)"
+    ):
         thread_group("ab", timeout=0.01)[0].barrier()

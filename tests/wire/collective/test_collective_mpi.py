@@ -132,5 +132,7 @@ def test_ranks_of_two_worlds_are_refused() -> None:
 def test_who_does_not_come_into_the_world_is_named() -> None:
     everyone = members(["here"] * 2)
     (number, info), (_, other) = (_ranks[rank].ask("sit", everyone[rank], False) for rank in range(2))
-    with pytest.raises(DeadlineExceededError, match=r"rank 1 \(/job:worker/task:1\) did not take part within the time limit"):
+    with pytest.raises(
+        DeadlineExceededError, match=r"rank 1 \(/job:worker/task:1\) did not take part within the time limit"
+    ):
         _ranks[0].ask("join", number, [info, other], 0.2)

@@ -56,9 +56,7 @@ def enter_world(finalize: bool = True) -> MpiWorld:
 
 def _enter(finalize: bool) -> MpiWorld:
     if not is_started(os.environ):
-        raise FailedPreconditionError(
-            f"collective 'mpi': mpiexec has not started this process; {HOW}"
-        )
+        raise FailedPreconditionError(f"collective 'mpi': mpiexec has not started this process; {HOW}")
     try:
         import mpi4py
     except ImportError:
