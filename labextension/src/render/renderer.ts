@@ -156,7 +156,7 @@ const MOST = 20_000; // elements
  * The paragraphs, tables and folded texts of a bundle's HTML after its first paragraph, which is the headline.
  *
  * The HTML is parsed in an inert document that loads and runs nothing. Only text, the names of harmless elements and
- * the attribute `open` are taken from it.
+ * the attributes `open` and `scope` are taken from it.
  */
 export function htmlTexts(html: string): HTMLElement[] {
   const parsed = new DOMParser().parseFromString(html, 'text/html');

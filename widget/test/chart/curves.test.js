@@ -10,7 +10,7 @@ const PLAN = { title: "loss", train: 0, validation: 1 };
 const run = (replica, series, steps, values = steps.map((step) => step / 10)) => ({ replica, series, steps, values });
 
 describe("Curves", () => {
-  test("appends, and starts over what is replaced", () => {
+  test("appends points, and clears replaced curves", () => {
     const curves = new Curves();
     curves.apply([], [run(0, 0, [1]), run(0, 0, [2])]);
     expect(curves.get(0, 0)?.steps).toEqual([1, 2]);
@@ -37,7 +37,7 @@ describe("linesOf", () => {
     expect(kinds(1)).toEqual([["points", 0], ["points", 1], ["trend", 0], ["train", MEAN], ["validation", MEAN], ["chosen", 1]]);
   });
 
-  test("smoothing leaves points and validation alone", () => {
+  test("smoothing does not change points and validation", () => {
     const curves = new Curves();
     curves.apply([], [run(0, 0, [1, 2, 3], [0, 1, 0]), run(MEAN, 0, [1, 2, 3], [0, 1, 0]), run(MEAN, 1, [1, 2, 3], [0, 1, 0])]);
     const [points, train, validation] = linesOf(curves, PLAN, { ...OPTIONS, smoothing: 0.5 });
@@ -52,7 +52,7 @@ describe("linesOf", () => {
     expect(linesOf(curves, PLAN, OPTIONS)[0].xs).toEqual([0, 10]);
   });
 
-  test("no points, no lines", () => expect(linesOf(new Curves(), PLAN, OPTIONS)).toEqual([]));
+  test("there are no lines without points", () => expect(linesOf(new Curves(), PLAN, OPTIONS)).toEqual([]));
 });
 
 test("lineLabel", () => {

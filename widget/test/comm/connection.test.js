@@ -9,7 +9,7 @@ describe("receive", () => {
     expect(receive(link, 3, false, 3)).toBe("apply");
   });
 
-  test("asks once when a frame is missing, and applies the snapshot", () => {
+  test("requests one snapshot for a lost frame, and applies it", () => {
     const link = newFrameSequence(0);
     receive(link, 1, true, 0);
     expect(receive(link, 3, false, 1000)).toBe("ask");
@@ -18,14 +18,14 @@ describe("receive", () => {
     expect(receive(link, 6, false, 1300)).toBe("apply");
   });
 
-  test("asks again when the snapshot is lost as well", () => {
+  test("requests another snapshot if the first is lost", () => {
     const link = newFrameSequence(0);
     receive(link, 1, true, 0);
     expect(receive(link, 3, false, 1000)).toBe("ask");
     expect(receive(link, 5, false, 1600)).toBe("ask");
   });
 
-  test("a snapshot sent before this view was there is taken", () => {
+  test("a snapshot sent before this view existed is applied", () => {
     const link = newFrameSequence(0);
     expect(receive(link, 40, false, 1)).toBe("skip");
     expect(receive(link, 41, true, 2)).toBe("apply");
@@ -39,8 +39,8 @@ describe("receive", () => {
   });
 });
 
-describe("tooQuiet", () => {
-  test("asks after two seconds of silence, then waits as long again", () => {
+describe("isSilent", () => {
+  test("requests a snapshot after two seconds of silence, then waits for as long again", () => {
     const link = newFrameSequence(0);
     receive(link, 1, true, 100);
     expect(isSilent(link, 1900)).toBe(false);

@@ -15,7 +15,7 @@ describe("decodeFrame", () => {
     expect(segments).toEqual([{ replica: 0, series: 1, steps: [10], values: [0.5] }]);
   });
 
-  test("joins neighbours of one curve, and only those", () => {
+  test("joins neighbouring records of one curve only", () => {
     const point = (/** @type {string} */ curve, /** @type {string} */ step) => `${curve} ${step}000000 0000803f`;
     const { segments } = decodeFrame(
       bytes(["01000000", point("00000000", "01"), point("00000000", "02"), point("01000000", "01"), point("00000000", "03")].join("")),
@@ -23,18 +23,18 @@ describe("decodeFrame", () => {
     expect(segments.map(({ replica, steps }) => [replica, steps])).toEqual([[0, [1, 2]], [1, [1]], [0, [3]]]);
   });
 
-  test("keeps what is not finite, and the largest numbers", () => {
+  test("keeps values that are not finite, and the largest numbers", () => {
     const { segments } = decodeFrame(bytes("00000000 ffffffff ffffffff 0000c07f"));
     expect(segments[0]).toEqual({ replica: 65535, series: 65535, steps: [4294967295], values: [NaN] });
   });
 
-  test("a frame may be empty, but not cut short", () => {
+  test("accepts an empty frame, but not a truncated one", () => {
     expect(decodeFrame(bytes("05000000"))).toEqual({ sequence: 5, segments: [] });
     expect(() => decodeFrame(bytes("05000000 00"))).toThrow("5 bytes");
     expect(() => decodeFrame(bytes("05"))).toThrow(RangeError);
   });
 
-  test("does not start at the beginning of its buffer", () => {
+  test("reads a view that does not start at the beginning of its buffer", () => {
     const whole = bytes("ffffffff 07000000 00000100 0a000000 0000003f");
     expect(decodeFrame(new DataView(whole.buffer, 4)).sequence).toBe(7);
   });

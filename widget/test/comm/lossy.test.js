@@ -3,7 +3,7 @@ import { describe, expect, test } from "vitest";
 import { Curves } from "../../src/chart/curves.js";
 import { applyFrame, isSilent, lastApplied, newFrameSequence } from "../../src/comm/connection.js";
 
-/** Numbers from 0 to 1 that a seed decides. @param {number} seed */
+/** Pseudo-random numbers from 0 to 1. @param {number} seed */
 function random(seed) {
   let state = seed + 0x9e3779b9;
   return () => {
@@ -16,12 +16,12 @@ function random(seed) {
 /** @typedef {{ replica: number, series: number, step: number, value: number }} Point */
 /** @typedef {{ sequence: number, snapshot: boolean, replaced: [number, number][] }} Message */
 
-/** What the kernel's end does (nbdist/ui/widgets/run.py and pace.py), as far as the page can tell. */
+/** A model of the kernel's side (nbdist/ui/widgets/run.py and frames.py). */
 class Kernel {
   constructor() {
     this.points = /** @type {Point[]} */ ([]);
     this.sequence = this.sent = 0;
-    this.onTheirWay = /** @type {number[]} */ ([]);
+    this.inFlight = /** @type {number[]} */ ([]);
     this.snapshot = true;
     this.visible = false;
   }
@@ -30,25 +30,25 @@ class Kernel {
   receiveMessage(kind, sequence, visible) {
     if (kind !== "ack") this.visible = visible;
     if (kind !== "ack" && (sequence !== this.sequence || sequence === 0)) {
-      this.onTheirWay = [];
+      this.inFlight = [];
       this.snapshot = true;
-    } else this.onTheirWay = this.onTheirWay.filter((other) => other > sequence);
+    } else this.inFlight = this.inFlight.filter((other) => other > sequence);
   }
 
-  /** The next frame, if there is something new and room for it. @param {boolean} renew one curve anew
+  /** The next frame, if something has changed and flow control allows it. @param {boolean} renew send one curve again
    * @returns {{ message: Message, bytes: DataView } | null} */
   tick(renew) {
-    if (!this.visible || this.onTheirWay.length >= 2) return null;
+    if (!this.visible || this.inFlight.length >= 2) return null;
     const { snapshot } = this;
     if (!snapshot && this.sent === this.points.length && !renew) return null;
     const news = snapshot ? this.points : this.points.slice(this.sent);
-    // A curve that starts over comes with all of its points, whatever was sent of it.
+    // A replaced curve is sent with all of its points.
     const replaced = /** @type {[number, number][]} */ (snapshot ? CURVES : renew ? [CURVES[0]] : []);
     const isFirst = (/** @type {Point} */ { replica, series }) => replica === CURVES[0][0] && series === CURVES[0][1];
     const told = renew && !snapshot ? [...this.points.filter(isFirst), ...news.filter((point) => !isFirst(point))] : news;
     this.sent = this.points.length;
     this.snapshot = false;
-    this.onTheirWay.push(++this.sequence);
+    this.inFlight.push(++this.sequence);
     return { message: { sequence: this.sequence, snapshot, replaced }, bytes: encode(this.sequence, told) };
   }
 }
@@ -87,7 +87,7 @@ function watched(seed, lost) {
       send("visible");
     }
     const frame = kernel.tick(tick < 600 && tick % 37 === 0);
-    most = Math.max(most, kernel.onTheirWay.length);
+    most = Math.max(most, kernel.inFlight.length);
     if (frame && chance() < lost) dropped++;
     else if (frame) {
       const answer = applyFrame(link, frame.message, frame.bytes, now, ({ replaced }, segments) => curves.apply(replaced, segments));

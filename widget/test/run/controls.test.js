@@ -22,7 +22,7 @@ beforeEach(() => {
 });
 
 describe("buttons", () => {
-  test("pause, then resume, each said once", () => {
+  test("pause, then resume, are each sent once", () => {
     const made = actions();
     made.show(TRAINING, ALL);
     made.pause.click();
@@ -38,7 +38,7 @@ describe("buttons", () => {
     expect(sent).toEqual([["pause", null], ["resume", null]]);
   });
 
-  test("stop is said once", () => {
+  test("stop is sent once", () => {
     const made = actions();
     made.show(TRAINING, ALL);
     made.stop.click();
@@ -47,7 +47,7 @@ describe("buttons", () => {
     expect(sent).toEqual([["stop", null]]);
   });
 
-  test("a checkpoint can be asked for again when the last one is there", () => {
+  test("a checkpoint can be requested again when the last one is saved", () => {
     const made = actions();
     made.show(TRAINING, ALL);
     made.checkpoint.click();
@@ -57,7 +57,7 @@ describe("buttons", () => {
     expect(sent).toEqual([["checkpoint", null], ["checkpoint", null]]);
   });
 
-  test("a plain cell can only be stopped, and what is over not at all", () => {
+  test("a plain cell can only be stopped, and an ended run not at all", () => {
     const made = actions();
     made.show({ state: "running" }, ALL);
     expect([made.pause.hidden, made.checkpoint.hidden, made.stop.hidden, made.rate.element.hidden]).toEqual([true, true, false, true]);
@@ -87,7 +87,7 @@ describe("the learning rate", () => {
     expect(rate.status.textContent).toBe("");
   });
 
-  test("nonsense is refused where it stands", () => {
+  test("an invalid rate is refused beside its field", () => {
     const made = actions();
     made.show(TRAINING, ALL);
     const { field, status } = made.rate;
@@ -102,7 +102,7 @@ describe("the learning rate", () => {
     expect(sent).toEqual([]);
   });
 
-  test("a slider sends when it is let go", () => {
+  test("a slider sends when it is released", () => {
     const made = actions();
     made.show(TRAINING, ALL);
     const { slider, field } = made.rate;
@@ -123,23 +123,23 @@ describe("the learning rate", () => {
     expect(sent).toEqual([["set", 0.1], ["set", 0.13]]);
   });
 
-  test("arrow keys in the field go by round rates, and send nothing", () => {
+  test("arrow keys in the field move by round rates, and send nothing", () => {
     const made = actions();
     made.show(TRAINING, ALL);
     fire(made.rate.field, "keydown", "ArrowUp");
     expect([made.rate.field.value, sent]).toEqual(["0.02", []]);
   });
 
-  test("none is shown where there is none", () => {
+  test("is hidden if the run has none", () => {
     const made = actions();
     made.show({ ...TRAINING, learning_rate: null }, ALL);
     expect(made.rate.element.hidden).toBe(true);
   });
 });
 
-describe("what became of it", () => {
+describe("the result of a command", () => {
   const HOSTILE = "<img src=x onerror=alert(1)>";
-  test("a checkpoint is told quietly, a problem as such", () => {
+  test("a checkpoint is a status, a problem is an alert", () => {
     const header = new Header("v", () => {});
     header.show({ title: "t" }, { ...TRAINING, checkpoint: { number: 1, step: 1234, path: "/home/me/c", error: null } });
     expect([header.savedWords.textContent, header.path.textContent, header.copy.hidden]).toEqual(["checkpoint at step 1,234: ", "/home/me/c", false]);
@@ -148,7 +148,7 @@ describe("what became of it", () => {
     expect(header.problem.textContent).toBe(HOSTILE);
     expect(header.element.querySelector("img")).toBeNull();
   });
-  test("without anybody to do it nothing can be asked for", () => {
+  test("without callbacks there are no controls", () => {
     const header = new Header("v", () => {});
     header.show({ title: "t", controls: [] }, TRAINING);
     expect(header.controls.element.hidden).toBe(true);

@@ -8,7 +8,7 @@ const HOSTILE = "<img src=x onerror=alert(1)>";
 const tasks = ["/job:worker/task:0", "/job:worker/task:1"];
 
 describe("Output", () => {
-  test("appends, rewrites the open line, and stands in the order of the tasks", () => {
+  test("appends, rewrites the open line, and keeps the order of the tasks", () => {
     const output = new Output("v");
     output.add([{ task: tasks[1], text: "later\n", open: "", cut: 0 }], tasks);
     output.add([{ task: tasks[0], text: "one\n", open: "10%", cut: 0 }], tasks);
@@ -19,7 +19,7 @@ describe("Output", () => {
     expect(output.element.querySelector(".nbd-count")?.textContent).toBe("2 lines");
   });
 
-  test("is text, whatever it looks like", () => {
+  test("is text, also if it looks like HTML", () => {
     const output = new Output("v");
     output.add([{ task: HOSTILE, text: HOSTILE, open: HOSTILE, cut: 7 }], [HOSTILE]);
     expect(output.element.querySelector("img")).toBeNull();
@@ -33,7 +33,7 @@ describe("Output", () => {
     expect(output.element.querySelector("pre")?.textContent?.length).toBeLessThanOrEqual(200_000);
   });
 
-  test("starts over with a snapshot", () => {
+  test("is replaced by a snapshot", () => {
     const output = new Output("v");
     output.add([{ task: tasks[0], text: "one\n", open: "", cut: 0 }], tasks);
     output.clear();
@@ -53,7 +53,7 @@ describe("Header", () => {
     expect(header.controls.element.hidden).toBe(true);
   });
 
-  test("says nothing of speed while a run is paused", () => {
+  test("shows no speed while a run is paused", () => {
     const header = new Header("v", () => {});
     header.show({ title: "digits", total: 200 }, { state: "paused", step: 50, steps_per_second: 12, examples_per_second: 9, seconds_left: 12, elapsed: 3 });
     expect(header.facts.textContent).toBe("50 / 200steps3.0 selapsed");
@@ -68,7 +68,7 @@ describe("Header", () => {
 });
 
 describe("Strip", () => {
-  test("has a card for each replica, and drops those that left", () => {
+  test("has a card for each replica, and removes those of ended replicas", () => {
     const strip = new ReplicaCards(() => {});
     strip.show({ 0: { state: "running", step: 1234 }, 10: { state: "lost" }, 2: {} }, ["worker 0"]);
     expect([...strip.element.querySelectorAll(".nbd-name")].map((e) => e.textContent)).toEqual(["worker 0", "replica 2", "replica 10"]);
@@ -87,7 +87,7 @@ describe("Strip", () => {
     expect(lost.querySelector(".nbd-figures")?.textContent).toBe("step\u00a04");
   });
 
-  test("shows where a step's time went", () => {
+  test("shows the parts of a step's time", () => {
     const strip = new ReplicaCards(() => {});
     strip.show({ 0: { spent: { data: 1, compute: 6, exchange: 2, wait: 1 } }, 1: {} }, []);
     const [bar, none] = /** @type {HTMLElement[]} */ ([...strip.element.querySelectorAll(".nbd-spent")]);
@@ -99,7 +99,7 @@ describe("Strip", () => {
     expect(strip.key.hidden).toBe(true);
   });
 
-  test("chooses a replica, and lets it go", () => {
+  test("chooses a replica, and clears the choice", () => {
     /** @type {(number | null)[]} */
     const chosen = [];
     const strip = new ReplicaCards((replica) => chosen.push(replica));
@@ -111,7 +111,7 @@ describe("Strip", () => {
     expect(chosen).toEqual([1, null]);
   });
 
-  test("many cards are one stop for Tab, and arrow keys go through them", () => {
+  test("many cards are one Tab stop, and arrow keys move through them", () => {
     const strip = new ReplicaCards(() => {});
     document.body.replaceChildren(strip.element);
     const show = (/** @type {number} */ count) =>
@@ -150,7 +150,7 @@ function tabbed() {
 }
 
 describe("tabs of output", () => {
-  test("stand in the order of the threeTasks, one of them open", () => {
+  test("are in the order of the tasks, with one of them open", () => {
     const output = tabbed();
     expect(tabs(output).map((tab) => tab.firstChild?.textContent)).toEqual(["worker 0", "worker 1", "worker 2"]);
     expect(tabs(output).filter((tab) => tab.getAttribute("aria-selected") === "true")).toHaveLength(1);
@@ -161,7 +161,7 @@ describe("tabs of output", () => {
     }
   });
 
-  test("count the lines since they were looked at", () => {
+  test("count the lines since they were last open", () => {
     const output = tabbed();
     tabs(output)[0].click();
     output.add([news(0, "x\ny\n"), news(1, "x\ny\n")], threeTasks);
@@ -170,7 +170,7 @@ describe("tabs of output", () => {
     expect(tabs(output)[1].textContent).toBe("worker 1");
   });
 
-  test("what was looked at is not new again after a start anew, whatever was cut", () => {
+  test("read lines are not counted again after a snapshot, also if text was cut", () => {
     const output = tabbed();
     tabs(output)[1].click(); // "b\n" was seen
     tabs(output)[0].click();

@@ -21,12 +21,12 @@ beforeEach(() => {
   chosen = [];
 });
 
-test("is there only if there is more than is drawn", () => {
+test("exists only if there are more charts than are drawn", () => {
   expect(picker(["loss"], ["loss"]).element.hidden).toBe(true);
   expect(picker(["loss", "mae"], ["loss"]).element.hidden).toBe(false);
 });
 
-test("a tick adds a chart, another takes it away", () => {
+test("a tick adds a chart, another removes it", () => {
   const made = picker(["loss", "mae", "rmse"], ["loss", "mae"]);
   made.button.click();
   expect(made.button.getAttribute("aria-expanded")).toBe("true");
@@ -36,7 +36,7 @@ test("a tick adds a chart, another takes it away", () => {
   expect(chosen).toEqual([["loss", "mae", "rmse"], ["mae", "rmse"]]);
 });
 
-test("not more than can be drawn, and not none", () => {
+test("at least one and at most all drawable charts are chosen", () => {
   const made = picker(["a", "b", "c", "d"], ["a", "b", "c"]);
   made.open(true);
   expect(boxes(made).map((box) => box.disabled)).toEqual([false, false, false, true]);

@@ -5,11 +5,11 @@ import { RunView } from "../../src/run/view.js";
 const HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>";
 const TASKS = ["/job:worker/task:0", HOSTILE];
 /** @type {[string, Record<string, unknown> | undefined][]} */
-let said = [];
+let sent = [];
 
 /** @param {Record<string, unknown>} [head] @param {Record<string, unknown>} [progress] */
 function shown(head = {}, progress = {}) {
-  const view = new RunView("v", (kind, more) => said.push([kind, more]));
+  const view = new RunView("v", (kind, more) => sent.push([kind, more]));
   document.body.replaceChildren(view.element);
   const plan = { title: HOSTILE, train: 0, validation: null };
   view.apply(/** @type {any} */ ({
@@ -27,10 +27,10 @@ function shown(head = {}, progress = {}) {
 }
 
 beforeEach(() => {
-  said = [];
+  sent = [];
 });
 
-test("whatever a run is called, it is text", () => {
+test("the name of a run is shown as text", () => {
   const view = shown();
   view.picker.open(true);
   view.table.element.open = true;
@@ -89,16 +89,16 @@ describe("a run", () => {
   });
 });
 
-describe("what is asked for", () => {
-  test("is said to the kernel", () => {
+describe("a command", () => {
+  test("is sent to the kernel", () => {
     const view = shown({}, { state: "running" });
     view.header.controls.pause.click();
     view.header.controls.rate.commit(0.25);
     view.picker.toggleChart("other", true);
-    expect(said).toEqual([["pause", {}], ["set", { learning_rate: 0.25 }], ["charts", { titles: [HOSTILE, "other"] }]]);
+    expect(sent).toEqual([["pause", {}], ["set", { learning_rate: 0.25 }], ["charts", { titles: [HOSTILE, "other"] }]]);
   });
 
-  test("cannot be asked of a kernel that is gone, and the view says what can be done", () => {
+  test("is not sent after the end of the kernel, and the view says what to do", () => {
     const view = shown({ again: "to reconnect, run nb.attach('r')" }, { state: "running" });
     view.disconnect();
     view.draw();
@@ -112,7 +112,7 @@ describe("what is asked for", () => {
   });
 });
 
-test("keys in the view are not the notebook's, except those that are always", () => {
+test("keys in the view do not reach the notebook, except global ones", () => {
   const view = shown();
   /** @type {string[]} */
   const reached = [];

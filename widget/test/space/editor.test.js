@@ -8,7 +8,7 @@ import { Editor } from "../../src/space/editor.js";
 const HOSTILE = "<img src=x onerror=alert(1)>";
 const KINDS = /** @type {[string, string][]} */ ([["uniform", "uniform"], ["log", "log-uniform"], ["int", "integer"], ["log int", "log-integer"], ["choice", "choice"], ["fixed", "fixed"]]);
 /** @type {any[]} */
-let said = [];
+let sent = [];
 
 /** @param {number} id @param {string} name @param {Partial<Row>} [more] @returns {Row} */
 const row = (id, name, more = {}) => ({
@@ -26,7 +26,7 @@ const state = (rows, more = {}) => ({
 
 /** @param {Row[]} rows @param {Partial<State>} [more] */
 function shown(rows, more) {
-  const editor = new Editor("v", (kind, content = {}) => said.push({ kind, ...content }));
+  const editor = new Editor("v", (kind, content = {}) => sent.push({ kind, ...content }));
   document.body.replaceChildren(editor.element);
   editor.apply(state(rows, more));
   return editor;
@@ -46,7 +46,7 @@ function type(input, value, kind = "input") {
 }
 
 beforeEach(() => {
-  said = [];
+  sent = [];
 });
 
 test("a slider writes its value into the field and sends it", () => {
@@ -55,10 +55,10 @@ test("a slider writes its value into the field and sends it", () => {
   type(sliders.low, String(Number(sliders.low.value) - 1));
   expect(fields.low.value).toBe("0.0005");
   expect(sliders.low.getAttribute("aria-valuetext")).toBe("0.0005");
-  expect(said).toEqual([{ kind: "edit", number: 1, change: { what: "field", id: 0, field: "low", value: "0.0005" } }]);
+  expect(sent).toEqual([{ kind: "edit", number: 1, change: { what: "field", id: 0, field: "low", value: "0.0005" } }]);
 });
 
-test("what is typed stays until the kernel has applied it, and edits of another page are shown", () => {
+test("a typed text stays until the kernel has applied it, and edits of another page are shown", () => {
   const editor = shown([row(0, "lr")]);
   const { name, high } = part(editor, 0).fields;
   type(name, "rate");
@@ -85,15 +85,15 @@ test("a condition is chosen and ticked", () => {
   const [line] = part(editor, 2).conditions.lines;
   expect([...line.on.options].map((one) => one.text)).toEqual(["(always)", "opt"]);
   type(line.on, "1", "change");
-  expect(said.pop().change).toEqual({ what: "condition", id: 2, at: 0, on: 1 });
+  expect(sent.pop().change).toEqual({ what: "condition", id: 2, at: 0, on: 1 });
   editor.apply(state([opt, row(2, "momentum", { when: [{ on: 1, name: "opt", values: "'sgd'", read: ["'sgd'"] }] })], { applied: { v: 1 } }));
   const boxes = [...line.boxes.querySelectorAll("input")];
   expect(boxes.map((box) => box.checked)).toEqual([true, false]);
   expect(line.typed.hidden).toBe(true);
   boxes[1].click();
-  expect(said.pop().change.values).toBe("'sgd', 'adam'");
+  expect(sent.pop().change.values).toBe("'sgd', 'adam'");
   type(line.on, "", "change");
-  expect(said.pop().change).toEqual({ what: "condition", id: 2, at: 0, on: null });
+  expect(sent.pop().change).toEqual({ what: "condition", id: 2, at: 0, on: null });
 });
 
 test("a condition on a parameter that was removed keeps its name", () => {
@@ -103,7 +103,7 @@ test("a condition on a parameter that was removed keeps its name", () => {
   expect([line.typed.hidden, line.typed.value]).toEqual([false, "'sgd'"]);
 });
 
-test("a new parameter's name is typed at once; one that goes gives the focus on", () => {
+test("a new parameter's name has the focus; a removed one passes the focus on", () => {
   const editor = shown([row(0, "a"), row(1, "b")]);
   editor.add.click();
   editor.apply(state([row(0, "a"), row(1, "b"), row(2, "p1")], { applied: { v: 1 } }));
@@ -114,14 +114,14 @@ test("a new parameter's name is typed at once; one that goes gives the focus on"
   expect(document.activeElement).toBe(part(editor, 1).drop);
 });
 
-test("an empty space is an invitation, too many parameters are a problem", () => {
+test("an empty space shows a hint, too many parameters show a problem", () => {
   const editor = shown([], { general: "the space is empty", valid: false });
   expect(editor.general.classList.contains("nbe-problem")).toBe(false);
   editor.apply(state([opt], { general: "too many", valid: false }));
   expect(editor.general.classList.contains("nbe-problem")).toBe(true);
 });
 
-test("rows change places with the focus", () => {
+test("rows that are moved keep the focus", () => {
   const editor = shown([row(0, "a"), row(1, "b")]);
   part(editor, 1).up.focus();
   part(editor, 1).up.click();
@@ -130,10 +130,10 @@ test("rows change places with the focus", () => {
   expect(document.activeElement).toBe(part(editor, 1).up);
   expect(part(editor, 1).up.getAttribute("aria-disabled")).toBe("true");
   part(editor, 1).up.click();
-  expect(said.length).toBe(1);
+  expect(sent.length).toBe(1);
 });
 
-test("what is wrong stands beside its parameter and keeps Start from being pressed", () => {
+test("a problem is shown beside its parameter and disables Start", () => {
   const problem = { text: `${HOSTILE} is no name`, at: "name" };
   const editor = shown([row(0, HOSTILE, { problem })], { valid: false, text: null });
   const { fields, problem: words, element } = part(editor, 0);
@@ -143,17 +143,17 @@ test("what is wrong stands beside its parameter and keeps Start from being press
   expect(element.querySelector("img")).toBe(null);
   editor.start.click();
   editor.copy.click();
-  expect(said).toEqual([]);
+  expect(sent).toEqual([]);
   expect(editor.why.textContent).toBe("1 parameter has to be corrected first.");
 });
 
-test("Start sends what is still held back, and shows what became of it", () => {
+test("Start sends queued edits, and shows its result", () => {
   const editor = shown([row(0, "lr")]);
   expect(editor.start.textContent).toBe("Start 12 trials");
   type(editor.trials, "1");
   type(editor.trials, "10");
   editor.start.click();
-  expect(said.map((one) => one.change?.value ?? one.kind)).toEqual(["1", "10", "start"]);
+  expect(sent.map((one) => one.change?.value ?? one.kind)).toEqual(["1", "10", "start"]);
   editor.apply(state([row(0, "lr")], { starting: true }));
   expect([editor.start.textContent, editor.start.getAttribute("aria-disabled")]).toEqual(["Starting…", "true"]);
   editor.apply(state([row(0, "lr")], { result: { ok: false, text: HOSTILE } }));
@@ -162,7 +162,7 @@ test("Start sends what is still held back, and shows what became of it", () => {
   expect([editor.failed.textContent, editor.succeeded.textContent, editor.starting.hidden]).toEqual(["", "Started.", true]);
 });
 
-test("a kernel that is busy is waited for, one that is gone is said", () => {
+test("the page waits for a busy kernel, and reports the end of the kernel", () => {
   vi.useFakeTimers();
   const editor = shown([row(0, "lr")]);
   editor.add.click();
@@ -177,7 +177,7 @@ test("a kernel that is busy is waited for, one that is gone is said", () => {
   vi.useRealTimers();
 });
 
-test("a long list of values is looked at, not typed", () => {
+test("a long list of values is read-only", () => {
   const read = Array.from({ length: 60 }, (_, i) => /** @type {[string, string]} */ ([String(i), "number"]));
   const editor = shown([row(0, "x", { kind: "choice", too_long: true, count: 10_000, read })]);
   const { fields, chips } = part(editor, 0);

@@ -35,13 +35,13 @@ test("a log slider goes over 1, 2, 5, 10", () => {
   expect(scale.positionOf(1e300)).toBe(scale.last);
 });
 
-test.each([["uniform"], ["log"], ["int"], ["log int"]])("a %s whose ends cannot be read has a slider all the same", (kind) => {
+test.each([["uniform"], ["log"], ["int"], ["log int"]])("a %s with invalid ends still has a slider", (kind) => {
   const scale = sliderScale(kind, NaN, Infinity);
   expect(scale.last).toBeGreaterThan(scale.first);
   expect(Number.isFinite(scale.valueAt(scale.last))).toBe(true);
 });
 
-test("what stands in a field is a number or none", () => {
+test("the text of a field is a number or NaN", () => {
   expect(["1e-3", " 5 ", "", "x", "-2"].map(parseNumber)).toEqual([0.001, 5, NaN, NaN, -2]);
 });
 
@@ -50,7 +50,7 @@ const row = (more) => /** @type {any} */ ({ kind: "choice", count: 2, read: [["'
 /** @param {object} more */
 const state = (more) => /** @type {any} */ ({ rows: [], general: "", trials_problem: "", valid: true, count: 12, points: null, ...more });
 
-test("a few values are ticked, many are typed", () => {
+test("a few values have checkboxes, many are typed", () => {
   expect(checkboxValues(row({}))).toEqual(["'sgd'", "'adam'"]);
   expect(checkboxValues(row({ count: 13 }))).toBe(null);
   expect(checkboxValues(row({ count: 0, read: [] }))).toBe(null);
@@ -60,7 +60,7 @@ test("a few values are ticked, many are typed", () => {
   expect(toggleValue(["1", "2"], ["1"], "1", false)).toBe("");
 });
 
-test("trials in words", () => {
+test("the number of trials is described", () => {
   expect(describeCount(state({}))).toBe("12 trials.");
   expect(describeCount(state({ count: 1 }))).toBe("1 trial.");
   expect(describeCount(state({ points: 1200, count: 1200 }))).toBe("The grid has 1,200 points: 1,200 trials.");
@@ -69,14 +69,14 @@ test("trials in words", () => {
   expect(plural(0, "point")).toBe("0 points");
 });
 
-test("why Start cannot be pressed", () => {
+test("the reason for a disabled Start button is shown", () => {
   expect(startProblem(state({}))).toBe("");
   expect(startProblem(state({ rows: [row({ problem: { text: "x", at: "name" } })] }))).toBe("1 parameter has to be corrected first.");
   expect(startProblem(state({ general: "the space is empty" }))).toBe("the space is empty");
   expect(startProblem(state({ trials_problem: "no end" }))).toBe("no end");
 });
 
-test("while an edit of a field is on its way, only the latest follows", () => {
+test("while an edit of a field is pending, only the latest text follows", () => {
   /** @type {[number, import("../../src/space/editor.js").Change][]} */
   const sent = [];
   const edits = new EditQueue((number, change) => sent.push([number, change]));

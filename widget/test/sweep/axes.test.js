@@ -12,7 +12,7 @@ describe("a scale", () => {
     expect(isLog(robustScale([0.1, 1, 9]))).toBe(false);
     expect(isLog(robustScale([-1, 0.001, 1000]))).toBe(false);
   });
-  test("leaves out what lies far off, unless it must be seen", () => {
+  test("leaves out outliers unless they must be visible", () => {
     const values = [...Array.from({ length: 100 }, (_, i) => i / 100), -1e6];
     expect(isOutside(robustScale(values), -1e6)).toBe(true);
     expect(isOutside(robustScale(values, [-1e6]), -1e6)).toBe(false);
@@ -21,7 +21,7 @@ describe("a scale", () => {
     const [low, high] = robustScale(values).domain();
     expect(high).toBeGreaterThan(low);
   });
-  test("stays while it is good enough", () => {
+  test("stays while it fits well enough", () => {
     const was = robustScale([0, 1]);
     expect(settled(was, robustScale([0.02, 0.98]))).toBe(was);
     expect(settled(was, robustScale([0, 1.2]))).not.toBe(was);
@@ -36,7 +36,7 @@ describe("a scale", () => {
 describe("time", () => {
   test.each([[0, "0 s"], [0.25, "0.25 s"], [59, "59 s"], [60, "1 min"], [90, "1 min 30 s"], [3600, "1 h"], [5400, "1 h 30 min"], [93_600, "1 d 2 h"], [-3, "−3 s"]])(
     "%s is %s", (seconds, words) => expect(formatTime(seconds)).toBe(words));
-  test("has ticks that people count in", () => {
+  test("has ticks at round times", () => {
     expect(timeTicks(0, 130, 5)).toEqual([0, 30, 60, 90, 120]);
     expect(timeTicks(0, 7200, 5)).toEqual([0, 1800, 3600, 5400, 7200]);
     expect(timeTicks(0, 1e8, 4).length).toBeLessThan(6);
@@ -52,7 +52,7 @@ describe("curves", () => {
     expect(nearestCurve(curves.keys(), curves, 4, 0, (value) => Math.abs(value - 40))).toBe(-1);
   });
 
-  test("only those that have grown are drawn further, and all if one is another", () => {
+  test("only grown curves are extended, and all are redrawn if one was replaced", () => {
     const reach = new CurveExtent();
     const curves = new Map(Array.from({ length: 1100 }, (_, n) => [n, { steps: [...Array(10).keys()], values: Array(10).fill(n / 1100) }]));
     expect(reach.update(curves, [])).toHaveLength(1100);
@@ -76,7 +76,7 @@ describe("curves", () => {
 describe("lanes", () => {
   test("neighbours are one bar", () => expect(contiguousRuns([5, 1, 2, 3])).toEqual([[1, 3], [5, 5]]));
 
-  test("every engine has one, and every attempt a bar", () => {
+  test("every engine has a lane, and every attempt a bar", () => {
     const model = new SweepModel();
     model.apply({
       snapshot: true, head: { engines: [[0, "/job:worker/task:0"], [1, "/job:worker/task:1"]], parameters: [] }, status: { engines: [[1, "gone", null]] },
@@ -92,7 +92,7 @@ describe("lanes", () => {
     expect([...busyShares(bars, 3, 0, 12)]).toEqual([4 / 12, 4 / 12, 6 / 12]);
     expect([...busyShares(bars, 3, 6, 10)]).toEqual([0, 0, 3 / 4]);
 
-    // Only what is new is looked at: an attempt that has ended now, and not one that goes on.
+    // Only new spans are read: an attempt that has just ended, but not one that still runs.
     model.apply({ snapshot: false, spans: [[1, 2, [7], 9, 20, "pruned"], [2, 1, [0], 5, null, "running"]] });
     expect(ended.update(model, lanes)).toBe(2);
     expect(ended.bars.slice(2).map(({ number, end }) => [number, end])).toEqual([[1, 20]]);

@@ -25,7 +25,7 @@ describe("bins", () => {
     expect([rows[0], rows[99], Math.min(...rows), Math.max(...rows)]).toEqual([0, 5, 0, 5]);
   });
 
-  test("of numbers that trials share are those numbers", () => {
+  test("of a few distinct numbers are those numbers", () => {
     const { model, positions } = made(12, { parameters: { lr: Array.from({ length: 12 }, (_, i) => [0.001, 0.01, 0.1][i % 3]) } });
     const axis = positions.axis("lr");
     const bins = binsOf(axis, model.parameters.get("lr") ?? [], 8);
@@ -33,7 +33,7 @@ describe("bins", () => {
     expect([...binIndices(axis.at, bins)].slice(0, 3)).toEqual([0, 1, 2]);
   });
 
-  test("of a choice are its values, neighbours together if they are many, and there is one for none", () => {
+  test("of a choice are its values, grouped if there are many, with one bin for missing values", () => {
     const { model, positions } = made(10);
     expect(binsOf(positions.axis("width"), model.parameters.get("width") ?? [], 8).map(({ text }) => text)).toEqual(["32", "64"]);
     const momentum = positions.axis("momentum");
@@ -45,7 +45,7 @@ describe("bins", () => {
     expect(binsOf(many.positions.axis("letter"), ["a", "z"], 4).map(({ text }) => text)).toEqual(["a … g", "h … n", "o … u", "v … z"]);
   });
 
-  test("cells have their best, their median and what became of their trials, of the brushed ones only", () => {
+  test("cells have the best value, the median and the states of their trials, with a brush of brushed trials only", () => {
     const { model, positions } = made(12);
     const xs = binIndices(positions.axis("width").at, binsOf(positions.axis("width"), [], 4));
     const ys = new Int16Array(12);
@@ -59,7 +59,7 @@ describe("bins", () => {
     expect([failed.best, failed.median, failed.counts[5]]).toEqual([-1, NaN, 1]);
   });
 
-  test("the two parameters that can be the most come first, those of all trials before others", () => {
+  test("the two parameters with the most values come first, conditional ones last", () => {
     expect(widest(/** @type {any} */ (PARAMETERS))).toEqual(["lr", "width"]);
     expect(widest([])).toBeNull();
     expect(widest(/** @type {any} */ (PARAMETERS.slice(0, 1)))).toEqual(["lr", "lr"]);
@@ -67,7 +67,7 @@ describe("bins", () => {
 });
 
 describe("the brush", () => {
-  test("takes what lies within every part", () => {
+  test("selects trials within all ranges", () => {
     const { model, brush } = made(100);
     brush.set({ lr: [0, 0.5], width: [0.5, 1] });
     expect(model.brushedCount).toBe(25);
@@ -78,7 +78,7 @@ describe("the brush", () => {
     expect(model.brushed).toBeNull();
   });
 
-  test("leaves out what has no value there, and grows with what comes", () => {
+  test("leaves out trials without a value, and includes new trials", () => {
     const { model, positions, brush } = made(12);
     brush.set({ [METRIC]: [0, 1] });
     expect(model.brushedCount).toBe(10); // two are NaN
@@ -88,7 +88,7 @@ describe("the brush", () => {
     expect(model.brushedCount).toBe(11);
   });
 
-  test("is worked out by looking once at each axis of each trial", () => {
+  test("reads each axis of each trial once", () => {
     const at = Float32Array.from({ length: 10_000 }, (_, i) => i / 10_000);
     let looks = 0;
     const counting = new Proxy(at, { get: (array, key) => (typeof key === "string" && /^\d/.test(key) && looks++, Reflect.get(array, key)) });
@@ -99,7 +99,7 @@ describe("the brush", () => {
 });
 
 describe("lines", () => {
-  test("of too many trials are the best ones and a fair choice, the same each time", () => {
+  test("of too many trials are the best ones and a stable sample", () => {
     const ranked = Array.from({ length: 10_000 }, (_, i) => i);
     const number = Int32Array.from(ranked);
     const some = sampleRows(ranked, null, number, 800);
@@ -110,7 +110,7 @@ describe("lines", () => {
     expect(sampleRows(ranked, Uint8Array.from(ranked, (row) => Number(row % 2 === 0)), number, 10_000)).toHaveLength(5000);
   });
 
-  test("the nearest to the pointer, also of those that have no value on an axis", () => {
+  test("the nearest to the pointer is found, also among lines with a missing value", () => {
     const lines = { xs: [0, 100], at: [Float32Array.of(0, 1, NaN), Float32Array.of(0, 1, 0.5)], top: 0, height: 100, none: 120 };
     expect(easeAt(0.5)).toBeCloseTo(0.5);
     expect(heightAt(lines, 2, 0, 0)).toBe(120);
@@ -129,7 +129,7 @@ describe("ranks", () => {
     expect(aggregateCells(model, all, all, 1, 1, null)[0].best).toBe(3);
   });
 
-  test("the best first, those without a value last, by number where equal", () => {
+  test("the best is first, trials without a value are last, equal ones by number", () => {
     const { model, positions } = made(6, { state: Array(6).fill(2), value: [3, "NaN", 1, "Infinity", 1, null] });
     expect(positions.ranked().map((row) => model.number[row])).toEqual([2, 4, 0, 3, 1, 5]);
     /** @type {any} */ (model.head).direction = "max";
@@ -137,7 +137,7 @@ describe("ranks", () => {
     expect(positions.ranked()).toEqual([0, 2, 4, 3, 1, 5]);
   });
 
-  test("goodness is 1 for the best and 0 for the worst that is told apart", () => {
+  test("the quality is 1 for the best and 0 for the worst with its own colour", () => {
     const { positions } = made(6, { value: [3, "NaN", 1, 2, 5, null] });
     expect([2, 4, 3].map((row) => positions.quality(row))).toEqual([1, 0, expect.closeTo(0.75)]);
     expect(positions.quality(1)).toBeNaN();
@@ -145,7 +145,7 @@ describe("ranks", () => {
     expect(made(1, { value: [null] }).positions.quality(0)).toBeNaN();
   });
 
-  test("sorted by any column, what is missing last both ways", () => {
+  test("rows are sorted by any column, missing values last in both directions", () => {
     const values = [3, undefined, "a", 1];
     const by = (/** @type {boolean} */ down) => sortedRows([0, 1, 2, 3], null, (row) => values[row], down);
     expect([by(false), by(true)]).toEqual([[3, 0, 2, 1], [2, 0, 3, 1]]);
@@ -154,6 +154,6 @@ describe("ranks", () => {
   });
 });
 
-test("rows under the pointer keep their places: what is gone leaves, what is new comes at the end", () => {
+test("rows under the pointer keep their order: removed rows leave, new rows are appended", () => {
   expect(keepOrder([3, 1, 2], [0, 1, 2, 4])).toEqual([1, 2, 0, 4]);
 });

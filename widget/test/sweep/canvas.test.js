@@ -29,7 +29,7 @@ function frame(layer) {
   return drawOnto[drawOnto.length - 1];
 }
 
-test("a frame draws no more than it may, and the last one ends it", () => {
+test("a frame draws within its budget, and the last frame completes the layer", () => {
   const layer = new Layer(100);
   expect(layer.begin("here", "a", page, () => MANY)).toBe(true);
   for (const count of [100, 200, 250]) {
@@ -40,7 +40,7 @@ test("a frame draws no more than it may, and the last one ends it", () => {
   expect(drawn).toEqual(MANY);
 });
 
-test("what was whole is shown until what comes next is, unless it lies elsewhere", () => {
+test("the previous complete layer is shown until the next is complete, unless the geometry differs", () => {
   const layer = new Layer(100);
   layer.begin("here", "a", page, () => [1]);
   const first = frame(layer);
@@ -55,7 +55,7 @@ test("what was whole is shown until what comes next is, unless it lies elsewhere
   expect(frame(layer)).toBe(layer.made.surface);
 });
 
-test("more is drawn on what is there", () => {
+test("items can be added to a layer", () => {
   const layer = new Layer(100);
   layer.begin("here", "a", page, () => [1]);
   const first = frame(layer);

@@ -19,7 +19,7 @@ test("outside a notebook the text is copied", async () => {
   expect(copied).toEqual(["lr = 1\n"]);
 });
 
-test("where that is refused too, it is said", async () => {
+test("a refused copy is reported", async () => {
   withClipboard(() => Promise.reject(new Error("not allowed")));
   expect(await fillNextCell(document.createElement("div"), "lr = 1\n")).toBe("failed");
   expect(document.querySelector("textarea")).toBeNull();

@@ -1,4 +1,4 @@
-// Trials for tests of a sweep's page: what the kernel would send.
+// Trials for tests of a sweep's page, as the kernel sends them.
 import { SweepModel } from "../../src/sweep/model.js";
 
 export const HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>";

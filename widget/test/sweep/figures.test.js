@@ -10,7 +10,7 @@ let model;
 const HOSTILE = "<img src=x onerror=alert(1)>";
 
 beforeAll(() => {
-  // A canvas on which everything may be drawn, and that is 600 pixels wide.
+  // A canvas with a width of 600 pixels that accepts all drawing calls.
   const canvas = new Proxy({}, { get: (_, name) => (name === "measureText" ? () => ({ width: 30 }) : () => null), set: () => true });
   HTMLCanvasElement.prototype.getContext = /** @type {any} */ (() => canvas);
   Object.defineProperty(HTMLElement.prototype, "clientWidth", { get: () => 600, configurable: true });
@@ -43,7 +43,7 @@ function shown(makeView) {
   return { element: view.element, destroy: () => view.destroy(), box, press, words, text: () => view.element.textContent ?? "" };
 }
 
-test.each([["curves", makeLearningCurves], ["the best line", makeBestSoFar], ["the timeline", makeTimeline]])("%s is a figure with a name, a focus and words", (_, makeView) => {
+test.each([["curves", makeLearningCurves], ["the best line", makeBestSoFar], ["the timeline", makeTimeline]])("%s is a focusable figure with a name and a text", (_, makeView) => {
   const view = shown(makeView);
   expect(view.element.tagName).toBe("FIGURE");
   expect(view.element.querySelector("figcaption")).not.toBeNull();
@@ -58,7 +58,7 @@ test.each([["curves", makeLearningCurves], ["the best line", makeBestSoFar], ["t
 });
 
 describe("keys", () => {
-  test("go from the best curve to the next, and choose", () => {
+  test("move from the best curve to the next, and choose", () => {
     const view = shown(makeLearningCurves);
     view.press("ArrowDown");
     expect(model.hovered).toBe(1);
@@ -71,7 +71,7 @@ describe("keys", () => {
     expect([model.hovered, model.chosen]).toEqual([-1, -1]);
   });
 
-  test("go through the trials as they ended, those that run last", () => {
+  test("move through the trials in the order of their ends, running ones last", () => {
     const view = shown(makeBestSoFar);
     view.press("ArrowRight", "ArrowRight");
     expect(model.hovered).toBe(1);
@@ -79,7 +79,7 @@ describe("keys", () => {
     expect(model.hovered).toBe(3);
   });
 
-  test("go along an engine and from engine to engine", () => {
+  test("move along an engine and between engines", () => {
     const view = shown(makeTimeline);
     view.press("ArrowRight");
     expect(model.hovered).toBe(0);
@@ -94,26 +94,26 @@ describe("keys", () => {
   });
 });
 
-test("the words say what is to be seen", () => {
+test("the texts describe the figures", () => {
   expect(shown(makeLearningCurves).words()).toBe("Curves of 4 trials. Best: trial 1 0.9000, trial 0 0.3000, trial 3 0.5000, trial 2 0.2000.");
   expect(shown(makeBestSoFar).words()).toBe("Best so far 0.9000, by trial 1 after 40 s, improved 2 times. Trials: 1 running, 2 finished, 1 pruned; 1 min 40 s since the start.");
   expect(shown(makeTimeline).words()).toBe(`5 attempts on 2 engines in 1 min 40 s, 1 running. Busy: worker 0 85%, ${HOSTILE} (lost) 38%.`);
 });
 
-test("the best so far is the header's, also after a promotion that made a trial worse", () => {
+test("the best value is that of the header, also after a promotion that made a trial worse", () => {
   const best = [[70, 0, 0.3]];
   model.apply({ best, status: { state: "running", now: 100, best: 0, counts: { finished: 2 }, engines: [] } });
   expect(shown(makeBestSoFar).words()).toContain("Best so far 0.3000, by trial 0 after 1 min 10 s, improved 2 times.");
 });
 
-test("what an empty sweep shows is said", () => {
+test("the texts describe an empty sweep", () => {
   model = new SweepModel();
   expect(shown(makeLearningCurves).words()).toContain("Best: none yet");
   expect(shown(makeBestSoFar).words()).toContain("No value yet");
   expect(shown(makeTimeline).text()).toContain("no engines yet");
 });
 
-test("a trial is chosen where it is clicked, and none where there is none", () => {
+test("a click chooses the trial under the pointer, or none", () => {
   const view = shown(makeTimeline);
   const surface = /** @type {HTMLElement} */ (view.element.querySelector("canvas"));
   surface.dispatchEvent(new MouseEvent("click", { clientX: 60, clientY: 10, bubbles: true }));

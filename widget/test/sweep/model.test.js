@@ -32,8 +32,8 @@ function opened(rows = [[4, 2, 0.5], [9, 1, null]]) {
   return model;
 }
 
-describe("what the page knows", () => {
-  test("rows in the order in which they came, whatever their numbers", () => {
+describe("the model of a sweep", () => {
+  test("rows are in the order of their arrival, not of their numbers", () => {
     const model = opened();
     model.apply({ trials: columns([[2, 0, null], [9, 2, "Infinity"]]) });
     expect([...model.number]).toEqual([4, 9, 2]);
@@ -43,20 +43,20 @@ describe("what the page knows", () => {
     expect(model.metrics.get("acc")).toEqual([NaN, NaN, NaN]);
   });
 
-  test("a parameter that a trial has not, and one that is None", () => {
+  test("a missing parameter differs from one that is None", () => {
     const model = opened();
     expect(model.parameters.get("momentum")).toEqual([undefined, undefined]);
     expect(model.parameters.get("clip")).toEqual([null, null]);
   });
 
-  test("a parameter that came with an edit is missing in the trials before it", () => {
+  test("a parameter that was added by an edit is missing in earlier trials", () => {
     const model = opened();
     model.apply({ trials: { ...columns([[10, 0, null]]), parameters: { width: [32] } } });
     expect(model.parameters.get("width")).toEqual([undefined, undefined, 32]);
     expect(model.parameters.get("lr")).toEqual([0.4, 0.9, undefined]);
   });
 
-  test("points are appended to their trials' curves, or take their place", () => {
+  test("points are appended to the curves of their trials, or replace them", () => {
     const model = opened();
     model.apply({ points: { number: [4, 9], count: [2, 1] } }, [bytes(1, 0.5, 2, 0.25, 1, 4)]);
     model.apply({ points: { number: [4], count: [1] } }, [bytes(3, 0.125)]);
@@ -66,7 +66,7 @@ describe("what the page knows", () => {
     expect(() => model.apply({ points: { number: [4], count: [2] } }, [bytes(1, 8)])).toThrow("2 points cannot have 8 bytes");
   });
 
-  test("a snapshot takes the place of everything, and the chosen trial stays if it is in it", () => {
+  test("a snapshot replaces everything, and the chosen trial stays if the snapshot has it", () => {
     const model = opened();
     model.choose(9);
     model.hover(4);
@@ -76,7 +76,7 @@ describe("what the page knows", () => {
     expect([model.count, model.chosen]).toEqual([0, -1]);
   });
 
-  test("a span that went on is told again when it ends", () => {
+  test("an open span is sent again when it ends", () => {
     const model = opened();
     model.apply({ spans: [[9, 1, [1], 2, null, "running"]] });
     model.apply({ spans: [[9, 1, [1], 2, 5, "failed"], [9, 2, [0], 6, null, "running"]] });
@@ -84,7 +84,7 @@ describe("what the page knows", () => {
       .toEqual([[4, 1, 1, "finished"], [9, 1, 5, "failed"], [9, 2, NaN, "running"]]);
   });
 
-  test("brushed rows stay brushed when others come, and when all come anew in another order", () => {
+  test("brushed rows stay brushed after new rows, and after a snapshot in another order", () => {
     const model = opened();
     model.brush(Uint8Array.of(0, 1));
     model.apply({ trials: columns([[11, 0, null]]) });
@@ -95,18 +95,18 @@ describe("what the page knows", () => {
     expect([model.brushed, model.brushedCount]).toEqual([null, 0]);
   });
 
-  test("which value is better, in the sweep's direction", () => {
+  test("better values depend on the sweep's direction", () => {
     const model = opened();
     expect([model.better(1, 2), model.better(2, 1), model.better(NaN, 1), model.better(1, NaN), model.better(1, 1)]).toEqual([true, false, false, true, false]);
     model.head = /** @type {any} */ ({ direction: "max" });
     expect(model.better(2, 1)).toBe(true);
   });
 
-  test("says to those who listen what changed, until they leave", () => {
+  test("listeners are called for changes until they unsubscribe", () => {
     const model = opened();
     /** @type {string[]} */
-    const heard = [];
-    const off = model.on(["chosen", "brushed", "data"], (kind) => heard.push(kind));
+    const kinds = [];
+    const off = model.on(["chosen", "brushed", "data"], (kind) => kinds.push(kind));
     model.choose(4);
     model.choose(4);
     model.hover(4);
@@ -114,10 +114,10 @@ describe("what the page knows", () => {
     model.apply({ status: { state: "finished" } });
     off();
     model.choose(9);
-    expect(heard).toEqual(["chosen", "brushed", "brushed", "data"]);
+    expect(kinds).toEqual(["chosen", "brushed", "brushed", "data"]);
   });
 
-  test("grows one by one without copying each time", () => {
+  test("columns grow by one element without a copy each time", () => {
     const model = opened([]);
     for (let i = 0; i < 300; i++) model.apply({ trials: columns([[i, 0, i]]) });
     expect(model.value).toHaveLength(300);

@@ -1,14 +1,14 @@
 import { expect, test } from "vitest";
 import { drawGlyphs, FAILED, FINISHED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "../../src/sweep/states.js";
 
-test("each state is where it travels as a number", () => {
+test("each state has its index on the wire", () => {
   expect(STATES.map(({ name }) => name)).toEqual(["waiting", "running", "finished", "pruned", "stopped", "failed"]);
   expect([WAITING, RUNNING, FINISHED, PRUNED, STOPPED, FAILED]).toEqual([0, 1, 2, 3, 4, 5]);
 });
 
-test("each state is told by its glyph alone", () => expect(new Set(STATES.map(({ glyph }) => glyph)).size).toBe(STATES.length));
+test("each state has its own glyph", () => expect(new Set(STATES.map(({ glyph }) => glyph)).size).toBe(STATES.length));
 
-test.each([[FINISHED, ["fill"]], [RUNNING, ["fill"]], [FAILED, ["stroke"]], [PRUNED, ["fill", "stroke"]]])("state %s of many trials is painted at once", (state, painted) => {
+test.each([[FINISHED, ["fill"]], [RUNNING, ["fill"]], [FAILED, ["stroke"]], [PRUNED, ["fill", "stroke"]]])("state %s of many trials is drawn as one path", (state, painted) => {
   /** @type {string[]} */
   const calls = [];
   const canvas = new Proxy({}, { get: (_, name) => () => calls.push(String(name)), set: () => true });

@@ -4,30 +4,30 @@ import sweep from "../../src/sweep/widget.js";
 import { HOSTILE, snapshot } from "./data.js";
 
 /** @type {Record<string, any>[]} */
-let said = [];
+let sent = [];
 /** @type {(message: any, buffers?: DataView[]) => void} */
-let hear = () => {};
+let deliver = () => {};
 /** @type {(entries: { isIntersecting: boolean }[]) => void} */
 let see = () => {};
 let broken = false;
 
 const model = {
   send: (/** @type {any} */ message) => {
-    if (broken) throw new Error("the kernel is gone");
-    said.push(message);
+    if (broken) throw new Error("the kernel has ended");
+    sent.push(message);
   },
-  on: (/** @type {string} */ _, /** @type {any} */ handler) => (hear = handler),
-  off: () => (hear = () => {}),
+  on: (/** @type {string} */ _, /** @type {any} */ handler) => (deliver = handler),
+  off: () => (deliver = () => {}),
 };
 
 const query = (/** @type {string} */ selector) => /** @type {any} */ (document.querySelector(selector));
 const all = (/** @type {string} */ selector) => /** @type {any[]} */ ([...document.querySelectorAll(selector)]);
 const button = (/** @type {string} */ text, within = ".nbdist-sweep") => all(`${within} button`).find((one) => one.textContent === text);
 const drawn = () => vi.advanceTimersByTime(50);
-const kinds = () => said.map(({ kind }) => kind);
-/** Answers the last wish. @param {Record<string, any>} more */
+const kinds = () => sent.map(({ kind }) => kind);
+/** Answers the last command. @param {Record<string, any>} more */
 async function answered(more) {
-  hear({ kind: "answer", request: said.at(-1)?.request, ok: true, message: "", ...more });
+  deliver({ kind: "answer", request: sent.at(-1)?.request, ok: true, message: "", ...more });
   await Promise.resolve();
   await Promise.resolve();
   await Promise.resolve();
@@ -37,9 +37,9 @@ async function answered(more) {
 function shown(count = 12, more = {}) {
   see([{ isIntersecting: true }]);
   const content = snapshot(count, more.trials);
-  hear({ ...content, status: { ...content.status, ...more.status }, head: { ...content.head, ...more.head } });
+  deliver({ ...content, status: { ...content.status, ...more.status }, head: { ...content.head, ...more.head } });
   drawn();
-  said = [];
+  sent = [];
 }
 
 /** @type {() => void} */
@@ -55,7 +55,7 @@ beforeEach(() => {
     observe() {}
     disconnect() {}
   });
-  said = [];
+  sent = [];
   broken = false;
   const el = document.createElement("div");
   document.body.replaceChildren(el);
@@ -68,36 +68,36 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-describe("the page's end of the line", () => {
-  test("acknowledges what is drawn, asks for everything when something is missing, says when it goes", () => {
-    expect(said).toEqual([expect.objectContaining({ kind: "ready", sequence: 0, visible: false })]);
+describe("the connection of the page", () => {
+  test("acknowledges drawn frames, requests a snapshot after a lost frame, reports when it is closed", () => {
+    expect(sent).toEqual([expect.objectContaining({ kind: "ready", sequence: 0, visible: false })]);
     see([{ isIntersecting: true }]);
-    hear(snapshot(3));
+    deliver(snapshot(3));
     drawn();
-    expect(said.at(-1)).toMatchObject({ kind: "ack", sequence: 1, visible: true });
-    hear({ kind: "sweep", sequence: 3, snapshot: false, status: {} });
-    expect(said.at(-1)).toMatchObject({ kind: "snapshot", sequence: 0 });
-    hear({ ...snapshot(3), sequence: 7 });
+    expect(sent.at(-1)).toMatchObject({ kind: "ack", sequence: 1, visible: true });
+    deliver({ kind: "sweep", sequence: 3, snapshot: false, status: {} });
+    expect(sent.at(-1)).toMatchObject({ kind: "snapshot", sequence: 0 });
+    deliver({ ...snapshot(3), sequence: 7 });
     drawn();
-    expect(said.at(-1)).toMatchObject({ kind: "ack", sequence: 7 });
+    expect(sent.at(-1)).toMatchObject({ kind: "ack", sequence: 7 });
     close();
-    expect(said.at(-1)).toMatchObject({ kind: "closed" });
+    expect(sent.at(-1)).toMatchObject({ kind: "closed" });
     expect(query(".nbdist-sweep")).toBeNull();
     close = () => {};
   });
 
-  test("asks when it has been quiet, but not once the sweep is over", () => {
+  test("requests a snapshot after silence, but not after the end of the sweep", () => {
     shown();
     vi.advanceTimersByTime(5_000);
     expect(kinds()).toContain("snapshot");
-    hear({ ...snapshot(3), status: { ...snapshot(3).status, state: "finished" } });
+    deliver({ ...snapshot(3), status: { ...snapshot(3).status, state: "finished" } });
     drawn();
-    said = [];
+    sent = [];
     vi.advanceTimersByTime(20_000);
     expect(kinds()).toEqual([]);
   });
 
-  test("says what to do when the kernel is gone, and asks it nothing more", async () => {
+  test("says what to do after the end of the kernel, and sends nothing more", async () => {
     shown();
     query(".nbs-best").click();
     drawn();
@@ -112,8 +112,8 @@ describe("the page's end of the line", () => {
   });
 });
 
-describe("what is said of the sweep", () => {
-  test("its state, how far it is and its best trial, which can be chosen", () => {
+describe("the header of the sweep", () => {
+  test("shows its state, its progress and its best trial, which can be chosen", () => {
     shown();
     expect(query(".nbd-title").textContent).toBe("s");
     expect(query(".nbd-facts").textContent).toBe("12 / 24trials2trials/s9.0 selapsed5.0 sleftrandom, asha");
@@ -125,10 +125,10 @@ describe("what is said of the sweep", () => {
     expect(query(".nbs-panel-head").textContent).toContain("Trial 0finished");
   });
 
-  test("whatever it is called, it is text", () => {
+  test("shows its name as text", () => {
     see([{ isIntersecting: true }]);
     const content = snapshot(6, { parameters: { [HOSTILE]: Array(6).fill(HOSTILE), width: Array(6).fill(HOSTILE) }, metrics: { [HOSTILE]: Array(6).fill(1) } });
-    hear({ ...content, head: { ...content.head, name: HOSTILE, id: HOSTILE, metric: HOSTILE }, status: { ...content.status, trouble: HOSTILE, best: 4 } });
+    deliver({ ...content, head: { ...content.head, name: HOSTILE, id: HOSTILE, metric: HOSTILE }, status: { ...content.status, trouble: HOSTILE, best: 4 } });
     drawn();
     query(".nbs-best").click();
     drawn();
@@ -139,11 +139,11 @@ describe("what is said of the sweep", () => {
   });
 });
 
-describe("what can be asked of the sweep", () => {
-  test("a pause, and the answer stands beside it", async () => {
+describe("commands on the sweep", () => {
+  test("a pause, with its answer beside it", async () => {
     shown();
     button("Pause").click();
-    expect(said.at(-1)).toMatchObject({ kind: "pause", request: expect.any(Number) });
+    expect(sent.at(-1)).toMatchObject({ kind: "pause", request: expect.any(Number) });
     expect(query(".nbd-header > .nbs-command-status").textContent).toBe("sent…");
     vi.advanceTimersByTime(1_100); // another cell has the kernel
     expect(query(".nbd-header > .nbs-command-status").textContent).toBe("waiting for the running cell; Pause, Resume and Stop in the sidebar act immediately");
@@ -152,7 +152,7 @@ describe("what can be asked of the sweep", () => {
     expect(query(".nbd-header > .nbs-command-status").className).toContain("nbd-wrong");
     shown(12, { status: { state: "paused" } });
     button("Resume").click();
-    expect(said.at(-1)).toMatchObject({ kind: "resume" });
+    expect(sent.at(-1)).toMatchObject({ kind: "resume" });
   });
 
   test("more trials, a whole number of them", () => {
@@ -164,37 +164,37 @@ describe("what can be asked of the sweep", () => {
     expect(query(".nbd-header > .nbs-command-status").textContent).toContain('"2.5" is not a number of trials');
     field.value = "25";
     button("Add trials").click();
-    expect(said.at(-1)).toMatchObject({ kind: "add", trials: 25 });
+    expect(sent.at(-1)).toMatchObject({ kind: "add", trials: 25 });
   });
 
-  test("its end, once it was asked twice", () => {
+  test("its end, after a confirmation", () => {
     shown();
     button("Stop sweep").click();
     expect(kinds()).toEqual([]);
     button("No").click();
     button("Stop sweep").click();
     button("Stop it").click();
-    expect(said.at(-1)).toMatchObject({ kind: "close" });
+    expect(sent.at(-1)).toMatchObject({ kind: "close" });
   });
 
-  test("another space, a line for each parameter; what is being written is left alone", async () => {
+  test("another space with one line per parameter; an edited text is kept", async () => {
     shown();
     button("Edit the space").click();
     const field = query(".nbs-space");
     expect(field.value.split("\n")).toEqual(["lr=log(0.0001, 0.1)", "width=[32, 64]", "momentum=when(uniform(0, 1), width=64)", "epochs=5"]);
     field.focus();
     field.value = "lr=0.1\n\n  width=[32]  ";
-    hear({ ...snapshot(12), head: { ...snapshot(12).head, space: "lr=0.5" } });
+    deliver({ ...snapshot(12), head: { ...snapshot(12).head, space: "lr=0.5" } });
     drawn();
     expect(field.value).toBe("lr=0.1\n\n  width=[32]  ");
     all('input[type="radio"]')[1].click();
     button("Change the space").click();
-    expect(said.at(-1)).toMatchObject({ kind: "edit", space: "lr=0.1 width=[32]", outside: "stop" });
+    expect(sent.at(-1)).toMatchObject({ kind: "edit", space: "lr=0.1 width=[32]", outside: "stop" });
     await answered({ message: "new trials come from the edited space" });
     expect(query(".nbs-form .nbs-command-status").textContent).toBe("new trials come from the edited space");
   });
 
-  test("nothing, once it is closed", () => {
+  test("none after it is closed", () => {
     shown(12, { status: { state: "finished", closed: true } });
     expect(query(".nbd-headline .nbs-actions").hidden).toBe(true);
   });
@@ -213,7 +213,7 @@ describe("the chosen trial", () => {
   };
   const enabled = () => ["Stop", "Retry", "Clone…", "Promote…"].filter((text) => button(text, ".nbs-panel").getAttribute("aria-disabled") !== "true");
 
-  test("can be asked what applies to it, and says why not of the rest", () => {
+  test("has the commands for its state, and reasons at the others", () => {
     shown();
     choose(0); // finished
     expect(enabled()).toEqual(["Clone…", "Promote…"]);
@@ -225,7 +225,7 @@ describe("the chosen trial", () => {
     button("Stop", ".nbs-panel").click();
     expect(kinds()).toEqual([]);
     button("Retry", ".nbs-panel").click();
-    expect(said.at(-1)).toMatchObject({ kind: "retry", number: 4 });
+    expect(sent.at(-1)).toMatchObject({ kind: "retry", number: 4 });
     expect(query(".nbs-error").textContent).toBe(`ValueError: ${HOSTILE}`);
   });
 
@@ -240,13 +240,13 @@ describe("the chosen trial", () => {
     await answered({ message: "trial 9 is being stopped" });
     drawn();
     expect(query(".nbs-panel .nbs-command-status").textContent).toBe("trial 9 is being stopped");
-    hear({ kind: "sweep", sequence: 2, snapshot: false, trials: { number: [9], state: [4] } });
+    deliver({ kind: "sweep", sequence: 2, snapshot: false, trials: { number: [9], state: [4] } });
     drawn();
     expect(query(".nbs-panel .nbs-state").textContent).toBe("stopped");
     expect(query(".nbs-panel .nbs-command-status").textContent).toBe("");
   });
 
-  test("is cloned with what was changed only, and the form stays for another clone", async () => {
+  test("is cloned with the changed parameters only, and the form stays open", async () => {
     shown();
     choose(1);
     button("Clone…", ".nbs-panel").click();
@@ -259,8 +259,8 @@ describe("the chosen trial", () => {
     lr.value = "5e-1";
     width.selectedIndex = 0;
     button("Clone", ".nbs-panel").click();
-    expect(said.at(-1)).toMatchObject({ kind: "clone", number: 1, changes: { lr: 0.5, width: 32 } });
-    expect(said.at(-1)?.changes).toEqual({ lr: 0.5, width: 32 });
+    expect(sent.at(-1)).toMatchObject({ kind: "clone", number: 1, changes: { lr: 0.5, width: 32 } });
+    expect(sent.at(-1)?.changes).toEqual({ lr: 0.5, width: 32 });
     expect(query("[aria-label='Clone with changes'] .nbs-command-status").textContent).toContain("lr=0.5 is outside of log(0.0001, 0.1)");
     await answered({ number: 7, message: "trial 7 is a clone of trial 1" });
     drawn();
@@ -268,46 +268,46 @@ describe("the chosen trial", () => {
     expect(query("[aria-label='Clone with changes'] .nbs-command-status").textContent).toBe("trial 7 is a clone of trial 1");
   });
 
-  test("is promoted as far as its fields say, or on every engine that is there", () => {
+  test("is promoted as its fields say, or on all engines", () => {
     shown(12, { status: { engines: [[0, "busy", 1], [1, "gone", null], [2, "free", null]] } });
     choose(2);
     button("Promote…", ".nbs-panel").click();
     const [epochs, engines] = all("[aria-label='Promote'] input");
     epochs.value = "50";
     button("Continue from its checkpoint", ".nbs-panel").click();
-    expect(said.at(-1)).toMatchObject({ kind: "promote", number: 2, epochs: 50, per_trial: null, changes: {} });
+    expect(sent.at(-1)).toMatchObject({ kind: "promote", number: 2, epochs: 50, per_trial: null, changes: {} });
     button("On the whole cluster", ".nbs-panel").click();
-    expect(said.at(-1)).toMatchObject({ per_trial: 2 });
-    const count = said.length;
+    expect(sent.at(-1)).toMatchObject({ per_trial: 2 });
+    const count = sent.length;
     engines.value = "3";
     button("Continue from its checkpoint", ".nbs-panel").click();
     engines.value = "0.5";
     button("Continue from its checkpoint", ".nbs-panel").click();
-    expect(said).toHaveLength(count);
+    expect(sent).toHaveLength(count);
     expect(query("[aria-label='Promote'] .nbs-command-status").textContent).toContain("engines is a whole number");
   });
 
-  test("says what it printed, when asked", async () => {
+  test("shows its output on request", async () => {
     shown();
     choose(1);
     query(".nbs-output").open = true;
     query(".nbs-output").dispatchEvent(new Event("toggle"));
-    expect(said.at(-1)).toMatchObject({ kind: "output", number: 1 });
+    expect(sent.at(-1)).toMatchObject({ kind: "output", number: 1 });
     await answered({ text: `${HOSTILE}\n` });
     expect(query(".nbs-printed").textContent).toBe(`${HOSTILE}\n`);
     choose(2);
     expect(query(".nbs-printed").textContent).toBe("");
   });
 
-  test("leaves an answer alone that was for another", async () => {
+  test("ignores the answer to another view", async () => {
     shown();
     choose(1);
     button("Retry", ".nbs-panel").click(); // not possible
     choose(5);
     button("Retry", ".nbs-panel").click();
-    const request = said.at(-1)?.request;
+    const request = sent.at(-1)?.request;
     choose(1);
-    hear({ kind: "answer", request, ok: true, message: "trial 5 starts again" });
+    deliver({ kind: "answer", request, ok: true, message: "trial 5 starts again" });
     await Promise.resolve();
     await Promise.resolve();
     expect(query(".nbs-panel-body > .nbs-command-status").textContent).toBe("");
@@ -317,7 +317,7 @@ describe("the chosen trial", () => {
 describe("the table", () => {
   const numbers = () => all(".nbs-table tbody th").map((one) => Number(one.textContent));
 
-  test("has the best first, and any order one wishes", () => {
+  test("has the best first, and can be sorted by any column", () => {
     shown();
     expect(numbers()).toEqual([0, 1, 6, 7, 2, 3, 5, 8, 9, 11, 4, 10]); // those that have finished before all others
     const column = (/** @type {string} */ text) => all(".nbs-table thead button").find((one) => one.textContent.startsWith(text));
@@ -329,7 +329,7 @@ describe("the table", () => {
     expect(numbers().slice(-6).every((number) => number % 2 === 0)).toBe(true); // those that have none
   });
 
-  test("has a page of many trials at a time, and the arrows go on to the next", () => {
+  test("has pages of trials, and the arrow keys move to the next page", () => {
     shown(10_000);
     expect(numbers()).toHaveLength(40);
     expect(query(".nbs-range").textContent).toBe("1–40 of 10,000");
