@@ -85,7 +85,7 @@ class Lab:
         return page
 
     def open_again(self, name: str, *, kernel: bool = True) -> Page:
-        """Open a notebook in one more tab; its kernel, if it has one, goes on."""
+        """Open a notebook in one more tab; its kernel, if it has one, continues."""
         assert self.context is not None
         page = self.page = self.listened(self.context.new_page(), kernel)
         # In a workspace of its own: a second tab in one would be sent elsewhere while the test looks at it.
@@ -134,10 +134,10 @@ class Lab:
         )
 
     def run(self, cell: int, *, wait: bool = True, timeout: float = PATIENCE) -> None:
-        """Run the n-th cell; without ``wait`` it goes on running."""
+        """Run the n-th cell; without ``wait`` return while it runs."""
         self.page.evaluate(
             # Without the focus: a notebook would take it some frames later, when it has scrolled to the cell,
-            # and from whatever the test has gone to by then.
+            # and from whatever the test has opened by then.
             "n => { const panel = window.jupyterapp.shell.currentWidget; document.activeElement?.blur();"
             " panel.content.deselectAll(); panel.content.activeCellIndex = n;"
             " window.jupyterapp.commands.execute('notebook:run-cell', {activate: false}); return null }",
@@ -214,7 +214,7 @@ class Notebook(Lab):
     """One notebook in Jupyter Notebook 7, which is built from the same parts as JupyterLab."""
 
     def open_again(self, name: str, *, kernel: bool = True) -> Page:
-        """Open a notebook in one more tab; its kernel, if it has one, goes on."""
+        """Open a notebook in one more tab; its kernel, if it has one, continues."""
         assert self.context is not None
         page = self.page = self.listened(self.context.new_page(), kernel)
         page.goto(f"{self.server.address}/notebooks/{name}?token={self.server.token}")

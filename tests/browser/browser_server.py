@@ -82,7 +82,7 @@ class LabServer:
             self.log.append(line)
             if found := ADDRESS.search(line):
                 return found[1]
-        raise RuntimeError("Jupyter ended before it said its address:\n" + "".join(self.log))
+        raise RuntimeError("Jupyter ended before it printed its address:\n" + "".join(self.log))
 
     def _read_rest(self) -> None:
         assert self.process.stdout is not None
@@ -101,7 +101,7 @@ class LabServer:
         return found
 
     def end_kernels(self) -> None:
-        """End all kernels, and what a test that failed has left in training: it would go on for an hour."""
+        """End all kernels and runs; a run that a failed test has left would train for an hour."""
         for kernel in self._ask("GET", "/api/kernels"):
             self._ask("DELETE", f"/api/kernels/{kernel['id']}")
         for process in self.engines():

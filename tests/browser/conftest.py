@@ -46,7 +46,7 @@ def drawing_lab(drawing_server: LabServer, chromium: Browser) -> Iterator[Lab]:
 
 
 def closed_at_end(opened: Lab) -> Iterator[Lab]:
-    """Hand out a notebook's tab, and close it after the test, in which nothing may have gone wrong in it."""
+    """Hand out a notebook's tab, and close it after the test; the test fails if its page had errors."""
     yield opened
     opened.close()
     assert not opened.errors, opened.errors

@@ -70,7 +70,7 @@ async def feed(
     until: Callable[[], bool] = lambda: True,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Feed ``of`` steps over about ``seconds``, then go on ticking until a condition holds."""
+    """Feed ``of`` steps over about ``seconds``, then tick until a condition holds."""
     began, chunk = time.monotonic(), max(1, of // 40)
     for step in range(0, of, chunk):
         add_points(store, replicas, step, min(chunk, of - step), of, metric)
@@ -93,7 +93,7 @@ def summary(title: str, replicas: int, of: int, state: str = "finished") -> Summ
 
 
 class LossyView(LiveView):
-    """A live view whose connection loses 30% of its frames, but for the very last one."""
+    """A live view whose connection loses 30% of its frames, except the last one."""
 
     lost = 0
     rng = random.Random(0)

@@ -53,7 +53,7 @@ def run_bundle(title: str = "digits", *, replicas: int = 2, steps: int = 400) ->
 
 
 def sweep_bundle(trials: int = 60) -> dict[str, Any]:
-    """What a sweep leaves in a notebook, whose trials ended in all ways."""
+    """The output of a sweep with trials in all final states, as saved in a notebook."""
     dice, sweep = Random(3), ShownSweep(SPACE, trials)
     for number in range(trials):
         parameters = SPACE.fill(lambda _, one: one.draw(dice.random()))
@@ -66,7 +66,7 @@ def sweep_bundle(trials: int = 60) -> dict[str, Any]:
 
 
 def write_saved(path: Path, bundles: Sequence[Mapping[str, Any]]) -> None:
-    """Write a notebook with an output for each bundle; nobody has signed it."""
+    """Write a notebook with an output for each bundle; it is not signed."""
     cells = []
     for bundle in bundles:
         output = nbformat.v4.new_output("display_data", data=dict(bundle))  # type: ignore[no-untyped-call]

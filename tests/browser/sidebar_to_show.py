@@ -97,14 +97,14 @@ def crowded(tasks: int = 100, runs: int = 50) -> Item:
 
 
 class Served:
-    """An invented server in the pages of a browser's context: what it says, and what it was asked to do."""
+    """A fake server for the pages of a browser's context: its answers, and the requests that it received."""
 
     refuse = ""
-    """What it says to all that it is asked to do, instead of doing it."""
+    """The answer to every action; none is executed."""
 
     def __init__(self, context: BrowserContext, state: Item) -> None:
         self.state = state
-        self.asked: list[tuple[str, str, Any]] = []
+        self.requests: list[tuple[str, str, Any]] = []
         self.streams: list[WebSocketRoute] = []
         context.route(f"**{API}*", self._answer)
         context.route(f"**{API}/**", self._answer)
@@ -112,7 +112,7 @@ class Served:
 
     def change(self, **parts: list[Item]) -> None:
         """Tell the pages that these items have changed."""
-        changes = {part: {"set": items, "gone": []} for part, items in parts.items()}
+        changes = {part: {"set": items, "removed": []} for part, items in parts.items()}
         for stream in self.streams:
             stream.send(json.dumps({"kind": "changes", **changes}))
 
@@ -122,15 +122,15 @@ class Served:
         stream.send(json.dumps({"kind": "state", **self.state}))
 
     def _answer(self, route: Route) -> None:
-        asked = route.request
-        path = asked.url.split(API, 1)[1].split("?")[0].strip("/")
-        if asked.method == "GET" and path in ("", "state"):
+        request = route.request
+        path = request.url.split(API, 1)[1].split("?")[0].strip("/")
+        if request.method == "GET" and path in ("", "state"):
             route.fulfill(json=self.state if path else ABOUT)
             return
-        if asked.method == "GET" and path.startswith("runs/"):
+        if request.method == "GET" and path.startswith("runs/"):
             route.fulfill(json=next(one for one in self.state["runs"] if one["id"] == path.split("/")[1]))
             return
-        self.asked.append((asked.method, path, asked.post_data_json))
+        self.requests.append((request.method, path, request.post_data_json))
         if self.refuse:
             route.fulfill(status=409, json={"message": self.refuse, "reason": None})
         else:

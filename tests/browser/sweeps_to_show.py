@@ -148,7 +148,7 @@ def count(grid: Locator, state: str) -> Locator:
 
 
 def panel(grid: Locator) -> Locator:
-    """What is said of the chosen trial."""
+    """The text of the chosen trial's panel."""
     return grid.get_by_role("region", name="Chosen trial")
 
 
@@ -156,7 +156,7 @@ def choose(grid: Locator, number: int) -> Locator:
     """Choose a trial in the table; returns its panel."""
     row = f"tr[data-number='{number}'] button"
     grid.locator(row).wait_for()
-    # In one go: the table goes on being sorted by what trials report.
+    # In one script: reports of trials change the order of the table.
     grid.evaluate("(grid, row) => grid.querySelector(row).click()", row)
     expect(panel(grid)).to_contain_text(f"Trial {number}")
     return panel(grid)

@@ -11,10 +11,10 @@ from test_browser_live import SETUP, in_colour
 pytestmark = pytest.mark.browser
 
 SHOW = """store = RunStore()
-asked, STATES = [], {{"pause": "paused"}}
+commands, STATES = [], {{"pause": "paused"}}
 view = LiveView(store, workers({replicas}), "digits", total_steps=2000)
 def act(kind, rate):
-    asked.append((kind, rate))
+    commands.append((kind, rate))
     view.progress({{"learning_rate": rate}} if rate else {{"state": STATES.get(kind, "running")}})
 view.on_control(act)
 display(view)
@@ -31,7 +31,7 @@ def shown(lab: Lab, name: str, replicas: int, until: str = "settled(view)") -> P
     cells = (
         SHOW.format(replicas=replicas),
         GO_ON.format(replicas=replicas, until=until),
-        "print(*asked)",
+        "print(*commands)",
         PAUSED,
     )
     lab.write(name, [SETUP, *cells])
@@ -87,8 +87,8 @@ def press(page: Page, *keys: str) -> None:
 
 
 @pytest.mark.parametrize("place_server", ["lab", "notebook"], indirect=True)
-def test_everything_is_done_by_keyboard(place: Lab) -> None:
-    page = shown(place, "keys.ipynb", 2, until="('stop', None) in asked")
+def test_everything_works_by_keyboard(place: Lab) -> None:
+    page = shown(place, "keys.ipynb", 2, until="('stop', None) in commands")
     view, chart = page.locator(LIVE), page.locator(f"{LIVE} .nbd-plot").first
     expect(view.locator(".nbd-facts")).to_contain_text("1,000 / 1,000")
     assert stops(page) == [
@@ -130,9 +130,9 @@ def test_everything_is_done_by_keyboard(place: Lab) -> None:
     press(page, "Enter")
     place.wait_done(2)
     place.run(3)
-    said = place.output(3).inner_text()
+    printed = place.output(3).inner_text()
     set_by_keys = "('checkpoint', None) ('set', 0.011) ('set', 0.5)"
-    assert said.strip() == f"('pause', None) ('resume', None) {set_by_keys} ('stop', None)"
+    assert printed.strip() == f"('pause', None) ('resume', None) {set_by_keys} ('stop', None)"
     assert page.locator(".jp-Notebook-cell").count() == 5  # no key of ours was one of the notebook's
 
 
@@ -143,7 +143,7 @@ MOVING = """root => [root, ...root.querySelectorAll('*')].filter(
   })).map(node => node.outerHTML.slice(0, 100))"""
 
 
-def test_motion_and_colours_are_left_out_for_who_wants_none(lab: Lab) -> None:
+def test_reduced_motion_and_forced_colours_are_respected(lab: Lab) -> None:
     page = shown(lab, "calm.ipynb", 3)
     page.emulate_media(reduced_motion="reduce")
     assert page.locator(LIVE).evaluate(MOVING) == []

@@ -76,7 +76,7 @@ def check_alive(page: Page, view: Locator) -> None:
     expect(view.locator(".nbd-data tbody tr").first).to_be_visible()
 
 
-def test_bad_input_leaves_the_view_alive(lab: Lab) -> None:
+def test_the_view_survives_bad_input(lab: Lab) -> None:
     cells = [START.format(replicas=n, title=title) + source + END for title, (source, n) in BAD.items()]
     lab.write("bad.ipynb", [SETUP, *cells])
     page = lab.open("bad.ipynb", height=1200)

@@ -23,37 +23,37 @@ CELLS = [
 ]  # fmt: skip
 
 
-def said(lab: Lab, cell: int) -> str:
+def output_text(lab: Lab, cell: int) -> str:
     return str(lab.output(cell).inner_text())
 
 
 @pytest.mark.timeout(240)
-def test_cells_in_the_wrong_order_at_once_and_again(lab: Lab) -> None:
+def test_cells_in_the_wrong_order_together_and_again(lab: Lab) -> None:
     lab.write("order.ipynb", CELLS)
     page = lab.open("order.ipynb", height=1000)
     lab.run(0)
-    assert "`%cluster` not found" in said(lab, 0)  # IPython's own word: the extension is not loaded
+    assert "`%cluster` not found" in output_text(lab, 0)  # IPython's message: the extension is not loaded
     lab.run(1)
     lab.run(0)
-    assert said(lab, 0).startswith("NotFoundError: this process has no cluster; start one")
+    assert output_text(lab, 0).startswith("NotFoundError: this process has no cluster; start one")
     lab.run(2)
-    assert "NotFoundError: no run 'never'" in said(lab, 2)
+    assert "NotFoundError: no run 'never'" in output_text(lab, 2)
     lab.run(3)
-    assert "name 'run' is not defined" in said(lab, 3)
+    assert "name 'run' is not defined" in output_text(lab, 3)
 
     # With no cluster one is started. A cell that is queued behind a run does not run after its stop.
     lab.run(4, wait=False)
     lab.run(5, wait=False)
     wait_for_curve(page)
-    assert said(lab, 5) == ""
+    assert output_text(lab, 5) == ""
     page.get_by_role("button", name="Stop", exact=True).click()
     lab.wait_done(4)
-    assert "■ stopped" in said(lab, 4)
+    assert "■ stopped" in output_text(lab, 4)
     page.wait_for_function(
         "!window.jupyterapp.shell.currentWidget.content.widgets[5].node"
         ".querySelector('.jp-InputPrompt').textContent.includes('*')"
     )
-    assert said(lab, 5) == ""
+    assert output_text(lab, 5) == ""
 
     # Again after an interrupt, and once more while its output is still there.
     lab.run(4, wait=False)
@@ -61,27 +61,27 @@ def test_cells_in_the_wrong_order_at_once_and_again(lab: Lab) -> None:
     wait_for_curve(page)
     lab.command("notebook:interrupt-kernel")
     lab.wait_done(4)
-    assert "■ stopped" in said(lab, 4)
+    assert "■ stopped" in output_text(lab, 4)
     lab.run(5)
-    assert "✓ finished" in said(lab, 5)
+    assert "✓ finished" in output_text(lab, 5)
     lab.run(5)
-    assert said(lab, 5).count("✓ finished") == 1
+    assert output_text(lab, 5).count("✓ finished") == 1
     expect(page.locator(LIVE)).to_have_count(0)
 
-    # Two at once: the second is told who has the workers, and the first goes on.
+    # Two together: the second fails and names the run that has the workers, and the first continues.
     lab.run(6)
-    assert "is up already" in said(lab, 6)
+    assert "is up already" in output_text(lab, 6)
     lab.run(7)
     wait_for_curve(page)
     lab.run(5)
-    assert "behind" in said(lab, 5)
+    assert "behind" in output_text(lab, 5)
     expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("running")
     lab.screenshot("cells-two-at-once")
     lab.run(8)
-    assert "stopped" in said(lab, 8)
+    assert "stopped" in output_text(lab, 8)
     expect(page.locator(LIVE)).to_have_count(0)
-    assert "■ stopped" in said(lab, 7)
+    assert "■ stopped" in output_text(lab, 7)
     lab.run(5)
-    assert "✓ finished" in said(lab, 5)
+    assert "✓ finished" in output_text(lab, 5)
     lab.run(9)
-    assert "is stopped" in said(lab, 9)
+    assert "is stopped" in output_text(lab, 9)

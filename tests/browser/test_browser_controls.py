@@ -41,7 +41,7 @@ def step_shown(page: Page) -> int:
     return int(re.sub(r"\D", "", facts.partition("/")[0]) or -1)
 
 
-def goes_on(page: Page) -> None:
+def continues(page: Page) -> None:
     """Wait until more steps are shown than now."""
     page.wait_for_function(
         "before => { const shown = document.querySelector('.nbd-facts b').textContent.split('/')[0];"
@@ -58,7 +58,7 @@ def clock(page: Page, kind: str, name: str) -> float:
 
 
 def in_force(page: Page) -> str:
-    """The learning rate that the run is said to use."""
+    """The learning rate that the view shows."""
     title = page.locator(f"{LIVE} .nbd-rate").get_attribute("title") or ""
     return title.removeprefix("in force: ")
 
@@ -75,7 +75,7 @@ def training(place: Lab) -> Lab:
 
 
 def run_folder(lab: Lab) -> Path:
-    """The folder of the run that goes on."""
+    """The folder of the active run."""
     found = [path.parent for path in (lab.server.home / "runs").glob("*/run.json")
              if json.loads(path.read_text())["status"] == "running"]  # fmt: skip
     assert len(found) == 1
@@ -86,7 +86,7 @@ def test_controls_act_while_the_cell_is_running(training: Lab, request: pytest.F
     page, folder, latencies = training.page, run_folder(training), {}
     chip, where = page.locator(f"{LIVE} .nbd-chip"), request.node.callspec.id
 
-    # Pause: no replica makes a step between the word that it is paused and the wish to go on.
+    # Pause: no replica makes a step between the state "paused" and the command to resume.
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(chip).to_contain_text("paused")
     paused = page.evaluate("Date.now() / 1000")
@@ -96,7 +96,7 @@ def test_controls_act_while_the_cell_is_running(training: Lab, request: pytest.F
     resumed = clock(page, "pressed", "Resume")
     # A replica may have been paused before its first step.
     while min(times.max(initial=0.0) for times in times_of_steps(folder)) < resumed:
-        goes_on(page)
+        continues(page)
     steps = np.concatenate(times_of_steps(folder))
     assert not ((steps > paused) & (steps < resumed)).any()
     latencies["pause"] = float(steps[steps < paused].max()) - clock(page, "pressed", "Pause")

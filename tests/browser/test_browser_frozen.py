@@ -79,7 +79,7 @@ def look(lab: Lab, name: str) -> None:
     assert page.locator(".jp-OutputArea i, .jp-OutputArea b").count() == 0
 
 
-def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path, drawing_lab: Lab) -> None:
+def test_every_end_is_shown_without_a_kernel(lab: Lab, ended: Path, drawing_lab: Lab) -> None:
     notebook: Any = nbformat.read(ended, as_version=4)  # type: ignore[no-untyped-call]
     check_file(ended, notebook)
     look(lab, "ended.ipynb")

@@ -91,7 +91,7 @@ def _perceptron() -> Any:
     return perceptron()
 
 
-def test_scopes_open_by_mouse_and_keys_and_the_rest_stays_where_python_says(lab: Lab) -> None:
+def test_scopes_open_by_mouse_and_keys_and_other_nodes_keep_their_positions(lab: Lab) -> None:
     page = shown(lab, "graph.ipynb", "graph = perceptron()\n%graph graph", width=1400, height=1000)
     check_as_python_has_it(page, set())
     look(lab, "graph-light")

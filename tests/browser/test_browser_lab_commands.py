@@ -26,8 +26,8 @@ NOTEBOOK = "window.jupyterapp.shell.currentWidget.content"
 KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel"
 # The page asks the server for its sessions now, and not in some seconds. A kernel that is only out of reach
 # is one that it tries to reach again: a cell that is run then waits for it.
-GONE = f"window.jupyterapp.serviceManager.sessions.refreshRunning().then(() => !{KERNEL})"
-# The page itself looks out for a notification: one that is gone after three seconds may be missed from here.
+KERNEL_ENDED = f"window.jupyterapp.serviceManager.sessions.refreshRunning().then(() => !{KERNEL})"
+# The page itself waits for a notification: it disappears after three seconds, so a poll may miss it.
 NOTICE = """text => {
   window.noticed = false;
   const all = document.getElementsByClassName('Toastify__toast');
@@ -73,8 +73,8 @@ def execute(page: Page, name: str, **arguments: Any) -> str:
 
 def workers(page: Page) -> list[int]:
     """How many workers each cluster has."""
-    asked = "fetch('/nbdist/api/v1/state').then(answer => answer.json())"
-    return [cluster["workers"] for cluster in page.evaluate(asked)["clusters"] if cluster["can"]["stop"]]
+    script = "fetch('/nbdist/api/v1/state').then(answer => answer.json())"
+    return [cluster["workers"] for cluster in page.evaluate(script)["clusters"] if cluster["can"]["stop"]]
 
 
 def toast(page: Page, click: Locator, text: str) -> None:
@@ -111,7 +111,7 @@ def until(page: Page, condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 def own_settings(lab: Lab) -> Iterator[Lab]:
-    """A JupyterLab whose settings of nbdist are as before afterwards."""
+    """A JupyterLab; its nbdist settings are restored afterwards."""
     yield lab
     lab.close()
     values_of(lab).unlink(missing_ok=True)
@@ -168,8 +168,8 @@ def test_attach_code_goes_below_the_active_cell_whatever_the_kernel_does(lab: La
     lab.command("notebook:undo-cell-action")
     assert sources(page) == before
 
-    lab.server.end_kernels()  # the page is not asked
-    until(page, lambda: page.evaluate(GONE))
+    lab.server.end_kernels()  # not through the page
+    until(page, lambda: page.evaluate(KERNEL_ENDED))
     activate(page, 1)
     assert execute(page, "nbdist:insert-attach", code=ATTACH) == ""
     assert sources(page) == [*before, ATTACH]
@@ -217,7 +217,7 @@ def test_the_palette_has_the_commands(lab: Lab) -> None:
     page.keyboard.press("Escape")
 
 
-def test_a_cluster_that_a_notebook_uses_is_stopped_only_on_a_second_word(lab: Lab) -> None:
+def test_a_cluster_in_use_is_stopped_only_after_a_confirmation(lab: Lab) -> None:
     lab.write("owner.ipynb", ["%load_ext nbdist\n%cluster start --workers 1"])
     page = lab.open("owner.ipynb")
     lab.run(0)
@@ -280,7 +280,7 @@ def test_the_launchers_card_opens_a_notebook_that_is_ready(lab: Lab) -> None:
     lab.screenshot("commands-ready-notebook")
 
 
-def test_settings_act_at_once(own_settings: Lab) -> None:
+def test_settings_apply_immediately(own_settings: Lab) -> None:
     lab = own_settings
     lab.write("set.ipynb", ["print('here')"])
     page = lab.open("set.ipynb")
@@ -312,7 +312,7 @@ def test_settings_act_at_once(own_settings: Lab) -> None:
     assert sources(page) == ["%%distribute --name from-the-settings\nprint('here')"]
 
 
-def test_unfit_settings_do_no_harm(own_settings: Lab) -> None:
+def test_invalid_settings_are_ignored(own_settings: Lab) -> None:
     lab = own_settings
     values_of(lab).parent.mkdir(exist_ok=True)
     values_of(lab).write_text('{"workers": 0, "flags": "--name unfit"}')

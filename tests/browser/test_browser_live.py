@@ -1,4 +1,4 @@
-"""The live view in a real JupyterLab: what a user sees while a run goes on, and afterwards."""
+"""The live view in a real JupyterLab: what a user sees during a run and afterwards."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def cells(
     seconds: float = 2,
     until: str = DRAWN,
 ) -> list[str]:
-    told = {"replicas": replicas, "steps": steps, "title": title, "seconds": seconds, "until": until}
-    return [SETUP, RUN.format(**told), FREEZE.format(**told)]
+    options = {"replicas": replicas, "steps": steps, "title": title, "seconds": seconds, "until": until}
+    return [SETUP, RUN.format(**options), FREEZE.format(**options)]
 
 
-# The page itself compares what it shows first with what it shows later: asked from here it may be late.
+# The page itself compares its first and its later state: a poll from here may be late.
 MOVES = """() => {
   const at = /step ([\\d,]+)/.exec(document.querySelector('.nbd-plot')?.ariaLabel);
   if (!at) return false;

@@ -1,4 +1,4 @@
-"""A notebook that nobody looks at while it runs: `jupyter nbconvert --execute`."""
+"""A notebook that runs without a page: `jupyter nbconvert --execute`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of a run and of a sweep: they follow the Jupyter server while the kernel is busy, and when it is gone."""  # noqa: E501
+"""The pages of a run and of a sweep: they follow the Jupyter server while the kernel is busy and after its end."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reached(page: Page) -> int:
     )
 
 
-def goes_on(page: Page) -> None:
+def continues(page: Page) -> None:
     """Wait until the curve is longer."""
     page.wait_for_function(FURTHER, arg=reached(page))
 
@@ -62,12 +62,12 @@ def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab) -> None:
     expect(shown.locator(".nbd-plot").first).to_have_attribute("aria-label", re.compile("at [a-z]+ [1-9]"))
     expect(shown.locator(".nbd-chip")).to_contain_text("running")
     expect(shown).to_contain_text("nb.nn.Dense(10")
-    goes_on(page)
+    continues(page)
     shown.get_by_role("button", name="Log scale").click()
     shown.locator(".nbd-plot").first.press("+")
     lab.screenshot("page-run-busy")
 
-    # While there is none: the run goes on, and so does its page, as it was zoomed.
+    # Without a kernel the run continues, and its page is updated with the same zoom.
     page.evaluate(f"{NOTEBOOK}.sessionContext.shutdown().then(() => null)")
     page.wait_for_function(FURTHER, arg=reached(page) + 50)
     expect(shown.get_by_role("button", name="Show all")).to_be_visible()
@@ -134,7 +134,7 @@ def for_everyone(lab: Lab, name: str) -> None:
 
 
 def check_sweep(lab: Lab) -> None:
-    """A sweep is chosen from a list, and its grid has all trials and nothing to wish."""
+    """A sweep is chosen from a list, and its grid has all trials and no commands."""
     page = lab.page
     page.evaluate("window.jupyterapp.commands.execute('nbdist:open-grid'), null")
     dialog = page.locator(".jp-Dialog")

@@ -49,7 +49,9 @@ def test_the_quickstart_is_live_and_its_figures_stay(lab: Lab) -> None:
     lab.run(three, wait=False)
     live = page.locator(LIVE)
     live.wait_for(state="attached")
-    live.evaluate("node => node.scrollIntoView({block: 'start'})")  # nothing is sent to what nobody sees
+    live.evaluate(
+        "node => node.scrollIntoView({block: 'start'})"
+    )  # a view that is not visible receives no frames
     page.wait_for_function(
         f"() => /at [a-z]+ \\d/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)"
     )

@@ -1,4 +1,4 @@
-"""A kernel that restarts or dies in mid-run: training goes on, and a new kernel takes the run up again."""
+"""A kernel that restarts or dies in mid-run: training continues, and a new kernel attaches to the run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def latest(page: Page, view: str = LIVE) -> int:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("end", [restart, kill])
-def test_a_run_outlives_its_kernel_and_is_taken_up_again(lab: Lab, end: Any) -> None:
+def test_a_run_outlives_its_kernel_and_is_attached_again(lab: Lab, end: Any) -> None:
     path = lab.write("outlives.ipynb", [SETUP, TRAIN, ATTACH, USE, "%cluster stop"])
     page = lab.open("outlives.ipynb", height=1000)
     lab.run(0)
@@ -82,7 +82,7 @@ def test_a_run_outlives_its_kernel_and_is_taken_up_again(lab: Lab, end: Any) -> 
         arg=seen,
     )
     times = np.concatenate(times_of_steps(folder))
-    assert (times > left).any()  # it trained on while nobody looked
+    assert (times > left).any()  # it trained while no page showed it
     chart = view.locator(".nbd-plot").first
     chart.press("Home")
     page.wait_for_function("""() => /at [a-z]+ \\d{1,3}:/.test(
@@ -115,7 +115,7 @@ def check_saved(path: Path) -> None:
     nbformat.validate(notebook)
     assert "widgets" not in notebook.metadata
     assert path.stat().st_size < 150_000
-    dead = notebook.cells[1].outputs[-1]  # nobody can take this view off the page any more
+    dead = notebook.cells[1].outputs[-1]  # no kernel is left that could remove this view
     assert "nb.attach('" in dead.data["text/plain"]
     frozen = [output for output in notebook.cells[2].outputs if "data" in output]
     assert [set(output.data) for output in frozen] == [

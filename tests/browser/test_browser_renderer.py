@@ -36,7 +36,7 @@ def notebook_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabSer
 
 
 def opened(lab: Lab, name: str, bundles: list[dict[str, object]], **size: int) -> Page:
-    """Open a notebook that nobody has signed and that has no kernel."""
+    """Open an unsigned notebook without a kernel."""
     write_saved(lab.server.notebooks / name, bundles)
     page = lab.open(name, kernel=False, **size)
     assert page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session") is None
@@ -93,7 +93,7 @@ def test_a_run_is_zoomed_read_and_smoothed_without_a_kernel(drawing_lab: Lab) ->
     expect(page.locator(f"{BUNDLE} {LIVE} canvas")).to_have_count(2)
 
 
-def test_a_grid_is_brushed_and_chosen_in_and_has_nothing_to_wish(drawing_lab: Lab) -> None:
+def test_a_grid_is_brushed_and_chosen_in_and_has_no_commands(drawing_lab: Lab) -> None:
     page = opened(drawing_lab, "sweep.ipynb", [sweep_bundle()], height=2200)
     grid = page.locator(GRID)
     axis = grid.get_by_role("slider", name="lr", exact=True)
@@ -106,7 +106,7 @@ def test_a_grid_is_brushed_and_chosen_in_and_has_nothing_to_wish(drawing_lab: La
     grid.locator("tbody tr button").first.click()
     trial = grid.get_by_role("region", name="Chosen trial")
     expect(trial).to_contain_text("the best so far")
-    for wish in (
+    for command in (
         "Stop",
         "Retry",
         "Clone…",
@@ -116,7 +116,7 @@ def test_a_grid_is_brushed_and_chosen_in_and_has_nothing_to_wish(drawing_lab: La
         "Stop sweep",
         "Add trials",
     ):
-        expect(grid.get_by_role("button", name=wish, exact=True)).to_have_count(0)
+        expect(grid.get_by_role("button", name=command, exact=True)).to_have_count(0)
     output = page.locator(BUNDLE)
     expect(output).to_contain_text("nb.attach('261120-2130-mnist')")
     expect(output.locator(".nbs-facts, .nbs-header, section").first).to_contain_text("60 / 60")
@@ -146,7 +146,7 @@ def test_many_outputs_are_drawn_as_they_are_scrolled_to(drawing_lab: Lab) -> Non
         page.wait_for_timeout(20)
 
 
-def test_what_cannot_be_drawn_is_shown_as_it_was_saved(drawing_lab: Lab) -> None:
+def test_data_that_cannot_be_drawn_are_shown_as_saved(drawing_lab: Lab) -> None:
     run, sweep = run_bundle(), sweep_bundle(6)
     bundles = [
         {**run, RUN: {**run[RUN], "version": 2}},
@@ -156,9 +156,9 @@ def test_what_cannot_be_drawn_is_shown_as_it_was_saved(drawing_lab: Lab) -> None
         HOSTILE_RUN,
     ]
     page = opened(drawing_lab, "bad.ipynb", bundles, height=2600)
-    said = page.locator(f"{BUNDLE} [role=note]")
-    expect(said.nth(0)).to_contain_text("saved by a newer nbdist (version 2")
-    expect(said).to_have_count(3)
+    notes = page.locator(f"{BUNDLE} [role=note]")
+    expect(notes.nth(0)).to_contain_text("saved by a newer nbdist (version 2")
+    expect(notes).to_have_count(3)
     for number, pictures in enumerate([1, 0, 1, 0, 0]):
         show(page, number)
         output = page.locator(BUNDLE).nth(number)
@@ -172,7 +172,7 @@ def test_what_cannot_be_drawn_is_shown_as_it_was_saved(drawing_lab: Lab) -> None
     drawing_lab.screenshot("drawn-bad")
 
 
-def test_both_at_all_widths_in_both_themes_and_for_everyone(drawing_lab: Lab) -> None:
+def test_both_kinds_at_all_widths_in_both_themes_pass_axe(drawing_lab: Lab) -> None:
     page = opened(drawing_lab, "both.ipynb", [run_bundle(replicas=3), sweep_bundle()], height=2600)
     expect(page.locator(f"{GRID} canvas").first).to_be_visible()
     wrong: dict[str, object] = {}

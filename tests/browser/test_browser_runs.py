@@ -41,7 +41,7 @@ USE = "print(run.status, model.predict(x_test).shape, len(history.history['loss'
 
 @pytest.fixture
 def training(lab: Lab) -> Lab:
-    """A notebook whose second cell trains and is shown."""
+    """A notebook with a second cell that trains with a live view."""
     lab.write("long.ipynb", [SETUP, TRAIN, USE, "%cluster stop"])
     page = lab.open("long.ipynb")
     lab.run(0)
@@ -68,7 +68,7 @@ def check_usable(lab: Lab) -> None:
     assert "is stopped" in output_of(lab.page, 3)
 
 
-def test_the_stop_button_ends_a_real_run_and_then_its_picture_is_drawn(training: Lab) -> None:
+def test_the_stop_button_ends_a_real_run_and_freezes_its_view(training: Lab) -> None:
     page = training.page
     # The page notes the press: before it, the test looks for the button and waits until it stands still.
     page.evaluate(
@@ -87,7 +87,7 @@ def test_the_stop_button_ends_a_real_run_and_then_its_picture_is_drawn(training:
     check_usable(training)
 
 
-def test_an_interrupt_from_the_menu_ends_the_run_and_keeps_what_was_trained(training: Lab) -> None:
+def test_an_interrupt_from_the_menu_ends_the_run_and_keeps_the_weights(training: Lab) -> None:
     training.command("notebook:interrupt-kernel")
     training.wait_done(1)
     assert "■ stopped" in output_of(training.page, 1)
@@ -95,7 +95,7 @@ def test_an_interrupt_from_the_menu_ends_the_run_and_keeps_what_was_trained(trai
     check_usable(training)
 
 
-def test_a_page_that_is_loaded_anew_finds_the_run_again(training: Lab) -> None:
+def test_a_reloaded_page_shows_the_run_again(training: Lab) -> None:
     training.save()
     page = training.page
     page.reload()
@@ -125,7 +125,7 @@ def test_a_second_tab_shows_the_same_run(training: Lab) -> None:
     check_usable(training)
 
 
-def test_a_cluster_that_nobody_takes_up_again_ends(training: Lab) -> None:
+def test_a_cluster_that_is_not_attached_again_ends(training: Lab) -> None:
     page = training.page
     running = training.server.engines()
     assert len(running) >= 3
@@ -135,7 +135,7 @@ def test_a_cluster_that_nobody_takes_up_again_ends(training: Lab) -> None:
     expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("disconnected")
     expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
     training.screenshot("run-restarted")
-    training.run(0)  # the page goes on, and so does a new cluster
+    training.run(0)  # the page still works, and a new cluster starts
     training.run(3)
     assert "is stopped" in output_of(page, 3)
 

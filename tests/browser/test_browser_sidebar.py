@@ -54,7 +54,7 @@ def pid_of(task: Locator) -> int:
     return int(found[1])
 
 
-def test_a_cluster_is_looked_after_while_the_kernel_is_busy_and_then_gone(lab: Lab) -> None:
+def test_a_cluster_is_managed_while_the_kernel_is_busy_and_after_its_end(lab: Lab) -> None:
     lab.write("busy.ipynb", [BUSY])
     page = lab.open("busy.ipynb")
     lab.run(0, wait=False)
@@ -109,7 +109,7 @@ def test_a_run_is_followed_and_stopped_while_its_kernel_is_busy(lab: Lab) -> Non
     lab.wait_done(1)
 
 
-def test_a_sweep_is_paused_and_goes_on_while_its_kernel_is_busy(lab: Lab, tmp_path: Path) -> None:
+def test_a_sweep_is_paused_and_resumed_while_its_kernel_is_busy(lab: Lab, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     lab.write("sweep.ipynb", [TRAIN, SWEEP.format(gate=str(gate)), BUSY])
     page = lab.open("sweep.ipynb")
@@ -126,7 +126,7 @@ def test_a_sweep_is_paused_and_goes_on_while_its_kernel_is_busy(lab: Lab, tmp_pa
     press(sweep, "pause")
     expect(sweep).to_have_attribute("data-state", "paused")
     expect(grid).to_contain_text("paused")
-    gate.touch()  # trials that run go on; nothing follows
+    gate.touch()  # running trials continue; no new trial starts
     expect(sweep).to_contain_text("2 of 3 trials")
     press(sweep, "resume")
     expect(sweep).to_contain_text("3 of 3 trials")

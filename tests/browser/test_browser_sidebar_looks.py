@@ -24,7 +24,7 @@ FOCUS = "document.activeElement.getAttribute('aria-label') ?? document.activeEle
 
 @pytest.fixture
 def served(lab: Lab, chromium: Browser) -> tuple[Lab, Served]:
-    """A JupyterLab whose server has a hundred tasks and fifty runs to tell of, with the panel open."""
+    """A JupyterLab with the panel open; its server reports a hundred tasks and fifty runs."""
     lab.write("empty.ipynb", ["pass"])
     lab.context = chromium.new_context(viewport={"width": 1000, "height": 1000})
     lab.context.set_default_timeout(PATIENCE * 1000)
@@ -40,7 +40,7 @@ def visible_columns(page: Page) -> list[str]:
     return [head.inner_text() for head in heads.all() if head.is_visible()]
 
 
-def test_a_crowd_is_readable_in_both_themes_narrow_and_wide(served: tuple[Lab, Served]) -> None:
+def test_many_items_are_readable_in_both_themes_narrow_and_wide(served: tuple[Lab, Served]) -> None:
     lab, _ = served
     page = lab.page
     columns = {}
@@ -63,7 +63,7 @@ def test_no_width_breaks_the_rows_of_tasks(served: tuple[Lab, Served]) -> None:
     lab, invented = served
     page = lab.page
     gpu = {"use": 45, "memory": 3000 * MEGABYTE, "total": 81920 * MEGABYTE}
-    heights, told = set(), set()
+    heights, columns = set(), set()
     without, gpus = invented.state["tasks"][5:], [task(rank, gpu=gpu) for rank in range(100)]
     for tasks, columns in ((without, 10), (gpus, 12)):
         invented.change(tasks=tasks)
@@ -73,12 +73,12 @@ def test_no_width_breaks_the_rows_of_tasks(served: tuple[Lab, Served]) -> None:
                 "width => document.querySelector('#nbdist-tasks').style.width = `${width}px`", width
             )
             heights.add(page.locator(".nbd-Task").nth(10).evaluate("node => node.offsetHeight"))
-        told |= set(visible_columns(page))
+        columns |= set(visible_columns(page))
     assert heights == {22}
-    assert {"CPU", "GPU", "GPU mem", "Host", "PID", "Device"} <= told
+    assert {"CPU", "GPU", "GPU mem", "Host", "PID", "Device"} <= columns
 
 
-def test_the_keyboard_gets_everywhere_and_the_form_keeps_what_was_typed(served: tuple[Lab, Served]) -> None:
+def test_the_keyboard_reaches_everything_and_the_form_keeps_typed_values(served: tuple[Lab, Served]) -> None:
     lab, invented = served
     page, keys = lab.page, lab.page.keyboard
     page.locator(PANEL).get_by_role("button", name="Start a cluster…").first.focus()
@@ -100,7 +100,7 @@ def test_the_keyboard_gets_everywhere_and_the_form_keeps_what_was_typed(served: 
     keys.press("Enter")
     expect(page.locator(".jp-Dialog [role=alert]")).to_have_text(invented.refuse)
     assert page.locator("#nbd-start-workers").input_value() == "90"
-    assert invented.asked[0][2]["workers"] == 90
+    assert invented.requests[0][2]["workers"] == 90
     lab.screenshot("sidebar-form")
     assert violations(page, ".jp-Dialog-content") == []
     keys.press("Escape")
@@ -108,7 +108,7 @@ def test_the_keyboard_gets_everywhere_and_the_form_keeps_what_was_typed(served: 
     expect(page.locator(PANEL).get_by_role("button", name="Start a cluster…").first).to_be_focused()
 
 
-def test_each_button_asks_for_what_it_says(served: tuple[Lab, Served]) -> None:
+def test_each_button_sends_its_request(served: tuple[Lab, Served]) -> None:
     lab, invented = served
     page = lab.page
 
@@ -127,7 +127,7 @@ def test_each_button_asks_for_what_it_says(served: tuple[Lab, Served]) -> None:
     press("runs", "digits 0", "stop", "Stop")
     press("sweeps", "rates 0", "pause")
     press("sweeps", "rates 1", "resume")
-    assert invented.asked == [
+    assert invented.requests == [
         ("POST", "clusters/many/grow", {"workers": 1}),
         ("POST", "clusters/many/restart", {"task": None}),
         ("POST", "clusters/many/restart", {"task": "worker:3"}),
@@ -164,7 +164,7 @@ def test_a_run_is_managed_by_its_menu_and_the_keyboard(served: tuple[Lab, Served
     page.locator(".jp-Dialog input").fill("two workers")
     keys.press("Enter")
     expect(page.locator(".jp-Dialog")).to_have_count(0)
-    assert invented.asked == [("POST", "runs/run-2/labels", {"name": "two workers"})]
+    assert invented.requests == [("POST", "runs/run-2/labels", {"name": "two workers"})]
 
 
 def test_it_stays_on_the_side_where_it_was_put(served: tuple[Lab, Served]) -> None:
@@ -199,26 +199,26 @@ def test_a_reload_keeps_the_chosen_cluster_and_the_folded_sections(served: tuple
     expect(folded).to_have_text("Sweeps")
 
 
-def kept_by(asked: Request) -> dict[str, Any]:
+def kept_by(request: Request) -> dict[str, Any]:
     """What a page has kept with its workspace by this request, if it is one for that."""
-    if asked.method != "PUT" or "/api/workspaces/" not in asked.url or asked.post_data is None:
+    if request.method != "PUT" or "/api/workspaces/" not in request.url or request.post_data is None:
         return {}
-    return dict(json.loads(asked.post_data)["data"])
+    return dict(json.loads(request.post_data)["data"])
 
 
-def kept_right(asked: Request) -> bool:
+def kept_right(request: Request) -> bool:
     """Whether a page has its workspace kept with the panel on the right, and not how it was before."""
-    return PANEL[1:] in json.dumps(kept_by(asked).get("layout-restorer:data", {}).get("right", {}))
+    return PANEL[1:] in json.dumps(kept_by(request).get("layout-restorer:data", {}).get("right", {}))
 
 
-def kept_choice(asked: Request) -> str | None:
+def kept_choice(request: Request) -> str | None:
     """Which cluster a page has kept as the chosen one."""
-    return kept_by(asked).get("nbdist:chosen-cluster")
+    return kept_by(request).get("nbdist:chosen-cluster")
 
 
-def kept_folded(asked: Request) -> bool:
+def kept_folded(request: Request) -> bool:
     """Whether a page has its workspace kept with a section of the panel folded, on whichever side it is."""
-    layout = kept_by(asked).get("layout-restorer:data", {})
+    layout = kept_by(request).get("layout-restorer:data", {})
     sides = [layout.get(side, {}).get("widgetStates", {}) for side in ("left", "right")]
     return any(False in side.get(PANEL[1:], {}).get("expansionStates", []) for side in sides)
 

@@ -110,7 +110,7 @@ def test_a_space_is_built_and_started_with_the_keyboard(lab: Lab) -> None:
     expect(lab.output(1)).to_have_text(wanted)
 
 
-def test_a_grid_says_how_many_points_it_has(lab: Lab) -> None:
+def test_a_grid_shows_its_number_of_points(lab: Lab) -> None:
     editor = shown(lab, "space-grid.ipynb", "lr=log(0.001, 0.1) hidden=[32, 64, 128]")
     editor.get_by_label("How many").fill("")
     editor.get_by_label("Sampler").select_option("grid")
@@ -123,7 +123,7 @@ def test_a_grid_says_how_many_points_it_has(lab: Lab) -> None:
     )
 
 
-def test_two_views_stay_in_step_and_places_change(lab: Lab) -> None:
+def test_two_views_stay_in_sync_and_rows_are_moved(lab: Lab) -> None:
     shown(lab, "space-twice.ipynb", FULL, "editor", "editor.space = 'width=[1, 2]'", "1 / 0")
     page = lab.page
     lab.run(1)
@@ -143,7 +143,7 @@ def test_two_views_stay_in_step_and_places_change(lab: Lab) -> None:
         expect(view.locator("pre")).to_have_text("width=[1, 2]")
 
 
-def test_what_goes_wrong_is_shown_and_html_stays_text(lab: Lab) -> None:
+def test_errors_are_shown_and_html_stays_text(lab: Lab) -> None:
     lab.write("space-wrong.ipynb", [
         SETUP.format(space="opt=['<img src=x onerror=alert(1)>', 'adam']"),
         "editor.on_start(lambda one: 1 / 0)",
@@ -163,7 +163,7 @@ def test_what_goes_wrong_is_shown_and_html_stays_text(lab: Lab) -> None:
 
 SHOWING = """import asyncio, threading
 def show(one):
-    asyncio.get_running_loop()  # of the main thread: a view goes on with it when the message is handled
+    asyncio.get_running_loop()  # of the main thread: a view continues on it after the message
     assert threading.current_thread() is threading.main_thread()
     display({"text/plain": "a live view"}, raw=True, display_id="sweep")
     print("printed beside it")
@@ -172,7 +172,7 @@ FREEZE = """from IPython.display import update_display
 update_display({"text/plain": "frozen"}, raw=True, display_id="sweep")"""
 
 
-def test_what_start_shows_is_below_the_editor_and_can_be_frozen(place: Lab) -> None:
+def test_the_output_of_start_is_below_the_editor_and_can_be_frozen(place: Lab) -> None:
     editor = shown(place, "space-below.ipynb", "a=[1, 2]", SHOWING, FREEZE)
     place.run(1)
     editor.get_by_role("button", name="Start").click()
@@ -185,7 +185,7 @@ def test_what_start_shows_is_below_the_editor_and_can_be_frozen(place: Lab) -> N
     expect(place.output(1)).to_have_text("")
 
 
-def test_a_page_loaded_later_has_the_editor_and_says_what_it_cannot_show(lab: Lab) -> None:
+def test_a_page_loaded_later_has_the_editor_and_names_what_it_cannot_show(lab: Lab) -> None:
     first = shown(lab, "space-later.ipynb", "a=[1, 2]", "print(*started)")
     lab.save()
     page = lab.open_again("space-later.ipynb")

@@ -37,7 +37,7 @@ def step_of(page: Page, card: int) -> int:
     return int(found[1].replace(",", "")) if found else -1
 
 
-def test_a_worker_that_dies_is_gone_in_the_live_view_and_in_what_stays(lab: Lab) -> None:
+def test_a_dead_worker_is_marked_in_the_live_and_the_frozen_view(lab: Lab) -> None:
     path = lab.write("dies.ipynb", [SETUP, TRAIN, USE, "%cluster stop"])
     page = lab.open("dies.ipynb")
     lab.run(0)
@@ -57,9 +57,9 @@ def test_a_worker_that_dies_is_gone_in_the_live_view_and_in_what_stays(lab: Lab)
         "early => { const figures = document.querySelectorAll('.nbd-card .nbd-figures')[2].textContent;"
         " return Number(/step\\s([\\d,]+)/.exec(figures)[1].replaceAll(',', '')) > early + 100 }",
         arg=early,
-    )  # the others go on
+    )  # the others continue
     assert step_of(page, 1) == last
-    lab.screenshot("strategies-gone")
+    lab.screenshot("strategies-dead")
 
     page.get_by_role("button", name="Stop", exact=True).click()
     lab.wait_done(1)
@@ -70,7 +70,7 @@ def test_a_worker_that_dies_is_gone_in_the_live_view_and_in_what_stays(lab: Lab)
     assert left is not None
     assert int(left[1].replace(",", "")) >= last  # its last points may come after the word of its end
     assert "killed by SIGKILL; training continues on 2 workers" in shown
-    lab.screenshot("strategies-gone-frozen")
+    lab.screenshot("strategies-dead-frozen")
     lab.run(2)
     assert "stopped (359, 10)" in output_of(page, 2)
     lab.run(3)

@@ -1,4 +1,4 @@
-"""What can be done with a sweep from its grid while it runs: what its log says, what the page is told."""
+"""Commands on a sweep from its grid while it runs: their events in the log, their answers on the page."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_trial_is_stopped_retried_cloned_and_promoted(at: SweepPage) -> None:
     expect(form).to_contain_text(f"trial {made.number} is a clone of trial {plain}")
     expect(choose(grid, made.number)).to_contain_text(f"trial {plain}")
 
-    # Trained on from its checkpoint, and on the whole cluster. Meanwhile the clone goes on: at the end of all
+    # Trained on from its checkpoint, and on the whole cluster. The clone continues: at the end of all
     # trials the grid gives way to its picture.
     at.open(name, of(at, name, 1), of(at, name, 2), of(at, name, 0))
     ledger = at.until(name, lambda ledger: ledger.counts["finished"] == 3 and len(ledger.running) == 2)
@@ -121,7 +121,7 @@ def test_a_trial_is_stopped_retried_cloned_and_promoted(at: SweepPage) -> None:
     assert at.value("sweep.trial(1).state") == "finished"
 
 
-def test_the_sweep_is_paused_edited_made_longer_and_ended(at: SweepPage) -> None:
+def test_the_sweep_is_paused_edited_extended_and_ended(at: SweepPage) -> None:
     name = "whole"
     grid = at.gated(name, "n=uniform(0, 1) kind=['a', 'b']", "--trials 5 --sampler random")
     control = grid.get_by_role("group", name="Sweep control")
@@ -196,7 +196,7 @@ def test_pause_stop_and_fill_wherever_the_notebook_is(place: Lab) -> None:
     assert filled.splitlines()[0].startswith("# trial 1 of ")
     assert filled.splitlines()[1:] == ["n = 1"]
 
-    # Another cell has the kernel: the sweep goes on, and the grid has it all afterwards.
+    # Another cell blocks the kernel: the sweep continues, and the grid shows all of it afterwards.
     block = at.gate("block")
     blocking = at.run(f"import os\nwhile not os.path.exists({str(block)!r}): pass", wait=False)
     at.show(grid)

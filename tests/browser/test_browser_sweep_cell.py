@@ -52,7 +52,7 @@ def test_the_next_cell_is_filled_or_one_is_inserted(place: Lab) -> None:
     assert (fill(page), page.evaluate(CELLS)) == ("inserted", [TEXT, TEXT, TEXT, "kept = 1"])
 
 
-def test_the_last_cell_gets_one_below_and_so_does_one_before_a_text(place: Lab) -> None:
+def test_a_cell_is_inserted_below_the_last_one_and_before_a_text_cell(place: Lab) -> None:
     path = place.write("last.ipynb", ["before = 1", probe()])
     page = place.open("last.ipynb")
     place.run(1)
@@ -75,7 +75,7 @@ def test_the_notebooks_button_is_enough(lab: Lab) -> None:
     assert (fill(page), page.evaluate(CELLS)) == ("inserted", [TEXT, "kept = 1"])
 
 
-def test_an_editor_that_keeps_to_itself_is_pasted_into(lab: Lab) -> None:
+def test_an_editor_without_its_properties_is_pasted_into(lab: Lab) -> None:
     lab.write("paste.ipynb", [probe(SOURCE.replace("cmTile", "unknown").replace("cmView", "unknown")), ""])
     page = lab.open("paste.ipynb")
     lab.run(0)

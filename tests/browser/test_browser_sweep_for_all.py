@@ -30,7 +30,7 @@ def at(notebook: SweepPage) -> Iterator[SweepPage]:
     notebook.end()
 
 
-def test_axe_finds_nothing_and_keys_do_all(at: SweepPage) -> None:
+def test_axe_finds_nothing_and_keys_reach_everything(at: SweepPage) -> None:
     grid = at.gated("keys", "n=[0, 1, 2, 3] kind=['a'] m=when([1, 2], kind='a')")
     page = at.page
     at.open("keys", 0)
@@ -84,7 +84,7 @@ def test_axe_finds_nothing_and_keys_do_all(at: SweepPage) -> None:
     assert not wrong, "\n".join(sorted(wrong))
 
 
-def test_what_is_hard_to_show(at: SweepPage) -> None:
+def test_extreme_values_and_names(at: SweepPage) -> None:
     space = f"n=[0, 1, 2] kind=['{HOSTILE}', 'b'] m=when([1], kind='b') {WIDE}"
     then = (
         f"print({HOSTILE!r})\n"

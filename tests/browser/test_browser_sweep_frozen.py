@@ -82,11 +82,11 @@ def look(lab: Lab, name: str) -> None:
     expect(lab.output(1).locator("tbody tr")).to_have_count(6)
 
 
-def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path, drawing_lab: Lab) -> None:
+def test_every_end_is_shown_without_a_kernel(lab: Lab, ended: Path, drawing_lab: Lab) -> None:
     notebook: Any = nbformat.read(ended, as_version=4)  # type: ignore[no-untyped-call]
     check_file(ended, notebook)
 
-    # The grid once more: one that is done goes on when something is wished of it.
+    # The grid again: a command continues a finished sweep.
     lab.run(1)
     lab.run(6)
     grid = lab.output(6).locator(GRID)

@@ -66,15 +66,15 @@ BRUSH = """async slider => {
     await frame(); await painted();
     const began = performance.now();
     send('pointermove', 0.2 + 0.02 * i);
-    await new Promise(done => requestAnimationFrame(done));  // the grid's own was asked for before
+    await new Promise(done => requestAnimationFrame(done));  // the grid has requested its own frame before
     await painted();
     all.push(performance.now() - began);
     await new Promise(done => setTimeout(done));
     const again = performance.now();
     send('pointermove', 0.2 + 0.02 * i + 0.01);
-    const asked = performance.now() - again;
+    const drawing = performance.now() - again;
     const before = await frame();  // the time at which the frame began
-    work.push(asked + performance.now() - before);
+    work.push(drawing + performance.now() - before);
   }
   send('pointerup', 0.8);
   const sorted = list => list.sort((a, b) => a - b);

@@ -1,4 +1,4 @@
-"""A kernel restarted in mid-sweep, and a page that is loaded anew: the sweep goes on, its grid is back."""
+"""A kernel restarted in mid-sweep, and a reloaded page: the sweep continues, and its grid is shown again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def at(notebook: SweepPage) -> Iterator[SweepPage]:
     notebook.end()
 
 
-def test_a_page_that_is_loaded_anew_has_all_trials(at: SweepPage) -> None:
+def test_a_reloaded_page_has_all_trials(at: SweepPage) -> None:
     grid = at.gated("reloaded")
     at.open("reloaded", 0, 1)
     expect(count(grid, "finished")).to_have_text("2")
@@ -46,7 +46,7 @@ def test_a_page_that_is_loaded_anew_has_all_trials(at: SweepPage) -> None:
     has_rows(grid, *range(6))
 
 
-def test_a_new_kernel_takes_the_sweep_over(at: SweepPage) -> None:
+def test_a_new_kernel_takes_over_the_sweep(at: SweepPage) -> None:
     grid = at.gated("restarted")
     at.open("restarted", 0, 1)
     expect(count(grid, "finished")).to_have_text("2")

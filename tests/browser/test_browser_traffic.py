@@ -28,7 +28,7 @@ DRAWN = """node => [...node.querySelectorAll('canvas')].map(canvas => canvas.toD
 SAME = f"views => new Set(views.map(view => ({DRAWN})(view).join())).size === 1"
 
 
-def test_losing_frames_does_not_change_the_curve(lab: Lab) -> None:
+def test_lost_frames_do_not_change_the_curve(lab: Lab) -> None:
     lab.write("lossy.ipynb", [SETUP, BOTH])
     page = lab.open("lossy.ipynb", height=2400)  # both are seen
     lab.run(0)
@@ -43,7 +43,7 @@ def test_losing_frames_does_not_change_the_curve(lab: Lab) -> None:
     whole, lossy = page.locator(LIVE).all()
     assert whole.locator(".nbd-data").inner_text() == lossy.locator(".nbd-data").inner_text()
     assert len(whole.evaluate(DRAWN)) == 2
-    # A table that was opened may have made the page narrower: each view is drawn anew when it comes to know.
+    # An opened table may have made the page narrower: each view is drawn again after its resize event.
     page.wait_for_function(SAME, arg=[whole.element_handle(), lossy.element_handle()])
     lost, sent = lab.output(1).locator("[data-mime-type$='stdout']").inner_text().split()
     record("traffic: frames lost on purpose, of", [int(lost), int(sent)])
@@ -67,7 +67,7 @@ SCROLL = "hidden => { const area = document.querySelector('.jp-WindowedPanel-out
 
 
 @pytest.mark.parametrize("hide", [SCROLL, HIDE], ids=["scrolled away", "another tab in front"])
-def test_nothing_travels_to_who_does_not_look_and_nothing_is_missed(lab: Lab, hide: str) -> None:
+def test_a_hidden_page_receives_no_frames_and_catches_up(lab: Lab, hide: str) -> None:
     source = COUNTED + (
         "await feed(view, store, 4, 1000, until=lambda: not view.flow.visible_views)\n"
         "before = len(sent)\n"
@@ -101,7 +101,7 @@ def test_nothing_travels_to_who_does_not_look_and_nothing_is_missed(lab: Lab, hi
     expect(page.locator(f"{LIVE} .nbd-output pre")).to_contain_text("at 1000\nat 1100\nat 1200")
 
 
-def test_at_most_ten_frames_travel_in_a_second(lab: Lab) -> None:
+def test_at_most_ten_frames_are_sent_in_a_second(lab: Lab) -> None:
     source = COUNTED + (
         "await feed(view, store, 4, 20_000, seconds=3, until=lambda: settled(view))\n"
         "import json; print(json.dumps(sent))"
@@ -118,7 +118,7 @@ def test_at_most_ten_frames_travel_in_a_second(lab: Lab) -> None:
     record("traffic: kB of the largest frame", round(max(size for _, size in sent) / 1000, 1))
 
 
-def test_a_tab_that_was_closed_has_the_whole_history_on_return(lab: Lab) -> None:
+def test_a_reopened_tab_has_the_whole_history(lab: Lab) -> None:
     source = (
         "shown = LiveDisplay(store, workers(2), 'a run', total_steps=400)\n"
         "shown.show()\n"
