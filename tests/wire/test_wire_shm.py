@@ -1,4 +1,4 @@
-"""Shared segments and doorbells: private, whole, gone when closed."""
+"""Shared segments and doorbells: private, fully allocated, removed when closed."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def prefix() -> Iterator[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be used as the host's memory."""
+    """A folder in place of the host's memory file system."""
     monkeypatch.setattr(shm, "shared_folder", lambda: tmp_path)
     return tmp_path
 
 
-def test_what_one_task_writes_another_reads(prefix: str) -> None:
+def test_one_task_reads_what_another_writes(prefix: str) -> None:
     with Segment.create(prefix, 1000) as segment:
         other = Segment.open(segment.name)
         segment.array(np.float32, 3, 64)[:] = [1, 2, 3]
@@ -60,7 +60,7 @@ def test_a_segment_is_private_under_a_random_name(prefix: str) -> None:
             assert re.fullmatch(rf"{prefix}-{os.getpid()}-[0-9a-f]{{16}}", segment.name)
 
 
-def test_a_mask_of_zero_opens_nothing(prefix: str) -> None:
+def test_a_umask_of_zero_does_not_widen_the_mode(prefix: str) -> None:
     before = os.umask(0)
     try:
         with Segment.create(prefix, 10) as segment:
@@ -72,7 +72,7 @@ def test_a_mask_of_zero_opens_nothing(prefix: str) -> None:
         os.umask(before)
 
 
-def test_its_owner_removes_it_and_what_is_open_stays_readable(prefix: str) -> None:
+def test_the_owner_removes_the_file_and_open_mappings_stay_valid(prefix: str) -> None:
     segment = Segment.create(prefix, 100)
     other = Segment.open(segment.name)
     view = other.array(np.uint8, 100, 0)
@@ -88,13 +88,13 @@ def test_its_owner_removes_it_and_what_is_open_stays_readable(prefix: str) -> No
 
 
 @pytest.mark.parametrize("name", ["../shm", "/etc/passwd", "a/b", "..", "", "."])
-def test_names_that_lead_elsewhere_are_refused(name: str, folder: Path) -> None:
+def test_names_with_a_path_are_refused(name: str, folder: Path) -> None:
     for open_it in (Segment.open, Ringer):
         with pytest.raises(NotAllowedError, match="is not a plain name of a shared file"):
             open_it(name)
 
 
-def test_links_open_files_and_other_kinds_are_refused(folder: Path) -> None:
+def test_links_readable_files_and_other_kinds_are_refused(folder: Path) -> None:
     real = Segment.create("c", 10)
     (folder / "link").symlink_to(folder / real.name)
     with pytest.raises(NotAllowedError, match="not trusted"):
@@ -155,7 +155,7 @@ for name in sys.argv[1:]:
 
 
 @as_root
-def test_another_user_can_neither_open_nor_ring_nor_remove(prefix: str) -> None:
+def test_another_user_can_neither_open_nor_write_nor_remove(prefix: str) -> None:
     segment, bell = Segment.create(prefix, 10), Doorbell.create(prefix)
     paths = [str(shared_folder() / name) for name in (segment.name, bell.name)]
     user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -168,7 +168,7 @@ def test_another_user_can_neither_open_nor_ring_nor_remove(prefix: str) -> None:
     segment.close()
 
 
-def test_no_room_for_the_file_itself_is_said_too(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_too_full_for_the_file_is_resource_exhausted(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -178,7 +178,7 @@ def test_no_room_for_the_file_itself_is_said_too(prefix: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])
-def test_no_room_is_said_and_leaves_nothing(prefix: str, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_full_memory_is_resource_exhausted_and_leaves_no_file(prefix: str, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def full(fd: int, offset: int, size: int) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -187,7 +187,7 @@ def test_no_room_is_said_and_leaves_nothing(prefix: str, monkeypatch: pytest.Mon
         Segment.create(prefix, 4096)
 
 
-def test_another_error_of_the_system_is_passed_on_and_leaves_nothing(
+def test_another_system_error_is_raised_and_leaves_no_file(
     prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(fd: int, offset: int, size: int) -> None:
@@ -199,7 +199,7 @@ def test_another_error_of_the_system_is_passed_on_and_leaves_nothing(
 
 
 @as_root
-def test_a_memory_file_system_that_is_really_full(folder: Path) -> None:
+def test_a_mounted_memory_file_system_that_is_full(folder: Path) -> None:
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, check=False
     )
@@ -216,7 +216,7 @@ def test_a_memory_file_system_that_is_really_full(folder: Path) -> None:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_what_a_cluster_left_is_removed_by_its_prefix(folder: Path) -> None:
+def test_remove_all_removes_the_files_of_a_prefix(folder: Path) -> None:
     segment, bell, other = (
         Segment.create("nbdist-a", 10),
         Doorbell.create("nbdist-a"),
@@ -242,7 +242,7 @@ time.sleep(1000)
 """
 
 
-def test_what_a_killed_process_outside_a_cluster_left_is_removed_by_its_pid() -> None:
+def test_remove_abandoned_removes_files_of_killed_processes() -> None:
     script = [sys.executable, "-c", LEAVES]
     with (
         subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as killed,
@@ -277,15 +277,15 @@ def test_a_doorbell_that_cannot_be_opened_leaves_no_file(
     assert not list(shared_folder().glob(f"{prefix}-*"))
 
 
-def test_a_ring_wakes_who_waits(prefix: str) -> None:
+def test_a_ring_wakes_a_waiting_task(prefix: str) -> None:
     bell = Doorbell.create(prefix)
     ringer = Ringer(bell.name)
-    heard: list[bytes] = []
-    waiter = threading.Thread(target=lambda: heard.append(bell.wait(30.0)))
+    received: list[bytes] = []
+    waiter = threading.Thread(target=lambda: received.append(bell.wait(30.0)))
     waiter.start()
     ringer.ring(b"\x01\x02")
     waiter.join(10)
-    assert heard == [b"\x01\x02"]
+    assert received == [b"\x01\x02"]
     assert bell.wait(0) == b""
     bell.ring_self(b"me")
     assert bell.wait(30.0) == b"me"
@@ -293,14 +293,14 @@ def test_a_ring_wakes_who_waits(prefix: str) -> None:
     bell.close()
 
 
-def test_messages_arrive_whole_and_in_order_from_each(prefix: str) -> None:
+def test_messages_of_each_ringer_arrive_whole_and_in_order(prefix: str) -> None:
     bell = Doorbell.create(prefix)
     count, size = 2000, 8
 
-    def ring(who: int) -> None:
+    def ring(number_of_ringer: int) -> None:
         ringer = Ringer(bell.name)
         for number in range(count):
-            message = bytes([who]) * (size - 4) + number.to_bytes(4, "little")
+            message = bytes([number_of_ringer]) * (size - 4) + number.to_bytes(4, "little")
             while True:
                 try:
                     ringer.ring(message)
@@ -309,16 +309,16 @@ def test_messages_arrive_whole_and_in_order_from_each(prefix: str) -> None:
                     continue
         ringer.close()
 
-    threads = [threading.Thread(target=ring, args=(who,)) for who in range(3)]
+    threads = [threading.Thread(target=ring, args=(one,)) for one in range(3)]
     for thread in threads:
         thread.start()
     got: list[list[int]] = [[], [], []]
     while sum(map(len, got)) < 3 * count:
-        heard = bell.wait(10.0)
-        assert heard, "a ring was lost"
-        assert len(heard) % size == 0
-        for start in range(0, len(heard), size):
-            message = heard[start : start + size]
+        received = bell.wait(10.0)
+        assert received, "a ring was lost"
+        assert len(received) % size == 0
+        for start in range(0, len(received), size):
+            message = received[start : start + size]
             assert len(set(message[: size - 4])) == 1
             got[message[0]].append(int.from_bytes(message[size - 4 :], "little"))
     assert got == [list(range(count))] * 3
@@ -327,7 +327,7 @@ def test_messages_arrive_whole_and_in_order_from_each(prefix: str) -> None:
     bell.close()
 
 
-def test_a_doorbell_that_is_closed_is_told_apart(prefix: str) -> None:
+def test_a_closed_doorbell_raises(prefix: str) -> None:
     bell = Doorbell.create(prefix)
     ringer = Ringer(bell.name)
     bell.close()
@@ -338,10 +338,10 @@ def test_a_doorbell_that_is_closed_is_told_apart(prefix: str) -> None:
         Ringer(bell.name)
     ringer.close()
     ringer.close()
-    ringer.ring(b"x")  # closed by its own side: nothing to tell
+    ringer.ring(b"x")  # no effect after the own close
 
 
-def test_nobody_behind_a_doorbell_is_told(prefix: str) -> None:
+def test_a_doorbell_without_a_reader_raises(prefix: str) -> None:
     path = shared_folder() / f"{prefix}-0"
     os.mkfifo(path, 0o600)
     try:
@@ -351,7 +351,7 @@ def test_nobody_behind_a_doorbell_is_told(prefix: str) -> None:
         path.unlink()
 
 
-def test_whether_anybody_listens_is_seen_without_a_ring(prefix: str) -> None:
+def test_has_reader_sends_nothing(prefix: str) -> None:
     bell = Doorbell.create(prefix)
     ringer = Ringer(bell.name)
     assert ringer.has_reader()
@@ -367,14 +367,14 @@ def test_whether_anybody_listens_is_seen_without_a_ring(prefix: str) -> None:
 def test_a_full_doorbell_never_blocks(prefix: str) -> None:
     bell = Doorbell.create(prefix)
     ringer = Ringer(bell.name)
-    with pytest.raises(UnavailableError, match="is stopped"):  # noqa: PT012 - which ring fails is not known
+    with pytest.raises(UnavailableError, match="is stopped"):  # noqa: PT012 - which ring fails varies
         for _ in range(1 << 10):
             ringer.ring(bytes(4096))
     ringer.close()
     bell.close()
 
 
-def test_without_a_memory_file_system_the_temporary_folder_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_temporary_folder_is_used_without_a_memory_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *args: False)
     assert str(shared_folder()) == shm.tempfile.gettempdir()
 
@@ -390,5 +390,5 @@ def test_a_forked_child_shares_a_segment(prefix: str) -> None:
         assert bell.wait(30.0) == b"ok"
         assert segment.bytes.min() == 3
         assert process.wait(30) == 0
-        assert (shared_folder() / segment.name).exists()  # it was not the child's to remove
+        assert (shared_folder() / segment.name).exists()  # the child does not own it
         bell.close()

@@ -1,4 +1,4 @@
-"""What every collective keeps, whatever it travels by: tests that each implementation's tests inherit."""
+"""The tests of every collective; each implementation's test class inherits them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class World:
         self._pool = ThreadPoolExecutor(len(ranks))
 
     def all(self, work: Work) -> list[Any]:
-        """Do the same on all ranks; return what each returned or raised."""
+        """Run the same on all ranks; return the results or exceptions."""
         return self.each([work] * len(self.ranks))
 
     def each(self, works: Sequence[Work]) -> list[Any]:
@@ -57,7 +57,7 @@ class World:
 
 
 def expected(op: str, values: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """What NumPy makes of it, one rank after the other."""
+    """NumPy's result, combined in the order of ranks."""
     with np.errstate(all="ignore"):
         if op == "mean":
             return np.asarray(np.mean(np.stack(values), axis=0))
@@ -68,7 +68,7 @@ def expected(op: str, values: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any,
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in dtype, shape and every bit that counts."""
+    """Equal in dtype, shape and every significant bit."""
     return (
         isinstance(one, np.ndarray)
         and one.dtype == other.dtype
@@ -78,7 +78,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def bits(x: np.ndarray[Any, Any]) -> bytes:
-    """The bytes of an array that count: a long double of 16 bytes has 10."""
+    """The significant bytes of an array: a long double of 16 bytes has 10."""
     raw = np.frombuffer(x.tobytes(), np.uint8)
     return (
         raw.reshape(-1, 16)[:, :10].tobytes()
@@ -88,7 +88,7 @@ def bits(x: np.ndarray[Any, Any]) -> bytes:
 
 
 def quiet(work: Work) -> Work:
-    """NumPy warns of overflows by thread; they are meant here."""
+    """Suppress NumPy's warnings of overflows, which are set for each thread; they are expected here."""
 
     def run(group: Collective) -> Any:
         with np.errstate(all="ignore"):
@@ -120,7 +120,7 @@ def ranks_values(draw: st.DrawFn, size: int) -> list[np.ndarray[Any, Any]]:
 class CollectiveContract:
     """Inherit, and give `make_world`: a function of the number of ranks that returns their collectives.
 
-    Its options are what a Member can have besides, such as `check`.
+    Its options are further arguments of a Member, such as `check`.
     """
 
     sizes = (1, 2, 3)
@@ -133,7 +133,7 @@ class CollectiveContract:
     @pytest.fixture(scope="class")
     @classmethod
     def worlds(cls) -> Iterator[Callable[[int], World]]:
-        """Worlds that tests which break nothing share."""
+        """Worlds that several tests share; they do not break them."""
         made: dict[int, World] = {}
         own = cls()
 
@@ -148,7 +148,7 @@ class CollectiveContract:
 
     @pytest.fixture
     def fresh(self) -> Iterator[Callable[..., World]]:
-        """A world of a test's own, to break."""
+        """A new world for one test, which may break it."""
         with ExitStack() as stack:
 
             def get(size: int, **options: Any) -> World:
@@ -172,18 +172,18 @@ class CollectiveContract:
 
     @settings(max_examples=examples(25), suppress_health_check=INHERITED)
     @given(data=st.data())
-    def test_all_reduce_is_numpys(self, worlds: Callable[[int], World], data: st.DataObject) -> None:
+    def test_all_reduce_equals_numpy(self, worlds: Callable[[int], World], data: st.DataObject) -> None:
         world = worlds(data.draw(st.sampled_from(self.sizes)))
         values = data.draw(ranks_values(len(world.ranks)))
         op = data.draw(st.sampled_from(["sum", "mean", "min", "max", "product"]))
         results = world.all(quiet(lambda group: group.all_reduce(values[group.rank], op)))
         if values[0].dtype == "f2" and op != "mean" and not self.ordered:
-            return  # no tolerance says anything about products of halves
+            return  # no tolerance is meaningful for products of float16
         self.agree(results, expected(op, values))
 
     @settings(max_examples=examples(15), suppress_health_check=INHERITED)
     @given(data=st.data())
-    def test_reduce_scatter_is_a_part_of_it(
+    def test_reduce_scatter_returns_a_part_of_an_all_reduce(
         self, worlds: Callable[[int], World], data: st.DataObject
     ) -> None:
         world = worlds(data.draw(st.sampled_from(self.sizes)))
@@ -217,7 +217,7 @@ class CollectiveContract:
             assert all(one is place for one, place in zip(in_place, places))
             self.agree(in_place, expected(op, values))
 
-    def test_large_arrays_of_other_calls(self, worlds: Callable[[int], World]) -> None:
+    def test_large_arrays_in_the_other_calls(self, worlds: Callable[[int], World]) -> None:
         for size in self.sizes:
             world = worlds(size)
             values = [np.random.default_rng(rank).integers(0, 99, (401, 1003)) for rank in range(size)]
@@ -245,7 +245,7 @@ class CollectiveContract:
             for result in worlds(size).all(shifted):
                 assert same(result, np.arange(300_000.0) + size - 1)
 
-    def test_lent_arrays_are_reduced_in_place(self, worlds: Callable[[int], World]) -> None:
+    def test_symmetric_buffers_are_reduced_in_place(self, worlds: Callable[[int], World]) -> None:
         for size in self.sizes:
 
             def reduce(group: Collective) -> Any:
@@ -267,7 +267,7 @@ class CollectiveContract:
             for result in results:
                 assert same(result, results[0]), results
 
-    def test_arrays_on_a_device_come_back_as_such(
+    def test_device_arrays_return_device_arrays(
         self, worlds: Callable[[int], World], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "cupy", FakeGpus())
@@ -275,7 +275,7 @@ class CollectiveContract:
         total = np.sum(values, axis=0)
 
         def on_device(group: Collective) -> list[Any]:
-            group = getattr(group, "bare", group)  # of what carries host arrays to a GPU itself
+            group = getattr(group, "bare", group)  # without a wrapper that copies host arrays to a GPU
             x, out = GpuArray(values[group.rank].copy()), GpuArray(np.empty((5, 7), "f4"))
             assert group.all_reduce(x, "sum", out) is out
             results = [
@@ -329,19 +329,19 @@ class CollectiveContract:
                     assert result[4 * number + 2] == number + number % size
 
     def test_a_barrier_waits_for_all(self, worlds: Callable[[int], World]) -> None:
-        came: list[int] = []
+        arrived: list[int] = []
 
         def late(group: Collective) -> int:
             if group.rank == 0:
                 deadline = time.monotonic() + SECONDS
-                while len(came) < group.size - 1 and time.monotonic() < deadline:
+                while len(arrived) < group.size - 1 and time.monotonic() < deadline:
                     time.sleep(0)
-            came.append(group.rank)
+            arrived.append(group.rank)
             group.barrier()
-            return len(came)
+            return len(arrived)
 
         for size in self.sizes:
-            came.clear()
+            arrived.clear()
             assert worlds(size).all(late) == [size] * size
 
     @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ class CollectiveContract:
         ids=["shape", "dtype", "op", "root", "call", "size", "large"],
     )
     @pytest.mark.parametrize("odd", [0, 1, 2])
-    def test_a_mismatch_is_raised_by_all_and_names_both(
+    def test_all_ranks_raise_a_mismatch_that_names_both_calls(
         self, fresh: Callable[..., World], works: tuple[Work, Work], words: list[str], odd: int
     ) -> None:
         world = fresh(3)
@@ -392,7 +392,7 @@ class CollectiveContract:
             assert isinstance(result, InvalidArgumentError)
             assert "broken" in str(result)
 
-    def test_arguments_that_nobody_can_mean(self, worlds: Callable[[int], World]) -> None:
+    def test_invalid_arguments_are_refused(self, worlds: Callable[[int], World]) -> None:
         world = worlds(1)
         bad: list[tuple[Work, str]] = [
             (lambda g: g.all_reduce(np.ones(3), "median"), "no op 'median'; choose from"),
@@ -408,9 +408,9 @@ class CollectiveContract:
             (error,) = world.all(work)
             assert isinstance(error, InvalidArgumentError), error
             assert text in str(error)
-        assert world.all(lambda group: group.all_reduce(1.0)) == [1.0], "the group is as good as before"
+        assert world.all(lambda group: group.all_reduce(1.0)) == [1.0], "the group still works"
 
-    def test_an_abort_wakes_all_with_the_first_reason(self, fresh: Callable[..., World]) -> None:
+    def test_an_abort_ends_all_waits_with_the_first_reason(self, fresh: Callable[..., World]) -> None:
         world = fresh(3)
         world.all(lambda group: group.barrier())
         begun = time.monotonic()
@@ -425,7 +425,7 @@ class CollectiveContract:
             assert "the body raised ValueError" in str(result)
 
     @pytest.mark.parametrize("kind", [AbortedError, UnavailableError, OSError])
-    def test_what_the_outside_check_raises_ends_the_wait_of_all(
+    def test_an_error_of_the_abort_check_ends_all_waits(
         self, fresh: Callable[..., World], kind: type[Exception]
     ) -> None:
         flag, raised, ended = threading.Event(), [], kind("the run was ended")
@@ -439,12 +439,12 @@ class CollectiveContract:
             try:
                 group.barrier()
             finally:
-                who[group.rank] = threading.get_ident()
+                threads[group.rank] = threading.get_ident()
             return 0
 
         world = fresh(3, check=check)
         assert world.all(lambda group: group.all_reduce(1, "sum")) == [3] * 3
-        who: dict[int, int] = {}
+        threads: dict[int, int] = {}
         begun = time.monotonic()
         timer = threading.Timer(0.1, flag.set)
         timer.start()
@@ -452,7 +452,7 @@ class CollectiveContract:
         timer.join()
         assert time.monotonic() - begun < 2.1 + SLACK_SECONDS
         for rank, result in enumerate(results[:2]):
-            if who[rank] in raised:
+            if threads[rank] in raised:
                 assert result is ended
             else:
                 assert isinstance(result, kind if kind is not OSError else AbortedError), result
@@ -461,7 +461,7 @@ class CollectiveContract:
         for result in world.all(lambda group: [group.barrier() for _ in range(2)]):
             assert "the run was ended" in str(result), result
 
-    def test_an_outside_check_is_looked_at_between_short_waits(self, fresh: Callable[..., World]) -> None:
+    def test_the_abort_check_is_called_between_short_waits(self, fresh: Callable[..., World]) -> None:
         flag = threading.Event()
 
         def check() -> None:
@@ -480,7 +480,7 @@ class CollectiveContract:
             assert isinstance(result, AbortedError), result
         assert time.monotonic() - begun < 2.0 + SLACK_SECONDS
 
-    def test_an_error_inside_wakes_the_others(self, fresh: Callable[..., World]) -> None:
+    def test_an_error_in_a_call_ends_the_waits_of_the_others(self, fresh: Callable[..., World]) -> None:
         world = fresh(3)
 
         def strict(group: Collective) -> Any:
@@ -492,7 +492,7 @@ class CollectiveContract:
         results = world.all(lambda group: group.barrier())
         assert all(isinstance(one, AbortedError) and "overflow" in str(one) for one in results), results
 
-    def test_a_rank_that_leaves_is_not_waited_for(self, fresh: Callable[..., World]) -> None:
+    def test_ranks_do_not_wait_for_a_rank_that_leaves(self, fresh: Callable[..., World]) -> None:
         world = fresh(3)
         world.all(lambda group: group.barrier())
         results = world.each(
@@ -504,7 +504,7 @@ class CollectiveContract:
             assert "has left" in str(result)
         assert isinstance(world.all(lambda group: group.barrier())[1], FailedPreconditionError)
 
-    def test_ranks_leave_after_the_last_call_without_hurting_it(self, fresh: Callable[..., World]) -> None:
+    def test_ranks_may_leave_directly_after_the_last_call(self, fresh: Callable[..., World]) -> None:
         for _ in range(5):
             world = fresh(3)
 
@@ -515,7 +515,7 @@ class CollectiveContract:
 
             assert world.all(last) == [6.0] * 3
 
-    def test_a_body_that_raises_aborts(self, fresh: Callable[..., World]) -> None:
+    def test_an_exception_in_the_with_block_aborts(self, fresh: Callable[..., World]) -> None:
         world = fresh(2)
 
         def body(group: Collective) -> None:
@@ -529,7 +529,7 @@ class CollectiveContract:
         assert "bad data" in str(one)
         assert isinstance(other, ValueError)
 
-    def test_one_thread_at_a_time(self, fresh: Callable[..., World]) -> None:
+    def test_a_second_thread_in_a_call_is_refused(self, fresh: Callable[..., World]) -> None:
         world = fresh(2)
         group = world.ranks[0]
         begun = threading.Thread(target=group.barrier)
@@ -547,9 +547,9 @@ class CollectiveContract:
 
 
 class ControlContract(CollectiveContract):
-    """What a group keeps that NCCL's ranks agree by: a rank sees what the others do."""
+    """Tests of groups that can be the control group of NCCL: `peek` shows the state of the others."""
 
-    def test_who_waits_or_has_left_is_seen_without_waiting(self, fresh: Callable[..., World]) -> None:
+    def test_peek_shows_that_a_rank_waits_or_has_left(self, fresh: Callable[..., World]) -> None:
         world = fresh(3)
         assert world.all(lambda group: group.barrier()) == [None] * 3
         seen: set[str] = set()

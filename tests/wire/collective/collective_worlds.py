@@ -1,4 +1,4 @@
-"""Groups of this process's threads, and of real processes."""
+"""Groups of threads of this process, and groups of processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def formed(hosts: Sequence[str], kind: str, **options: Any) -> list[Collective]:
 
 
 class Rank:
-    """One rank in a process of its own, which does what it is told."""
+    """One rank in its own process, which executes orders."""
 
     def __init__(self, start: Callable[..., subprocess.Popen[str]] = subprocess.Popen) -> None:
         command = [sys.executable, "-c", PROCESS]
@@ -60,7 +60,7 @@ class Rank:
 
 
 class Processes:
-    """A group of ranks in processes of their own, each started by the `start` of its number."""
+    """A group of ranks, each in its own process that `start` starts, given its rank."""
 
     def __init__(
         self, hosts: Sequence[str], start: Callable[..., subprocess.Popen[str]] | None = None
@@ -70,14 +70,14 @@ class Processes:
         self.prefix = ""
 
     def form(self, kind: str) -> None:
-        """Form a group of all; one that they have is forgotten."""
+        """Form a group of all; it replaces an earlier one."""
         kind = kind.split()[0]
         everyone = members(self.hosts)
         self.prefix = everyone[0].prefix
         for rank, member in zip(self.ranks, everyone):
             assert member.keys is not None
             entries = {**asdict(member), "keys": member.keys.to_dict()}
-            rank.ask(do="sit", kind=kind, member=entries)
+            rank.ask(do="make_endpoint", kind=kind, member=entries)
         infos = [rank.answer() for rank in self.ranks]
         assert self.all(do="join", infos=infos) == [kind] * len(infos)
 
@@ -103,10 +103,10 @@ from nbdist.wire.collective.base import Member
 from nbdist.wire.collective.registry import COLLECTIVES
 from nbdist.wire.keys import ClusterKeys
 
-def say(value):
+def send(value):
     print(json.dumps(value), flush=True)
 
-def sit(kind, member):
+def make_endpoint(kind, member):
     global endpoint
     member["keys"] = ClusterKeys.from_dict(member["keys"])
     member["hosts"], member["names"] = tuple(member["hosts"]), tuple(member["names"])
@@ -121,8 +121,8 @@ def join(infos):
 def reduce(count):
     return group.all_reduce(np.full(count, group.rank + 1.0), "sum").sum()
 
-def for_ever(count):
-    say("begun")
+def reduce_without_end(count):
+    send("begun")
     x = np.ones(count)
     while True:
         group.all_reduce(x)
@@ -132,34 +132,34 @@ def barrier():
     def begun():
         while group.sequence == before:
             time.sleep(0.001)
-        say("begun")
+        send("begun")
     threading.Thread(target=begun, daemon=True).start()
     group.barrier()
 
-def meet_again_and_again():
+def barrier_without_end():
     while True:
         group.barrier()
 
 def close():
     group.close()
 
-def obey(order):
+def execute(order):
     try:
         return globals()[order.pop("do")](**order)
     except (NbdistError, KeyboardInterrupt) as error:
         return [type(error).__name__, str(error)]
 
-def obey_and_survive(order):
+def execute_and_survive(order):
     try:
-        return obey(order)
-    except KeyboardInterrupt as error:  # another, while the first was looked at
+        return execute(order)
+    except KeyboardInterrupt as error:  # a second one, while the first is handled
         return [type(error).__name__, str(error)]
 
-if mpi_world.is_started(os.environ):  # as engines do
+if mpi_world.is_started(os.environ):  # as engines of --launcher mpi do
     mpi_world.enter_world(finalize=False)
 while line := sys.stdin.readline():
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    value = obey_and_survive(json.loads(line))
+    value = execute_and_survive(json.loads(line))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    say(value)
+    send(value)
 """

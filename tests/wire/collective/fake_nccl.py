@@ -1,9 +1,9 @@
-"""A stand-in for CuPy with NCCL, on host memory: no GPU has to be there, and none has been.
+"""A fake of CuPy with NCCL, on host memory, for tests without a GPU.
 
-Each thread is a rank with a GPU and a stream, on which work waits: an NCCL call is done when all ranks have
-got to it on theirs, and what was put on the stream after it comes after it. A call that some rank never makes
-stays for ever, until it is aborted. Calls that meet and differ, which would hang or corrupt memory on GPUs,
-are noted in `clashes`.
+Each thread is a rank with a GPU and a stream of queued work. An NCCL call completes when all ranks have
+reached it on their streams; later work on the stream runs after it. A call that a rank never makes stays
+incomplete until it is aborted. Different calls that are matched, which would hang or corrupt memory on GPUs,
+are recorded in `clashes`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ OPS: dict[int, np.ufunc] = {1: np.add, 2: np.multiply, 3: np.maximum, 4: np.mini
 
 
 class GpuArray(DeviceArray):
-    """An array on a GPU, with what NCCL needs of it; what is assigned to it is assigned in stream order."""
+    """An array on a GPU, with the attributes that NCCL needs; assignments run in stream order."""
 
-    __module__ = "cupy"  # as CuPy's own arrays say
+    __module__ = "cupy"  # as in CuPy's own arrays
 
     nbytes = property(lambda self: self.host.nbytes)
     flags = property(lambda self: types.SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
@@ -50,7 +50,7 @@ class GpuArray(DeviceArray):
 
 
 class Queue:
-    """A stream: what is put on it is done in order, as far as it can be."""
+    """A stream: executes its work in order, until an item that cannot complete yet."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], bool]] = deque()
@@ -92,7 +92,7 @@ class Event:
 
 
 class Device:
-    """A device; GPUs are told apart by their places, for each thread its own."""
+    """A device; each thread has its own PCI bus id."""
 
     def __init__(self, number: int = 0) -> None:
         self.id = number
@@ -102,7 +102,7 @@ class Device:
         return getattr(_here, "place", None) or f"0000:{threading.get_ident():x}"
 
     def use(self) -> None:
-        """One device is all that a thread has."""
+        """A thread has only one device."""
 
     def __enter__(self) -> Device:
         return self
@@ -128,7 +128,7 @@ class Meeting:
 
 
 class FakeNccl:
-    """What `cupy.cuda.nccl` is."""
+    """The fake of `cupy.cuda.nccl`."""
 
     available = True
     NcclError = NcclError
@@ -163,7 +163,7 @@ class FakeNccl:
         barrier.wait()
 
     def meet(self, name: bytes, number: int, size: int, rank: int, call: tuple[Any, ...]) -> bool:
-        """Come to a call; return whether it is done."""
+        """Join a call; return whether it is complete."""
         with self._lock:
             meeting = self._meetings.setdefault((name, number), Meeting(size))
             meeting.here[rank] = call
@@ -179,7 +179,7 @@ class FakeNccl:
 
 
 def perform(calls: list[tuple[Any, ...]]) -> None:
-    """Move values as NCCL would; a call is (what, count, type, op, root, where from, where to)."""
+    """Move values as NCCL would; a call is (what, count, type, op, root, source, destination)."""
     what, count, kind, op, root = calls[0][:-2]
     size, dtype = len(calls), np.dtype(DTYPES[kind])
 
@@ -202,7 +202,7 @@ def perform(calls: list[tuple[Any, ...]]) -> None:
 
 
 class Communicator:
-    """One rank's end."""
+    """One rank's communicator."""
 
     def __init__(self, nccl: FakeNccl, size: int, name: tuple[int, ...], rank: int) -> None:
         self._nccl, self._size, self._rank = nccl, size, rank
@@ -245,7 +245,7 @@ class Communicator:
 
 
 class FakeGpus(FakeCupy):
-    """What `cupy` is, where every thread has a GPU of its own."""
+    """The fake of `cupy`, with one GPU for each thread."""
 
     def __init__(self) -> None:
         super().__init__()

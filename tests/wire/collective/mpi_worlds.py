@@ -1,7 +1,7 @@
 """MPI worlds for tests: rank processes, and groups with calls that run in them.
 
-A test's threads hold one RemoteGroup per rank; what they call is called in that rank's process, on the same
-bytes with the same strides and overlaps.
+A test's threads have one RemoteGroup per rank. It forwards each call to that rank's process, with arrays of
+the same bytes, strides and overlaps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 
 class MpiWorld:
-    """A world of processes that are yet to be started; a thread of this process answers them."""
+    """A world of processes that `start` starts; a thread of this process answers their MPI requests."""
 
     def __init__(self, ranks: int) -> None:
         self._manager = ProcessManager(ranks)
@@ -63,7 +63,7 @@ class MpiWorld:
 
 
 class RemoteRank:
-    """A process that is one rank of a world, and makes calls of any number of groups there."""
+    """A process that is one rank of a world and takes part in any number of groups."""
 
     def __init__(self, world: MpiWorld, rank: int) -> None:
         self._pipe, theirs = Pipe()
@@ -84,7 +84,7 @@ class RemoteRank:
         threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, what: str, *values: Any, check: Callable[[], None] | None = None) -> Any:
-        """Have something done there; `check` is called here, when it is looked at there."""
+        """Execute a method in the process; `check` is called here whenever the process calls its check."""
         number = next(self._numbers)
         answers = self._answers[number] = SimpleQueue()
         raised: BaseException | None = None
@@ -123,7 +123,7 @@ class RemoteRank:
 
 
 class RemoteGroup:
-    """One rank's end of a group, in the rank's own process; looks like a Collective."""
+    """One rank of a group in the rank's own process; has the interface of a Collective."""
 
     kind = "mpi"
 
@@ -193,7 +193,7 @@ class RemoteGroup:
 
 
 def packed(one: Any, wholes: list[Array]) -> Any:
-    """Return how to find an array in memory that it, or another one, is a view of."""
+    """Return an array as a view of its base array, for pickling."""
     if is_on_device(one):
         return ("on a device", type(one).__name__, packed(one.host, wholes))
     if not isinstance(one, np.ndarray) or one.dtype.hasobject:
@@ -209,7 +209,7 @@ def packed(one: Any, wholes: list[Array]) -> Any:
 
 
 def memory_of(whole: Array) -> Array:
-    """Return the bytes of an array that owns them; pickled so, they come out as they were."""
+    """Return the bytes of an array that owns its memory, for pickling."""
     return whole.ravel(order="K").view(np.uint8)
 
 
@@ -246,9 +246,9 @@ def remote_groups(
             thread.join(SECONDS)
         return results
 
-    sat = each(lambda rank: ranks[rank].ask("sit", everyone[rank], check is not None))
-    infos = [info for _, info in sat]
-    numbers = [number for number, _ in sat]
+    made = each(lambda rank: ranks[rank].ask("make_endpoint", everyone[rank], check is not None))
+    infos = [info for _, info in made]
+    numbers = [number for number, _ in made]
     joined = each(lambda rank: ranks[rank].ask("join", numbers[rank], infos, check=check))
     assert joined == ["mpi"] * len(ranks)
     for group, number in zip(groups, numbers):
@@ -257,7 +257,7 @@ def remote_groups(
 
 
 class Server:
-    """What a rank's process does: each question in a thread of its own."""
+    """The server in a rank's process: executes each request in its own thread."""
 
     def __init__(self, pipe: Connection[Any, Any]) -> None:
         self._pipe, self._sending = pipe, threading.Lock()
@@ -295,7 +295,7 @@ class Server:
         if error is not None:
             raise error
 
-    def sit(self, member: Any, checks: bool) -> tuple[int, Any]:
+    def make_endpoint(self, member: Any, checks: bool) -> tuple[int, Any]:
         from nbdist.wire.collective.mpi.collective import MpiEndpoint
 
         endpoint = MpiEndpoint(replace(member, check=self._check if checks else None))
@@ -347,5 +347,5 @@ class Server:
 if __name__ == "__main__":
     from nbdist.wire.collective.mpi.world import enter_world
 
-    enter_world(finalize=False)  # all ranks do, as engines; it waits for them
+    enter_world(finalize=False)  # as engines do; it waits for all ranks
     Server(Connection(int(sys.argv[1]))).run()

@@ -1,4 +1,4 @@
-"""Ranks that share a core part, and only where that helps."""
+"""CoreAffinity moves a thread off a shared core if another core is free."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from nbdist.wire.collective.shm.segment import THREAD
 from nbdist.wire.collective.shm.sync import CoreAffinity, core_of
 
 CORES = sorted(os.sched_getaffinity(0))
-NOBODY = 2**22 + 1  # above the largest id of a thread
+NO_THREAD = 2**22 + 1  # above the largest id of a thread
 
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
-    """Which cores this thread was allowed, one after the other; it is not really moved."""
+    """Record the sets of cores that the thread is restricted to, without moving it."""
     asked: list[set[int]] = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda who, cores: asked.append(set(cores)))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {0, 1, 2})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: asked.append(set(cores)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     return asked
 
 
@@ -32,7 +32,7 @@ def words(threads: list[int]) -> list[memoryview[int]]:
     return [row.data for row in rows]
 
 
-def test_a_thread_is_found_where_it_runs() -> None:
+def test_core_of_returns_the_core_of_a_thread() -> None:
     found: list[int] = []
 
     def run() -> None:
@@ -43,11 +43,11 @@ def test_a_thread_is_found_where_it_runs() -> None:
     thread.start()
     thread.join()
     assert found == [CORES[-1]]
-    assert core_of(NOBODY) == -1
+    assert core_of(NO_THREAD) == -1
     assert core_of(0) == -1
 
 
-def test_who_shares_a_core_moves_to_one_that_no_rank_has(
+def test_a_rank_on_a_shared_core_moves_to_a_free_one(
     moves: list[set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = threading.get_native_id()
@@ -64,7 +64,7 @@ def test_who_shares_a_core_moves_to_one_that_no_rank_has(
 
 
 @pytest.mark.parametrize("others", [[1, 2], [0, 1, 2], [-1, -1]])
-def test_who_has_a_core_or_finds_none_free_stays(
+def test_a_rank_with_its_own_core_or_without_a_free_one_stays(
     moves: list[set[int]], monkeypatch: pytest.MonkeyPatch, others: list[int]
 ) -> None:
     own = threading.get_native_id()
@@ -74,7 +74,7 @@ def test_who_has_a_core_or_finds_none_free_stays(
     assert moves == []
 
 
-def test_where_nobody_is_known_nobody_moves(moves: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_stays_while_the_threads_of_the_others_are_unknown(moves: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "core_of", lambda thread: -1)
     CoreAffinity(0, words([0, 0])).separate(1.0)
     assert moves == []

@@ -1,4 +1,4 @@
-"""Buckets: the plan, and gradients that come in any order."""
+"""Buckets: the plan, and gradients in any order."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_every_tensor_is_in_one_bucket_in_order_and_none_is_too_large(
         assert small or len(bucket.places) == 1
 
 
-def test_two_of_one_name_are_refused() -> None:
+def test_two_tensors_of_one_name_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="two tensors have the name 'w'"):
         plan_buckets([("w", (1,), "f4"), ("w", (1,), "f4")])
 
 
-def test_gradients_come_in_any_order_and_steps_follow_each_other() -> None:
+def test_gradients_in_any_order_over_several_steps() -> None:
     plan = plan_buckets(TENSORS, limit=100)
     assert len(plan) > 5
 
@@ -66,7 +66,7 @@ def test_gradients_come_in_any_order_and_steps_follow_each_other() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "nbdist buckets"]
 
 
-def test_the_first_bucket_is_reduced_before_the_last_gradient_is_there() -> None:
+def test_the_first_bucket_is_reduced_before_the_last_gradient_is_put() -> None:
     plan = plan_buckets([("late layer", (3,), "f4"), ("early layer", (3,), "f4")], limit=12, first=12)
     one, other = thread_group(["a", "b"])
     mine = Buckets(one, plan, "sum")
@@ -81,7 +81,7 @@ def test_the_first_bucket_is_reduced_before_the_last_gradient_is_there() -> None
     mine.close()
 
 
-def test_what_is_not_in_the_plan_twice_or_missing_is_named() -> None:
+def test_unknown_repeated_and_missing_gradients_are_named() -> None:
     buckets = Buckets(thread_group(["alone"])[0], plan_buckets([("w", (2,), "f4"), ("b", (), "f4")]))
     with pytest.raises(InvalidArgumentError, match="'v' is not in the plan"):
         buckets.put("v", 1)

@@ -1,4 +1,4 @@
-"""What one call does to the ranks' values, beside NumPy."""
+"""The results of single calls, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nbdist.wire.collective.call import combine, describe
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "g", "c8", "c16"])
-def test_a_mean_has_the_bits_of_numpys(dtype: str) -> None:
+def test_a_mean_is_bitwise_equal_to_numpys(dtype: str) -> None:
     for seed in range(40):
         random = np.random.default_rng(seed)
         values = [random.normal(size=50).astype(dtype) for _ in range(3)]

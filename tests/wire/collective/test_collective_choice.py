@@ -1,4 +1,4 @@
-"""Which collective is chosen, and groups that cannot be formed as hoped."""
+"""The choice of a collective, and groups that cannot be formed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Infos = list[dict[str, Any]]
 
 
 class Table:
-    """Where ranks lay their infos, as a caller's own way to exchange them."""
+    """Exchanges the ranks' endpoint infos, as a caller of `form` does."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=20)
@@ -53,7 +53,7 @@ def left(member: Member) -> list[str]:
     ("hosts", "kind"),
     [(["a"], "local"), (["a", "a"], "shm"), (["a", "b"], "ring"), (["a", "b", "b"], "hierarchical")],
 )
-def test_a_group_is_formed_as_its_hosts_allow(hosts: list[str], kind: str) -> None:
+def test_auto_chooses_by_the_hosts(hosts: list[str], kind: str) -> None:
     groups = formed_by_all(members(hosts))
     assert {group.kind for group in groups} == {kind}
     with ThreadPoolExecutor(len(groups)) as pool:
@@ -63,7 +63,7 @@ def test_a_group_is_formed_as_its_hosts_allow(hosts: list[str], kind: str) -> No
         group.close()
 
 
-def test_what_is_named_has_to_be_possible() -> None:
+def test_a_named_collective_has_to_be_possible() -> None:
     assert choose(["a", "a"], "ring") == "ring"
     with pytest.raises(InvalidArgumentError, match="no collective 'pigeon'; choose from auto, local, shm"):
         choose(["a"], "pigeon")
@@ -75,7 +75,7 @@ def test_what_is_named_has_to_be_possible() -> None:
         replace(members(["a", "b"])[0], rank=3)
 
 
-def test_without_room_for_shared_memory_all_take_sockets_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_use_sockets_if_shared_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     create = Segment.create
     made: list[int] = []
 
@@ -98,7 +98,7 @@ def test_without_room_for_shared_memory_all_take_sockets_and_say_so(monkeypatch:
         formed_by_all(everyone, kind="shm")
 
 
-def test_a_card_of_another_incarnation_is_refused() -> None:
+def test_an_info_of_another_incarnation_is_refused() -> None:
     one, other = members(["a", "a"])
     endpoints = [ShmEndpoint(one), ShmEndpoint(replace(other, incarnation=other.incarnation + 1))]
     infos = [endpoint.info for endpoint in endpoints]
@@ -109,7 +109,7 @@ def test_a_card_of_another_incarnation_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shm", "ring"])
-def test_a_rank_that_does_not_come_is_named(kind: str) -> None:
+def test_a_rank_that_does_not_join_is_named(kind: str) -> None:
     from nbdist.wire.collective.registry import COLLECTIVES
 
     everyone = members(["a", "a"])

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own: killed, frozen, interrupted twice; nothing is left behind."""
+"""Ranks in their own processes: killed, frozen, interrupted twice; no files are left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbdist.wire.collective.shm import sync
 
 pytestmark = pytest.mark.processes
 
-NOTICED_SECONDS = 2.0  # that a process is gone, or that the group was aborted
+NOTICED_SECONDS = 2.0  # to detect that a process has ended, or that the group was aborted
 GROUPS = {
     "shm": ["here"] * 3,
     "ring": ["left", "middle", "right"],
@@ -54,7 +54,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_processes_agree_and_their_files_have_no_names(form: Form, kind: str) -> None:
+def test_ranks_in_processes_work_and_their_files_have_no_names(form: Form, kind: str) -> None:
     group = form(kind)
     assert group.files() == []
     assert group.all(do="reduce", count=3) == [18.0] * 3
@@ -63,9 +63,9 @@ def test_processes_agree_and_their_files_have_no_names(form: Form, kind: str) ->
 
 
 @pytest.mark.parametrize("count", [10, 400_000])
-def test_a_killed_rank_is_noticed_by_all(form: Form, kind: str, count: int) -> None:
+def test_all_ranks_detect_a_killed_rank(form: Form, kind: str, count: int) -> None:
     group = form(kind)
-    assert group.all(do="for_ever", count=count) == ["begun"] * 3
+    assert group.all(do="reduce_without_end", count=count) == ["begun"] * 3
     group.ranks[1].kill()
     begun = time.monotonic()
     for rank in (group.ranks[0], group.ranks[2]):
@@ -76,7 +76,7 @@ def test_a_killed_rank_is_noticed_by_all(form: Form, kind: str, count: int) -> N
     assert time.monotonic() - begun < NOTICED_SECONDS + SLACK_SECONDS
 
 
-def test_a_rank_killed_while_others_wait(form: Form, kind: str) -> None:
+def test_waiting_ranks_detect_a_killed_rank(form: Form, kind: str) -> None:
     group = form(kind)
     waiting = [group.ranks[0], group.ranks[2]]
     for rank in waiting:
@@ -103,7 +103,7 @@ def test_an_interrupt_twice_ends_the_group_and_the_next_one_works(form: Form, ki
     name, _ = group.ranks[0].answer()
     assert name == "KeyboardInterrupt"
     assert time.monotonic() - begun < 3 + SLACK_SECONDS
-    group.ranks[2].ask(do="meet_again_and_again")  # the first time all others have come, perhaps
+    group.ranks[2].ask(do="barrier_without_end")  # the first barrier may still complete
     for rank in group.ranks[1:]:
         name, text = rank.answer()
         assert name == "AbortedError", text
@@ -117,7 +117,7 @@ def test_an_interrupt_twice_ends_the_group_and_the_next_one_works(form: Form, ki
     assert group.all(do="reduce", count=400_000) == [6.0 * 400_000] * 3
 
 
-def test_who_is_stopped_is_frozen_and_who_computes_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_process_is_frozen_and_a_busy_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "print('here', flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as busy:
         assert busy.stdout

@@ -1,4 +1,4 @@
-"""Collectives through the real NCCL, where there is a GPU; with one rank, as there may be one GPU only."""
+"""Collectives through the real NCCL, on a machine with a GPU; one rank, because one GPU may be all."""
 
 from __future__ import annotations
 

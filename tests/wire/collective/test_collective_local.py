@@ -1,4 +1,4 @@
-"""Collectives of threads, and of one rank alone."""
+"""Collectives of threads, and of a single rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TestLocal(CollectiveContract):
         return thread_group([f"replica {rank}" for rank in range(size)], **options)
 
 
-def test_who_does_not_come_in_time_is_named() -> None:
+def test_a_rank_that_does_not_make_the_call_is_named() -> None:
     with pytest.raises(
         UnavailableError, match=r"rank 1 \(b\) did not make the call within 0.01 s: barrier\(\)"
     ):

@@ -1,4 +1,4 @@
-"""A connection that is lost and made again loses letters: a rank says so, whichever letter it was."""
+"""A connection that is lost and made again loses messages: the ranks detect every lost message."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from nbdist.wire.collective.ring import DATA, Neighbours, RingCollective
 Calls = Callable[[Collective], object]
 CALLS: dict[str, Calls] = {
     "all_reduce": lambda group: group.all_reduce(np.ones(2_000_000, np.float32)),
-    # The root is through when it has sent all, and hears of the loss in its next call.
+    # The root returns when it has sent all chunks, and receives the failure in its next call.
     "broadcast": lambda group: (group.broadcast(np.ones(2_000_000, np.float32)), group.barrier()),
     "barriers": lambda group: [group.barrier() for _ in range(3)],
 }
 
 
 class Lossy:
-    """An outbox whose connection is lost, and made again, while one of its letters is on the way."""
+    """A sender that loses one of its messages, as when a connection is lost and made again."""
 
     def __init__(self, sender: MessageSender, lost: int) -> None:
-        self._outbox, self._lost, self._sent = sender, lost, 0
+        self._sender, self._lost, self._sent = sender, lost, 0
 
     def send(self, kind: int, *order: Any, **more: Any) -> None:
         self._sent += kind == DATA
         if kind != DATA or self._sent - 1 != self._lost:
-            self._outbox.send(kind, *order, **more)
+            self._sender.send(kind, *order, **more)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._outbox, name)
+        return getattr(self._sender, name)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("what", list(CALLS))
-def test_a_letter_that_is_lost_is_no_other_call(what: str, lost: int) -> None:
+def test_a_lost_message_raises_data_loss(what: str, lost: int) -> None:
     groups = formed(["left", "right"], "ring")
     first = groups[0]
     assert isinstance(first, RingCollective)

@@ -1,4 +1,4 @@
-"""Collectives by MPI: ranks are processes of one world."""
+"""Collectives over MPI: the ranks are processes of one world."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def together(groups: Sequence[RemoteGroup], work: Callable[[RemoteGroup], Any]) 
         return list(pool.map(work, groups))
 
 
-def test_groups_by_the_hundred_leave_nothing_behind() -> None:
+def test_a_hundred_groups_leave_nothing_behind() -> None:
     for number in range(100):
         groups = remote_groups(_ranks[: 2 + number % 2])
         size = len(groups)
@@ -50,12 +50,12 @@ def test_groups_by_the_hundred_leave_nothing_behind() -> None:
     last = remote_groups(_ranks)
     together(last, lambda group: group.barrier())
     assert max(rank.ask("open_count") for rank in _ranks) <= 4, (
-        "each group's last words free the one before it"
+        "a new group frees the closed ones before it"
     )
     together(last, lambda group: group.close())
 
 
-def test_a_broken_group_does_not_touch_the_next_ones() -> None:
+def test_a_broken_group_does_not_affect_the_next_ones() -> None:
     for count in (3, 40_000, 900_000):
         broken = remote_groups(_ranks)
         x = np.full(count, 1e9)
@@ -78,7 +78,7 @@ def test_a_broken_group_does_not_touch_the_next_ones() -> None:
         together([*groups, *broken], lambda group: group.close())
 
 
-def test_two_groups_at_once_and_what_others_do_with_mpi_do_not_meet() -> None:
+def test_messages_of_two_groups_and_of_other_code_do_not_mix() -> None:
     both = [remote_groups(_ranks), remote_groups(_ranks)]
     stray = [rank.ask("open_stray_receive") for rank in _ranks]
     assert stray == [None] * 3
@@ -92,7 +92,7 @@ def test_two_groups_at_once_and_what_others_do_with_mpi_do_not_meet() -> None:
     together([*both[0], *both[1]], lambda group: group.close())
 
 
-def test_ranks_of_several_hosts_and_what_is_not_noticed_there() -> None:
+def test_ranks_of_several_hosts_and_their_note_without_keys() -> None:
     for hosts in (["left", "right", "left"], ["one", "two", "three"], ["left", "left", "right"]):
         groups = remote_groups(_ranks, hosts=hosts)
         assert together(groups, lambda group: group.all_reduce(group.rank, "sum")) == [3] * 3
@@ -104,7 +104,7 @@ def test_ranks_of_several_hosts_and_what_is_not_noticed_there() -> None:
     together(groups, lambda group: group.close())
 
 
-def test_a_process_that_no_mpiexec_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_mpiexec_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi_world, "_entered", [])
     for name in mpi_world.STARTED:
         monkeypatch.delenv(name, raising=False)
@@ -129,9 +129,10 @@ def test_ranks_of_two_worlds_are_refused() -> None:
 
 
 @pytest.mark.processes
-def test_who_does_not_come_into_the_world_is_named() -> None:
+def test_a_rank_that_does_not_join_is_named() -> None:
     everyone = members(["here"] * 2)
-    (number, info), (_, other) = (_ranks[rank].ask("sit", everyone[rank], False) for rank in range(2))
+    made = [_ranks[rank].ask("make_endpoint", everyone[rank], False) for rank in range(2)]
+    (number, info), (_, other) = made
     with pytest.raises(
         DeadlineExceededError, match=r"rank 1 \(/job:worker/task:1\) did not take part within the time limit"
     ):

@@ -1,8 +1,7 @@
-"""Collectives through NCCL, with a stand-in for it (fake_nccl.py): no GPU has run these.
+"""Collectives through NCCL, with a fake of it (fake_nccl.py): no GPU has run these tests.
 
-What they show is the logic: what is called with which arguments, what is agreed on before, and that a rank
-that waits for its GPU hears of the others. That the real NCCL does as the stand-in does only GPUs can show:
-see test_collective_gpu.py.
+They test the logic: the NCCL calls and their arguments, the comparison of calls before them, and that a rank
+that waits for its GPU detects failures of the others. test_collective_gpu.py tests the real NCCL.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def test_the_network_interface_is_chosen_before_nccl_starts(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("interfaces")
-def test_on_several_hosts_it_is_the_interface_that_the_others_reach() -> None:
+def test_on_several_hosts_the_interface_has_the_bound_address() -> None:
     nccl.choose_interface(["here", "there"], "10.1.2.3")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "=eth7"
     assert nccl.interface_of("fe80::1") == "eth7"
@@ -91,7 +90,7 @@ def test_on_several_hosts_it_is_the_interface_that_the_others_reach() -> None:
         nccl.interface_of("10.9.9.9")
 
 
-def test_a_group_of_one_host_sets_it(gpus: FakeGpus) -> None:
+def test_a_group_on_one_host_sets_the_loopback(gpus: FakeGpus) -> None:
     groups = formed(["here"] * 2)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda group: group.all_reduce(GpuArray(np.ones(3, "f4"))), groups))
@@ -103,7 +102,7 @@ def formed(hosts: Sequence[str], kind: str = "nccl", **options: Any) -> list[Col
 
 
 class OnDevice:
-    """A group that is given host arrays, and does everything with them on a GPU."""
+    """A wrapper of a group that copies host arrays to a GPU for each call."""
 
     def __init__(self, group: Collective) -> None:
         self.bare = group
@@ -143,7 +142,7 @@ class OnDevice:
 
 
 class TestNcclInHostMemory(CollectiveContract):
-    """NumPy arrays go through the control group."""
+    """NumPy arrays use the control group."""
 
     def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
         return formed(["here"] * size, **options)
@@ -160,7 +159,7 @@ class TestNcclBetweenHosts:
     """With a ring and with a hierarchy as the control group."""
 
     @pytest.mark.parametrize("hosts", [["a", "b", "c"], ["a", "b", "a"]])
-    def test_who_makes_another_call_is_named(self, hosts: list[str]) -> None:
+    def test_a_rank_that_makes_another_call_is_named(self, hosts: list[str]) -> None:
         world = World(formed(hosts))
         check_deviation(world, odd=1)
         world.close()
@@ -172,7 +171,7 @@ def steps(group: Collective, count: int, x: GpuArray) -> None:
 
 
 def check_deviation(world: World, odd: int) -> None:
-    """All know what comes next; one rank does something else: nobody's value moves, all hear of it."""
+    """All ranks expect the same call and one makes another: no value moves and all ranks raise."""
     ones = np.ones(5, "f4")
 
     def deviate(group: Collective) -> Any:
@@ -193,12 +192,12 @@ def check_deviation(world: World, odd: int) -> None:
 
 class TestAgreement:
     @pytest.mark.parametrize("odd", [0, 1, 2])
-    def test_a_rank_that_leaves_the_beaten_track_is_named_by_all(self, odd: int) -> None:
+    def test_all_ranks_name_a_rank_that_makes_an_unexpected_call(self, odd: int) -> None:
         world = World(formed(["here"] * 3))
         check_deviation(world, odd)
         world.close()
 
-    def test_calls_of_steps_that_repeat_ask_nobody(self) -> None:
+    def test_repeated_steps_need_no_comparison(self) -> None:
         world = World(formed(["here"] * 2))
 
         def train(group: Any) -> list[int]:
@@ -212,12 +211,12 @@ class TestAgreement:
 
         one, other = world.all(train)
         assert one == other
-        # Four calls and the name of the communicator. A slow rank asks again when it sees the other one ask.
+        # Four calls and the name of the communicator. A slow rank takes part in a second comparison.
         assert one[0] >= 5
         assert one[-3:] == [0, 0, 0]
         world.close()
 
-    def test_host_arrays_barriers_and_gpus_take_turns(self) -> None:
+    def test_calls_on_host_arrays_barriers_and_calls_on_gpus_alternate(self) -> None:
         world = World(formed(["here"] * 3))
 
         def mix(group: Collective) -> list[float]:
@@ -237,7 +236,7 @@ class TestAgreement:
         world.close()
 
     @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 3))
-    def test_expectations_follow_from_the_calls_alone(self, calls: list[int], more: int) -> None:
+    def test_expectations_depend_only_on_the_calls(self, calls: list[int], more: int) -> None:
         one, other = CallHistory(), CallHistory()
         for call in calls:
             assert one.expects(call) == other.expects(call)
@@ -246,7 +245,7 @@ class TestAgreement:
             other.note(call)
 
     @given(st.lists(st.integers(0, 3), min_size=1, max_size=8))
-    def test_a_step_that_repeats_is_expected_whole(self, step: list[int]) -> None:
+    def test_all_calls_of_a_repeated_step_are_expected(self, step: list[int]) -> None:
         history = CallHistory()
         for call in step * 20:
             history.note(call)
@@ -257,7 +256,7 @@ class TestAgreement:
 
 class TestWaiting:
     def wait(self, world: World, then: Any) -> list[Any]:
-        """Two ranks wait on their GPUs for a third, which does something else instead."""
+        """Two ranks wait on their GPUs for a third, which makes another call."""
 
         def work(group: Collective) -> Any:
             x = GpuArray(np.ones(5, "f4"))
@@ -269,7 +268,7 @@ class TestWaiting:
         assert time.monotonic() - begun < 5.0 + SLACK_SECONDS
         return results[:2]
 
-    def test_an_abort_reaches_who_waits_for_its_gpu_and_ends_its_work(self) -> None:
+    def test_an_abort_ends_the_work_of_ranks_that_wait_for_their_gpus(self) -> None:
         world = World(formed(["here"] * 3))
         communicators: list[Any] = [None] * 3
 
@@ -285,14 +284,14 @@ class TestWaiting:
         assert [one.aborted for one in communicators[:2]] == [True, True]
         world.close()
 
-    def test_who_leaves_is_not_waited_for(self) -> None:
+    def test_ranks_do_not_wait_for_a_rank_that_leaves(self) -> None:
         world = World(formed(["here"] * 3))
         for result in self.wait(world, lambda group: group.close()):
             assert isinstance(result, UnavailableError), result
             assert "rank 2 (" in str(result)
         world.close()
 
-    def test_the_outside_check_ends_the_wait(self) -> None:
+    def test_the_abort_check_ends_the_wait(self) -> None:
         flag, raised = threading.Event(), AbortedError("the run was ended")
 
         def check() -> None:
@@ -305,14 +304,14 @@ class TestWaiting:
             assert "the run was ended" in str(result)
         world.close()
 
-    def test_a_call_has_its_time(self) -> None:
+    def test_a_call_has_a_time_limit(self) -> None:
         world = World(formed(["here"] * 3, timeout=0.3))
         results = self.wait(world, lambda group: None)
         assert all(isinstance(result, NbdistError) for result in results), results
         assert any(isinstance(result, DeadlineExceededError) for result in results), results
         world.close()
 
-    def test_what_nccl_raises_is_told_to_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_error_of_nccl_reaches_all_ranks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = World(formed(["here"] * 3))
 
         def fail(*call: Any) -> None:
@@ -330,13 +329,13 @@ class TestWaiting:
 
 
 class TestChoosing:
-    def test_auto_takes_nccl_where_each_rank_has_a_gpu(self) -> None:
+    def test_auto_uses_nccl_if_each_rank_has_a_gpu(self) -> None:
         groups = formed(["here"] * 2, "auto")
         assert [group.kind for group in groups] == ["nccl"] * 2
         for group in groups:
             group.close()
 
-    def test_auto_does_not_where_ranks_share_one_or_have_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_auto_does_not_use_nccl_if_ranks_share_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fake_nccl.Device, "pci_bus_id", "0000:17")
         groups = formed(["here"] * 2, "auto")
         assert [group.kind for group in groups] == ["shm"] * 2
@@ -345,14 +344,14 @@ class TestChoosing:
         for group in groups:
             group.close()
 
-    def test_gpus_of_two_hosts_may_have_one_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gpus_of_two_hosts_may_have_equal_bus_ids(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fake_nccl.Device, "pci_bus_id", "0000:17")
         groups = formed(["one", "other"], "auto")
         assert [group.kind for group in groups] == ["nccl"] * 2
         for group in groups:
             group.close()
 
-    def test_auto_goes_on_without_where_one_rank_has_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_auto_does_not_use_nccl_if_one_rank_has_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         here, turns = nccl.gpu_here, iter([True, False, True])
 
         def some() -> nccl.CupyDevice:
@@ -368,7 +367,7 @@ class TestChoosing:
         for group in groups:
             group.close()
 
-    def test_no_gpu_is_looked_for_where_none_can_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cupy_is_not_loaded_if_no_gpu_is_visible(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         monkeypatch.setattr(nccl, "gpu_here", lambda: 1 / 0)
         groups = formed(["here"] * 2, "auto")
@@ -376,7 +375,7 @@ class TestChoosing:
         for group in groups:
             group.close()
 
-    def test_what_is_missing_is_said_by_all(self, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_nccl_or_gpu_is_named(self, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpus.cuda.nccl, "available", False)
         with pytest.raises(UnavailableError, match="CuPy finds no NCCL; install"):
             formed(["here"] * 2)
@@ -385,7 +384,7 @@ class TestChoosing:
         with pytest.raises(UnavailableError, match="CuPy finds no GPU; check nvidia-smi"):
             formed(["here"] * 2)
 
-    def test_without_cupy_it_is_a_missing_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_cupy_raises_missing_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def missing() -> Any:
             raise MissingExtra("gpu", "NCCL")
 
@@ -393,7 +392,7 @@ class TestChoosing:
         with pytest.raises(MissingExtra, match=r'pip install "nbdist\[gpu\]"'):
             formed(["here"] * 2)
 
-    def test_where_one_rank_lacks_it_all_raise_and_each_says_why(
+    def test_all_ranks_raise_if_one_rank_lacks_nccl(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first, here = threading.Lock(), nccl.gpu_here
@@ -415,7 +414,7 @@ class TestChoosing:
             errors = {type(error) for error in pool.map(try_one, members(["here"] * 2))}
         assert errors == {MissingExtra, UnavailableError}
 
-    def test_an_array_of_another_gpu_is_refused(self) -> None:
+    def test_an_array_on_another_gpu_is_refused(self) -> None:
         world = World(formed(["here"] * 2))
         there = GpuArray(np.ones(3))
         there.number = 1

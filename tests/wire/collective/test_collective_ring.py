@@ -1,4 +1,4 @@
-"""Collectives round a ring of sockets."""
+"""Collectives on a ring of sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends what to whom: followed step by step, with sets of ranks in place of values."""
+"""Schedules, executed step by step on sets of ranks instead of values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def call_of(what: str, count: int, size: int, root: int = -1) -> object:
 
 
 @given(WHATS, st.integers(2, 9), st.integers(0, 700_000))
-def test_each_letter_of_each_round_comes_once_and_in_order(what: str, size: int, count: int) -> None:
+def test_each_message_of_each_round_is_received_once_and_in_order(what: str, size: int, count: int) -> None:
     schedule = RingSchedule.of(call_of(what, count, size))
     done: dict[int, int] = {}
     for number, step in schedule.actions():
@@ -42,17 +42,17 @@ def test_each_letter_of_each_round_comes_once_and_in_order(what: str, size: int,
 
 
 @given(WHATS, st.integers(2, 9))
-def test_every_share_goes_where_it_is_needed(what: str, size: int) -> None:
+def test_every_share_reaches_the_ranks_that_need_it(what: str, size: int) -> None:
     schedule = RingSchedule.of(call_of(what, 64 * size, size))
     ranks = range(size)
-    hands = {rank: {rank} for rank in ranks}  # whose values are in the piece that a rank sends next
-    whole: list[set[int]] = [set() for _ in ranks]  # whose share a rank has the result of
+    hands = {rank: {rank} for rank in ranks}  # the ranks with values in the chunk that a rank sends next
+    whole: list[set[int]] = [set() for _ in ranks]  # the shares with a result on each rank
     for step in range(schedule.messages):
         sent = {(rank + 1) % size: (schedule.sent(rank, step), hands[rank]) for rank in ranks}
         for rank, (share, values) in sent.items():
             assert share == schedule.received(rank, step)
             if schedule.reduces and step < size - 1:
-                assert rank not in values, "nobody is added up twice"
+                assert rank not in values, "a rank's value is added twice"
                 values = values | {rank}
                 if step == size - 2:
                     assert values == set(ranks)
@@ -69,7 +69,7 @@ def test_every_share_goes_where_it_is_needed(what: str, size: int) -> None:
 
 
 @given(WHATS, st.integers(2, 9), st.integers(0, 700_000))
-def test_the_pieces_of_all_rounds_are_all_items_once(what: str, size: int, count: int) -> None:
+def test_the_chunks_of_all_rounds_cover_all_items_once(what: str, size: int, count: int) -> None:
     schedule = RingSchedule.of(call_of(what, count, size))
     for share, (low, high) in enumerate(schedule.shares):
         chunks = [schedule.chunk(number, share) for number in range(schedule.rounds)]
@@ -81,7 +81,7 @@ def test_the_pieces_of_all_rounds_are_all_items_once(what: str, size: int, count
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 300_000))
-def test_a_broadcast_passes_every_rank_once(size: int, root: int, count: int) -> None:
+def test_a_broadcast_visits_every_rank_once(size: int, root: int, count: int) -> None:
     root %= size
     call = call_of("broadcast", count, size, root)
     order = sorted(range(size), key=lambda rank: broadcast_route(call, rank)[0])

@@ -22,7 +22,7 @@ class TestShm(ControlContract):
         return formed(["here"] * size, "shm", **options)
 
 
-def test_lent_arrays_need_all_ranks_to_ask_alike() -> None:
+def test_symmetric_buffers_need_equal_shapes_on_all_ranks() -> None:
     for shapes in (((70_000,), (70_001,)), ((3, 30_000), (30_000, 3))):
         world = World(formed(["here"] * 2, "shm"))
         results = world.all(lambda group, s=shapes: group.symmetric_buffer(s[group.rank], "f4"))
@@ -46,7 +46,7 @@ def test_a_symmetric_buffer_on_one_rank_only_is_named() -> None:
     world.close()
 
 
-def test_without_room_lent_arrays_are_ordinary_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_symmetric_buffers_are_ordinary_arrays_if_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(formed(["here"] * 2, "shm"))
     create = Segment.create
 

@@ -1,4 +1,4 @@
-"""What goes through real sockets is what the schedules say, to the letter and the byte."""
+"""The messages and bytes on real sockets equal those of the simulation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nbdist.wire.collective.ring import Neighbours
         ("hierarchical", [0, 1, 2]),
     ],
 )
-def test_letters_and_bytes_are_the_simulated_ones(
+def test_messages_and_bytes_equal_the_simulated_ones(
     monkeypatch: pytest.MonkeyPatch, kind: str, hosts: list[int], nbytes: int
 ) -> None:
     world = World(formed([f"host {host}" for host in hosts], kind))
