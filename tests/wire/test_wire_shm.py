@@ -168,7 +168,9 @@ def test_another_user_can_neither_open_nor_write_nor_remove(prefix: str) -> None
     segment.close()
 
 
-def test_a_file_system_too_full_for_the_file_is_resource_exhausted(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_too_full_for_the_file_is_resource_exhausted(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -178,7 +180,9 @@ def test_a_file_system_too_full_for_the_file_is_resource_exhausted(prefix: str, 
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])
-def test_full_memory_is_resource_exhausted_and_leaves_no_file(prefix: str, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_full_memory_is_resource_exhausted_and_leaves_no_file(
+    prefix: str, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     def full(fd: int, offset: int, size: int) -> None:
         raise OSError(code, os.strerror(code))
 

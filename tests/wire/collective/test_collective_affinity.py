@@ -74,7 +74,9 @@ def test_a_rank_with_its_own_core_or_without_a_free_one_stays(
     assert moves == []
 
 
-def test_a_rank_stays_while_the_threads_of_the_others_are_unknown(moves: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_stays_while_the_threads_of_the_others_are_unknown(
+    moves: list[set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sync, "core_of", lambda thread: -1)
     CoreAffinity(0, words([0, 0])).separate(1.0)
     assert moves == []

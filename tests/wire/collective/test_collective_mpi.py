@@ -49,9 +49,7 @@ def test_a_hundred_groups_leave_nothing_behind() -> None:
         together(groups, lambda group: group.close())
     last = remote_groups(_ranks)
     together(last, lambda group: group.barrier())
-    assert max(rank.ask("open_count") for rank in _ranks) <= 4, (
-        "a new group frees the closed ones before it"
-    )
+    assert max(rank.ask("open_count") for rank in _ranks) <= 4, "a new group frees the closed ones before it"
     together(last, lambda group: group.close())
 
 

@@ -392,9 +392,7 @@ class TestChoosing:
         with pytest.raises(MissingExtra, match=r'pip install "nbdist\[gpu\]"'):
             formed(["here"] * 2)
 
-    def test_all_ranks_raise_if_one_rank_lacks_nccl(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_all_ranks_raise_if_one_rank_lacks_nccl(self, monkeypatch: pytest.MonkeyPatch) -> None:
         first, here = threading.Lock(), nccl.gpu_here
 
         def all_but_one() -> nccl.CupyDevice:
