@@ -340,10 +340,10 @@ def test_what_an_optimizer_has_in_a_graph_does_not_travel() -> None:
     adam = Adam(0.25)
     with Graph().as_default():
         adam.minimize(Variable(1.0) * 2)
-        assert adam.held.slots
+        assert adam.graph_state.slots
     for other in (copy.deepcopy(adam), pickle.loads(pickle.dumps(adam)), optim.from_config(adam.to_config())):
         assert other == adam
-        assert not other.held.slots
+        assert not other.graph_state.slots
 
 
 # Gradients in between
@@ -422,7 +422,7 @@ def test_a_rate_may_be_a_variable(make: Any, rows: bool) -> None:
     with Graph().as_default():
         w, optimizer = Variable(np.array([[1.0, 2.0], [3.0, 4.0]]), name="w"), make()
         rate = Variable(np.float64(optimizer.learning_rate), trainable=False, name="rate")
-        optimizer.held.rates[w.device] = rate
+        optimizer.graph_state.rates[w.device] = rate
         used = embedding_lookup(w, np.array([0, 0])) if rows else w
         step = optimizer.minimize(np.sum(used * used))
         session = started()
@@ -445,7 +445,7 @@ def test_a_rate_may_be_a_variable(make: Any, rows: bool) -> None:
 def test_a_rate_is_one_float64() -> None:
     with Graph().as_default():
         w, optimizer = Variable(np.ones(2), name="w"), SGD(0.1)
-        optimizer.held.rates[w.device] = Variable(np.float32(1), trainable=False, name="rate")
+        optimizer.graph_state.rates[w.device] = Variable(np.float32(1), trainable=False, name="rate")
         with pytest.raises(InvalidArgumentError, match="a learning rate is one float64"):
             optimizer.minimize(np.sum(w * w))
 

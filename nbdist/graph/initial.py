@@ -105,7 +105,7 @@ def _truncated_normal(block: Array, scale: float) -> None:
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """Return how many inputs make one output, and how many outputs one input goes to.
+    """Return fan-in and fan-out of a kernel of ``shape``: inputs of one output, outputs of one input.
 
     >>> fans((3, 3, 32, 64))
     (288, 576)

@@ -31,17 +31,17 @@ __all__ = [
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """Return 1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-``x``)), of the shape of ``x``."""
     return record("sigmoid", x)
 
 
 def relu(x: Tensor) -> Tensor:
-    """Return max(x, 0)."""
+    """Return max(``x``, 0), of the shape of ``x``."""
     return record("relu", x)
 
 
 def gelu(x: Tensor, approximate: bool = False) -> Tensor:
-    """Return x times the probability that a normal number is below x (Hendrycks and Gimpel 2016).
+    """Return ``x`` times the probability that a normal number is below x (Hendrycks and Gimpel 2016).
 
     ``approximate`` takes tanh for it, as GPT-2 did.
 
@@ -59,17 +59,17 @@ def gelu(x: Tensor, approximate: bool = False) -> Tensor:
 
 
 def softmax(x: Tensor) -> Tensor:
-    """Return exp(x) / sum(exp(x)) over the last axis."""
+    """Return exp(``x``) / sum(exp(``x``)) over the last axis, of the shape of ``x``."""
     return record("softmax", x)
 
 
 def log_softmax(x: Tensor) -> Tensor:
-    """Return the logarithm of :func:`softmax`, without its overflow."""
+    """Return the logarithm of :func:`softmax` of ``x``, without overflow."""
     return record("log_softmax", x)
 
 
 def one_hot(labels: Any, depth: int, dtype: Any = np.float32) -> Tensor:
-    """Return class numbers as rows of ``depth`` with a single 1."""
+    """Return ``labels``, integers (...), as rows (..., ``depth``) of ``dtype`` with a single 1."""
     return record("one_hot", labels, depth=whole("one_hot: depth", depth), dtype=np.dtype(dtype))
 
 
@@ -108,7 +108,9 @@ def conv2d(
     dilation: int | Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Return the convolution of images (batch, height, width, in) with a kernel (height, width, in, out).
+    """Return the convolution of images ``x`` with ``kernel``.
+
+    ``x`` is (batch, height, width, in), ``kernel`` (height, width, in, out).
 
     ``bias`` (out,) is added, and ``relu`` applied, while a block of images is in the cache. ``strides`` and
     ``dilation`` (how far apart a window's elements are) are one whole number or (height, width). ``padding``
@@ -150,9 +152,10 @@ def conv2d(
 def max_pool2d(
     x: Tensor, pool_size: int | Pair = 2, strides: int | Pair | None = None, padding: str = "valid"
 ) -> Tensor:
-    """Return the largest of each window of images (batch, height, width, channels).
+    """Return the largest of each window of images ``x`` (batch, height, width, channels).
 
-    ``strides`` are the pool's size if they are not given.
+    ``pool_size`` and ``strides`` are one whole number or (height, width); ``strides`` None is the size of the
+    pool. ``padding`` is "valid" or "same".
 
     >>> from nbdist.graph.tensor import Graph, placeholder
     >>> with Graph().as_default():
@@ -165,7 +168,10 @@ def max_pool2d(
 def avg_pool2d(
     x: Tensor, pool_size: int | Pair = 2, strides: int | Pair | None = None, padding: str = "valid"
 ) -> Tensor:
-    """Return the mean of each window of images (batch, height, width, channels); padding does not count."""
+    """Return the mean of each window of images ``x`` (batch, height, width, channels).
+
+    ``pool_size``, ``strides`` and ``padding`` are those of :func:`max_pool2d`; padding does not count.
+    """
     return record("avg_pool2d", x, **_pool(pool_size, strides, padding))
 
 
@@ -206,8 +212,8 @@ def embedding_lookup(params: Any, ids: Any) -> Tensor:
     """Return the rows of ``params`` (rows, ...) at ``ids``, whole numbers of any shape: (*ids.shape, ...).
 
     From a variable only these rows are fetched, each from the shard that owns it, and its gradient holds
-    only them (:class:`~nbdist.graph.sparse.IndexedSlices`). An id that is no row is an InvalidArgumentError:
-    at once if the ids are an array, else when the graph runs.
+    only them (:class:`~nbdist.graph.sparse.IndexedSlices`). Raises InvalidArgumentError for an
+    id without a row: in this call if the ids are an array, else when the graph runs.
 
     >>> from nbdist.graph.tensor import Graph, placeholder
     >>> with Graph().as_default():

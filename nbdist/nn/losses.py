@@ -1,5 +1,10 @@
 """Losses by their Keras names. Each gives one number per example: (batch, ..., outputs) -> (batch, ...).
 
+Each function takes ``y``, the true values, and ``predicted``, the model's output: tensors of one shape
+(batch, ..., outputs) and a floating point dtype; for class numbers ``y`` has the shape (batch, ...) and an
+integer dtype. ``from_logits`` says that ``predicted`` are not yet probabilities. ``label_smoothing``, from 0
+to 1, is the share of each label that is spread over all classes alike.
+
 model.compile("adam", loss="sparse_categorical_crossentropy")
 model.compile("adam", loss=nn.losses.SparseCategoricalCrossentropy(from_logits=True))
 """
@@ -21,7 +26,7 @@ np = symbolic  # so that formulas read as they are written
 
 @dataclass(frozen=True)
 class Loss(Measure):
-    """What training makes small."""
+    """A function of true and predicted values that training minimizes."""
 
 
 def _logits(predicted: Tensor, activation: str) -> Tensor | None:
@@ -83,7 +88,7 @@ def mean_absolute_error(y: Tensor, predicted: Tensor) -> Tensor:
 
 
 def mean_absolute_percentage_error(y: Tensor, predicted: Tensor) -> Tensor:
-    """Return the mean absolute difference over the last axis, in per cent of what is true."""
+    """Return the mean absolute difference over the last axis, in per cent of the true values."""
     return 100 * np.abs((y - predicted) / np.maximum(np.abs(y), TINY)).mean(axis=-1)  # type: ignore[no-any-return]
 
 
@@ -132,13 +137,13 @@ def _signs(y: Tensor) -> Tensor:
 
 
 def categorical_hinge(y: Tensor, predicted: Tensor) -> Tensor:
-    """Return by how much the largest wrong class comes within 1 of the true one; y are one-hot rows."""
+    """Return max(largest output of a wrong class - output of the true one + 1, 0); y are one-hot rows."""
     right, wrong = (y * predicted).sum(axis=-1), ((1 - y) * predicted).max(axis=-1)
     return np.maximum(wrong - right + 1, 0)  # type: ignore[no-any-return]
 
 
 def cosine_similarity(y: Tensor, predicted: Tensor) -> Tensor:
-    """Return minus the cosine between what is true and predicted, over the last axis: -1 where they agree."""
+    """Return minus the cosine between true and predicted values, over the last axis: -1 where they agree."""
     lengths = (np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), TINY) for v in (y, predicted))
     a, b = lengths
     return -((y / a) * (predicted / b)).sum(axis=-1)  # type: ignore[no-any-return]
@@ -168,7 +173,10 @@ class SparseCategoricalCrossentropy(Loss):
 
 @dataclass(frozen=True)
 class CategoricalCrossentropy(Loss):
-    """Cross-entropy with one-hot rows; see :func:`categorical_crossentropy`."""
+    """Cross-entropy with one-hot rows; see :func:`categorical_crossentropy`.
+
+    ``from_logits`` says that predictions are not yet probabilities; ``label_smoothing`` is from 0 to 1.
+    """
 
     from_logits: bool = False
     label_smoothing: float = 0.0
@@ -181,7 +189,10 @@ class CategoricalCrossentropy(Loss):
 
 @dataclass(frozen=True)
 class BinaryCrossentropy(Loss):
-    """Cross-entropy of yes and no; see :func:`binary_crossentropy`."""
+    """Cross-entropy of yes and no; see :func:`binary_crossentropy`.
+
+    ``from_logits`` says that predictions are not yet probabilities; ``label_smoothing`` is from 0 to 1.
+    """
 
     from_logits: bool = False
     label_smoothing: float = 0.0
@@ -194,7 +205,7 @@ class BinaryCrossentropy(Loss):
 
 @dataclass(frozen=True)
 class Huber(Loss):
-    """Squares of small differences, sizes of large ones; see :func:`huber`."""
+    """Squares of differences up to ``delta`` (above 0), sizes of larger ones; see :func:`huber`."""
 
     delta: float = 1.0
     name = "huber"
@@ -243,7 +254,9 @@ LOSSES |= {short: LOSSES[name] for short, name in ALIASES.items()}
 
 
 def get(loss: Any) -> Measure:
-    """Return the loss of that name or config, or the one given.
+    """Return the ``loss`` of a name (such as "mse") or config, or the one given.
+
+    Raises InvalidArgumentError for an unknown one.
 
     >>> get("mse")
     MeanSquaredError()
@@ -252,7 +265,7 @@ def get(loss: Any) -> Measure:
 
 
 def check_labels(loss: Measure, labels: Any, predicted: Tensor) -> None:
-    """Raise if labels cannot belong to these predictions."""
+    """Raise InvalidArgumentError if ``labels`` do not fit the ``predicted`` values of a ``loss``."""
     classes = predicted.shape[-1]
     if loss.sparse and labels.dtype.kind not in "iu":
         raise InvalidArgumentError(

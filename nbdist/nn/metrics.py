@@ -19,7 +19,7 @@ np = symbolic
 
 @dataclass(frozen=True)
 class Metric(Measure):
-    """What a training shows beside its loss."""
+    """A measure that a training shows beside its loss."""
 
 
 def _hits(hit: Any) -> Tensor:
@@ -75,7 +75,7 @@ class Accuracy(Metric):
 
 @dataclass(frozen=True)
 class BinaryAccuracy(Metric):
-    """The share of right yes and no; see :func:`binary_accuracy`."""
+    """The share of right yes and no; yes is above ``threshold``. See :func:`binary_accuracy`."""
 
     threshold: float = 0.5
     name = "binary_accuracy"
@@ -149,7 +149,9 @@ METRICS["acc"] = METRICS["accuracy"]
 
 
 def get(metric: Any) -> Measure:
-    """Return the metric of that name or config, or the one given.
+    """Return the ``metric`` of a name (such as "accuracy") or config, or the one given.
+
+    Raises InvalidArgumentError for an unknown one.
 
     >>> get("accuracy")
     Accuracy()
@@ -158,5 +160,5 @@ def get(metric: Any) -> Measure:
 
 
 def label(metric: Any) -> str:
-    """Return what a metric is called in the history: as it was asked for, or by its name."""
+    """Return the name of a ``metric`` in the history: as it was given, or its own."""
     return metric if isinstance(metric, str) else get(metric).name

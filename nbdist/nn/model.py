@@ -50,14 +50,17 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class Model:
-    """Layers that are trained together. Runs wherever it is made: in the notebook or in a task.
+    """Layers that are trained together, in the process that makes the model: the notebook or a task.
 
-    Weights are made at the first use, for the shape of the data, or by :meth:`build`. ``seed`` fixes them;
-    without it the run's seed does.
+    Weights are made at the first use, for the shape of the data, or by :meth:`build`.
 
-    ``stages`` spreads the layers over so many tasks where the model is trained in-graph (or gives the number
-    of layers of each): each batch is worked through in ``micro_batches`` parts, so that the stages work at
-    the same time, by ``schedule``: "gpipe" or "1f1b".
+    - ``layers``: a list of layers; the output of each is the input of the next
+    - ``seed``: fixes the initial weights, a whole number of 0 or more; None takes the run's seed
+    - ``stages``: the number of tasks over which the layers are spread where the model is trained in-graph, or
+      a list with the number of layers of each
+    - ``micro_batches``: the parts into which each batch is cut, so that stages work at the same time; None is
+      twice the number of stages
+    - ``schedule``: the order of their work, "gpipe" (Huang et al. 2019) or "1f1b" (Narayanan et al. 2019)
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Model:
         self.loss: str | dict[str, Any] | None = None
         """The loss by name, with its settings if one is unusual."""
         self.metrics: list[str] = []
-        """What the metrics are called."""
+        """The names of the metrics."""
         self._loss: Measure | None = None
         self._measured: list[tuple[str, Measure]] = []
         self.trainings = 0
@@ -89,7 +92,7 @@ class Model:
         self._predictors: dict[int, Program] = {}
 
     def build(self, input_shape: Sequence[int]) -> Model:
-        """Make the weights for examples of a shape (without the batch axis); returns the model."""
+        """Make the weights for examples of ``input_shape`` (without the batch axis); returns the model."""
         seed = self.seed if self.seed is not None else current().seed
         self._require_room(input_shape)
         network = self.network_for(input_shape, np.random.default_rng(seed))
@@ -115,11 +118,11 @@ class Model:
         )
 
     def network_for(self, input_shape: Sequence[int], rng: np.random.Generator | None = None) -> Network:
-        """Return the layers as a graph for examples of a shape, with values drawn from ``rng``, if given."""
+        """Return the layers as a graph for examples of ``input_shape``, with values of ``rng``, if given."""
         return Network(self.layers, tuple(int(n) for n in input_shape), rng, self.pipeline)
 
     def take(self, network: Network, weights: list[Array]) -> None:
-        """Set the weights to those of a network of these layers; the model keeps the arrays themselves."""
+        """Set the weights to ``weights``, those of a ``network`` of these layers, without a copy."""
         self._network, self._weights = network, list(weights)
         network.drawn = []
         self._calls = calling.ModelCalls()
@@ -132,7 +135,18 @@ class Model:
         loss: str | dict[str, Any] | Measure = "sparse_categorical_crossentropy",
         metrics: Sequence[str | dict[str, Any] | Measure] = (),
     ) -> None:
-        """Choose how to train: an optimizer, a loss and metrics, by name or as objects."""
+        """Choose how to train.
+
+        - ``optimizer``: one of ``nb.optim``, or its name, such as "adam"
+        - ``loss``: one of ``nb.nn.losses``, its name, such as "mse", or its config
+        - ``metrics``: a list of ``nb.nn.metrics``, names, such as "accuracy", or configs
+
+        Raises InvalidArgumentError for an unknown name.
+
+        >>> from nbdist.nn import Dense, Sequential
+        >>> model = Sequential([Dense(10, activation="softmax")])
+        >>> model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        """
         chosen = optim.get(optimizer)
         if isinstance(metrics, str):
             raise InvalidArgumentError(f"metrics is a list of names, got {metrics!r}; write [{metrics!r}]")
@@ -154,12 +168,33 @@ class Model:
         callbacks: Sequence[Callback] = (),
         nan: str = "stop",
     ) -> History:
-        """Train on a Dataset of (x, y) batches, or on arrays, and return the history.
+        """Train, and return the History: the loss and metrics of each epoch.
 
         The strategy of the surrounding run decides how replicas work together; in the notebook it is one
-        device. ``batch_size`` belongs to arrays (they are shuffled); a Dataset is batched already.
-        ``validation_data`` is a Dataset or a pair of arrays. ``nan`` says what becomes of a step whose loss
-        or gradient is no finite number, which is never applied: "stop" raises NanLossError, "skip" goes on.
+        device. An interrupt or Stop ends training after the current step.
+
+        - ``data``: a Dataset of batches (x, y), or an array of examples (rows, ...), which are shuffled
+        - ``y``: the labels of an array of examples, (rows, ...); None with a Dataset
+        - ``epochs``: how often to go through the data, 1 or more
+        - ``batch_size``: examples per step of all replicas together, for arrays; None for 32
+        - ``steps_per_epoch``: steps of an epoch, 1 or more; None for one pass through the data
+        - ``validation_data``: a Dataset of batches or a pair of arrays, evaluated after each epoch, or None
+        - ``callbacks``: a list of ``nb.train.Callback``
+        - ``nan``: for steps with a NaN or infinite loss or gradient, which are never applied: "stop" raises
+          NanLossError, "skip" leaves them out
+
+        Raises InvalidArgumentError for data that do not fit the model, FailedPreconditionError before
+        ``compile``, NanLossError, and what callbacks raise.
+
+        >>> import numpy as np
+        >>> from nbdist.nn import Dense, Sequential
+        >>> model = Sequential([Dense(1, kernel_initializer="zeros")])
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(np.ones((8, 2)), np.zeros((8, 1)), epochs=2, batch_size=4)
+        epoch 1: loss 0
+        epoch 2: loss 0
+        >>> history["loss"]
+        [0.0, 0.0]
         """
         for name, value in (("epochs", epochs), ("steps_per_epoch", steps_per_epoch)):
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -206,7 +241,13 @@ class Model:
             )
 
     def evaluate(self, data: Any, y: Any = None) -> dict[str, float]:
-        """Return the mean loss and metrics over a Dataset of batches or over arrays.
+        """Return the mean loss and metrics, by name.
+
+        - ``data``: a Dataset of batches (x, y), or an array of examples (rows, ...)
+        - ``y``: the labels of an array of examples; None with a Dataset
+
+        Raises InvalidArgumentError for data that do not fit the model, FailedPreconditionError before
+        ``compile``.
 
         >>> import numpy as np
         >>> from nbdist.nn import Dense, Sequential
@@ -222,7 +263,10 @@ class Model:
         return self._evaluate(dataset, objective, objective.arrays)
 
     def predict(self, x: Any) -> Array:
-        """Return the output for examples ``x`` (rows, ...), computed where it is called."""
+        """Return the output for examples ``x`` (rows, ...), an array (rows, outputs...).
+
+        Runs in this process. Raises InvalidArgumentError for examples of another shape than the model's.
+        """
         x = np.asarray(x)
         require_number_dtypes("predict", [x.dtype])
         if self._network is None:
@@ -277,7 +321,7 @@ class Model:
         return [w.copy() for w in self.weights]
 
     def set_weights(self, weights: Sequence[Array]) -> None:
-        """Give the model other weights of the same shapes."""
+        """Copy ``weights``, a list of arrays, into the model; InvalidArgumentError for other shapes."""
         if [np.shape(w) for w in weights] != [w.shape for w in self.weights]:
             raise InvalidArgumentError(
                 f"the model has weights of shapes {[w.shape for w in self.weights]}, "
@@ -333,7 +377,7 @@ class Model:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Model:
-        """Return the model that :meth:`to_config` described, with new weights."""
+        """Return the model of a ``config`` that :meth:`to_config` returned, with new weights."""
         layers = [layer_from_config(c) for c in config["layers"]]
         model = cls(layers, config["seed"], **config.get("pipeline", {}))
         if config["optimizer"] is not None:
@@ -343,7 +387,7 @@ class Model:
         return model
 
     def save(self, path: Any) -> Any:
-        """Write the model to one file; :func:`nbdist.nn.load` reads it. Returns the path."""
+        """Write the model to a safetensors file at ``path``; :func:`nbdist.nn.load` reads it."""
         from nbdist.nn.saving import save
 
         return save(self, path)
@@ -389,6 +433,14 @@ class Model:
 
 class Sequential(Model):
     """Layers one after the other.
+
+    - ``layers``: a list of layers; the output of each is the input of the next
+    - ``seed``: fixes the initial weights, a whole number of 0 or more; None takes the run's seed
+    - ``stages``: the number of tasks over which the layers are spread where the model is trained in-graph, or
+      a list with the number of layers of each
+    - ``micro_batches``: the parts into which each batch is cut, so that stages work at the same time; None is
+      twice the number of stages
+    - ``schedule``: the order of their work, "gpipe" (Huang et al. 2019) or "1f1b" (Narayanan et al. 2019)
 
     >>> from nbdist.nn import Dense
     >>> print(Sequential([Dense(3), Dense(2)]).build((4,)).summary().splitlines()[-1].split())

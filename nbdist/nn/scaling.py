@@ -14,8 +14,9 @@ from nbdist.graph.tensor import Tensor, symbolic
 def compute_average_loss(per_example_loss: Any, global_batch_size: Any) -> Any:
     """Return the sum of the examples' losses, divided by how many examples all replicas have together.
 
-    Gradients of it, summed over the replicas, are those of one device with the whole batch. Takes a tensor or
-    an array of any shape, and a size above 0 (a tensor if it is known only at run time).
+    Gradients of it, summed over the replicas, are those of one device with the whole batch.
+    ``per_example_loss`` is a tensor or an array of any shape, ``global_batch_size`` a number above 0 (or a
+    tensor, if it is known only at run time).
 
     >>> compute_average_loss([1, 2, 3, 4, 5], global_batch_size=10)
     np.float64(1.5)

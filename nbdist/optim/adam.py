@@ -14,6 +14,11 @@ from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015), with the AMSGrad correction if asked (Reddi et al. 2018).
 
+    - ``learning_rate``, ``use_locking``: see :class:`Optimizer`
+    - ``beta_1``, ``beta_2``: decay per step of the means of gradients and of their squares, from 0 to below 1
+    - ``epsilon``: added to the root of the mean square; 0 or more
+    - ``amsgrad``: whether to divide by the largest mean square so far
+
     >>> p = np.array([1.0]); adam = Adam(0.1)
     >>> adam.apply(p, np.array([3.0]), adam.new_slots(p), 1); p.round(6)
     array([0.9])
@@ -62,7 +67,8 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with weights that decay by themselves: ``p -= learning_rate * weight_decay * p`` before each step.
 
-    Loshchilov and Hutter 2019, as in Keras.
+    Loshchilov and Hutter 2019, as in Keras. ``weight_decay`` is 0 or more; ``learning_rate``, ``beta_1``,
+    ``beta_2``, ``epsilon``, ``amsgrad`` and ``use_locking`` are those of :class:`Adam`.
 
     >>> p = np.array([1.0]); adam = AdamW(0.1, weight_decay=0.5)
     >>> adam.apply(p, np.array([0.0]), adam.new_slots(p), 1); p.round(6)

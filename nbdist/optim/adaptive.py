@@ -14,7 +14,11 @@ from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
 class RMSprop(Optimizer):
     """Gradients divided by the root of a moving mean of their squares (Tieleman, Hinton 2012), as Keras does.
 
-    ``centered`` subtracts the square of their moving mean first.
+    - ``learning_rate``, ``use_locking``: see :class:`Optimizer`
+    - ``rho``: decay per step of the mean of squares, from 0 to below 1
+    - ``momentum``: the part of the last change that is added again, from 0 to below 1
+    - ``epsilon``: added to the mean square; 0 or more
+    - ``centered``: whether the square of the moving mean is subtracted from the mean square
 
     >>> p = np.array([1.0]); rule = RMSprop(0.1)
     >>> rule.apply(p, np.array([3.0]), rule.new_slots(p), 1); p.round(4)
@@ -72,6 +76,10 @@ class RMSprop(Optimizer):
 @dataclass
 class Adagrad(Optimizer):
     """Gradients divided by the root of the sum of all their squares so far (Duchi et al. 2011), as in Keras.
+
+    - ``learning_rate``, ``use_locking``: see :class:`Optimizer`
+    - ``initial_accumulator_value``: the initial sum of squares; 0 or more
+    - ``epsilon``: added to the root of the sum; 0 or more
 
     >>> p = np.array([1.0]); rule = Adagrad(0.1, initial_accumulator_value=0.0)
     >>> rule.apply(p, np.array([3.0]), rule.new_slots(p), 1); p.round(4)

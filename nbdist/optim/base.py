@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,23 +29,24 @@ BLOCK = 1 << 16
 class Optimizer(ABC):
     """How a gradient changes parameters.
 
-    ``apply`` only reads the gradient. ``slots`` names the arrays of the parameters' size that it keeps
-    between steps; each starts with one value everywhere. ``counts_steps`` says whether ``apply`` looks at
-    the number of the step, which then has to be brought to it.
+    To write one, subclass it and define ``apply``. ``slots`` names the arrays of the parameters' size that it
+    keeps between steps, zeros at first (or override ``new_slots``); ``counts_steps`` is whether ``apply``
+    needs the number of the step.
 
-    In a graph ``minimize`` adds an op for each variable, where the variable lives, which changes it and its
-    slots in place. A gradient that holds rows of a table changes these rows and their slots' rows only.
+    In a graph ``minimize`` adds an op for each variable, on the variable's device, which changes it and its
+    slots in place. A gradient that holds rows of a table changes only these rows and their slots' rows.
 
-    ``use_locking`` makes the change of a variable in a graph, with its slots, one whole for all sessions:
-    none is lost, and nobody reads the variable half changed. Without it sessions that change a variable at
-    the same time may overwrite some elements of each other's changes (of large arrays a few in 100,000), and
-    a read may find a change made in some elements only; global steps are counted exactly all the same. It
-    costs a copy of each variable that is sent to another task. Changes of several variables are not one.
+    - ``learning_rate``: a finite number of 0 or more. In a graph (``minimize``, ``apply_gradients``) also a
+      tensor of one number, or a function: of no argument, called when the op is made, or of the number of
+      steps so far, a tensor that counts from 0; it returns a number or a tensor:
+      ``SGD(lambda step: 0.1 * 0.5 ** (step // 100))``. Training with ``fit`` takes a number
+    - ``use_locking``: whether the change of a variable in a graph, with its slots, is atomic for all
+      sessions, at the cost of a copy of each variable that is sent to another task. Without it sessions
+      that change a variable at the same time may overwrite some elements of each other's changes (a few in 100,000 for
+      large arrays), and a read may return a partial change; global steps are exact in any case. Changes of
+      several variables are not atomic together
 
-    ``learning_rate`` is a number. In a graph (``minimize``, ``apply_gradients``) it may also be a tensor of
-    one number, or a function: of no argument, called when the op is made, or of the number of steps made
-    so far, a tensor that counts from 0. It returns a number or a tensor, which NumPy's functions make:
-    ``SGD(lambda step: 0.1 * 0.5 ** (step // 100))``. Training with ``fit`` takes a number.
+    Raises InvalidArgumentError for a setting that is not a number or is out of range.
     """
 
     learning_rate: Any = 0.01
@@ -60,7 +62,13 @@ class Optimizer(ABC):
 
     @abstractmethod
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
-        """Change ``parameters`` in place; ``step`` counts from 1."""
+        """Make a step: change ``parameters`` in place.
+
+        - ``parameters``: a flat array, float32 or float64
+        - ``gradient``: an array of the same length and dtype, which is only read
+        - ``slots``: the arrays of ``new_slots(parameters)``, by name, changed in place
+        - ``step``: the number of the step, from 1
+        """
 
     def apply_rows(
         self, table: Array, values: Array, indices: Array, slots: dict[str, Array], step: int
@@ -68,7 +76,8 @@ class Optimizer(ABC):
         """Change the rows of ``table`` at ``indices`` by gradients ``values``, and their rows of ``slots``.
 
         Rows that occur several times are added up first. All other rows and their slots do not change: the
-        time does not depend on the size of the table. InvalidArgumentError for an index outside the table.
+        time does not depend on the size of the table. ``step`` counts from 1. Raises
+        InvalidArgumentError for an index outside the table.
         """
         check_rows(indices, len(table))
         at, total = summed_rows(backend_of(table), values, indices)
@@ -82,7 +91,7 @@ class Optimizer(ABC):
             slots[name][at] = changed
 
     def new_slots(self, parameters: Array) -> dict[str, Array]:
-        """Return the arrays this optimizer keeps for ``parameters``."""
+        """Return the initial slots for ``parameters``: arrays of their size, by name."""
         return {name: np.zeros_like(parameters) for name in self.slots}
 
     def to_config(self) -> dict[str, Any]:
@@ -98,7 +107,7 @@ class Optimizer(ABC):
         return self.config(self.learning_rate)
 
     def config(self, learning_rate: float) -> dict[str, Any]:
-        """Return name and settings as plain values, with a learning rate."""
+        """Return name and settings as plain values, with ``learning_rate`` in place of the own one."""
         settings = {one.name: getattr(self, one.name) for one in fields(self)}
         settings["learning_rate"] = learning_rate
         if not self.use_locking:  # so that what is not asked for is not said
@@ -113,9 +122,15 @@ class Optimizer(ABC):
         grad_loss: Any = None,
         name: str | None = None,
     ) -> Tensor:
-        """Return the op that makes a step: gradients of ``loss``, applied; ``global_step`` goes up by one.
+        """Return the op that makes a step: it computes the gradients of ``loss`` and applies them.
 
-        ``var_list`` are the variables to change, all that are trainable if not given.
+        - ``loss``: a floating point tensor; the gradients are those of the sum of its elements
+        - ``global_step``: an integer variable to which each step adds 1; None for none
+        - ``var_list``: the variables to change; None for all trainable ones of the graph
+        - ``grad_loss``: the gradient of ``loss``, of its shape; None for ones
+        - ``name``: the name of the op; None for the optimizer's class
+
+        Raises InvalidArgumentError for a loss that depends on none of the variables.
 
         >>> from nbdist.graph.tensor import Graph
         >>> from nbdist.optim import SGD
@@ -127,9 +142,10 @@ class Optimizer(ABC):
         return training.minimize(self, loss, global_step, var_list, grad_loss, name)
 
     def compute_gradients(self, loss: Tensor, var_list: Any = None, grad_loss: Any = None) -> training.Pairs:
-        """Return (gradient, variable) for each variable; the gradient is None where there is none.
+        """Return (gradient, variable) for each variable; None as gradient if ``loss`` does not depend on it.
 
-        A partitioned variable has a pair for each shard.
+        ``loss``, ``var_list`` and ``grad_loss`` are those of :meth:`minimize`. A partitioned variable has a
+        pair for each shard.
         """
         return training.compute_gradients(loss, var_list, grad_loss)
 
@@ -139,32 +155,36 @@ class Optimizer(ABC):
         global_step: Variable | None = None,
         name: str | None = None,
     ) -> Tensor:
-        """Return the op that applies gradients to variables, then adds one to ``global_step``.
+        """Return the op that applies gradients to variables, then adds 1 to ``global_step``.
 
-        A count of its own is kept where there is no ``global_step`` and the optimizer needs one. An empty
-        list, no gradient at all or a variable of another graph is an InvalidArgumentError (a ValueError).
+        - ``grads_and_vars``: pairs as :meth:`compute_gradients` returns them; those without gradient are left
+          out
+        - ``global_step``: an integer variable; None for none (an optimizer that needs the number of the step
+          then counts by itself)
+        - ``name``: the name of the op; None for the optimizer's class
+
+        Raises InvalidArgumentError (a ValueError) without any gradient, or for a variable of another graph.
         """
         return training.apply_gradients(self, grads_and_vars, global_step, name)
 
     def get_slot_names(self) -> list[str]:
-        """Return the names of what is kept for each variable."""
+        """Return the names of the slots of each variable."""
         return list(self.new_slots(np.zeros(1)))
 
     def get_slot(self, variable: Variable, name: str) -> Variable:
-        """Return what is kept under a name for a variable of a graph."""
+        """Return the slot ``name`` of a graph's ``variable``; InvalidArgumentError if there is none."""
         if name not in self.get_slot_names():
             kept = ", ".join(self.get_slot_names()) or "nothing"
             raise InvalidArgumentError(f"{type(self).__name__} keeps {kept} for a variable, not {name!r}")
         return training.slots_of(self, variable)[name]
 
-    @property
-    def held(self) -> training.OptimizerState:
-        """The variables that this optimizer has made in graphs; they do not travel with it."""
-        found: training.OptimizerState = self.__dict__.setdefault("_held", training.OptimizerState())
-        return found
+    @cached_property
+    def graph_state(self) -> training.OptimizerState:
+        """The variables that this optimizer has made in graphs; copies do not have them."""
+        return training.OptimizerState()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_held"}
+        return {name: value for name, value in self.__dict__.items() if name != "graph_state"}
 
 
 def scratch(parameters: Array) -> Array:

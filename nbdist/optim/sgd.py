@@ -15,6 +15,10 @@ from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
 class SGD(Optimizer):
     """Gradient descent: ``p -= learning_rate * g``, with momentum if asked (Sutskever et al. 2013).
 
+    - ``learning_rate``, ``use_locking``: see :class:`Optimizer`
+    - ``momentum``: the part of the last change that is added again, from 0 to below 1
+    - ``nesterov``: whether the gradient counts as that of the point ahead; needs a momentum
+
     >>> p = np.array([1.0, 2.0]); SGD(0.1).apply(p, np.array([1.0, 1.0]), {}, 1); p
     array([0.9, 1.9])
     """

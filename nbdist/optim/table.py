@@ -18,7 +18,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 
 def from_config(config: dict[str, Any]) -> Optimizer:
-    """Return the optimizer that :meth:`Optimizer.to_config` described."""
+    """Return the optimizer of a ``config`` that :meth:`Optimizer.to_config` returned."""
     settings = dict(config)
     kind = type(get(settings.pop("name")))
     known = {one.name for one in fields(kind)}
@@ -28,7 +28,9 @@ def from_config(config: dict[str, Any]) -> Optimizer:
 
 
 def get(optimizer: str | Optimizer) -> Optimizer:
-    """Return an optimizer by name with its default settings, or the one given.
+    """Return an ``optimizer`` by name (such as "adam") with its default settings, or the one given.
+
+    Raises InvalidArgumentError for an unknown name.
 
     >>> get("sgd")
     SGD(learning_rate=0.01, momentum=0.0, nesterov=False)

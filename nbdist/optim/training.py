@@ -29,12 +29,12 @@ Pairs: TypeAlias = list[tuple[Any, Variable]]
 
 @dataclass
 class OptimizerState:
-    """What an optimizer has in graphs: the slots of each variable, a count of steps for each graph."""
+    """The state of an optimizer in graphs: the slots of each variable, the count of steps of each graph."""
 
     slots: dict[Variable, dict[str, Variable]] = field(default_factory=dict)
     steps: dict[Graph, Variable] = field(default_factory=dict)
     rates: dict[str, Variable] = field(default_factory=dict)
-    """Learning rates by the device of what they are for; a variable of another device has the optimizer's."""
+    """Learning rates by device; variables of other devices have the optimizer's."""
 
 
 def compute_gradients(loss: Any, var_list: Any, grad_loss: Any) -> Pairs:
@@ -68,7 +68,7 @@ def minimize(
 
 
 def apply_gradients(optimizer: Optimizer, pairs: Iterable[Any], global_step: Any, name: str | None) -> Tensor:
-    """Return the op that applies gradients to their variables, each where it lives, and counts the step."""
+    """Return the op that applies gradients to their variables, on their devices, and counts the step."""
     applied = checked_pairs(pairs)
     graph = applied[0][1].graph
     if global_step is not None:
@@ -92,16 +92,16 @@ def apply_gradients(optimizer: Optimizer, pairs: Iterable[Any], global_step: Any
 
 
 def slots_of(optimizer: Optimizer, variable: Variable) -> dict[str, Variable]:
-    """Return what an optimizer keeps for a variable, made beside it at the first call."""
-    held = optimizer.held.slots
-    if variable not in held:
+    """Return the slots of a variable, made on its device at the first call."""
+    slots = optimizer.graph_state.slots
+    if variable not in slots:
         kind = type(optimizer).__name__.lower()
         first = optimizer.new_slots(np.zeros(1, variable.dtype))
-        held[variable] = {
+        slots[variable] = {
             slot: filled(f"{variable.name}/{kind}/{slot}", variable, float(array[0]))
             for slot, array in first.items()
         }
-    return held[variable]
+    return slots[variable]
 
 
 def op_name(slots: int, *, sparse: bool) -> str:
@@ -117,11 +117,11 @@ def _step(
     """Return what counts the steps, if anything does, and the number of this step, from 1 on."""
     counter = global_step
     if counter is None and (optimizer.counts_steps or _takes_step(optimizer.learning_rate)):
-        if graph not in optimizer.held.steps:
+        if graph not in optimizer.graph_state.steps:
             with graph.within(Scope(colocated=first, container=first.container)):
                 own = Variable(np.int64(0), trainable=False, name=f"{type(optimizer).__name__.lower()}/step")
-            optimizer.held.steps[graph] = own
-        counter = optimizer.held.steps[graph]
+            optimizer.graph_state.steps[graph] = own
+        counter = optimizer.graph_state.steps[graph]
     if not optimizer.counts_steps:  # one that does not look is sent nothing
         return counter, np.ones((), np.int64)
     with graph.within(Scope(colocated=counter, control=graph.scope.control)):
@@ -160,7 +160,7 @@ def _update(
     with graph.within(Scope(name=name, colocated=variable, control=graph.scope.control)):
         if parts[0].dtype != variable.dtype:
             parts = (parts[0].astype(variable.dtype), *parts[1:])
-        rate = optimizer.held.rates.get(variable.device) if chosen is None else chosen
+        rate = optimizer.graph_state.rates.get(variable.device) if chosen is None else chosen
         return record(
             op_name(len(slots), sparse=sparse),
             variable,
@@ -221,7 +221,7 @@ def _check_gradient(gradient: Any, v: Variable, graph: Graph) -> None:
 
 
 def check_step(global_step: Any, graph: Graph) -> None:
-    """Raise InvalidArgumentError for what is no global step of a graph."""
+    """Raise InvalidArgumentError unless this can be the global step of a graph."""
     if not isinstance(global_step, Variable) or global_step.shape or global_step.dtype.kind not in "iu":
         raise InvalidArgumentError(
             f"global_step is a variable that holds one whole number, got {global_step!r}; "

@@ -192,7 +192,7 @@ class Master:
             ]
             # One per device with weights, so that applying a gradient needs no transfer of the rate.
             self._new_rate = Placeholder(None, (), {}, Spec((), np.dtype(np.float64)), "new_rate")
-            rates = self._optimizer.held.rates
+            rates = self._optimizer.graph_state.rates
             for home in dict.fromkeys(weight.device for weight in self.weights):
                 with device(home):
                     rates[home] = Variable(

@@ -433,14 +433,14 @@ class Blockwise:
             self.failed = self.members[member]
             raise
         for output in self._outputs:
-            _copy_to_host(given[output.position], parts[output.position])
+            _copy_back(given[output.position], parts[output.position])
 
 
 def _by_block(operands: Sequence[Operand], given: Sequence[Sequence[Array]]) -> Arguments:
     return list(zip(*(given[o.position] if isinstance(o, CallOperand) else o for o in operands), strict=True))
 
 
-def _copy_to_host(array: Array, parts: Sequence[Array]) -> None:
+def _copy_back(array: Array, parts: Sequence[Array]) -> None:
     """Copy blocks to the array that they were cut from, if they are copies: its rows are no one axis."""
     if not np.may_share_memory(array, parts[0]):
         np.copyto(array, np.concatenate(parts).reshape(array.shape))

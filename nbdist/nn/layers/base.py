@@ -17,11 +17,11 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 @dataclass
 class Training:
-    """What a layer may use in training and not elsewhere.
+    """The inputs of a layer that exist only in training.
 
     ``draw`` is fed at every step: four numbers (the run's seed, which training it is, the step, the place of
     the replica's first example in the global batch), from which random numbers follow that do not depend on
-    how many replicas share the batch. ``number`` tells the layers of a model apart. ``updates`` collects
+    how many replicas share the batch. ``number`` is the layer's own in its model. ``updates`` collects
     new values for states (a moving average, say), which are assigned in the step.
     """
 
@@ -33,9 +33,8 @@ class Training:
 class Layer(ABC):
     """One step of a network.
 
-    ``build`` returns initial weights by name for an input of a given shape (without the batch axis), and
-    ``states`` what is kept but not trained; ``call`` computes, given a tensor with the batch axis and the
-    weights and states as tensors. A layer that does something else in training overrides ``train``.
+    To write one, define ``call``, and ``build`` if it has weights, ``states`` if it keeps values that are not
+    trained, and ``train`` if it computes something else in training.
 
     >>> class Double(Layer):
     ...     def call(self, x, weights):
@@ -49,22 +48,30 @@ class Layer(ABC):
     """Tasks that the layer's own weights are split over, where the model is trained in-graph."""
 
     def build(self, shape: Shape, rng: np.random.Generator | None) -> dict[str, Array]:
-        """Return the initial weights by name, which become the model's own arrays.
+        """Return the initial weights by name: arrays, which become the model's.
 
-        Without ``rng`` only their shapes and dtypes are valid.
+        - ``shape``: the shape of one example (without the batch axis)
+        - ``rng``: draws the values; None if only shapes and dtypes are needed
         """
         return {}
 
     def states(self, shape: Shape) -> dict[str, Array]:
-        """Return the initial values of what is kept between steps and not trained, by name."""
+        """Return the initial values, by name, that are kept between steps and not trained.
+
+        ``shape`` is that of one example.
+        """
         return {}
 
     @abstractmethod
     def call(self, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        """Return what the layer computes."""
+        """Return the layer's output for ``x`` (batch, ...); ``weights`` has weights and states by name."""
 
     def train(self, x: Tensor, weights: dict[str, Tensor], training: Training) -> Tensor:
-        """Return what the layer computes in training: the same, if it is not overridden."""
+        """Return the layer's output in training, by default that of ``call``.
+
+        ``x`` and ``weights`` are those of ``call``; ``training`` has the random numbers of the step, and
+        takes new values of states.
+        """
         return self.call(x, weights)
 
     @property

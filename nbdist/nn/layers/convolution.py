@@ -21,10 +21,19 @@ class Conv2D(Layer):
     """``activation(conv2d(x, kernel) + bias)``, on images (batch, height, width, channels).
 
     The result is (batch, rows, columns, filters).
-    ``kernel_size`` and ``strides`` are one number or (height, width). ``padding`` is "valid" (windows lie
-    inside the images) or "same" (zeros around them keep the size, divided by the strides). The elements of a
-    window are ``dilation_rate`` apart. ``groups`` cuts channels and filters into so many parts, each
-    convolved by itself; both must be multiples of it.
+
+    - ``filters``: the number of output channels, 1 or more
+    - ``kernel_size``, ``strides``: one whole number or (height, width)
+    - ``padding``: "valid" (windows lie inside the images) or "same" (zeros around them keep the size, divided
+      by the strides)
+    - ``activation``: "relu", "sigmoid", "tanh", "softmax", "gelu", ... or None
+    - ``use_bias``: whether there is a bias for each filter
+    - ``kernel_initializer``, ``bias_initializer``: names from ``nb.nn.initializers``
+    - ``dilation_rate``: the distance of the elements of a window, one whole number or (height, width)
+    - ``groups``: into how many parts channels and filters are cut, each convolved separately; both must be
+      multiples of it
+
+    Raises InvalidArgumentError for a value that is none of these.
 
     >>> Conv2D(32, 3, activation="relu")
     Conv2D(filters=32, kernel_size=(3, 3), activation='relu')
@@ -105,8 +114,9 @@ class _Pool2D(Layer):
 class MaxPool2D(_Pool2D):
     """The largest of each window: (batch, height, width, channels) -> (batch, rows, columns, channels).
 
-    ``strides`` are the pool's size if they are not given. Where several are the largest, the gradient goes
-    to the first.
+    ``pool_size`` and ``strides`` are one whole number or (height, width); ``strides`` None is the size of the
+    pool. ``padding`` is "valid" or "same". If several elements are the largest, the first gets
+    the gradient.
 
     >>> MaxPool2D(3, strides=2)
     MaxPool2D(pool_size=(3, 3), strides=(2, 2))
@@ -120,7 +130,7 @@ class MaxPool2D(_Pool2D):
 class AveragePool2D(_Pool2D):
     """The mean of each window: (batch, height, width, channels) -> (batch, rows, columns, channels).
 
-    ``strides`` are the pool's size if they are not given. What padding adds does not count.
+    ``pool_size``, ``strides`` and ``padding`` are those of :class:`MaxPool2D`; padding does not count.
 
     >>> AveragePool2D()
     AveragePool2D()

@@ -22,10 +22,16 @@ class Dense(Layer):
 
     The kernel is applied to the last axis, for any number of axes before it, as in Keras.
 
-    ``split`` cuts the kernel by "columns" (each shard makes some of the units) or "rows" (each takes some of
-    the inputs, and the results are added up) into ``shards`` parts (at least two), which are on tasks of
-    their own where the model is trained in-graph. Rows after columns need no exchange in between (Shoeybi et
-    al. 2019).
+    - ``units``: the number of outputs, 1 or more
+    - ``activation``: "relu", "sigmoid", "tanh", "softmax", "gelu", ... or None
+    - ``use_bias``: whether there is a bias for each unit
+    - ``kernel_initializer``, ``bias_initializer``: names from ``nb.nn.initializers``
+    - ``split``: how the kernel is cut into shards, on tasks of their own where the model is trained in-graph:
+      "columns" (each makes some of the units), "rows" (each takes some of the inputs, and the results are
+      added up) or None. Rows after columns need no exchange in between (Shoeybi et al. 2019)
+    - ``shards``: the number of shards, at least 2 with ``split``
+
+    Raises InvalidArgumentError for a value that is none of these.
     """
 
     settings = (
@@ -114,7 +120,7 @@ class Reshape(Layer):
 
 
 class Activation(Layer):
-    """One of the activations, as a layer of its own."""
+    """The ``activation`` of a name, such as "relu", as a layer of its own."""
 
     settings = ("activation",)
 
@@ -153,7 +159,8 @@ class Dropout(Layer):
 class Embedding(Layer):
     """A row of numbers for each whole number: (batch, ...) of integers -> (batch, ..., output_dim).
 
-    The integers go from 0 to ``input_dim`` - 1.
+    The integers go from 0 to ``input_dim`` - 1. ``output_dim`` is 1 or more, and
+    ``embeddings_initializer`` a name from ``nb.nn.initializers``.
 
     >>> Embedding(1000, 16)
     Embedding(input_dim=1000, output_dim=16)

@@ -39,9 +39,13 @@ class BatchNorm(_Norm):
     (``moving = momentum * moving + (1 - momentum) * batch``); ``evaluate`` and ``predict`` use those.
 
     With several replicas each normalises by its own part of the batch, as in Keras, so N replicas do not
-    compute quite what one does; and each keeps its own moving averages, of which the first one's (the
-    chief's) are validated with and come home: variables of ``synchronization="on_read"`` and
-    ``aggregation="only_first_replica"``. A replica without examples in a step leaves its own as they are.
+    compute quite what one does; and each has its own moving averages, of which validation and the client use
+    those of the first replica (the chief): variables of ``synchronization="on_read"`` and
+    ``aggregation="only_first_replica"``. A replica without examples in a step does not change its own.
+
+    - ``momentum``: the decay of the moving averages, from 0 to 1
+    - ``epsilon``: added to the variance, above 0
+    - ``center``, ``scale``: whether an offset (beta) is added and a factor (gamma) multiplied, both trained
 
     >>> BatchNorm(momentum=0.9)
     BatchNorm(momentum=0.9)
@@ -79,6 +83,8 @@ class BatchNorm(_Norm):
 
 class LayerNorm(_Norm):
     """Each example's last axis gets mean 0 and variance 1. Ba, Kiros and Hinton 2016.
+
+    ``epsilon``, ``center`` and ``scale`` are those of :class:`BatchNorm`.
 
     >>> LayerNorm()
     LayerNorm()
