@@ -191,8 +191,8 @@ class Model:
         >>> model = Sequential([Dense(1, kernel_initializer="zeros")])
         >>> model.compile("sgd", "mse")
         >>> history = model.fit(np.ones((8, 2)), np.zeros((8, 1)), epochs=2, batch_size=4)
-        epoch 1: loss 0
-        epoch 2: loss 0
+        epoch 1: loss 0.0000
+        epoch 2: loss 0.0000
         >>> history["loss"]
         [0.0, 0.0]
         """

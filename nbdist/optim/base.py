@@ -42,9 +42,9 @@ class Optimizer(ABC):
       ``SGD(lambda step: 0.1 * 0.5 ** (step // 100))``. Training with ``fit`` takes a number
     - ``use_locking``: whether the change of a variable in a graph, with its slots, is atomic for all
       sessions, at the cost of a copy of each variable that is sent to another task. Without it sessions
-      that change a variable at the same time may overwrite some elements of each other's changes (a few in 100,000 for
-      large arrays), and a read may return a partial change; global steps are exact in any case. Changes of
-      several variables are not atomic together
+      that change a variable at the same time may overwrite some elements of each other's changes (a few in
+      100,000 for large arrays), and a read may return a partial change; global steps are exact in any case.
+      Changes of several variables are not atomic together
 
     Raises InvalidArgumentError for a setting that is not a number or is out of range.
     """
