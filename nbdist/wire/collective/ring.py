@@ -71,10 +71,10 @@ class Transport(Protocol):
         """Begin a call that all ranks describe by `text`."""
 
     def send(self, edge: int, value: Array) -> None:
-        """Send message `edge` of the call to the rank after."""
+        """Send message `edge` of the call to the next rank."""
 
     def receive(self, edge: int) -> Array:
-        """Return message `edge` from the rank before, as bytes; raise GroupBroken if it does not come."""
+        """Return message `edge` from the previous rank, as bytes; raise GroupBroken if it will not arrive."""
 
     def finish(self) -> None:
         """Note that the call is done."""

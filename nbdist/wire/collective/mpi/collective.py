@@ -244,7 +244,7 @@ class ChunkedTransfer:
         self._rows: dict[np.dtype[Any], _ChunkBuffers] = {}
 
     def reduce(self, call: CollectiveCall, x: Array, out: Array) -> None:
-        """Reduce-scatter, then perhaps all-gather: round i is sent before round i - 1 is combined."""
+        """Reduce-scatter, with all-gather for an all-reduce; sends round i before it combines round i - 1."""
         given, taken, rows = flat(call, x), FlatOutput(call, out, x), self._buffers_of(call.work)
         shares, length, transport, own = call.shares(LINE), rows.length, self._transport, self._rank
         rounds = -(-max(high - low for low, high in shares) // length)
