@@ -63,7 +63,7 @@ def test_no_width_breaks_the_rows_of_tasks(served: tuple[Lab, Served]) -> None:
     lab, invented = served
     page = lab.page
     gpu = {"use": 45, "memory": 3000 * MEGABYTE, "total": 81920 * MEGABYTE}
-    heights, columns = set(), set()
+    heights, titles = set(), set()
     without, gpus = invented.state["tasks"][5:], [task(rank, gpu=gpu) for rank in range(100)]
     for tasks, columns in ((without, 10), (gpus, 12)):
         invented.change(tasks=tasks)
@@ -73,9 +73,9 @@ def test_no_width_breaks_the_rows_of_tasks(served: tuple[Lab, Served]) -> None:
                 "width => document.querySelector('#nbdist-tasks').style.width = `${width}px`", width
             )
             heights.add(page.locator(".nbd-Task").nth(10).evaluate("node => node.offsetHeight"))
-        columns |= set(visible_columns(page))
+        titles |= set(visible_columns(page))
     assert heights == {22}
-    assert {"CPU", "GPU", "GPU mem", "Host", "PID", "Device"} <= columns
+    assert {"CPU", "GPU", "GPU mem", "Host", "PID", "Device"} <= titles
 
 
 def test_the_keyboard_reaches_everything_and_the_form_keeps_typed_values(served: tuple[Lab, Served]) -> None:
