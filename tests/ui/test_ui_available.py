@@ -24,7 +24,7 @@ def test_ten_thousand_series_are_a_short_message() -> None:
 
 
 @pytest.mark.parametrize("titles", ["loss", None, [1], [["loss"]], ["loss"] * (MOST_CHARTS + 1)])
-def test_what_is_no_list_of_a_few_titles_is_refused(titles: object) -> None:
+def test_a_choice_must_be_a_short_list_of_titles(titles: object) -> None:
     with pytest.raises(InvalidArgumentError):
         chosen(titles, ["loss"])
 
@@ -50,7 +50,7 @@ def drawn(view: SentView) -> list[str]:
     return [chart["title"] for chart in view.sent[-1][0]["head"]["charts"]]
 
 
-def test_the_page_is_told_what_there_is_and_chooses(view: SentView) -> None:
+def test_the_page_receives_the_charts_and_chooses(view: SentView) -> None:
     assert drawn(view) == ["loss"]
     assert view.sent[-1][0]["available"]["titles"] == ["loss", "mae", "staleness"]
     view.page_says("charts", titles=["staleness", "mae"])
@@ -65,7 +65,7 @@ def test_the_page_is_told_what_there_is_and_chooses(view: SentView) -> None:
     assert drawn(view) == ["loss"]  # what --live had named
 
 
-def test_a_choice_that_cannot_be_is_said(view: SentView) -> None:
+def test_an_invalid_choice_is_reported(view: SentView) -> None:
     view.page_says("charts", titles=["<b>"])
     view.tick(0.2)
     assert view.sent[-1][0]["progress"]["problem"]["text"] == "charts: no series is called '<b>'"
@@ -78,7 +78,7 @@ def test_charts_are_chosen_after_the_end_as_well(view: SentView) -> None:
     assert drawn(view) == ["mae"]
 
 
-def test_series_that_come_later_are_told(view: SentView, store: RunStore) -> None:
+def test_later_series_are_sent(view: SentView, store: RunStore) -> None:
     train(store, 0, 0, 10, "rmse")
     view.tick(5.0)
     assert view.sent[-1][0]["available"]["titles"] == ["loss", "mae", "rmse", "staleness"]

@@ -68,7 +68,7 @@ def test_a_frame_is_small_although_many_replicas_are_fast(store: RunStore) -> No
     assert max(trends) <= feed.trend_budget()
 
 
-def test_the_mean_is_pythons_and_comes_whole(store: RunStore) -> None:
+def test_the_mean_is_computed_in_python_and_sent_whole(store: RunStore) -> None:
     feed, page = Feed(store), Page()
     steps = np.arange(100)
     for replica, offset in enumerate([0.0, 1.0]):
@@ -87,7 +87,7 @@ def test_the_mean_of_one_replica_is_its_trend(store: RunStore) -> None:
     assert set(page.curves) == {(0, 0), (MEAN, 0), (MEAN, CLOCK)}
 
 
-def test_several_replicas_have_trends_that_noise_does_not_hide(store: RunStore) -> None:
+def test_trends_of_several_replicas_are_smooth(store: RunStore) -> None:
     feed, page = Feed(store), Page()
     rng = np.random.default_rng(0)
     steps = np.arange(50_000)
@@ -104,7 +104,7 @@ def test_several_replicas_have_trends_that_noise_does_not_hide(store: RunStore) 
     assert max(value for _, value in page.curves[0, 0]) > 2  # its points are there, with their noise
 
 
-def test_points_that_left_the_ring_unread_come_with_whole_curves() -> None:
+def test_dropped_points_arrive_with_whole_curves() -> None:
     store = RunStore(recent=64)
     feed, page = Feed(store), Page()
     train(store, 0, 0, 10)
@@ -115,7 +115,7 @@ def test_points_that_left_the_ring_unread_come_with_whole_curves() -> None:
     assert [step for step, _ in page.curves[0, 0]] == list(range(510))
 
 
-def test_one_that_is_gone_does_not_hold_the_mean_back(store: RunStore) -> None:
+def test_a_lost_replica_does_not_hold_back_the_mean(store: RunStore) -> None:
     feed, page = Feed(store), Page()
     steps = np.arange(3_000)
     store.extend(2, "loss", steps, np.full(3_000, 9.0), steps / 100)  # fast, and soon gone
@@ -132,7 +132,7 @@ def test_one_that_is_gone_does_not_hold_the_mean_back(store: RunStore) -> None:
     assert page.curves[2, 0][-1][0] == 2_999  # its own points stay
 
 
-def test_the_mean_of_those_that_are_all_gone_stays(store: RunStore) -> None:
+def test_the_mean_stays_when_all_replicas_are_lost(store: RunStore) -> None:
     train(store, 0, 0, 10)
     feed, page = Feed(store), Page()
     feed.lost = frozenset({0})
@@ -144,7 +144,7 @@ def test_the_mean_of_those_that_are_all_gone_stays(store: RunStore) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 500), st.floats(0, 2e9), st.integers(0, 3)), min_size=1, max_size=60)
 )
-def test_time_on_the_page_never_falls_whatever_the_clocks_did(points: list[tuple[int, float, int]]) -> None:
+def test_times_never_decrease_whatever_the_clocks_do(points: list[tuple[int, float, int]]) -> None:
     store = RunStore()
     for step, seconds, replica in points:
         store.extend(replica, "loss", [step], [0.5], [seconds])

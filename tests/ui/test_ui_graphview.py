@@ -54,7 +54,7 @@ def words(svg: str) -> list[str]:
 # As SVG.
 
 
-def test_an_svg_shows_devices_scopes_and_what_is_sent() -> None:
+def test_an_svg_shows_devices_scopes_and_sends() -> None:
     texts = words(show_graph(perceptron()).svg())
     assert {"worker 0", "ps 0", "worker 1", PS, "hidden/", "6 ops · 2 variables · 314 kB"} <= {*texts}
     assert texts.count("4 tensors · 318 kB") == 2  # the gradients of each worker
@@ -78,7 +78,7 @@ def test_variables_have_a_shape_of_their_own_and_order_has_dashes() -> None:
     assert "prefers-color-scheme:dark" in svg
 
 
-def test_names_are_text_wherever_they_stand() -> None:
+def test_names_are_escaped_everywhere() -> None:
     view = hostile()
     bundle = view._repr_mimebundle_()
     page = bundle["text/html"]
@@ -164,7 +164,7 @@ def test_the_page_holds_the_geometry_of_every_scope() -> None:
         assert (len(frames), len(lines), len(boxes)) == sizes
 
 
-def test_what_is_sent_is_counted_once_for_each_device() -> None:
+def test_a_sent_tensor_counts_once_for_each_device() -> None:
     w = Node("w", "Variable", PS, shape=(10,))
     users = [Node(f"y{i}", "exp", WORKERS[0], ("w",), (), (None,)) for i in range(3)]
     back = Node("z", "exp", PS, ("y0",))
@@ -183,7 +183,7 @@ def test_a_view_is_text_elsewhere() -> None:
 # What can be asked for.
 
 
-def test_what_has_a_graph_shows_it() -> None:
+def test_objects_with_a_graph_show_it() -> None:
     graph = ordered_steps()
     shown = repr(show_graph(graph))
     with graph.as_default():
@@ -200,7 +200,7 @@ def test_a_placement_fills_in_devices() -> None:
         show_graph(ordered_steps(), placement={"v": full})
 
 
-def test_mistakes_are_told() -> None:
+def test_invalid_arguments_raise() -> None:
     with (
         nb.Graph().as_default(),
         pytest.raises(FailedPreconditionError, match=r"empty; make tensors.*placeholder"),
@@ -263,7 +263,9 @@ def test_the_magic_saves(shell: InteractiveShell, tmp_path: Path, capsys: pytest
         ("number", InvalidArgumentError, "not 3"),
     ],
 )
-def test_the_magic_tells_mistakes(shell: InteractiveShell, line: str, error: type, message: str) -> None:
+def test_the_magic_reports_invalid_arguments(
+    shell: InteractiveShell, line: str, error: type, message: str
+) -> None:
     with pytest.raises(error, match=message):
         shell.run_line_magic("graph", line)
 

@@ -74,7 +74,7 @@ def test_nothing_while_hidden_and_a_snapshot_after(view: SentView, store: RunSto
     assert len(view.sent[-1][1]) == 4 + 3 * 19 * 12  # the points, their trend, and the clock
 
 
-def test_a_gap_brings_a_snapshot_at_once(view: SentView, store: RunStore) -> None:
+def test_a_lost_frame_causes_an_immediate_snapshot(view: SentView, store: RunStore) -> None:
     view.page_says("ready")
     for tick in range(3):
         train(store, 0, tick, 1)
@@ -84,7 +84,7 @@ def test_a_gap_brings_a_snapshot_at_once(view: SentView, store: RunStore) -> Non
     assert view.sent[-1][0]["snapshot"]
 
 
-def test_a_page_that_asks_in_vain_is_told_nothing(view: SentView, store: RunStore) -> None:
+def test_a_request_without_a_loss_is_not_answered(view: SentView, store: RunStore) -> None:
     view.page_says("ready")
     train(store, 0, 0, 1)
     view.tick(0.0)
@@ -107,7 +107,7 @@ def test_the_last_frame_is_complete_and_waits_for_room(view: SentView, store: Ru
     assert len(buffer) == 4 + 3 * 5 * 12
 
 
-def test_a_page_that_comes_after_the_end_gets_everything(view: SentView, store: RunStore) -> None:
+def test_a_page_that_opens_after_the_end_gets_a_snapshot(view: SentView, store: RunStore) -> None:
     train(store, 0, 0, 50)
     view.finish("finished")
     assert view.sent == []
@@ -115,7 +115,7 @@ def test_a_page_that_comes_after_the_end_gets_everything(view: SentView, store: 
     assert view.sent[0][0]["snapshot"]
 
 
-def test_two_tabs_are_both_served(view: SentView, store: RunStore) -> None:
+def test_two_tabs_both_receive_frames(view: SentView, store: RunStore) -> None:
     view.page_says("ready", view="one")
     view.tick(0.0)
     view.page_says("ack", 1, view="one")
@@ -129,7 +129,7 @@ def test_two_tabs_are_both_served(view: SentView, store: RunStore) -> None:
     assert len(view.sent) == 3
 
 
-def test_a_tab_that_vanished_costs_two_frames(view: SentView, store: RunStore) -> None:
+def test_a_tab_that_stopped_responding_costs_two_frames(view: SentView, store: RunStore) -> None:
     view.page_says("ready", view="closed without a word")
     for tick in range(3000):  # five minutes
         train(store, 0, tick, 1)
@@ -142,7 +142,7 @@ def test_a_tab_that_vanished_costs_two_frames(view: SentView, store: RunStore) -
     assert len(buffer) < 4 + 3000 * 12
 
 
-def test_progress_and_output_travel_with_the_points(view: SentView) -> None:
+def test_progress_and_output_are_sent_with_the_points(view: SentView) -> None:
     view.page_says("ready")
     view.tick(0.0)
     view.page_says("ack", 1)
@@ -158,7 +158,7 @@ def test_progress_and_output_travel_with_the_points(view: SentView) -> None:
     assert (printed["text"], printed["open"]) == ("epoch 1\n", "epo")
 
 
-def test_what_the_page_wants_is_called_back_with(view: SentView) -> None:
+def test_commands_of_the_page_reach_the_callback(view: SentView) -> None:
     wanted: list[tuple[str, float | None]] = []
     view.on_control(lambda kind, value: wanted.append((kind, value)))
     for kind in KINDS:
@@ -166,7 +166,7 @@ def test_what_the_page_wants_is_called_back_with(view: SentView) -> None:
     assert wanted == [(kind, 0.25 if kind == "set" else None) for kind in KINDS]
 
 
-def test_the_page_has_the_controls_somebody_acts_on(view: SentView) -> None:
+def test_the_page_has_the_controls_with_a_callback(view: SentView) -> None:
     view.page_says("ready")
     view.tick(0.0)
     assert view.sent[-1][0]["head"]["controls"] == []
@@ -177,13 +177,13 @@ def test_the_page_has_the_controls_somebody_acts_on(view: SentView) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "0.1", -1, math.nan, math.inf, True, [1]])
-def test_a_rate_that_is_none_reaches_nobody_and_is_shown(view: SentView, value: object) -> None:
+def test_an_invalid_rate_is_not_passed_on_and_its_error_is_shown(view: SentView, value: object) -> None:
     view.on_control(lambda *_: pytest.fail("it was called"))
     view.page_says("set", learning_rate=value)
     assert view.status["problem"]["text"].startswith("set: a learning rate is a number of at least 0, not")
 
 
-def test_what_a_control_raises_is_shown_until_the_next_one(view: SentView) -> None:
+def test_an_error_of_a_command_is_shown_until_the_next_command(view: SentView) -> None:
     def fails(kind: str, _: float | None) -> None:
         if kind == "pause":
             raise RuntimeError("<b>no\nloop</b>")
@@ -197,7 +197,7 @@ def test_what_a_control_raises_is_shown_until_the_next_one(view: SentView) -> No
     assert view.status["problem"] is None
 
 
-def test_words_stand_in_for_a_widget_that_cannot_be_shown(store: RunStore) -> None:
+def test_front_ends_without_widgets_get_a_text(store: RunStore) -> None:
     again = "to reconnect, run nb.attach('r-7')"
     view = SentView(store, [], title="digits", run_id="r-7", again=again)
     data = view._repr_mimebundle_()[0]
@@ -217,7 +217,7 @@ def test_the_widgets_state_holds_no_data(view: SentView, store: RunStore) -> Non
     assert "a run" not in json.dumps({k: v for k, v in state.items() if k != "_esm"}, default=str)
 
 
-def test_closing_takes_the_layout_along(view: SentView) -> None:
+def test_closing_also_closes_the_layout(view: SentView) -> None:
     layout = view.layout
     assert view.comm is not None
     view.close()

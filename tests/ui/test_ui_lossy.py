@@ -40,7 +40,7 @@ def watched(seed: int, lost: float) -> Page:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_losing_frames_leaves_the_same_curves_bit_for_bit(seed: int) -> None:
+def test_lost_frames_do_not_change_the_curves_bit_for_bit(seed: int) -> None:
     whole, lossy = watched(seed, 0.0), watched(seed, 0.3)
     assert whole.lost == 0
     assert lossy.lost > 3
@@ -52,7 +52,7 @@ def test_losing_frames_leaves_the_same_curves_bit_for_bit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_page_that_has_caught_up_has_every_point_in_mid_run_too(seed: int) -> None:
+def test_a_page_without_further_losses_has_every_point_during_the_run(seed: int) -> None:
     store, chance = RunStore(), random.Random(seed)
     view = SentView(store, [TASK])
     calm = False

@@ -36,7 +36,7 @@ def view(sweep: ShownSweep) -> SentGrid:
     return SentGrid(sweep)
 
 
-def test_it_waits_for_a_page_and_then_tells_everything(view: SentGrid) -> None:
+def test_it_waits_for_a_page_and_then_sends_a_snapshot(view: SentGrid) -> None:
     view.tick(0.0)
     assert view.sent == []
     view.page_says("ready")
@@ -47,7 +47,7 @@ def test_it_waits_for_a_page_and_then_tells_everything(view: SentGrid) -> None:
     assert len(points) == 16
 
 
-def test_nothing_new_is_nothing_sent(view: SentGrid, sweep: ShownSweep) -> None:
+def test_without_changes_nothing_is_sent(view: SentGrid, sweep: ShownSweep) -> None:
     page = GridPage(view)
     view.tick(0.0)
     page.take_all()
@@ -58,7 +58,7 @@ def test_nothing_new_is_nothing_sent(view: SentGrid, sweep: ShownSweep) -> None:
     assert [content["sequence"] for content, _ in view.sent] == [2]
 
 
-def test_at_most_ten_frames_a_second_and_two_on_their_way(view: SentGrid, sweep: ShownSweep) -> None:
+def test_at_most_ten_frames_a_second_and_two_in_flight(view: SentGrid, sweep: ShownSweep) -> None:
     page = GridPage(view)
     view.tick(0.0)
     page.take_all()
@@ -179,7 +179,7 @@ def test_a_long_output_keeps_its_end(
     assert view.answers[0]["text"].endswith("end")
 
 
-def test_words_stand_in_for_a_widget_that_cannot_be_shown(view: SentGrid) -> None:
+def test_front_ends_without_widgets_get_a_text(view: SentGrid) -> None:
     words = view._repr_mimebundle_()[0]["text/plain"]
     assert words.startswith(
         "Grid of the sweep mnist (261120-2130-mnist); to reconnect, run nb.attach('261120-2130-mnist')"
@@ -207,7 +207,7 @@ def test_it_closes_when_no_page_holds_it(view: SentGrid, sweep: ShownSweep) -> N
 
 @settings(max_examples=examples(40))
 @given(st.integers(0, 2**32), st.floats(0, 0.4))
-def test_a_page_that_loses_frames_ends_with_everything(seed: int, lost: float) -> None:
+def test_a_page_with_lost_frames_ends_with_the_whole_state(seed: int, lost: float) -> None:
     dice = Random(seed)
     sweep = ShownSweep()
     view = SentGrid(sweep)
@@ -230,7 +230,7 @@ def test_a_page_that_loses_frames_ends_with_everything(seed: int, lost: float) -
 
 @settings(max_examples=examples(25))
 @given(st.integers(0, 2**32))
-def test_a_page_that_has_caught_up_needs_no_end(seed: int) -> None:
+def test_a_page_without_further_losses_has_the_whole_state_before_the_end(seed: int) -> None:
     dice = Random(seed)
     sweep = ShownSweep()
     view = SentGrid(sweep)

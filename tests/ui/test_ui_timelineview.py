@@ -100,7 +100,7 @@ def test_rows_are_tasks_and_lanes_are_named_where_there_are_several() -> None:
     assert keys == [kind for kind in KINDS if kind != "drop"]  # no gradient is dropped there
 
 
-def test_bars_with_room_say_how_long_they_took() -> None:
+def test_wide_bars_show_their_duration() -> None:
     assert "compute 0.5 ms" in labels(step(1))[1]
     assert "0.5" in labels(step(1, steps=8))[1]
     assert "0.5" not in labels(step(1, steps=60))[1]
@@ -157,7 +157,7 @@ def test_saved_by_its_suffix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "a", "a.PNG2"])
-def test_other_formats_say_what_there_is(tmp_path: Path, name: str) -> None:
+def test_other_formats_raise_and_name_the_valid_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"'{name}' says no format: .*\.png, \.svg.*\.json"):
         step(1).save(tmp_path / name)
     assert not list(tmp_path.iterdir())
@@ -187,7 +187,7 @@ def test_the_table_has_milliseconds_by_task_and_kind() -> None:
     ]
 
 
-def test_the_headline_says_what_is_left_out() -> None:
+def test_the_headline_names_the_omitted_parts() -> None:
     assert headline(step(1, ps=0, steps=3)) == "mnist · 3 ms"
     assert headline(Timeline([], left_out=1200)) == "timeline · 0 ms · 1,200 earlier spans are left out"
 

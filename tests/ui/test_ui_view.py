@@ -98,7 +98,7 @@ def displays(monkeypatch: pytest.MonkeyPatch) -> list[FakeDisplay]:
     return made
 
 
-def test_a_view_shows_passes_on_and_freezes(displays: list[FakeDisplay]) -> None:
+def test_a_view_shows_updates_and_freezes(displays: list[FakeDisplay]) -> None:
     run = FakeRun(live=("loss",))
     shown = RunView(run)  # type: ignore[arg-type]
     (display,) = displays
@@ -115,7 +115,7 @@ def test_a_view_shows_passes_on_and_freezes(displays: list[FakeDisplay]) -> None
     assert isinstance(shown, view.RunView)
 
 
-def test_what_the_page_wants_is_done_with_the_run(displays: list[FakeDisplay]) -> None:
+def test_commands_of_the_page_reach_the_run(displays: list[FakeDisplay]) -> None:
     run = FakeRun()
     RunView(run)  # type: ignore[arg-type]
     for kind in KINDS:
@@ -124,7 +124,7 @@ def test_what_the_page_wants_is_done_with_the_run(displays: list[FakeDisplay]) -
     assert run.asked == [("pause", None), ("resume", None), ("checkpoint", None), ("set", 0.5)]
 
 
-def test_the_standing_is_passed_on_whole(displays: list[FakeDisplay]) -> None:
+def test_the_whole_progress_is_passed_on(displays: list[FakeDisplay]) -> None:
     run = FakeRun()
     run.store.extend(1, "staleness", [1], [3.0], [1.0])
     tally = ProgressTracker(2, synchronous=False)
@@ -155,12 +155,12 @@ def test_the_standing_is_passed_on_whole(displays: list[FakeDisplay]) -> None:
     assert replicas[1]["staleness"] == 3.0
 
 
-def test_a_run_that_goes_with_its_kernel_is_not_followed_from_another(displays: list[FakeDisplay]) -> None:
+def test_an_in_graph_run_names_no_command_to_reconnect(displays: list[FakeDisplay]) -> None:
     RunView(FakeRun(replication="in-graph"))  # type: ignore[arg-type]
     assert displays[0].made[3]["again"] == ""
 
 
-def test_steering_leaves_marks_on_the_curves(displays: list[FakeDisplay]) -> None:
+def test_commands_leave_marks_on_the_curves(displays: list[FakeDisplay]) -> None:
     run = FakeRun()
     shown = RunView(run)  # type: ignore[arg-type]
 
@@ -249,7 +249,7 @@ def test_a_pause_counts_in_no_duration_and_in_no_rate() -> None:
     assert found.steps_per_second == pytest.approx(15.0)
 
 
-def test_a_replica_that_is_gone_is_named_live_and_at_the_end(displays: list[FakeDisplay]) -> None:
+def test_a_lost_replica_is_named_live_and_at_the_end(displays: list[FakeDisplay]) -> None:
     run = FakeRun(strategy="multi_worker", synchronous=True)
     for replica in range(2):
         told = Progress(step=10 + replica, total=40, state="running")
@@ -284,14 +284,14 @@ def test_gradients_that_were_not_applied_are_counted() -> None:
     assert [row["dropped"] for row in found.rows] == [0, 1200]
 
 
-def test_many_that_are_gone_are_counted() -> None:
+def test_many_lost_replicas_are_counted() -> None:
     replicas = [ReplicaStanding("lost", 0, 0.0, None, {})] * 6
     tasks = [f"/job:worker/task:{i}" for i in range(6)]
     assert lost_among(replicas, tasks) == "worker 0, worker 1, worker 2, worker 3 and 2 more were lost"
     assert lost_among([], []) == ""
 
 
-def test_those_of_which_nothing_is_heard_are_named() -> None:
+def test_replicas_that_stopped_responding_are_named() -> None:
     replicas = [ReplicaStanding(state, 9, 0.0, None, {}) for state in ("running", "silent", "lost")]
     tasks = [f"/job:worker/task:{i}" for i in range(3)]
     assert (
@@ -299,7 +299,7 @@ def test_those_of_which_nothing_is_heard_are_named() -> None:
     )
 
 
-def test_those_that_are_slow_are_named_the_slowest_first() -> None:
+def test_slow_replicas_are_named_the_slowest_first() -> None:
     tasks = [f"/job:worker/task:{i}" for i in range(7)]
     replicas = [
         ReplicaStanding("lost", 0, 0.0, None, {}),
@@ -333,7 +333,7 @@ def test_one_step_has_no_rate() -> None:
 @pytest.mark.parametrize(
     ("status", "state"), [("finished", "finished"), ("stopped", "stopped"), ("failed", "failed")]
 )
-def test_the_state_is_told_in_words(status: str, state: str) -> None:
+def test_the_state_has_a_text(status: str, state: str) -> None:
     assert summary(FakeRun(status)).state == state
 
 

@@ -185,8 +185,8 @@ class BestSoFar {
       const across = plot.x(time) - x;
       if (!(Math.abs(across) < NEAR)) continue;
       const spot = positionOfTrial(model, plot, row, now);
-      const far = spot ? across * across + (spot.y - y) ** 2 : Infinity;
-      if (far < least) [found, least] = [model.number[row], far];
+      const distance = spot ? across * across + (spot.y - y) ** 2 : Infinity;
+      if (distance < least) [found, least] = [model.number[row], distance];
     }
     return found;
   }
