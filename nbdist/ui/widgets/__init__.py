@@ -1,1 +1,1 @@
-"""The widgets of the live view and of the sweep view, and what feeds them."""
+"""The widgets of the live view and of the sweep view, and the feeds that select their data."""

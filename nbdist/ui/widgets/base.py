@@ -37,7 +37,7 @@ def bundled(name: str) -> str:
 
 
 class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types
-    """A widget that sends frames under flow control. Call all methods from the kernel's main thread.
+    """A widget that sends frames under flow control. Its methods must not be called concurrently.
 
     A subclass implements `_send_frame`, `_handle_command` for the page's other messages, and `_as_text` for
     front ends without widgets.
