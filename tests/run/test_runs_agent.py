@@ -1,4 +1,4 @@
-"""A task's end of its runs: one at a time, news to whoever watches, words from the client."""
+"""A task's agent: one run at a time, reports to subscribers, commands from the client."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def news(client: Peer) -> Frame:
+def next_report(client: Peer) -> Frame:
     frame = client.receive(10)
     assert frame is not None
     assert frame.kind == "run.progress"
     return frame
 
 
-def told(client: Peer, enough: Callable[[list[Frame]], object]) -> list[Frame]:
-    """News until there is enough: they come ten times a second, however far the test has got by then."""
-    frames = [news(client)]
+def reports_until(client: Peer, enough: Callable[[list[Frame]], object]) -> list[Frame]:
+    """Return reports until ``enough(reports)``; the agent sends them ten times a second."""
+    frames = [next_report(client)]
     while not enough(frames):
-        frames.append(news(client))
+        frames.append(next_report(client))
     return frames
 
 
@@ -72,35 +72,35 @@ def step_of(frames: list[Frame]) -> int:
 
 def test_one_run_at_a_time(agent: Agent, client: Peer, folder: Path) -> None:
     client.call("run.reserve", {"run": "r1"})
-    client.call("run.reserve", {"run": "r1"})  # the same again, as after a lost answer
+    client.call("run.reserve", {"run": "r1"})  # repeated, as after a lost answer
     with pytest.raises(FailedPreconditionError, match=r"/job:worker/task:0 is busy with run r1; wait for it"):
         client.call("run.reserve", {"run": "r2"})
     client.call("run.release", {"run": "r1"})
     client.call("run.reserve", {"run": "r2"})
     one = live(agent, folder, "r2")
-    client.call("run.release", {"run": "r2"})  # while its body runs that frees nothing
+    client.call("run.release", {"run": "r2"})  # no effect while the body runs
     with pytest.raises(FailedPreconditionError, match="busy with run r2"):
         client.call("run.reserve", {"run": "r3"})
     finish(agent, one)
     client.call("run.reserve", {"run": "r3"})
 
 
-def test_a_reservation_that_no_body_follows_is_void_in_the_end(
-    client: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reservation_without_a_body_expires(client: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     client.call("run.reserve", {"run": "r1"})
     monkeypatch.setattr(agents, "RESERVED_SECONDS", 0.0)
     client.call("run.reserve", {"run": "r2"})
 
 
-def test_who_watches_hears_points_text_and_progress(agent: Agent, client: Peer, folder: Path) -> None:
+def test_a_subscriber_receives_points_text_and_progress(agent: Agent, client: Peer, folder: Path) -> None:
     client.call("run.subscribe", {"run": "r1"})
-    client.call("run.subscribe", {"run": "r1"})  # twice is once
+    client.call("run.subscribe", {"run": "r1"})  # a repeated subscription has no effect
     one = live(agent, folder)
     one.output.write("hello \N{SNOWMAN}")
     one.recorder.add(one.recorder.series("loss"), 1, 0.5)
     one.context.progress.step = 7
-    frames = told(client, lambda frames: text_of(frames) and batches_of(frames) and step_of(frames) == 7)
+    frames = reports_until(
+        client, lambda frames: text_of(frames) and batches_of(frames) and step_of(frames) == 7
+    )
     for frame in frames:
         assert (frame.meta["run"], frame.meta["rank"], frame.meta["ended"]) == ("r1", 0, False)
     assert text_of(frames) == "hello \N{SNOWMAN}"
@@ -109,45 +109,47 @@ def test_who_watches_hears_points_text_and_progress(agent: Agent, client: Peer, 
     assert batch.replica == 2
     one.output.write("bye")
     finish(agent, one)
-    assert text_of(told(client, lambda frames: frames[-1].meta["ended"])) == "bye"
-    assert client.receive(0.3) is None  # nothing comes after the end
+    assert text_of(reports_until(client, lambda frames: frames[-1].meta["ended"])) == "bye"
+    assert client.receive(0.3) is None  # no message follows the end
 
 
-def test_who_reserves_may_watch_from_the_start(agent: Agent, client: Peer, folder: Path) -> None:
-    """A body that only prints is over before the next word of the client: its text would be lost."""
+def test_a_reservation_may_subscribe_from_the_start(agent: Agent, client: Peer, folder: Path) -> None:
+    """A short body ends before a later subscription: its text would be lost."""
     client.call("run.reserve", {"run": "r1", "subscribe": True})
     one = live(agent, folder)
     one.output.write("short")
     finish(agent, one)
-    assert text_of(told(client, lambda frames: frames[-1].meta["ended"])) == "short"
+    assert text_of(reports_until(client, lambda frames: frames[-1].meta["ended"])) == "short"
 
 
-def test_who_gives_a_reservation_up_hears_nothing_of_it(agent: Agent, client: Peer, folder: Path) -> None:
+def test_releasing_a_reservation_ends_its_subscription(agent: Agent, client: Peer, folder: Path) -> None:
     client.call("run.reserve", {"run": "r1", "subscribe": True})
     client.call("run.release", {"run": "r1"})
     finish(agent, live(agent, folder))
     assert client.receive(0.2) is None
 
 
-def test_other_runs_are_not_told(agent: Agent, client: Peer, folder: Path) -> None:
+def test_subscribers_of_other_runs_receive_nothing(agent: Agent, client: Peer, folder: Path) -> None:
     client.call("run.subscribe", {"run": "other"})
     one = live(agent, folder)
     finish(agent, one)
     assert client.receive(0.2) is None
 
 
-def test_who_has_gone_is_forgotten(agent: Agent, client: Peer, task: Task, folder: Path) -> None:
-    with Peer(task.server.address, task.keys) as gone:
-        gone.call("run.subscribe", {"run": "r1"})
+def test_a_closed_connection_ends_its_subscription(
+    agent: Agent, client: Peer, task: Task, folder: Path
+) -> None:
+    with Peer(task.server.address, task.keys) as other_client:
+        other_client.call("run.subscribe", {"run": "r1"})
     client.call("run.subscribe", {"run": "r1"})
     one = live(agent, folder)
     for _ in range(3):
         one.output.write("still here")
-        assert text_of(told(client, text_of)) == "still here"
+        assert text_of(reports_until(client, text_of)) == "still here"
     finish(agent, one)
 
 
-def test_words_reach_only_the_run_they_are_for(agent: Agent, client: Peer, folder: Path) -> None:
+def test_commands_reach_only_their_run(agent: Agent, client: Peer, folder: Path) -> None:
     assert client.call("run.stop", {"run": "r1"}).meta == {"running": False}
     one = live(agent, folder)
     control = one.context.control
@@ -160,7 +162,7 @@ def test_words_reach_only_the_run_they_are_for(agent: Agent, client: Peer, folde
     finish(agent, one)
 
 
-def test_what_a_run_is_asked_reaches_its_control(agent: Agent, client: Peer, folder: Path) -> None:
+def test_a_command_reaches_the_control_of_its_run(agent: Agent, client: Peer, folder: Path) -> None:
     client.call("run.subscribe", {"run": "r1"})
     one = live(agent, folder)
     control, progress = one.context.control, one.context.progress
@@ -169,22 +171,24 @@ def test_what_a_run_is_asked_reaches_its_control(agent: Agent, client: Peer, fol
     assert (control.paused, control.pause_number) == (True, 1)
     client.call("run.control", {"run": "r1", "do": "set", "learning_rate": 0.5})
     assert (control.rates, control.rate) == (1, 0.5)
-    for wrong, said in (
+    for wrong, message in (
         ({"do": "fly"}, "cannot be asked to 'fly'; choose from pause, resume, set, checkpoint"),
         ({"do": "set", "learning_rate": -1}, "learning_rate must be 0 or more and finite, got -1"),
     ):
-        with pytest.raises(InvalidArgumentError, match=said):
+        with pytest.raises(InvalidArgumentError, match=message):
             client.call("run.control", {"run": "r1", **wrong})
     progress.state, progress.learning_rate = "running", 0.5
     progress.checkpoint = {"number": 1, "step": 3, "path": None, "error": "full"}
     control.rest(1)
-    control.check()  # as it does who waits for others
-    found = told(client, lambda frames: frames[-1].meta["progress"]["state"] == "paused")[-1].meta["progress"]
+    control.check()  # as in a wait for other replicas
+    found = reports_until(client, lambda frames: frames[-1].meta["progress"]["state"] == "paused")[-1].meta[
+        "progress"
+    ]
     assert (found["learning_rate"], found["checkpoint"]) == (0.5, progress.checkpoint)
     finish(agent, one)
 
 
-def test_a_word_may_come_before_the_body(agent: Agent, client: Peer, folder: Path) -> None:
+def test_a_command_may_arrive_before_the_body(agent: Agent, client: Peer, folder: Path) -> None:
     client.call("run.reserve", {"run": "r1"})
     assert client.call("run.stop", {"run": "r1"}).meta == {"running": True}
     assert client.call("run.abort", {"run": "r1", "reason": "another failed"}).meta == {"running": True}
@@ -197,7 +201,7 @@ def test_a_word_may_come_before_the_body(agent: Agent, client: Peer, folder: Pat
     finish(agent, other)
 
 
-def test_releasing_a_run_gives_up_its_parameters(
+def test_releasing_a_run_frees_its_parameters(
     agent: Agent, client: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropped: list[str] = []
@@ -220,14 +224,14 @@ def test_a_task_without_a_cluster_has_no_shared_files(task: Task) -> None:
         agents.shared_prefix(task)
 
 
-def test_whatever_happens_the_task_is_free_again(
+def test_after_any_error_the_task_is_free(
     agent: Agent, client: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.call("run.subscribe", {"run": "r1"})
     one = live(agent, folder)
 
     def broken() -> Any:
-        raise OSError("the disk is gone")
+        raise OSError("the disk is full")
 
     monkeypatch.setattr(one.recorder, "flush", broken)
     agent.end(one)

@@ -1,4 +1,4 @@
-"""Attaching to a run: every point once, what was printed, the controls and the result."""
+"""Attaching to a run: every point once, printed output, controls and results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from runs_heard import Heard
+from recording_view import RecordingView
 from waiting import until
 
 from nbdist.cluster.cluster import Cluster, set_current
@@ -44,7 +44,7 @@ class Gate(nb.train.Callback):
         if epoch == 1 and {deaf}:
             from nbdist.run.task.agent import agent
             agent()._subscribers.clear()
-            print("unheard")
+            print("while not reading")
         if epoch == 3:
             while not os.path.exists({gate!r}):
                 pass
@@ -59,13 +59,13 @@ PATIENCE = 60.0
 
 
 def wait(run: Run, seconds: float = PATIENCE) -> Run:
-    """Wait for a run's end, not for ever."""
+    """Wait for a run's end, with a limit."""
     until(run.poll, seconds)
     return run.wait()
 
 
-def at_gate(folder: Path, replicas: int) -> bool:
-    """Whether all replicas have logged the twelve steps before the gate."""
+def all_at_gate(folder: Path, replicas: int) -> bool:
+    """Return whether all replicas have logged the twelve steps before the gate."""
     columns = columns_from_logs(folder)
     losses = columns["replica"][columns["series"] == "loss"]
     return all(np.count_nonzero(losses == replica) == 12 for replica in range(replicas))
@@ -76,8 +76,8 @@ def losses(run: Run) -> list[float]:
     return run.history["loss"]
 
 
-def same_points(run: Run) -> None:
-    """Every point that was logged has come, once, in its order: what a store keeps depends on those only."""
+def check_points_equal_logs(run: Run) -> None:
+    """Check that the client has every logged point once and in order."""
     logged = RunStore()
     for part in parts_from_logs(run.folder):
         logged.extend(*part)
@@ -98,27 +98,27 @@ def begin(cluster: Cluster, gate: Path, epochs: int = 6, **options: Any) -> Run:
     return start_run(body, Options(**{"seed": 3, **options}), cluster=cluster)
 
 
-def test_a_second_client_has_all_and_both_see_the_end(cluster: Cluster, gate: Path) -> None:
+def test_a_second_client_has_all_output_and_both_see_the_end(cluster: Cluster, gate: Path) -> None:
     first = begin(cluster, gate)
-    until(lambda: first.poll() or at_gate(first.folder, 3))
-    heard = Heard()
-    second = attach_run(first.id, make_view=lambda run: heard)
+    until(lambda: first.poll() or all_at_gate(first.folder, 3))
+    view = RecordingView()
+    second = attach_run(first.id, make_view=lambda run: view)
     assert second.status == "running"
-    assert set(heard.text) == {info.name for info in cluster.tasks if info.job == "worker"}
+    assert set(view.text) == {info.name for info in cluster.tasks if info.job == "worker"}
     gate.touch()
     wait(second)
-    same_points(second)
+    check_points_equal_logs(second)
     wait(first)
     assert (first.status, second.status) == ("finished", "finished")
-    assert heard.text["/job:worker/task:1"] == "hello from 1\nbye\n"
-    assert heard.ended == ["finished"]
+    assert view.text["/job:worker/task:1"] == "hello from 1\nbye\n"
+    assert view.ended == ["finished"]
     assert np.array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
     assert np.array_equal(second.results["big"], np.arange(3_000_000.0))
     assert losses(second) == losses(first)
     assert read_run(first.id).status == "finished"
 
 
-def test_each_of_two_clients_may_stop_it(cluster: Cluster, gate: Path) -> None:
+def test_each_of_two_clients_may_stop_the_run(cluster: Cluster, gate: Path) -> None:
     gate.touch()
     first = begin(cluster, gate, epochs=10**6, strategy="one_device")
     until(lambda: first.poll() or len(first.store.replicas) == 3)
@@ -128,28 +128,28 @@ def test_each_of_two_clients_may_stop_it(cluster: Cluster, gate: Path) -> None:
     wait(first)
     assert (first.status, second.status) == ("stopped", "stopped")
     assert read_run(first.id).status == "stopped"
-    same_points(second)
+    check_points_equal_logs(second)
     assert np.array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_who_was_left_out_catches_up(cluster: Cluster, gate: Path, ends: bool) -> None:
-    """As it happens to a notebook that computes for minutes and takes in nothing meanwhile."""
+def test_a_client_that_stopped_reading_catches_up(cluster: Cluster, gate: Path, ends: bool) -> None:
+    """Like a notebook that computes for minutes without polling."""
     if ends:
         gate.touch()
-    heard = Heard()
+    view = RecordingView()
     run = begin(cluster, gate, deaf=True, strategy="one_device")
-    run.show_in(heard)
-    until(lambda: run.poll() or all("unheard" in heard.text.get(name, "") for name in run.tasks))
+    run.show_in(view)
+    until(lambda: run.poll() or all("while not reading" in view.text.get(name, "") for name in run.tasks))
     gate.touch()
     wait(run)
-    same_points(run)
+    check_points_equal_logs(run)
     assert run.status == "finished"
     for rank in range(3):
-        assert heard.text[f"/job:worker/task:{rank}"] == f"hello from {rank}\nunheard\nbye\n"
+        assert view.text[f"/job:worker/task:{rank}"] == f"hello from {rank}\nwhile not reading\nbye\n"
 
 
-def test_what_failed_fails_for_who_comes_later(cluster: Cluster) -> None:
+def test_attach_to_a_failed_run_has_its_error(cluster: Cluster) -> None:
     first = start_run("if nb.task.rank == 1: raise LookupError('lost')", Options(), cluster=cluster)
     with pytest.raises(WorkerError):
         wait(first)
@@ -160,33 +160,35 @@ def test_what_failed_fails_for_who_comes_later(cluster: Cluster) -> None:
     assert again.error.task == "/job:worker/task:1"
 
 
-def test_one_that_is_over_is_there_at_once(cluster: Cluster, gate: Path) -> None:
+def test_attach_to_a_finished_run_has_its_results(cluster: Cluster, gate: Path) -> None:
     gate.touch()
     first = wait(begin(cluster, gate, epochs=2, name="early"))
     before = read_run(first.id)
     again = attach_run(first.id)
     assert again.status == "finished"
-    assert np.array_equal(again.model.get_weights()[0], first.model.get_weights()[0])  # its task keeps them
+    assert np.array_equal(
+        again.model.get_weights()[0], first.model.get_weights()[0]
+    )  # the task still keeps the outcome
     wait(start_run("print(1)", Options(), cluster=cluster))
-    heard = Heard()
-    again = attach_run(first.id, make_view=lambda run: heard)
-    assert (again.status, heard.ended) == ("finished", ["finished"])
+    view = RecordingView()
+    again = attach_run(first.id, make_view=lambda run: view)
+    assert (again.status, view.ended) == ("finished", ["finished"])
     assert again.model is None
     assert losses(again) == losses(first)
     assert [again.last_epoch(i) for i in range(3)] == [first.last_epoch(i) for i in range(3)]
-    assert heard.text["/job:worker/task:2"] == "hello from 2\nbye\n"
-    same_points(again)
+    assert view.text["/job:worker/task:2"] == "hello from 2\nbye\n"
+    check_points_equal_logs(again)
     assert read_run(first.id) == before
-    assert attach_run().id > first.id  # the latest
+    assert attach_run().id > first.id  # the latest run
 
 
-def test_an_unknown_run_is_told_the_latest(cluster: Cluster) -> None:
+def test_the_error_for_an_unknown_run_names_the_latest(cluster: Cluster) -> None:
     latest = wait(start_run("n = 1", Options(name="known"), cluster=cluster))
     with pytest.raises(NotFoundError, match=f"no run 'nope'; the latest are {latest.id}"):
         attach_run("nope")
 
 
-def test_a_busy_task_says_how_to_follow_what_it_does(cluster: Cluster, gate: Path) -> None:
+def test_the_error_for_a_busy_task_says_how_to_attach(cluster: Cluster, gate: Path) -> None:
     first = begin(cluster, gate)
     with pytest.raises(
         FailedPreconditionError, match=rf"nb.attach\('{first.id}'\) returns it in any notebook"
@@ -214,8 +216,8 @@ os.kill(os.getpid(), 9)
 """
 
 
-class Left:
-    """A run that its client has left by being killed."""
+class AbandonedRun:
+    """A run that continues after its client was killed."""
 
     def __init__(self, tmp_path: Path, gate: Path, epochs: int = 6, **options: Any) -> None:
         body = tmp_path / "body.py"
@@ -237,11 +239,11 @@ class Left:
 
 
 @pytest.fixture
-def leave(tmp_path: Path, gate: Path) -> Iterator[Callable[..., Left]]:
-    left: list[Left] = []
+def leave(tmp_path: Path, gate: Path) -> Iterator[Callable[..., AbandonedRun]]:
+    left: list[AbandonedRun] = []
 
-    def leave_one(epochs: int = 6, **options: Any) -> Left:
-        left.append(Left(tmp_path, gate, epochs, **options))
+    def leave_one(epochs: int = 6, **options: Any) -> AbandonedRun:
+        left.append(AbandonedRun(tmp_path, gate, epochs, **options))
         return left[-1]
 
     yield leave_one
@@ -249,94 +251,100 @@ def leave(tmp_path: Path, gate: Path) -> Iterator[Callable[..., Left]]:
         one.stop()
 
 
-def test_a_run_whose_client_was_killed_goes_on_and_comes_home(leave: Callable[..., Left], gate: Path) -> None:
+def test_a_run_survives_its_killed_client_and_can_be_fetched(
+    leave: Callable[..., AbandonedRun], gate: Path
+) -> None:
     left = leave()
-    heard = Heard()
-    run = attach_run(make_view=lambda run: heard)
+    view = RecordingView()
+    run = attach_run(make_view=lambda run: view)
     assert run.id == left.run
     gate.touch()
     wait(run)
     assert run.status == "finished"
-    same_points(run)
-    assert heard.text["/job:worker/task:0"] == "hello from 0\nbye\n"
+    check_points_equal_logs(run)
+    assert view.text["/job:worker/task:0"] == "hello from 0\nbye\n"
     assert run.model is not None
     assert len(losses(run)) == 6
     assert read_run(run.id).status == "finished"
 
 
-def test_one_that_ended_while_nobody_watched_outlives_even_its_cluster(
-    leave: Callable[..., Left], gate: Path
+def test_results_of_an_abandoned_run_outlive_its_cluster(
+    leave: Callable[..., AbandonedRun], gate: Path
 ) -> None:
     left = leave()
     gate.touch()
     until(lambda: all(outcome_path(left.folder, rank).exists() for rank in (0, 1)))
     first = attach_run(left.run)
     assert first.status == "finished"
-    same_points(first)
+    check_points_equal_logs(first)
     record = read_run(left.run)
     assert record.status == "finished"
-    write_run(RunFile(**{**record.__dict__, "status": "running", "ended": None}))  # as if nobody had come
+    write_run(
+        RunFile(**{**record.__dict__, "status": "running", "ended": None})
+    )  # as if no client had attached
     left.stop()
     second = attach_run(left.run)
     assert second.status == "finished"
     assert np.array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
-    same_points(second)
+    check_points_equal_logs(second)
     assert read_run(left.run).status == "finished"
 
 
-def test_one_whose_cluster_went_in_the_middle_has_failed(leave: Callable[..., Left]) -> None:
+def test_a_run_has_failed_if_its_cluster_ended_first(leave: Callable[..., AbandonedRun]) -> None:
     left = leave()
-    until(lambda: at_gate(left.folder, 2))
+    until(lambda: all_at_gate(left.folder, 2))
     left.stop()
-    heard = Heard()
-    run = attach_run(left.run, make_view=lambda run: heard)
+    view = RecordingView()
+    run = attach_run(left.run, make_view=lambda run: view)
     assert run.status == "failed"
     assert isinstance(run.error, UnavailableError)
     assert f"cluster {left.cluster} of run {left.run} has ended; its log ends on 20" in str(run.error)
     assert "step 12 of replica 0" in str(run.error)
-    assert heard.text["/job:worker/task:1"] == "hello from 1\n"
-    same_points(run)
+    assert view.text["/job:worker/task:1"] == "hello from 1\n"
+    check_points_equal_logs(run)
     record = read_run(left.run)
     assert record.status == "failed"
     assert record.error == str(run.error)
     with pytest.raises(UnavailableError):
         run.wait()
-    assert attach_run(left.run).status == "failed"  # and stays so
+    assert attach_run(left.run).status == "failed"  # the status is kept
 
 
-def test_a_worker_that_died_while_nobody_watched_is_made_known(
-    leave: Callable[..., Left], gate: Path
+def test_attach_reports_a_worker_that_died_without_a_client(
+    leave: Callable[..., AbandonedRun], gate: Path
 ) -> None:
-    """Synchronous replicas wait for it until somebody tells them."""
+    """Synchronous replicas wait for it until a client reports the death."""
     left = leave(epochs=6, strategy="multi_worker")
-    until(lambda: at_gate(left.folder, 2))
+    until(lambda: all_at_gate(left.folder, 2))
     cluster = Cluster.attach(left.cluster)
     os.kill(cluster.tasks[1].pid, 9)
     until(lambda: len(cluster.dead()) == 1)
-    heard = Heard()
-    run = attach_run(left.run, make_view=lambda run: heard)
+    view = RecordingView()
+    run = attach_run(left.run, make_view=lambda run: view)
     gate.touch()
     wait(run)
     assert run.status == "finished"
-    assert "killed by SIGKILL; training continues on 1 worker" in heard.text["/job:worker/task:1"]
+    assert "killed by SIGKILL; training continues on 1 worker" in view.text["/job:worker/task:1"]
     assert run.global_step == 18
-    same_points(run)
+    check_points_equal_logs(run)
 
 
-def test_an_in_graph_run_ends_with_its_kernel_and_frees_its_towers(leave: Callable[..., Left]) -> None:
+def test_an_in_graph_run_ends_with_its_kernel_and_frees_its_towers(
+    leave: Callable[..., AbandonedRun],
+) -> None:
     left = leave(replication="in-graph")
-    heard = Heard()
-    run = attach_run(left.run, make_view=lambda run: heard)
+    view = RecordingView()
+    run = attach_run(left.run, make_view=lambda run: view)
     assert run.status == "failed"
     assert run.tasks == ["/job:worker/task:0", "/job:worker/task:1"]
     assert "ended with it; its log ends on" in str(run.error)
-    same_points(run)
+    check_points_equal_logs(run)
     assert Cluster.current().id == left.cluster
     free = wait(start_run("n = nb.task.rank", Options(), cluster=Cluster.current()))
     assert free.results["n"] == 0
 
 
-def test_a_later_cluster_of_the_same_name_is_not_mistaken(start: Start, gate: Path) -> None:
+def test_a_later_cluster_with_the_same_id_is_not_confused(start: Start, gate: Path) -> None:
     gate.touch()
     first = start(workers=1, cluster_id="again")
     run = wait(begin(first, gate, epochs=1))
@@ -364,14 +372,14 @@ def test_a_cluster_of_another_version_is_refused(start: Start, gate: Path) -> No
     wait(run)
 
 
-def test_a_run_of_an_older_version_is_shown_without_its_tasks(own_home: Path, tmp_path: Path) -> None:
-    """Its run.json names the tasks of its cluster, and no more."""
+def test_a_run_of_an_older_version_can_be_attached(own_home: Path, tmp_path: Path) -> None:
+    """Its run.json has only the names of its cluster's tasks."""
     folder = run_folder("200101-000000-old")
     folder.mkdir(mode=0o700, exist_ok=True)
     write_run(
         RunFile(
             "200101-000000-old", status="finished", ended=2.0, created=1.0,
-            cluster={"id": "nobody", "tasks": ["/job:worker/task:0", "/job:worker/task:1", "/job:ps/task:0"]},
+            cluster={"id": "ended", "tasks": ["/job:worker/task:0", "/job:worker/task:1", "/job:ps/task:0"]},
             options={"strategy": "ps", "epochs": 2, "live": ["loss"], "colour": "blue"},
         )
     )  # fmt: skip
@@ -385,7 +393,7 @@ def test_a_run_of_an_older_version_is_shown_without_its_tasks(own_home: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("cluster", "said"),
+    ("cluster", "message"),
     [
         ({"workers": [0, 7]}, r"the ranks \[0, 7\] of its cluster, and the cluster's members are 0, 1"),
         ({"workers": [9]}, r"the ranks \[9\]"),
@@ -396,24 +404,26 @@ def test_a_run_of_an_older_version_is_shown_without_its_tasks(own_home: Path, tm
         ),
     ],
 )
-def test_workers_that_are_no_members_are_damage(own_home: Path, cluster: dict[str, Any], said: str) -> None:
+def test_workers_that_are_not_members_are_damage(
+    own_home: Path, cluster: dict[str, Any], message: str
+) -> None:
     name = "200101-000002-damaged"
     run_folder(name).mkdir(mode=0o700, exist_ok=True)
     members = [TaskInfo("worker", n, n, "here", 1, "127.0.0.1:1", "CPU:0", 1).to_dict() for n in range(2)]
     write_run(
         RunFile(name, status="finished", ended=2.0, created=1.0, cluster={"members": members, **cluster})
     )
-    with pytest.raises(DataLossError, match=rf"{name}/run.json is damaged: .*{said}"):
+    with pytest.raises(DataLossError, match=rf"{name}/run.json is damaged: .*{message}"):
         attach_run(name)
 
 
-def test_a_dead_kernels_in_graph_run_says_so(own_home: Path) -> None:
+def test_an_in_graph_run_of_a_dead_kernel_has_failed(own_home: Path) -> None:
     from nbdist.cluster.folder import this_process
 
     name = "200101-000001-towers"
     run_folder(name).mkdir(mode=0o700, exist_ok=True)
     owner = {**this_process(), "started": 1.0}
-    cluster = {"id": "nobody", "tasks": ["/job:client/task:0", "/job:worker/task:0"], "owner": owner}
+    cluster = {"id": "ended", "tasks": ["/job:client/task:0", "/job:worker/task:0"], "owner": owner}
     options = {"replication": "in-graph"}
     write_run(RunFile(name, status="running", created=1.0, cluster=cluster, options=options))
     run = attach_run(name)

@@ -1,4 +1,4 @@
-"""Bodies as people write them: functions, logging, names bound again, errors of any kind."""
+"""Bodies: functions, output, names bound again, errors of any kind."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def raised(function: Callable[[], Any]) -> BaseException:
     return caught.value
 
 
-def test_an_endless_message_is_cut_and_says_so() -> None:
+def test_a_long_message_is_truncated_with_a_note() -> None:
     def fail() -> None:
         raise ValueError("x" * 3_000_000)
 
-    told = describe_error(raised(fail), Control())
-    assert len(told["message"]) < MOST_MESSAGE + 100
-    assert len(told["traceback"]) < MOST_TRACEBACK + 100
-    assert "characters left out" in told["traceback"]
-    assert told["traceback"].startswith("Traceback")
+    record = describe_error(raised(fail), Control())
+    assert len(record["message"]) < MOST_MESSAGE + 100
+    assert len(record["traceback"]) < MOST_TRACEBACK + 100
+    assert "characters left out" in record["traceback"]
+    assert record["traceback"].startswith("Traceback")
 
 
-def test_half_a_letter_in_an_error_is_spelled_out() -> None:
-    """A kernel cannot send one: its cell would never end."""
+def test_a_lone_surrogate_in_an_error_is_escaped() -> None:
+    """A kernel cannot send a lone surrogate: its cell would never end."""
     info = TaskInfo("worker", 1, 1, "host", 7, "", "CPU:0", 0)
     name = b"caf\xe9".decode("utf-8", "surrogateescape")  # as os.listdir names a file that is no UTF-8
     error = body_error(info, describe_error(ValueError(f"no picture in {name}"), Control()))
@@ -62,25 +62,23 @@ def test_half_a_letter_in_an_error_is_spelled_out() -> None:
     ],
     ids=repr,
 )
-def test_an_error_is_what_it_was_when_its_run_is_looked_at_later(
-    error: Exception, name: str, message: str
-) -> None:
+def test_an_error_round_trips_through_its_record(error: Exception, name: str, message: str) -> None:
     def fail() -> None:
         raise error
 
     info = TaskInfo("worker", 1, 1, "host", 7, "", "CPU:0", 0)
-    told = str(body_error(info, describe_error(raised(fail), Control())))
-    again = error_from_record(told)
+    record = str(body_error(info, describe_error(raised(fail), Control())))
+    again = error_from_record(record)
     assert isinstance(again, WorkerError)
-    assert (str(again), again.task, again.ename, again.evalue) == (told, info.name, name, message)
+    assert (str(again), again.task, again.ename, again.evalue) == (record, info.name, name, message)
 
 
-def test_what_no_body_raised_stays_what_it_was() -> None:
+def test_another_record_becomes_a_plain_error() -> None:
     again = error_from_record("the cluster is ending")
     assert (type(again), str(again)) == (NbdistError, "the cluster is ending")
 
 
-def test_an_error_that_cannot_be_printed_is_told_all_the_same() -> None:
+def test_an_error_that_cannot_be_printed_is_reported() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
@@ -88,11 +86,11 @@ def test_an_error_that_cannot_be_printed_is_told_all_the_same() -> None:
     def fail() -> None:
         raise Mute
 
-    told = describe_error(raised(fail), Control())
-    assert (told["type"], told["message"]) == ("Mute", "(its message cannot be printed: RuntimeError)")
+    record = describe_error(raised(fail), Control())
+    assert (record["type"], record["message"]) == ("Mute", "(its message cannot be printed: RuntimeError)")
 
 
-def test_who_holds_on_to_the_screen_prints_to_the_run_of_the_moment(tmp_path: Path) -> None:
+def test_a_kept_stdout_prints_to_the_current_run(tmp_path: Path) -> None:
     first, second = Output(tmp_path / "1"), Output(tmp_path / "2")
     with printing_to(first):
         held = sys.stdout
@@ -108,14 +106,14 @@ def test_who_holds_on_to_the_screen_prints_to_the_run_of_the_moment(tmp_path: Pa
 
 
 @pytest.mark.engines
-def test_a_name_bound_to_the_same_number_again_comes_home(cluster: Cluster) -> None:
+def test_a_name_bound_to_the_same_number_again_is_fetched(cluster: Cluster) -> None:
     for _ in range(2):
         run = start_run("n, word = 5, 'five'", Options(on="worker:0"), cluster=cluster).wait()
         assert run.results == {"n": 5, "word": "five"}
 
 
 @pytest.mark.engines
-def test_what_a_body_does_not_bind_stays(cluster: Cluster) -> None:
+def test_only_names_that_the_body_binds_are_fetched(cluster: Cluster) -> None:
     start_run("model, table = 1, [1]", Options(on="worker:0"), cluster=cluster).wait()
     code = "other = 2\nif other == 3:\n    table = []"
     assert start_run(code, Options(on="worker:0"), cluster=cluster).wait().results == {"other": 2}
@@ -133,10 +131,10 @@ FIT = "history = {name}.fit(np.ones((4, 3)), np.zeros(4, int), epochs={epochs})"
 
 
 @pytest.mark.engines
-def test_a_model_of_an_earlier_body_comes_home_when_it_is_trained(cluster: Cluster) -> None:
+def test_a_model_of_an_earlier_body_is_fetched_if_trained(cluster: Cluster) -> None:
     start_run(MODEL.format(name="model"), Options(on="worker:0"), cluster=cluster).wait()
     run = start_run(FIT.format(name="model", epochs=2), Options(on="worker:0"), cluster=cluster).wait()
-    assert set(run.results) == {"history", "model"}  # and not the other one
+    assert set(run.results) == {"history", "model"}  # not the model that was not trained
     assert run.model.predict([[1, 1, 1]]).shape == (1, 2)
     code = "evaluated = model.evaluate(np.ones((4, 3)), np.zeros(4, int))"
     run = start_run(code, Options(on="worker:0"), cluster=cluster).wait()
@@ -144,7 +142,7 @@ def test_a_model_of_an_earlier_body_comes_home_when_it_is_trained(cluster: Clust
 
 
 @pytest.mark.engines
-def test_a_model_that_is_trained_in_a_function_comes_home_under_its_name(cluster: Cluster) -> None:
+def test_a_model_trained_in_a_function_is_fetched_under_its_name(cluster: Cluster) -> None:
     start_run(MODEL.format(name="net"), Options(on="worker:0"), cluster=cluster).wait()
     code = "def train():\n    " + FIT.format(name="net", epochs=2) + "\ntrain()"
     run = start_run(code, Options(on="worker:0"), cluster=cluster).wait()
@@ -188,7 +186,7 @@ def test_a_function_of_a_script_knows_nb(cluster: Cluster) -> None:
 
 
 @pytest.mark.engines
-def test_a_step_that_takes_longer_than_the_patience_keeps_what_was_trained(cluster: Cluster) -> None:
+def test_an_interrupted_body_keeps_the_trained_model(cluster: Cluster) -> None:
     code = (
         "import threading\n"
         "import numpy as np\n"
@@ -204,7 +202,7 @@ def test_a_step_that_takes_longer_than_the_patience_keeps_what_was_trained(clust
 
 
 class InterruptAt:
-    """A view that interrupts the run as soon as something is printed."""
+    """A view that interrupts the run at its first output."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
@@ -223,7 +221,7 @@ class InterruptAt:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is needed: /dev/full")
-def test_a_full_disk_costs_no_run() -> None:
+def test_output_survives_a_full_disk() -> None:
     output = Output(Path("/dev/full"))
     with printing_to(output):
         print("kept")

@@ -1,4 +1,4 @@
-"""A body on a thread of this process: its outcome, and the interrupt that reaches it and nobody else."""
+"""A body on a thread of this process: its outcome, and an interrupt that reaches no other thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbdist.run.in_graph.thread import BodyThread, Gate
 PATIENCE = 10.0
 
 
-def begun(body: Callable[[], Any], after: Callable[[], object] = lambda: None) -> BodyThread:
+def start_body(body: Callable[[], Any], after: Callable[[], object] = lambda: None) -> BodyThread:
     thread = BodyThread(3, body, after, "a body")
     thread.start()
     return thread
@@ -27,23 +27,23 @@ def outcome(thread: BodyThread) -> Any:
     return thread.outcome(3)
 
 
-def test_what_a_body_returns_is_its_outcome() -> None:
+def test_a_returned_value_is_the_outcome() -> None:
     ended: list[str] = []
-    thread = begun(lambda: {"x": 1}, lambda: ended.append(threading.current_thread().name))
+    thread = start_body(lambda: {"x": 1}, lambda: ended.append(threading.current_thread().name))
     assert outcome(thread) == {"x": 1}
     assert (thread.ready_ranks(), thread.done(), ended) == ([3], True, ["a body"])
 
 
-def test_what_a_body_raises_is_its_outcome_too() -> None:
+def test_a_raised_error_is_the_outcome() -> None:
     def body() -> None:
         raise SystemExit(4)
 
-    assert isinstance(outcome(begun(body)), SystemExit)
+    assert isinstance(outcome(start_body(body)), SystemExit)
 
 
-def test_until_it_has_ended_there_is_none() -> None:
+def test_a_running_body_has_no_outcome() -> None:
     go = threading.Event()
-    thread = begun(lambda: go.wait(PATIENCE))
+    thread = start_body(lambda: go.wait(PATIENCE))
     assert thread.begun
     assert thread.ready_ranks() == []
     with pytest.raises(FailedPreconditionError, match="the body is still running"):
@@ -62,7 +62,7 @@ def test_the_thread_has_a_copy_of_the_callers_context() -> None:
         cell.set("the body's own")
         return found
 
-    assert outcome(begun(body)) == "this one"
+    assert outcome(start_body(body)) == "this one"
     assert cell.get() == "this one"
 
 
@@ -81,14 +81,14 @@ def looping(gate: Gate, inside: threading.Event) -> str:
 
 def test_an_interrupt_reaches_the_thread_inside() -> None:
     gate, inside = Gate(), threading.Event()
-    thread = begun(lambda: looping(gate, inside))
+    thread = start_body(lambda: looping(gate, inside))
     assert inside.wait(PATIENCE)
     assert gate.interrupt()
     assert outcome(thread) == "interrupted"
-    assert not gate.interrupt()  # one is enough, and nobody is inside
+    assert not gate.interrupt()  # the body has ended
 
 
-def test_nothing_arrives_before_or_after() -> None:
+def test_no_interrupt_arrives_before_or_after_the_gate() -> None:
     gate = Gate()
     assert not gate.interrupt()
     with gate:
@@ -98,7 +98,7 @@ def test_nothing_arrives_before_or_after() -> None:
         pass
 
 
-def test_who_swallows_the_interrupt_is_not_sent_another() -> None:
+def test_a_swallowed_interrupt_is_not_repeated() -> None:
     gate, inside, go = Gate(), threading.Event(), threading.Event()
 
     def body() -> str:
@@ -111,7 +111,7 @@ def test_who_swallows_the_interrupt_is_not_sent_another() -> None:
                 go.wait(PATIENCE)
         return "to the end"
 
-    thread = begun(body)
+    thread = start_body(body)
     assert inside.wait(PATIENCE)
     assert gate.interrupt()
     assert not gate.interrupt()
@@ -120,7 +120,7 @@ def test_who_swallows_the_interrupt_is_not_sent_another() -> None:
 
 
 def test_an_interrupt_at_any_moment_arrives_inside_or_not_at_all() -> None:
-    """A short body is interrupted at whatever moment; what comes after it is never hit."""
+    """An interrupt at any moment of a short body never reaches the code after it."""
     for _ in range(300):
         gate, ready = Gate(), threading.Event()
         after: list[str] = []
@@ -137,7 +137,7 @@ def test_an_interrupt_at_any_moment_arrives_inside_or_not_at_all() -> None:
                 after.append("x")
             return how
 
-        thread = begun(body)
+        thread = start_body(body)
         ready.wait(PATIENCE)
         sent = gate.interrupt()
         found = outcome(thread)

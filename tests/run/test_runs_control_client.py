@@ -1,4 +1,4 @@
-"""What a run can be asked, on the client and on its tasks, without engines."""
+"""Commands of a run (pause, learning rate, checkpoint), on the client and on its tasks, without engines."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from nbdist.train.context import Context, Control, Progress
 PATIENCE = 30.0
 
 
-def test_a_word_reaches_the_control() -> None:
+def test_a_command_reaches_the_control() -> None:
     control = Control()
-    for word in (
+    for command in (
         {"do": "pause", "number": 5},
         {"do": "rest", "number": 5},
         {"do": "set", "learning_rate": 0.5},
         {"do": "checkpoint", "number": 3},
     ):
-        apply_command(control, word)
+        apply_command(control, command)
     assert (control.paused, control.rate, control.rates, control.checkpoint) == (True, 0.5, 1, 3)
     assert (control.pause_number, control.resting, control.messages) == (5, True, 4)
     apply_command(control, {"do": "resume"})
@@ -38,7 +38,7 @@ def test_a_word_reaches_the_control() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("command", "message"),
     [
         ({"do": "fly"}, "cannot be asked to 'fly'; choose from pause, resume, set, checkpoint"),
         ({}, "cannot be asked to None"),
@@ -52,29 +52,29 @@ def test_a_word_reaches_the_control() -> None:
         ({"do": "pause"}, "number is a whole number, got None"),
     ],
 )
-def test_what_cannot_be_asked_changes_nothing(word: dict[str, Any], message: str) -> None:
+def test_an_invalid_command_changes_nothing(command: dict[str, Any], message: str) -> None:
     control = Control()
     with pytest.raises(InvalidArgumentError, match=message):
-        apply_command(control, word)
+        apply_command(control, command)
     assert control == Control()
 
 
-def test_one_that_waits_for_others_who_are_paused_is_paused() -> None:
+def test_a_replica_that_waits_for_paused_ones_is_paused() -> None:
     context = Context(progress=Progress(state="running"))
     context.control.check()
     context.control.pause()
     context.control.check()
-    assert progress_message(context)["state"] == "running"  # others may be in a step
+    assert progress_message(context)["state"] == "running"  # another thread may be in a step
     context.control.rest(1)
-    assert progress_message(context)["state"] == "running"  # it may be in a step itself
+    assert progress_message(context)["state"] == "running"  # it may itself be in a step
     context.control.check()
     assert progress_message(context)["state"] == "paused"
     context.control.resume()
     assert progress_message(context)["state"] == "running"
 
 
-class Some:
-    """A run that is told what to answer."""
+class ScriptedRun:
+    """A run with scripted answers."""
 
     id = "r1"
 
@@ -87,8 +87,8 @@ class Some:
     def over(self) -> bool:
         return self.status != "running"
 
-    def send(self, word: dict[str, Any]) -> None:
-        self.sent.append(word)
+    def send(self, command: dict[str, Any]) -> None:
+        self.sent.append(command)
 
     def poll(self) -> bool:
         with self.controls.polling():
@@ -102,8 +102,8 @@ def answer(number: int, path: str | None = "/x/step-3/model.safetensors", error:
     return {"number": number, "step": 3, "path": path, "error": error}
 
 
-def test_what_is_asked_is_sent_and_the_run_looked_at() -> None:
-    run = Some()
+def test_a_command_is_sent_and_the_run_polled() -> None:
+    run = ScriptedRun()
     for kind in ("pause", "resume"):
         run.controls.act(kind)
     run.controls.act("set", 0.25)
@@ -119,7 +119,7 @@ def test_what_is_asked_is_sent_and_the_run_looked_at() -> None:
 
 
 def test_settings_have_names() -> None:
-    run = Some()
+    run = ScriptedRun()
     with pytest.raises(InvalidArgumentError, match="no setting 'momentum'; choose from learning_rate"):
         run.controls.set({"momentum": 0.9, "learning_rate": 1})
     with pytest.raises(InvalidArgumentError, match="nothing to set; choose from learning_rate"):
@@ -129,8 +129,8 @@ def test_settings_have_names() -> None:
     assert run.sent == []
 
 
-def test_a_run_that_is_over_or_does_not_train_is_asked_nothing() -> None:
-    run = Some()
+def test_commands_fail_without_training_and_after_the_end() -> None:
+    run = ScriptedRun()
     run.trains = False
     with pytest.raises(FailedPreconditionError, match="run r1 does not train: there is nothing to set"):
         run.controls.set({"learning_rate": 0.1})
@@ -141,8 +141,8 @@ def test_a_run_that_is_over_or_does_not_train_is_asked_nothing() -> None:
     assert run.sent == []
 
 
-def test_a_checkpoint_is_waited_for() -> None:
-    run = Some()
+def test_checkpoint_waits_for_the_file() -> None:
+    run = ScriptedRun()
     run.answers = [answer(0), answer(1)]
     assert run.controls.checkpoint(timeout=PATIENCE) == Path("/x/step-3/model.safetensors")
     run.answers = [answer(1), answer(2, None, "No space left on device")]
@@ -150,25 +150,25 @@ def test_a_checkpoint_is_waited_for() -> None:
         run.controls.checkpoint(timeout=PATIENCE)
 
 
-def test_numbers_go_on_where_another_client_has_stopped() -> None:
-    run = Some()
+def test_command_numbers_continue_those_of_another_client() -> None:
+    run = ScriptedRun()
     run.tally.checkpoint = answer(7)
     assert run.controls.ask_checkpoint() == 8
 
 
-def test_a_checkpoint_that_does_not_come() -> None:
-    run = Some()
+def test_a_checkpoint_that_never_arrives() -> None:
+    run = ScriptedRun()
     with pytest.raises(DeadlineExceededError, match=r"no checkpoint within 0\.01 s"):
         run.controls.checkpoint(timeout=0.01)
     with pytest.raises(InvalidArgumentError, match="timeout is a number of seconds above 0"):
         run.controls.checkpoint(timeout=0)
-    run.send = lambda word: setattr(run, "status", "finished")  # type: ignore[method-assign]
+    run.send = lambda command: setattr(run, "status", "finished")  # type: ignore[method-assign]
     with pytest.raises(FailedPreconditionError, match=r"has ended \(finished\) without another checkpoint"):
         run.controls.checkpoint(timeout=PATIENCE)
 
 
-def test_another_thread_asks_and_waits_and_the_follower_sends() -> None:
-    run, found = Some(), list[Path]()
+def test_the_following_thread_sends_commands_of_others() -> None:
+    run, found = ScriptedRun(), list[Path]()
     thread = threading.Thread(target=lambda: found.append(run.controls.checkpoint(PATIENCE)), daemon=True)
     thread.start()
     while not run.sent:
@@ -180,50 +180,50 @@ def test_another_thread_asks_and_waits_and_the_follower_sends() -> None:
     assert found == [Path("/x/step-3/model.safetensors")]
 
 
-def test_who_shows_a_run_asks_and_does_not_wait() -> None:
-    run = Some()
+def test_a_views_command_does_not_wait() -> None:
+    run = ScriptedRun()
     with run.controls.polling():
         run.controls.act("pause")
         with pytest.raises(FailedPreconditionError, match=r"use run\.controls\.act"):
             run.controls.checkpoint()
     assert run.pumps == 0
-    assert [word["do"] for word in run.sent] == ["pause", "checkpoint"]
+    assert [command["do"] for command in run.sent] == ["pause", "checkpoint"]
 
 
-def told(state: str, step: int, **more: Any) -> dict[str, Any]:
+def report(state: str, step: int, **more: Any) -> dict[str, Any]:
     return {"step": step, "total": 100, "examples": 10 * step, "state": state, **more}
 
 
-def test_a_pause_leaves_rates_and_what_is_left_as_they_were() -> None:
+def test_a_pause_keeps_rates_and_seconds_left() -> None:
     tally, store = ProgressTracker(1, True), RunStore()
     for second in range(3):
-        tally.update(0, told("running", 10 * second), second)
+        tally.update(0, report("running", 10 * second), second)
     before = tally.standing(2, store)
     assert (before.steps_per_second, before.seconds_left) == (10, 8)
     for second in range(3, 60):
-        tally.update(0, told("paused", 20), second)
+        tally.update(0, report("paused", 20), second)
         now = tally.standing(second, store)
         assert (now.state, now.steps_per_second, now.seconds_left) == ("paused", 10, 8)
     for second in range(60, 64):
-        tally.update(0, told("running", 20 + 10 * (second - 59)), second)
+        tally.update(0, report("running", 20 + 10 * (second - 59)), second)
         assert tally.standing(second, store).steps_per_second == 10
 
 
-def test_a_run_is_paused_when_nobody_trains() -> None:
+def test_a_run_is_paused_if_no_replica_trains() -> None:
     tally, store = ProgressTracker(3, False), RunStore()
     for replica, state in enumerate(["paused", "running", "finished"]):
-        tally.update(replica, told(state, 3), 0.0)
+        tally.update(replica, report(state, 3), 0.0)
     assert tally.standing(0.0, store).state == "running"
-    tally.update(1, told("paused", 3), 0.1)
+    tally.update(1, report("paused", 3), 0.1)
     assert tally.standing(0.1, store).state == "paused"
 
 
-def test_the_rate_in_force_is_the_one_that_all_name_who_know() -> None:
+def test_the_learning_rate_is_known_if_all_reports_agree() -> None:
     tally, store = ProgressTracker(3, False), RunStore()
     assert tally.standing(0.0, store).learning_rate is None
-    tally.update(0, told("running", 3, learning_rate=0.1, checkpoint=answer(1)), 0.0)
-    tally.update(1, told("running", 3, learning_rate=None), 0.0)
+    tally.update(0, report("running", 3, learning_rate=0.1, checkpoint=answer(1)), 0.0)
+    tally.update(1, report("running", 3, learning_rate=None), 0.0)
     standing = tally.standing(0.0, store)
     assert (standing.learning_rate, standing.checkpoint) == (0.1, answer(1))
-    tally.update(2, told("running", 3, learning_rate=0.2), 0.0)
+    tally.update(2, report("running", 3, learning_rate=0.2), 0.0)
     assert tally.standing(0.0, store).learning_rate is None

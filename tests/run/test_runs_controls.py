@@ -1,4 +1,4 @@
-"""A running training on real engines is paused, resumed, given another rate, and asked for a checkpoint."""
+"""Controls of a training on real engines: pause, resume, learning rate, checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from runs_heard import Heard
+from recording_view import RecordingView
 from waiting import until
 
 from nbdist import nn
@@ -76,8 +76,8 @@ ENDLESS = 1_000_000
 SEED = 4
 PATIENCE = 30.0
 
-EACH_ITS_OWN = [{"strategy": "one_device"}, {"strategy": "ps"}, {"strategy": "elastic"}]
-TOGETHER = [
+INDEPENDENT = [{"strategy": "one_device"}, {"strategy": "ps"}, {"strategy": "elastic"}]
+SYNCHRONOUS = [
     {"strategy": "ps", "synchronous": True},
     {"strategy": "ps", "synchronous": True, "transport": "socket"},
     {"strategy": "multi_worker"},
@@ -88,33 +88,33 @@ IN_GRAPH = [
     {"replication": "in-graph", "synchronous": True},
     {"replication": "in-graph", "synchronous": True, "data": "workers"},
 ]
-IN_GRAPH_APART = [{"replication": "in-graph"}]
+IN_GRAPH_ASYNC = [{"replication": "in-graph"}]
 
 
-def ways(options: list[dict[str, Any]]) -> list[Any]:
-    """By fit and by a loop of one's own, where there are such."""
+def body_params(options: list[dict[str, Any]]) -> list[Any]:
+    """Return parameters for fit and, between graphs, for a custom loop, with each of the options."""
     fits = [pytest.param(TRAIN, one, id=f"fit {one}") for one in options]
     loops = [pytest.param(LOOP, one, id=f"loop {one}") for one in options if "replication" not in one]
     return fits + loops
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def view() -> RecordingView:
+    return RecordingView()
 
 
 @pytest.fixture
-def begin(cluster: Cluster, heard: Heard) -> Iterator[Callable[..., Run]]:
+def begin(cluster: Cluster, view: RecordingView) -> Iterator[Callable[..., Run]]:
     begun: list[Run] = []
 
     def begin_one(body: Any, **options: Any) -> Run:
         options = {"seed": SEED, **options}
-        begun.append(start_run(body, Options(**options), cluster=cluster, make_view=lambda run: heard))
+        begun.append(start_run(body, Options(**options), cluster=cluster, make_view=lambda run: view))
         return begun[-1]
 
     yield begin_one
     for run in begun:
-        if not run.over:  # a test has failed, and others use the cluster after it
+        if not run.over:  # after a failed test, free the cluster for the next one
             run.stop()
             run.wait()
 
@@ -127,48 +127,48 @@ def states_of(run: Run) -> set[str]:
     return {one.state for one in run.standing().replicas}
 
 
-def news(run: Run, rounds: int = 3) -> None:
-    """Hear so many news of every replica that is not gone."""
+def wait_for_reports(run: Run, rounds: int = 3) -> None:
+    """Wait for ``rounds`` progress reports of every replica that is not lost."""
     for _ in range(rounds):
         before = {i: latest.at for i, latest in enumerate(run.tally._latest) if latest.state != LOST}
         until(lambda before=before: all(run.tally._latest[i].at > at for i, at in before.items()), during=run)
 
 
-def gated(body: str, gate: Path) -> str:
-    """Have a body of few epochs wait after nine steps for a file, so that it is not over before."""
+def with_gate(body: str, gate: Path) -> str:
+    """Return the body with a wait for the file ``gate`` after nine steps, so that it cannot end earlier."""
     return body.replace('gate = ""', f"gate = {str(gate)!r}")
 
 
 def paused(run: Run, gate: Path | None = None) -> list[int]:
-    """Pause a run, once all replicas train, and return the steps that they then have."""
+    """Pause a run after all replicas have begun to train, and return the steps of each."""
     until(lambda: min(steps_of(run)) > 2, during=run)
     run.pause()
     if gate is not None:
-        for info in run._monitor.workers:  # who answers has heard what was said before
+        for info in run._monitor.workers:  # a task processes messages in order
             run._monitor._cluster.peer(info.rank).call("run.hello")
         gate.touch()
     until(lambda: states_of(run) == {"paused"}, during=run)
-    news(run, 1)  # who had got further by one step says so
+    wait_for_reports(run, 1)  # the reports may lag by a step
     return steps_of(run)
 
 
 def weights_after(rates: Callable[[int], float], steps: int) -> list[np.ndarray[Any, Any]]:
-    """What one device makes of the same data, with the rate that each step has."""
+    """Return one device's weights after ``steps`` steps on the same data, at ``rates(step)``."""
 
-    class Rated(OneDevice):
+    class ScheduledDevice(OneDevice):
         def pull(self) -> None:
             if self.global_step == steps:
                 raise StepStopped
             self.set_learning_rate(rates(self.global_step + 1))
 
-    class RatedStrategy(OneDeviceStrategy):
-        def replica(self, variables: Any, optimizer: Any) -> Rated:
-            return Rated(variables, optimizer)
+    class ScheduledStrategy(OneDeviceStrategy):
+        def replica(self, variables: Any, optimizer: Any) -> ScheduledDevice:
+            return ScheduledDevice(variables, optimizer)
 
     rng = np.random.default_rng(0)
     y = np.arange(60) % 3
     x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
-    with contexts.use(Context(strategy=RatedStrategy(), seed=SEED, quiet=True)):
+    with contexts.use(Context(strategy=ScheduledStrategy(), seed=SEED, quiet=True)):
         model = nn.Sequential([nn.Dense(8, "tanh"), nn.Dense(3, "softmax")], seed=5)
         model.compile(SGD(0.03, momentum=0.5))
         data = Dataset.from_arrays(x, y).shuffle(60).batch(20)
@@ -176,13 +176,15 @@ def weights_after(rates: Callable[[int], float], steps: int) -> list[np.ndarray[
     return model.get_weights()
 
 
-@pytest.mark.parametrize(("body", "options"), ways(EACH_ITS_OWN + TOGETHER + IN_GRAPH + IN_GRAPH_APART))
-def test_paused_nothing_moves_and_resumed_it_goes_on(
+@pytest.mark.parametrize(
+    ("body", "options"), body_params(INDEPENDENT + SYNCHRONOUS + IN_GRAPH + IN_GRAPH_ASYNC)
+)
+def test_a_paused_run_makes_no_steps_and_resumes(
     begin: Callable[..., Run], options: dict[str, Any], body: str
 ) -> None:
     run = begin(body.format(epochs=ENDLESS), **options)
     steps = paused(run)
-    news(run)
+    wait_for_reports(run)
     assert steps_of(run) == steps
     assert run.standing().state == "paused"
     run.resume()
@@ -193,13 +195,13 @@ def test_paused_nothing_moves_and_resumed_it_goes_on(
 
 
 @pytest.mark.parametrize(
-    "options", [{"strategy": "ps"}, {"strategy": "multi_worker"}, *IN_GRAPH[:1], *IN_GRAPH_APART], ids=str
+    "options", [{"strategy": "ps"}, {"strategy": "multi_worker"}, *IN_GRAPH[:1], *IN_GRAPH_ASYNC], ids=str
 )
 @pytest.mark.parametrize("how", ["stop", "interrupt"])
-def test_what_is_paused_can_be_stopped(
+def test_a_paused_run_can_be_stopped(
     begin: Callable[..., Run], options: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 5 * PATIENCE)  # nobody has to be signalled
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 5 * PATIENCE)  # the stop needs no signal
     monkeypatch.setattr(shutdown, "GIVE_UP_AFTER", 5 * PATIENCE)
     run = begin(TRAIN.format(epochs=ENDLESS), **options)
     paused(run)
@@ -209,8 +211,8 @@ def test_what_is_paused_can_be_stopped(
     assert "paused" not in {one.state for one in run.standing().replicas}
 
 
-def test_a_paused_run_can_be_aborted(begin: Callable[..., Run], heard: Heard) -> None:
-    """A body that fails on one worker ends the others, which rest."""
+def test_a_paused_run_can_be_aborted(begin: Callable[..., Run], view: RecordingView) -> None:
+    """A body that fails on one worker ends the others, which are paused."""
     body = """
 if nb.task.index == 1:
     import threading
@@ -227,7 +229,7 @@ if nb.task.index == 1:
         run.wait()
 
 
-def test_who_sends_a_signal_to_a_paused_engine_interrupts_it(begin: Callable[..., Run]) -> None:
+def test_sigint_interrupts_a_paused_engine(begin: Callable[..., Run]) -> None:
     run = begin(TRAIN.format(epochs=ENDLESS), strategy="one_device")
     paused(run)
     run.interrupt()
@@ -237,13 +239,13 @@ def test_who_sends_a_signal_to_a_paused_engine_interrupts_it(begin: Callable[...
     assert run.status == "stopped"
 
 
-@pytest.mark.parametrize(("body", "options"), ways(TOGETHER + IN_GRAPH))
-def test_a_rate_set_in_mid_run_is_that_of_the_next_step(
+@pytest.mark.parametrize(("body", "options"), body_params(SYNCHRONOUS + IN_GRAPH))
+def test_a_new_learning_rate_applies_from_the_next_step(
     begin: Callable[..., Run], options: dict[str, Any], body: str, tmp_path: Path
 ) -> None:
-    """As if one device had changed it between the same two steps, which are the chief's next."""
+    """The weights are those of one device that changes its rate before the chief's next step."""
     epochs, gate = 50, tmp_path / "gate"
-    run = begin(gated(body.format(epochs=epochs), gate), **options)
+    run = begin(with_gate(body.format(epochs=epochs), gate), **options)
     until(lambda: run.standing().learning_rate == 0.03, during=run)
     chief, *_ = paused(run, gate)
     path = run.checkpoint()
@@ -253,7 +255,9 @@ def test_a_rate_set_in_mid_run_is_that_of_the_next_step(
     run.resume()
     assert run.wait().status == "finished"
     assert run.standing().learning_rate == 0.007
-    assert chief - 1 <= step <= chief < run.global_step == 3 * epochs  # servers may not have all gradients
+    assert (
+        chief - 1 <= step <= chief < run.global_step == 3 * epochs
+    )  # the servers may lack the last gradient
     before = weights_after(lambda _: 0.03, step)
     for a, b in zip(nn.load(path).get_weights(), before, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
@@ -264,11 +268,11 @@ def test_a_rate_set_in_mid_run_is_that_of_the_next_step(
         assert not np.allclose(a, c, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", EACH_ITS_OWN + IN_GRAPH_APART, ids=str)
-def test_replicas_that_go_their_own_ways_learn_at_the_rate_that_is_set(
+@pytest.mark.parametrize("options", INDEPENDENT + IN_GRAPH_ASYNC, ids=str)
+def test_a_new_learning_rate_applies_to_independent_replicas(
     begin: Callable[..., Run], options: dict[str, Any]
 ) -> None:
-    """At a rate of 0 nothing changes any more: the checkpoint is what the run ends with."""
+    """At a rate of 0 the weights stay constant: two checkpoints equal the final model."""
     run = begin(TRAIN.format(epochs=ENDLESS).replace(", momentum=0.5", ""), **options)
     until(lambda: min(steps_of(run)) > 2, during=run)
     run.set(learning_rate=0)
@@ -294,9 +298,7 @@ def test_replicas_that_go_their_own_ways_learn_at_the_rate_that_is_set(
 @pytest.mark.parametrize(
     "options", [{"strategy": "ps", "synchronous": True}, {"strategy": "multi_worker"}], ids=str
 )
-def test_a_checkpoint_while_it_trains_is_of_its_step(
-    begin: Callable[..., Run], options: dict[str, Any]
-) -> None:
+def test_a_checkpoint_has_the_weights_of_its_step(begin: Callable[..., Run], options: dict[str, Any]) -> None:
     run = begin(TRAIN.format(epochs=ENDLESS), **options)
     found = [(run.checkpoint(), (run.tally.checkpoint or {})["step"]) for _ in range(3)]
     run.stop()
@@ -309,10 +311,10 @@ def test_a_checkpoint_while_it_trains_is_of_its_step(
         for a, b in zip(nn.load(path).get_weights(), weights_after(lambda _: 0.03, step), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3)
     names = {one.name for one in (run.folder / "checkpoints").iterdir()}
-    assert names == {f"step-{step}" for step in steps}  # no drafts
+    assert names == {f"step-{step}" for step in steps}  # no temporary files
 
 
-IN_NO_TIME = """
+FROZEN_AFTER_0_S = """
 from nbdist.wire.collective.shm.sync import ProcessMonitor
 kept, ProcessMonitor.frozen.__defaults__ = ProcessMonitor.frozen.__defaults__, (0.0,)  # seconds
 try:
@@ -322,15 +324,15 @@ finally:
 """
 
 
-def look_every(seconds: float) -> float:
-    """Let a parameter server look so often for replicas that are gone; returns how often it did before."""
+def set_look_seconds(seconds: float) -> float:
+    """Set how often a parameter server looks for dead replicas, in seconds; return the previous value."""
     from nbdist.runtime.ps import service
 
     before, service.LOOK_SECONDS = service.LOOK_SECONDS, seconds
     return before
 
 
-look_every.__module__ = "__main__"  # so that it travels as it is: engines do not have this file
+set_look_seconds.__module__ = "__main__"  # sent by value: engines cannot import this file
 
 
 @pytest.mark.parametrize(
@@ -344,32 +346,34 @@ look_every.__module__ = "__main__"  # so that it travels as it is: engines do no
     ],
     ids=str,
 )
-def test_nobody_counts_as_frozen_because_the_run_is_paused(
+def test_a_paused_replica_does_not_count_as_frozen(
     begin: Callable[..., Run], cluster: Cluster, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Others wait for the chief all the while, and look whether it lives; it then makes its exact steps."""
+    """The others wait for the paused chief and check that it lives; all make their exact number of steps."""
     servers = [info.rank for info in cluster.tasks if info.job == "ps"]
-    before = cluster.submit(look_every, 0.02, on=servers).results(timeout=PATIENCE)
+    before = cluster.submit(set_look_seconds, 0.02, on=servers).results(timeout=PATIENCE)
     try:
         epochs, gate = 20, tmp_path / "gate"
-        body = textwrap.indent(gated(TRAIN.format(epochs=epochs), gate), "    ")
-        run = begin(IN_NO_TIME.format(body=body), **options)
+        body = textwrap.indent(with_gate(TRAIN.format(epochs=epochs), gate), "    ")
+        run = begin(FROZEN_AFTER_0_S.format(body=body), **options)
         steps = paused(run, gate)
-        news(run, rounds=12)
+        wait_for_reports(run, rounds=12)
         assert steps_of(run) == steps
         assert states_of(run) == {"paused"}
         run.resume()
         assert run.wait().status == "finished"
     finally:
-        cluster.submit(look_every, before[0], on=servers).results(timeout=PATIENCE)
+        cluster.submit(set_look_seconds, before[0], on=servers).results(timeout=PATIENCE)
     assert run._monitor.lost == set()
     assert steps_of(run) == [3 * epochs] * 3
     shared = options["strategy"] != "elastic" and not options.get("synchronous")
     assert run.global_step == 3 * epochs * (3 if shared and options["strategy"] == "ps" else 1)
 
 
-def test_one_that_dies_while_the_run_is_paused_is_done_without(start: Callable[..., Cluster]) -> None:
-    """And the rate that was set meanwhile is that of the others' next step."""
+def test_a_resumed_run_continues_without_a_worker_that_died_in_the_pause(
+    start: Callable[..., Cluster],
+) -> None:
+    """A learning rate set during the pause applies to the next step of the others."""
     cluster = start(workers=3)
     run = start_run(
         TRAIN.format(epochs=ENDLESS),
@@ -389,8 +393,8 @@ def test_one_that_dies_while_the_run_is_paused_is_done_without(start: Callable[.
     assert run.model.optimizer.learning_rate == 0.001
 
 
-def test_a_run_is_asked_from_any_thread(begin: Callable[..., Run]) -> None:
-    """Here one waits for the run, and another asks; what it asks is sent by the first."""
+def test_commands_may_come_from_any_thread(begin: Callable[..., Run]) -> None:
+    """One thread waits for the run and sends the commands that another thread calls."""
     run = begin(TRAIN.format(epochs=ENDLESS), strategy="ps")
     until(lambda: min(steps_of(run)) > 2, during=run)
     found: list[Any] = []
@@ -409,12 +413,12 @@ def test_a_run_is_asked_from_any_thread(begin: Callable[..., Run]) -> None:
     assert nn.load(found[0]).optimizer.learning_rate == run.model.optimizer.learning_rate == 0.5
 
 
-def test_a_run_that_does_not_train_or_is_over_says_so(begin: Callable[..., Run]) -> None:
+def test_commands_fail_without_training_and_after_the_end(begin: Callable[..., Run]) -> None:
     run = begin(
         "import threading\nfrom nbdist.train.context import current\nc = current().control\n"
         "with c._changed:\n    c._changed.wait_for(lambda: c.stop_requested)"
     )
-    news(run, 1)
+    wait_for_reports(run, 1)
     for ask in (run.pause, run.checkpoint, lambda: run.set(learning_rate=0.1)):
         with pytest.raises(FailedPreconditionError, match="does not train"):
             ask()

@@ -47,7 +47,7 @@ class Shown:
 
 
 @pytest.mark.engines
-def test_what_a_body_displays_is_shown_with_its_task(cluster: Cluster) -> None:
+def test_a_displayed_object_is_shown_with_its_task(cluster: Cluster) -> None:
     view = Shown()
     start_run(BODY, Options(on="worker:1"), cluster=cluster, make_view=lambda run: view).wait()
     assert {task for task, _ in view.displays} == {"/job:worker/task:1"}
@@ -67,7 +67,7 @@ def out(tmp_path: Path) -> Output:
     return Output(tmp_path / "output.log")
 
 
-def test_displays_are_bounded_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+def test_displays_are_bounded_with_a_note(tmp_path: Path) -> None:
     output = out(tmp_path)
     output.display(Displayed({"text/plain": "big", "text/html": "x" * (DISPLAY_LIMIT + 1)}))
     assert not output.take_displays()

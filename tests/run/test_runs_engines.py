@@ -1,4 +1,4 @@
-"""Runs on real engines: results, output, errors, stops, deaths. The cluster is left as it was."""
+"""Runs on real engines: results, output, errors, stops, dead tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from runs_heard import Heard
+from recording_view import RecordingView
 from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.errors import (
@@ -50,20 +50,20 @@ history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20), epo
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def view() -> RecordingView:
+    return RecordingView()
 
 
 @pytest.fixture
-def begin(cluster: Cluster, heard: Heard) -> Callable[..., Run]:
+def begin(cluster: Cluster, view: RecordingView) -> Callable[..., Run]:
     def begin_one(body: Any, **options: Any) -> Run:
-        return start_run(body, Options(**options), cluster=cluster, make_view=lambda run: heard)
+        return start_run(body, Options(**options), cluster=cluster, make_view=lambda run: view)
 
     return begin_one
 
 
 def training(run: Run, steps: int = 1) -> Callable[[], bool]:
-    """A condition: every replica has made steps."""
+    """Return a condition: every replica has made ``steps`` steps."""
     replicas = range(len(run.tasks))
     return lambda: (
         "loss" in run.store.series
@@ -72,7 +72,7 @@ def training(run: Run, steps: int = 1) -> Callable[[], bool]:
 
 
 def ended_within(run: Run, seconds: float) -> Run:
-    """Wait for the end of a run, which must come soon."""
+    """Wait for the run to end; fail if that takes longer than ``seconds``."""
     began = time.monotonic()
     try:
         return run.wait()
@@ -97,11 +97,11 @@ def points_of(columns: dict[str, Any]) -> set[tuple[int, str, int, float]]:
     ],
     ids=str,
 )
-def test_a_body_trains_and_comes_home(
-    begin: Callable[..., Run], heard: Heard, options: dict[str, Any]
+def test_a_body_trains_and_its_results_are_fetched(
+    begin: Callable[..., Run], view: RecordingView, options: dict[str, Any]
 ) -> None:
     run = begin(TRAIN.format(epochs=5), seed=4, **options).wait()
-    assert (run.status, heard.ended) == ("finished", ["finished"])
+    assert (run.status, view.ended) == ("finished", ["finished"])
     last = run.standing()
     assert (last.state, last.seconds_left) == ("finished", None)
     assert run.standing() == last  # the clock has stopped
@@ -118,12 +118,12 @@ def test_a_body_trains_and_comes_home(
     np.testing.assert_array_equal(
         again.results["weights"], np.concatenate([w.ravel() for w in run.model.weights])
     )
-    assert "rng" not in run.results  # it cannot travel, and nobody asked for it
+    assert "rng" not in run.results  # it cannot be serialized, and `fetch` does not name it
     if options.get("transport") == "socket" or options == {"strategy": "ps"}:
-        assert any(s.step > 0 and s.total for s in heard.standings)
+        assert any(s.step > 0 and s.total for s in view.standings)
 
 
-def test_the_folder_says_the_same_as_the_run(begin: Callable[..., Run]) -> None:
+def test_the_run_folder_agrees_with_the_run(begin: Callable[..., Run]) -> None:
     run = begin(TRAIN.format(epochs=3), strategy="ps", name="Same here!", seed=2).wait()
     record = read_run(run.id)
     assert (record.status, record.seed, record.error) == ("finished", 2, "")
@@ -143,9 +143,9 @@ def test_the_folder_says_the_same_as_the_run(begin: Callable[..., Run]) -> None:
     for path in run.folder.iterdir():
         assert path.stat().st_mode & 0o077 == 0, path
     assert run.steps_per_second > 0
-    for rank in range(3):  # how far each came, for those who only read
-        told = json.loads((run.folder / f"progress-{rank:04d}.json").read_text())
-        assert (told["state"], told["step"], told["total"]) == ("finished", 9, 9)
+    for rank in range(3):  # the progress files, for readers without the run
+        progress = json.loads((run.folder / f"progress-{rank:04d}.json").read_text())
+        assert (progress["state"], progress["step"], progress["total"]) == ("finished", 9, 9)
     assert json.loads((run.folder / "run.json").read_text())["id"] == run.id
 
 
@@ -157,30 +157,30 @@ def test_equal_seeds_give_equal_trainings(begin: Callable[..., Run]) -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_epochs_of_the_run_win(begin: Callable[..., Run]) -> None:
+def test_the_runs_epochs_override_those_of_fit(begin: Callable[..., Run]) -> None:
     assert begin(TRAIN.format(epochs=50), epochs=2).wait().history.epoch == [0, 1]  # type: ignore[union-attr]
 
 
-def test_each_rank_prints_under_its_own_name(begin: Callable[..., Run], heard: Heard) -> None:
+def test_each_rank_prints_under_its_own_name(begin: Callable[..., Run], view: RecordingView) -> None:
     run = begin(
         "import sys\nprint('I am', nb.task.rank)\nprint('warning', file=sys.stderr)\nnb.task.index * 10"
     ).wait()
-    assert heard.text == {f"/job:worker/task:{i}": f"I am {i}\nwarning\n{i * 10}\n" for i in range(3)}
+    assert view.text == {f"/job:worker/task:{i}": f"I am {i}\nwarning\n{i * 10}\n" for i in range(3)}
     for i in range(3):
-        assert (run.folder / f"output-{i:04d}.log").read_text() == heard.text[f"/job:worker/task:{i}"]
+        assert (run.folder / f"output-{i:04d}.log").read_text() == view.text[f"/job:worker/task:{i}"]
 
 
-def test_a_plain_cell_shares_the_engines_namespace(begin: Callable[..., Run], heard: Heard) -> None:
+def test_a_plain_cell_shares_the_engines_namespace(begin: Callable[..., Run], view: RecordingView) -> None:
     begin("kept = nb.task.rank + 100").wait()
     run = begin("kept += 1\nsmall = 5\n_hidden = 1\nmodule = nb\nprint(kept)").wait()
-    assert heard.text["/job:worker/task:2"] == "103\n"
+    assert view.text["/job:worker/task:2"] == "103\n"
     assert run.results == {"kept": 101, "small": 5}
     assert begin("small = 5\nif small > 9:\n    kept = 0").wait().results == {
         "small": 5
-    }  # said again, it comes again
+    }  # a name that the body binds again is fetched again
 
 
-def test_what_can_come_home_does(begin: Callable[..., Run]) -> None:
+def test_serializable_variables_are_fetched(begin: Callable[..., Run]) -> None:
     body = """
 import numpy as np
 array = np.arange(6).reshape(2, 3)
@@ -209,7 +209,7 @@ with open("/dev/null") as handle:
     assert set(results).isdisjoint({"function", "named", "Thing", "thing", "handle", "np"})
 
 
-def test_names_asked_for_have_to_be_there(begin: Callable[..., Run]) -> None:
+def test_names_in_fetch_must_exist(begin: Callable[..., Run]) -> None:
     run = begin("import numpy as np\nearlier = 3").wait()
     assert begin("later = 4", fetch=("earlier", "later")).wait().results == {"earlier": 3, "later": 4}
     with pytest.raises(
@@ -228,7 +228,7 @@ def test_a_function_is_a_body_too(cluster: Cluster) -> None:
         print("hello from", nb.task.rank)
         return {"rank": nb.task.rank, "three": 3}
 
-    body.__module__ = "__main__"  # as in a notebook; a function of a module travels as its name
+    body.__module__ = "__main__"  # as in a notebook; a function of a module is sent as its name
     run = launch(body, cluster=cluster, live=False)
     assert run.results == {"result": {"rank": 0, "three": 3}, "rank": 0, "three": 3}
 
@@ -237,13 +237,13 @@ def test_a_function_is_a_body_too(cluster: Cluster) -> None:
     ("on", "tasks"),
     [("worker", [0, 1, 2]), ("worker:1", [1]), ("worker:0-1", [0, 1]), ("worker:0,2", [0, 2])],
 )
-def test_a_body_runs_where_it_is_sent(
-    begin: Callable[..., Run], heard: Heard, on: str, tasks: list[int]
+def test_a_body_runs_on_the_selected_workers(
+    begin: Callable[..., Run], view: RecordingView, on: str, tasks: list[int]
 ) -> None:
-    run = begin("print(nb.task.rank)\nwho = nb.task.rank", on=on).wait()
-    assert set(heard.text) == set(run.tasks)
+    run = begin("print(nb.task.rank)\nmine = nb.task.rank", on=on).wait()
+    assert set(view.text) == set(run.tasks)
     assert run.tasks == [f"/job:worker/task:{i}" for i in tasks]
-    assert run.results == {"who": tasks[0]}
+    assert run.results == {"mine": tasks[0]}
 
 
 def test_two_of_three_workers_train(begin: Callable[..., Run]) -> None:
@@ -263,7 +263,7 @@ def test_two_of_three_workers_train(begin: Callable[..., Run]) -> None:
         ("1", {"strategy": "one_device", "synchronous": True}, "one_device make steps of their own"),
     ],
 )
-def test_what_cannot_start_leaves_nothing(
+def test_a_run_that_cannot_start_leaves_no_folder(
     begin: Callable[..., Run], body: str, options: dict[str, Any], words: str
 ) -> None:
     before = {run.id for run in runs()}
@@ -272,7 +272,7 @@ def test_what_cannot_start_leaves_nothing(
     assert {run.id for run in runs()} == before
 
 
-def test_a_body_that_never_trains_though_a_strategy_was_given(begin: Callable[..., Run]) -> None:
+def test_a_body_with_a_strategy_must_train(begin: Callable[..., Run]) -> None:
     for options in ({"strategy": "ps"}, {"synchronous": True}, {"epochs": 3}):
         run = begin("x = 1", **options)
         with pytest.raises(FailedPreconditionError, match=r"the body never trained.*no model\.fit"):
@@ -310,10 +310,12 @@ class Fail(nb.train.Callback):
 
 @pytest.mark.parametrize("transport", ["auto", "socket"])
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_the_others_are_aborted_also_while_they_wait_in_a_step(
+def test_an_error_aborts_workers_that_wait_in_a_step(
     begin: Callable[..., Run], synchronous: bool, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # nobody has to be signalled: all hear the word
+    monkeypatch.setattr(
+        shutdown, "SIGNAL_AFTER", 60.0
+    )  # all bodies stop at the abort message, without a signal
     monkeypatch.setattr(shutdown, "FAILED_AFTER", 60.0)
     body = FAILS + TRAIN.format(epochs="1_000_000, callbacks=[Fail()]")
     run = begin(body, strategy="ps", synchronous=synchronous, transport=transport)
@@ -323,7 +325,7 @@ def test_the_others_are_aborted_also_while_they_wait_in_a_step(
     outcomes = [run.outcomes[i].get("error", {}) for i in range(3)]
     assert [outcome["type"] for outcome in outcomes] == ["AbortedError", "AbortedError", "ValueError"]
     assert "/job:worker/task:2 failed" in outcomes[0]["message"]
-    after = begin("left = model.weights[0].shape").wait()  # the namespaces are usable, and so are the tasks
+    after = begin("left = model.weights[0].shape").wait()  # namespaces and tasks are usable
     assert after.results == {"left": (4, 8)}
 
 
@@ -339,7 +341,7 @@ def test_a_traceback_shows_the_lines_of_functions_of_earlier_runs(begin: Callabl
         begin("divide(1, 0)").wait()
 
 
-def test_nan_is_said_with_rank_and_step(begin: Callable[..., Run]) -> None:
+def test_a_nan_loss_is_reported_with_rank_and_step(begin: Callable[..., Run]) -> None:
     body = "import numpy as np\n" + TRAIN.format(epochs=3).replace(
         "model =", "x[25] = np.nan if nb.task.rank == 1 else 0\nmodel ="
     )
@@ -384,11 +386,11 @@ def test_stopping_keeps_what_was_trained(
     assert run.history is not None
     assert run.history.global_step == run.global_step >= 5
     assert run.model.predict(run.results["x"]).shape == (60, 3)
-    run.stop()  # once it is over that changes nothing
+    run.stop()  # no effect after the end
     assert run.status == "stopped"
 
 
-def test_a_stop_before_the_first_step_is_heard(begin: Callable[..., Run]) -> None:
+def test_a_stop_before_the_first_step_takes_effect(begin: Callable[..., Run]) -> None:
     run = begin(TRAIN.format(epochs=1_000_000), strategy="ps", synchronous=True)
     run.stop()
     ended_within(run, 4)
@@ -396,9 +398,9 @@ def test_a_stop_before_the_first_step_is_heard(begin: Callable[..., Run]) -> Non
     assert begin(TRAIN.format(epochs=1)).wait().global_step == 9
 
 
-def test_a_body_that_does_not_listen_is_interrupted(begin: Callable[..., Run], heard: Heard) -> None:
+def test_a_body_without_stop_checks_is_interrupted(begin: Callable[..., Run], view: RecordingView) -> None:
     run = begin("before = 1\nprint('looping')\nwhile True:\n    pass")
-    until(lambda: len(heard.text) == 3, during=run)
+    until(lambda: len(view.text) == 3, during=run)
     run.interrupt()
     ended_within(run, 5)
     assert run.status == "stopped"
@@ -407,11 +409,11 @@ def test_a_body_that_does_not_listen_is_interrupted(begin: Callable[..., Run], h
 
 
 def test_a_second_interrupt_does_not_wait(
-    begin: Callable[..., Run], heard: Heard, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Run], view: RecordingView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # what the first one alone would wait
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # a single interrupt would wait this long
     run = begin("print('looping')\nwhile True:\n    pass")
-    until(lambda: len(heard.text) == 3, during=run)
+    until(lambda: len(view.text) == 3, during=run)
     run.interrupt()
     run.interrupt()
     ended_within(run, 3)
@@ -419,7 +421,7 @@ def test_a_second_interrupt_does_not_wait(
 
 
 def test_an_interrupt_while_others_wait_in_a_step(begin: Callable[..., Run]) -> None:
-    """Rank 1 is busy between two steps; the others wait for it."""
+    """Rank 1 is in an endless loop between two steps; the others wait for it."""
     body = """
 class Busy(nb.train.Callback):
     def on_epoch_end(self, epoch, logs):
@@ -448,7 +450,7 @@ def test_one_run_at_a_time(begin: Callable[..., Run]) -> None:
     assert begin("x = 2").wait().results == {"x": 2}
 
 
-def test_runs_on_different_tasks_do_not_meet(begin: Callable[..., Run]) -> None:
+def test_runs_on_different_tasks_are_independent(begin: Callable[..., Run]) -> None:
     first = begin(TRAIN.format(epochs=1_000_000), on="worker:0", strategy="ps")
     second = begin(TRAIN.format(epochs=3), on="worker:1-2", strategy="ps").wait()
     assert second.global_step == 18
@@ -457,7 +459,7 @@ def test_runs_on_different_tasks_do_not_meet(begin: Callable[..., Run]) -> None:
     assert first.status == "stopped"
 
 
-def test_a_view_that_cannot_be_made_costs_no_results(
+def test_results_survive_a_view_that_cannot_be_created(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(run: Run) -> Any:
@@ -468,20 +470,20 @@ def test_a_view_that_cannot_be_made_costs_no_results(
     assert "ImportError: no widgets here" in capsys.readouterr().out
 
 
-def test_output_without_end_does_not_slow_or_swell(begin: Callable[..., Run], heard: Heard) -> None:
+def test_endless_output_is_bounded(begin: Callable[..., Run], view: RecordingView) -> None:
     run = begin("for i in range(200_000):\n    print('x' * 100)\nprint('the end')", on="worker:0").wait()
-    text = heard.text["/job:worker/task:0"]
+    text = view.text["/job:worker/task:0"]
     assert text.startswith("x" * 100)
     assert text.endswith(("the end\n", "printed faster than they can be shown, and dropped]\n"))
     assert (run.folder / "output-0000.log").read_text() == text
 
 
-def test_whatever_is_printed_arrives(begin: Callable[..., Run], heard: Heard) -> None:
+def test_long_and_invalid_text_arrives(begin: Callable[..., Run], view: RecordingView) -> None:
     begin("print('\\N{snowman}' * 700_000, '\\ud800', end='')", on="worker:0").wait()
-    assert heard.text == {"/job:worker/task:0": "\N{SNOWMAN}" * 700_000 + " ?"}
+    assert view.text == {"/job:worker/task:0": "\N{SNOWMAN}" * 700_000 + " ?"}
 
 
-def test_nothing_is_left_in_shared_memory(begin: Callable[..., Run], cluster: Cluster) -> None:
+def test_runs_leave_no_shared_memory_or_descriptors(begin: Callable[..., Run], cluster: Cluster) -> None:
     def segments() -> int:
         names = [path.lstat() for path in Path("/dev/shm").glob(f"nbdist-{cluster.id}-*")]
         return sum(info.st_size > 0 for info in names)
@@ -494,19 +496,19 @@ def test_nothing_is_left_in_shared_memory(begin: Callable[..., Run], cluster: Cl
         begin(TRAIN.format(epochs=1) + "\n1 / 0", strategy="ps").wait()
     with pytest.raises(WorkerError):
         begin(FAILS + TRAIN.format(epochs="9, callbacks=[Fail()]"), strategy="ps").wait()
-    cluster.peer(3).call("run.hello")  # after the releases, for a connection keeps its order
+    cluster.peer(3).call("run.hello")  # after the releases: a connection keeps its order
     assert segments() == 0
     before = descriptors()
     for _ in range(3):
         begin(TRAIN.format(epochs=1), strategy="ps").wait()
-    # The far end of a connection is closed a moment after this one.
+    # The peer closes its end of a connection a little later than this process.
     deadline, pause = time.monotonic() + PATIENCE, threading.Event()
     while max(np.subtract(descriptors(), before)) > 3:
         assert time.monotonic() < deadline, (before, descriptors())
         pause.wait(0.05)
 
 
-# Deaths: clusters of their own.
+# Dead tasks: each test has its own cluster.
 
 
 @pytest.mark.parametrize(
@@ -520,7 +522,7 @@ def test_nothing_is_left_in_shared_memory(begin: Callable[..., Run], cluster: Cl
     ],
     ids=str,
 )
-def test_a_death_in_mid_run_is_named_within_two_seconds(
+def test_a_dead_task_is_reported_within_two_seconds(
     start: Callable[..., Cluster], victim: str, options: dict[str, Any]
 ) -> None:
     cluster = start(workers=2, ps=1)
@@ -539,7 +541,7 @@ def test_a_death_in_mid_run_is_named_within_two_seconds(
         assert start_run("x = 3", Options(strategy="one_device"), cluster=cluster).status == "running"
 
 
-DEAF = """
+UNSTOPPABLE = """
 print(1)
 while nb.task.rank == 1:
     try:
@@ -550,18 +552,16 @@ while nb.task.rank == 1:
 """
 
 
-def test_a_task_that_cannot_be_stopped_nor_replaced_is_named(
-    start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, heard: Heard
+def test_a_task_that_can_neither_stop_nor_be_replaced_is_named(
+    start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, view: RecordingView
 ) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.1)
     monkeypatch.setattr(shutdown, "REPLACE_AFTER", 0.6)
     monkeypatch.setattr(shutdown, "RETRY_SECONDS", 0.2)
     cluster = start(workers=3)
-    run = start_run(DEAF, Options(on="worker:0-1"), cluster=cluster, make_view=lambda run: heard)
-    until(
-        lambda: len(heard.text) == 2 and 0 in run.outcomes, during=run
-    )  # rank 0 is not what cannot be stopped
-    other = cluster.replace(cluster.tasks[2:])  # one replaces at a time
+    run = start_run(UNSTOPPABLE, Options(on="worker:0-1"), cluster=cluster, make_view=lambda run: view)
+    until(lambda: len(view.text) == 2 and 0 in run.outcomes, during=run)  # rank 0 has ended by itself
+    other = cluster.replace(cluster.tasks[2:])  # a cluster allows one replacement at a time
     run.interrupt()
     pid = cluster.tasks[1].pid
     with pytest.raises(
@@ -575,14 +575,14 @@ def test_a_task_that_cannot_be_stopped_nor_replaced_is_named(
     assert start_run("x = 1", Options(on="worker:0"), cluster=cluster).wait().results == {"x": 1}
 
 
-def test_a_cluster_of_the_same_name_starts_afresh(start: Callable[..., Cluster]) -> None:
+def test_a_cluster_id_can_be_used_again(start: Callable[..., Cluster]) -> None:
     for _ in range(2):
         cluster = start(workers=1, cluster_id="again")
         assert start_run("x = 3", Options(), cluster=cluster).wait().results == {"x": 3}
         cluster.stop()
 
 
-def test_a_run_ends_with_the_cluster_that_is_stopped_under_it(start: Callable[..., Cluster]) -> None:
+def test_stopping_the_cluster_ends_its_run(start: Callable[..., Cluster]) -> None:
     cluster = start(workers=1, ps=0)
     run = start_run(TRAIN.format(epochs=10**6), Options(), cluster=cluster)
     while not run.store.series:
@@ -610,7 +610,7 @@ def test_an_unknown_run(cluster: Cluster) -> None:
         read_run("nothing-of-that-name")
 
 
-def test_a_callback_of_the_chief_ends_the_training_everywhere(cluster: Cluster) -> None:
+def test_a_callback_of_the_chief_ends_the_training_on_all_workers(cluster: Cluster) -> None:
     body = (
         TRAIN.format(epochs=1)
         + """
@@ -624,10 +624,10 @@ second = model.fit(data, epochs=3)
 print(len(first.epoch) < 1_000_000, len(second.epoch))
 """
     )
-    heard = Heard()
-    run = start_run(body, Options(strategy="ps"), cluster=cluster, make_view=lambda run: heard).wait()
+    view = RecordingView()
+    run = start_run(body, Options(strategy="ps"), cluster=cluster, make_view=lambda run: view).wait()
     assert run.status == "finished"
-    assert set(heard.text.values()) == {"True 3\n"}
+    assert set(view.text.values()) == {"True 3\n"}
 
 
 def test_synchronous_replicas_refuse_a_shard(cluster: Cluster) -> None:
@@ -637,11 +637,11 @@ def test_synchronous_replicas_refuse_a_shard(cluster: Cluster) -> None:
     assert launch(body, strategy="ps", live=False, cluster=cluster).status == "finished"
 
 
-def test_stop_from_another_thread_reaches_a_body_that_does_not_look(cluster: Cluster) -> None:
-    heard = Heard()
+def test_stop_from_another_thread_interrupts_a_busy_body(cluster: Cluster) -> None:
+    view = RecordingView()
     body = "print('begun', flush=True)\nwhile True: pass"
-    run = start_run(body, Options(), cluster=cluster, make_view=lambda run: heard)
-    while len(heard.text) < 3:
+    run = start_run(body, Options(), cluster=cluster, make_view=lambda run: view)
+    while len(view.text) < 3:
         run.poll()
     stopper = threading.Thread(target=run.stop)
     stopper.start()

@@ -1,4 +1,4 @@
-"""One rank raises: the cell ends on all, its traceback first; the namespaces of the others stay usable."""
+"""One rank raises: the cell ends on all ranks, shows this rank's traceback and keeps all namespaces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fail(nb.train.Callback):
 data = nb.data.Dataset.from_arrays(x, x[:, :1]).batch(24)
 model.fit(data, epochs=1_000_000, callbacks=[Fail()])
 """
-# Nobody fails before all have begun: who has not would not begin any more.
+# No body fails before all have started: after the abort the others would not start.
 BEGUN = """
 import os, pathlib
 kept = nb.task.rank
@@ -72,7 +72,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_an_error_on_one_rank_ends_the_cell(
     cluster: Cluster, mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 60.0)  # a signal is enough, however long it takes here
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 60.0)  # a signal stops the body, even on a slow machine
     body, options = MODES[mode]
     body = BEGUN.format(folder=str(tmp_path)) + body
     pids = [info.pid for info in cluster.tasks]
@@ -96,10 +96,10 @@ def test_an_error_on_one_rank_ends_the_cell(
     assert start_run("kept += 1", Options(), cluster=cluster).wait().results == {"kept": 1}
 
 
-def test_a_body_that_could_not_begin_before_does_not_begin_any_more(
+def test_a_body_not_yet_started_at_the_abort_never_starts(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its task was at another call when it was told, and no signal would come once it had begun."""
+    """Its task was in another call when the abort arrived, and no signal follows after the start."""
     monkeypatch.setattr(shutdown, "FAILED_AFTER", 60.0)
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)
     start_run("1", Options(), cluster=cluster).wait()
@@ -113,7 +113,7 @@ def test_a_body_that_could_not_begin_before_does_not_begin_any_more(
         run.poll()
         assert time.monotonic() < deadline
         pause.wait(0.005)
-    cluster.peer(0).call("run.hello")  # who answers has heard what was said before
+    cluster.peer(0).call("run.hello")  # a task processes messages in order
     gate.touch()
     with pytest.raises(WorkerError, match="ValueError: mine"):
         run.wait()

@@ -1,4 +1,4 @@
-"""What a run says and leaves when a task dies, when bodies do not fit together, when its view fails."""
+"""Runs with faults: a dead task, mismatched bodies, a failing view, a full disk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def kill(cluster: Cluster, name: str) -> int:
 
 
 def test_a_fit_over_the_memory_of_its_task_is_refused(start: Callable[..., Cluster]) -> None:
-    """The limit of ``start_cluster(memory=)`` holds for each task; what fits is trained, before and after."""
+    """The limit of ``start_cluster(memory=)`` holds for each task; smaller ones succeed before and after."""
     cluster = start(workers=1, ps=1, memory="1M")
     wanted = {
         8: None,
@@ -97,7 +97,7 @@ def test_a_dead_parameter_server_ends_the_run(start: Callable[..., Cluster], opt
     until_it_trains(start_run(ENDLESS, options, cluster=cluster)).stop()
 
 
-def test_a_dead_worker_is_named_and_the_others_can_go_on(start: Callable[..., Cluster]) -> None:
+def test_a_dead_worker_is_named_and_the_others_stay_usable(start: Callable[..., Cluster]) -> None:
     cluster = start(workers=2, ps=1)
     run = until_it_trains(start_run(ENDLESS, Options(synchronous=True), cluster=cluster))
     pid = kill(cluster, "/job:worker/task:1")
@@ -124,7 +124,7 @@ def test_updates_of_all_fits_are_counted(cluster: Cluster) -> None:
     assert run.global_step == 3 + 2
 
 
-def test_a_model_of_layers_that_only_tasks_know_stays_there(
+def test_a_model_with_layers_defined_on_tasks_is_not_fetched(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = MODEL + (
@@ -142,7 +142,7 @@ def test_a_model_of_layers_that_only_tasks_know_stays_there(
 
 
 class BrokenView:
-    """Fails whenever it is told something."""
+    """A view with methods that all raise."""
 
     def tick(self) -> None:
         raise OSError("no page")
@@ -157,7 +157,7 @@ class BrokenView:
         raise OSError("no page")
 
 
-def test_a_view_that_fails_costs_no_results(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_survive_a_failing_view(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     run = start_run("n = 5", Options(), cluster=cluster, make_view=lambda run: BrokenView()).wait()
     assert run.results == {"n": 5}
     assert f"the view of run {run.id} failed: OSError: no page" in capsys.readouterr().out
@@ -172,7 +172,7 @@ def test_a_training_of_one_step_has_no_staleness_and_is_shown(
 
 
 class Withheld:
-    """Stands for calls whose results are on their way for as long as the test wants."""
+    """Calls with results that never arrive."""
 
     def ready_ranks(self) -> list[int]:
         return []
@@ -181,8 +181,8 @@ class Withheld:
         return False
 
 
-class JustNow:
-    """Calls whose results come in right after the first look at them."""
+class LateCalls:
+    """Calls with a result that arrives right after the first poll."""
 
     def __init__(self, calls: Calls) -> None:
         self.calls, self.looks = calls, 0
@@ -198,16 +198,16 @@ class JustNow:
         return self.calls.done()
 
 
-def test_an_outcome_that_comes_after_the_look_at_them_is_not_lost(cluster: Cluster) -> None:
+def test_an_outcome_that_arrives_after_the_poll_is_not_lost(cluster: Cluster) -> None:
     run = start_run("n = 8", Options(on="worker:0"), cluster=cluster)
     assert run._monitor.calls.wait(10 + SLACK_SECONDS)
-    run._monitor.calls = JustNow(run._monitor.calls)  # type: ignore[assignment]
+    run._monitor.calls = LateCalls(run._monitor.calls)  # type: ignore[assignment]
     while not run._monitor.ended_bodies:
         run._monitor.receive(cluster.tasks[0])
     assert run.wait().results == {"n": 8}
 
 
-def test_who_only_waits_for_a_large_model_to_come_home_is_not_hurried(
+def test_an_interrupt_during_the_fetch_of_results_sends_no_signal(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.0)
@@ -245,7 +245,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_the_tasks_are_free(
     ("options", "words"),
     [({"epochs": "3"}, "got '3'"), ({"epochs": True}, "got True"), ({"seed": 1.5}, "got 1.5")],
 )
-def test_options_of_another_kind(options: dict[str, Any], words: str) -> None:
+def test_options_of_a_wrong_type(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         Options(**options)
 

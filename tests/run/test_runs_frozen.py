@@ -1,4 +1,4 @@
-"""Frozen tasks of a run (SIGSTOP), with every form of parameter server; and tasks that only look frozen."""
+"""Frozen tasks of a run (SIGSTOP), with every kind of parameter server, and tasks that only seem frozen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from freezing import freeze
-from runs_heard import Heard
+from recording_view import RecordingView
 from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.cluster.cluster import Cluster
@@ -40,8 +40,8 @@ def trains(run: Run) -> Callable[[], bool]:
     return lambda: len(run.store.replicas) >= len(run.tasks) - (run.options.backups or 0)
 
 
-def continued(cluster: Cluster, info: TaskInfo) -> None:
-    """Continue a frozen process, and wait until its task accepts a run: it has left the earlier one."""
+def continue_and_wait_until_free(cluster: Cluster, info: TaskInfo) -> None:
+    """Continue a frozen process, and wait until its task has left the earlier run and accepts a new one."""
     os.kill(info.pid, signal.SIGCONT)
     deadline, pause = time.monotonic() + 10 + PATIENCE, threading.Event()
     while True:
@@ -54,8 +54,8 @@ def continued(cluster: Cluster, info: TaskInfo) -> None:
 
 
 @pytest.fixture(scope="module")
-def hasty(own_home: Any) -> Iterator[Cluster]:
-    """Four workers and a parameter server that takes a process for frozen after half a second."""
+def quick_cluster(own_home: Any) -> Iterator[Cluster]:
+    """A cluster with a parameter server that considers a process frozen after half a second."""
     from nbdist.cluster.launch import start_cluster
 
     cluster = start_cluster(workers=4, ps=1, report=None)
@@ -77,15 +77,17 @@ def hasty(own_home: Any) -> Iterator[Cluster]:
     ],
     ids=str,
 )
-def test_training_continues_without_a_frozen_worker(hasty: Cluster, options: dict[str, Any]) -> None:
-    heard = Heard()
-    run = start_run(ENDLESS, Options(strategy="ps", **options), cluster=hasty, make_view=lambda run: heard)
+def test_training_continues_without_a_frozen_worker(quick_cluster: Cluster, options: dict[str, Any]) -> None:
+    view = RecordingView()
+    run = start_run(
+        ENDLESS, Options(strategy="ps", **options), cluster=quick_cluster, make_view=lambda run: view
+    )
     until(trains(run), during=run)
-    info = next(info for info in hasty.tasks if info.name == "/job:worker/task:1")
+    info = next(info for info in quick_cluster.tasks if info.name == "/job:worker/task:1")
     freeze(info.pid)
     try:
-        until(lambda: "training continues on 3 workers" in heard.text.get(info.name, ""), during=run)
-        assert f"{info.name} (pid {info.pid}) is frozen" in heard.text[info.name]
+        until(lambda: "training continues on 3 workers" in view.text.get(info.name, ""), during=run)
+        assert f"{info.name} (pid {info.pid}) is frozen" in view.text[info.name]
         steps = run.standing().step
         until(lambda: run.standing().step > steps, during=run)
         run.stop()
@@ -93,19 +95,19 @@ def test_training_continues_without_a_frozen_worker(hasty: Cluster, options: dic
     finally:
         os.kill(info.pid, signal.SIGCONT)
     assert run.error is None
-    continued(hasty, info)
-    again = start_run(FIT.format(epochs=1), Options(strategy="ps", **options), cluster=hasty).wait()
+    continue_and_wait_until_free(quick_cluster, info)
+    again = start_run(FIT.format(epochs=1), Options(strategy="ps", **options), cluster=quick_cluster).wait()
     assert all(outcome["trainings"] == 1 for outcome in again.outcomes.values())
 
 
-def test_a_worker_that_is_back_in_mid_run_is_refused(hasty: Cluster) -> None:
-    heard = Heard()
-    run = start_run(ENDLESS, Options(strategy="ps"), cluster=hasty, make_view=lambda run: heard)
+def test_a_worker_that_continues_later_is_refused(quick_cluster: Cluster) -> None:
+    view = RecordingView()
+    run = start_run(ENDLESS, Options(strategy="ps"), cluster=quick_cluster, make_view=lambda run: view)
     until(trains(run), during=run)
-    info = next(info for info in hasty.tasks if info.name == "/job:worker/task:1")
+    info = next(info for info in quick_cluster.tasks if info.name == "/job:worker/task:1")
     freeze(info.pid)
-    until(lambda: "training continues on 3 workers" in heard.text.get(info.name, ""), during=run)
-    continued(hasty, info)
+    until(lambda: "training continues on 3 workers" in view.text.get(info.name, ""), during=run)
+    continue_and_wait_until_free(quick_cluster, info)
     steps = run.standing().replicas[0].step
     until(lambda: run.standing().replicas[0].step > steps, during=run)
     run.stop()
@@ -113,40 +115,42 @@ def test_a_worker_that_is_back_in_mid_run_is_refused(hasty: Cluster) -> None:
     assert run.error is None
 
 
-def test_a_synchronous_run_that_needs_a_frozen_worker_ends_and_names_it(hasty: Cluster) -> None:
-    run = start_run(ENDLESS, Options(strategy="ps", synchronous=True), cluster=hasty)
+def test_a_synchronous_run_that_needs_a_frozen_worker_ends_and_names_it(quick_cluster: Cluster) -> None:
+    run = start_run(ENDLESS, Options(strategy="ps", synchronous=True), cluster=quick_cluster)
     until(trains(run), during=run)
-    info = next(info for info in hasty.tasks if info.name == "/job:worker/task:1")
+    info = next(info for info in quick_cluster.tasks if info.name == "/job:worker/task:1")
     freeze(info.pid)
     with pytest.raises(TaskDiedError, match=rf"{info.name} \(pid {info.pid}\) is frozen"):
         run.wait()
     # It does not stop, because it is frozen, and is replaced.
-    assert next(one.pid for one in hasty.tasks if one.name == info.name) != info.pid
-    again = start_run(FIT.format(epochs=1), Options(strategy="ps", synchronous=True), cluster=hasty).wait()
+    assert next(one.pid for one in quick_cluster.tasks if one.name == info.name) != info.pid
+    again = start_run(
+        FIT.format(epochs=1), Options(strategy="ps", synchronous=True), cluster=quick_cluster
+    ).wait()
     assert all(outcome["trainings"] == 1 for outcome in again.outcomes.values())
 
 
-def test_one_frozen_and_one_killed_are_noticed_in_ten_seconds(
+def test_a_frozen_and_a_killed_worker_are_noticed_in_ten_seconds(
     start: Callable[..., Cluster], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster, heard = start(workers=4, ps=1), Heard()
-    run = start_run(ENDLESS, Options(strategy="ps"), cluster=cluster, make_view=lambda run: heard)
+    cluster, view = start(workers=4, ps=1), RecordingView()
+    run = start_run(ENDLESS, Options(strategy="ps"), cluster=cluster, make_view=lambda run: view)
     until(trains(run), during=run)
     frozen, killed = (next(i for i in cluster.tasks if i.name == f"/job:worker/task:{n}") for n in (1, 2))
     freeze(frozen.pid)
     begun = time.monotonic()
     os.kill(killed.pid, signal.SIGKILL)
-    until(lambda: "training continues on 3 workers" in heard.text.get(killed.name, ""), during=run)
-    until(lambda: "training continues on 2 workers" in heard.text.get(frozen.name, ""), during=run)
+    until(lambda: "training continues on 3 workers" in view.text.get(killed.name, ""), during=run)
+    until(lambda: "training continues on 2 workers" in view.text.get(frozen.name, ""), during=run)
     assert time.monotonic() - begun < BOUND + SLACK_SECONDS
     run.stop()
     run.wait()
     assert run.error is None
     died, stood = run.notes
     assert died.startswith(f"{killed.name} (pid {killed.pid}) died: ")
-    assert died.endswith("training continued on 3 workers")
+    assert died.endswith("training continue_and_wait_until_free on 3 workers")
     assert stood.startswith(f"{frozen.name} (pid {frozen.pid}) is frozen")
-    assert stood.endswith("training continued on 2 workers")
+    assert stood.endswith("training continue_and_wait_until_free on 2 workers")
     assert capsys.readouterr().out.splitlines() == run.notes
     os.kill(frozen.pid, signal.SIGCONT)
 
@@ -168,7 +172,7 @@ def test_a_run_whose_only_worker_is_frozen_ends(
 
 
 def test_a_worker_that_holds_the_interpreter_is_not_frozen(
-    hasty: Cluster, monkeypatch: pytest.MonkeyPatch
+    quick_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "FROZEN_SECONDS", 0.5)
     hold = """
@@ -180,7 +184,7 @@ def hold(x, y):  # a native call that keeps the GIL, for far longer than a froze
 model.fit(nb.data.Dataset.from_arrays(x, y).batch(8).map(hold), epochs=2)
 """
     run = start_run(
-        FIT.format(epochs=1) + hold, Options(strategy="ps", synchronous=True), cluster=hasty
+        FIT.format(epochs=1) + hold, Options(strategy="ps", synchronous=True), cluster=quick_cluster
     ).wait()
     assert run.error is None
     assert all(outcome["trainings"] == 2 for outcome in run.outcomes.values())

@@ -69,7 +69,7 @@ def test_a_run_is_renamed_tagged_and_noted() -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[1]", '{"name": 3, "tags": [], "note": ""}', "[" * 100_000])
-def test_damaged_labels_are_said_and_replaced(damage: str) -> None:
+def test_damaged_labels_are_reported_and_replaced(damage: str) -> None:
     (a_run("r1") / LABELS).write_text(damage)
     (run,) = runs()
     assert (run.name, run.tags) == ("run", ())
@@ -90,7 +90,7 @@ def test_labels_are_not_read_through_a_link(tmp_path: Path) -> None:
 @given(
     name=st.text(max_size=250), tags=st.lists(st.text(max_size=70), max_size=40), note=st.text(max_size=50)
 )
-def test_labels_are_valid_or_refused(name: str, tags: list[str], note: str) -> None:
+def test_invalid_labels_are_refused(name: str, tags: list[str], note: str) -> None:
     try:
         labels = checked_labels(name, tags, note)
     except InvalidArgumentError:
@@ -100,7 +100,7 @@ def test_labels_are_valid_or_refused(name: str, tags: list[str], note: str) -> N
 
 
 @pytest.mark.parametrize("name", [7, "a\nb", "x" * 201, " a", "\x00", "\ud800"])
-def test_a_name_that_is_refused_is_named(name: Any) -> None:
+def test_a_refused_name_is_in_the_message(name: Any) -> None:
     a_run("r1")
     with pytest.raises(InvalidArgumentError, match=r"name|letter"):
         runs()[0].rename(name)
@@ -148,7 +148,7 @@ def test_a_deleted_run_leaves_nothing() -> None:
             act()
 
 
-def test_a_deletion_that_was_cut_off_is_finished_by_the_next() -> None:
+def test_the_next_deletion_completes_an_interrupted_one() -> None:
     a_run("r1").rename(runs_folder() / ".deleted-r1-0a0a")
     a_run("r2")
     assert [run.id for run in runs()] == ["r2"]
@@ -156,7 +156,7 @@ def test_a_deletion_that_was_cut_off_is_finished_by_the_next() -> None:
     assert list(runs_folder().iterdir()) == []
 
 
-def test_a_deletion_follows_no_link(tmp_path: Path) -> None:
+def test_a_deletion_does_not_follow_links(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("mine")
@@ -171,7 +171,7 @@ def test_a_deletion_follows_no_link(tmp_path: Path) -> None:
     assert (outside / "kept").read_text() == "mine"
 
 
-def test_a_run_under_way_is_kept() -> None:
+def test_an_active_run_cannot_be_deleted() -> None:
     members = [{"incarnation": 7}]
     folder, lock = claim("c1")
     write_description(folder, {"tasks": members})
@@ -187,7 +187,7 @@ def test_a_run_under_way_is_kept() -> None:
     delete_run("r1")  # lost: its cluster has ended
 
 
-def test_an_in_graph_run_is_under_way_as_long_as_its_process() -> None:
+def test_an_in_graph_run_is_active_while_its_process_lives() -> None:
     graph = {"replication": "in-graph"}
     a_run("r1", status="running", options=graph, cluster={"id": "c1", "owner": this_process()})
     with pytest.raises(FailedPreconditionError, match="under way"):
@@ -212,7 +212,7 @@ def test_old_runs_are_cleaned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({}, r"older_than='30d', keep=20, or both; 0 runs take 0 B"),
         ({"keep": -1}, "not -1"),
@@ -222,13 +222,13 @@ def test_old_runs_are_cleaned() -> None:
         ({"keep": 1, "dry_run": "no"}, "dry_run is True or False, not 'no'"),
     ],
 )
-def test_a_clean_up_that_cannot_be_meant(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said):
+def test_clean_up_refuses_invalid_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         clean(**arguments)
 
 
 @given(st.text(string.printable, max_size=12))
-def test_any_text_is_an_age_or_refused(text: str) -> None:
+def test_any_text_is_a_valid_age_or_refused(text: str) -> None:
     try:
         age = age_of(text)
     except InvalidArgumentError:
@@ -236,13 +236,13 @@ def test_any_text_is_an_age_or_refused(text: str) -> None:
     assert age >= 0
 
 
-def test_labels_of_no_run() -> None:
+def test_labels_of_an_unknown_run() -> None:
     assert read_labels(runs_folder() / "r1") == Labels()
     with pytest.raises(NotFoundError, match="no run 'r1'"):
         write_labels("r1", name="a")
 
 
-def test_a_folder_whose_name_is_no_run_id_hides_no_run() -> None:
+def test_a_folder_with_an_invalid_run_id_hides_no_run() -> None:
     a_run("r1")
     for name in ("my notes", "r..1", "ä"):
         (runs_folder() / name).mkdir()

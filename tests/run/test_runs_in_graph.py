@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from runs_heard import Heard
+from recording_view import RecordingView
 from waiting import PATIENCE, SLACK_SECONDS, until
 
 import nbdist as nb
@@ -58,21 +58,21 @@ CLIENT = "/job:client/task:0"
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def view() -> RecordingView:
+    return RecordingView()
 
 
 @pytest.fixture
-def begin(cluster: Cluster, heard: Heard) -> Callable[..., Run]:
+def begin(cluster: Cluster, view: RecordingView) -> Callable[..., Run]:
     def begin_one(body: Any, **options: Any) -> Run:
         asked = Options(replication="in-graph", **options)
-        return start_run(body, asked, cluster=cluster, make_view=lambda run: heard)
+        return start_run(body, asked, cluster=cluster, make_view=lambda run: view)
 
     return begin_one
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
+def check_process_state() -> Iterator[None]:
     """After each test this process is as it was: threads, the screen, its task, its context."""
     before, screen = set(threading.enumerate()), (sys.stdout, sys.stderr)
     yield
@@ -87,7 +87,7 @@ def nothing_stays() -> Iterator[None]:
 
 
 def training(run: Run, steps: int = 1) -> Callable[[], bool]:
-    """A condition: every tower has made steps."""
+    """Return a condition: every tower has made ``steps`` steps."""
     replicas = range(len(run.tasks))
     return lambda: (
         "loss" in run.store.series
@@ -96,7 +96,7 @@ def training(run: Run, steps: int = 1) -> Callable[[], bool]:
 
 
 def ended_within(run: Run, seconds: float) -> Run:
-    """Wait for the end of a run, which must come soon."""
+    """Wait for the run to end; fail if that takes longer than ``seconds``."""
     began = time.monotonic()
     try:
         return run.wait()
@@ -110,16 +110,16 @@ def counts(columns: dict[str, Any]) -> dict[tuple[int, str], int]:
     return {pair: pairs.count(pair) for pair in pairs}
 
 
-# What a run is, and what comes of it.
+# Runs and their results.
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_body_trains_towers_and_is_followed_like_any_other(
-    begin: Callable[..., Run], heard: Heard, synchronous: bool
+def test_a_body_trains_towers_with_live_progress(
+    begin: Callable[..., Run], view: RecordingView, synchronous: bool
 ) -> None:
     body = TRAIN.replace("epochs=", "validation_data=(x, y), epochs=").format(epochs=5)
     run = begin(body, seed=4, synchronous=synchronous, strategy="ps", name="towers").wait()
-    assert (run.status, heard.ended) == ("finished", ["finished"])
+    assert (run.status, view.ended) == ("finished", ["finished"])
     assert run.tasks == [f"/job:worker/task:{i}" for i in range(3)]
     assert run.global_step == run.history.global_step == (15 if synchronous else 45)  # type: ignore[union-attr]  # trained
     assert run.model.evaluate(run.results["x"], run.results["y"])["accuracy"] > 0.9
@@ -127,15 +127,15 @@ def test_a_body_trains_towers_and_is_followed_like_any_other(
     own = {(i, name): 15 for i in range(3) for name in ("loss", "accuracy", "step_ms")}
     assert counts(run.metrics()) == own | {(0, "val_loss"): 5, (0, "val_accuracy"): 5}
     assert counts(columns_from_logs(run.folder)) == counts(run.metrics())
-    assert "3 towers, one session" in heard.text[CLIENT]
-    assert set(heard.text) == {CLIENT}
-    last = heard.standings[-1]
+    assert "3 towers, one session" in view.text[CLIENT]
+    assert set(view.text) == {CLIENT}
+    last = view.standings[-1]
     assert (last.step, last.total) == (15, 15) if synchronous else (45, 45)
     assert [replica.step for replica in last.replicas] == [15, 15, 15]
     assert all(set(run.last_epoch(i)) >= {"loss", "accuracy"} for i in range(3))
 
 
-def test_the_folder_says_what_it_was(begin: Callable[..., Run]) -> None:
+def test_the_run_folder_describes_the_run(begin: Callable[..., Run]) -> None:
     run = begin(TRAIN.format(epochs=2), name="Same here!", seed=2).wait()
     record = read_run(run.id)
     assert (record.status, record.seed, record.code) == ("finished", 2, TRAIN.format(epochs=2))
@@ -147,12 +147,12 @@ def test_the_folder_says_what_it_was(begin: Callable[..., Run]) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
     own = run.timeline()
     assert own.tasks[0] == CLIENT
-    later = nb.timeline(run.id)  # as once the cluster is gone
+    later = nb.timeline(run.id)  # read from the folder, as after the cluster's end
     assert list(later.tasks) == [task for task in own.tasks if task in later.tasks]
 
 
 def test_the_flag_is_the_only_change(cluster: Cluster) -> None:
-    """Synchronous towers train what synchronous replicas and one device do, to float rounding."""
+    """Synchronous towers train the weights of synchronous replicas and of one device, to float rounding."""
     weights = []
     for options in (
         {"on": "worker:0", "strategy": "one_device"},
@@ -174,7 +174,7 @@ def test_variables_without_a_parameter_server(start: Callable[..., Cluster]) -> 
         launch("1", replication="in-graph", strategy="ps", live=False, cluster=cluster)
 
 
-def test_towers_are_selected_and_epochs_of_the_run_win(begin: Callable[..., Run]) -> None:
+def test_on_selects_towers_and_the_runs_epochs_override_fit(begin: Callable[..., Run]) -> None:
     run = begin(TRAIN.format(epochs=50), on="worker:1-2", epochs=2, synchronous=True).wait()
     assert run.tasks == ["/job:worker/task:1", "/job:worker/task:2"]
     assert run.history.epoch == [0, 1]  # type: ignore[union-attr]
@@ -182,7 +182,9 @@ def test_towers_are_selected_and_epochs_of_the_run_win(begin: Callable[..., Run]
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_tower_over_two_workers_goes_by_the_first(begin: Callable[..., Run], synchronous: bool) -> None:
+def test_a_tower_on_several_workers_reports_as_its_first(
+    begin: Callable[..., Run], synchronous: bool
+) -> None:
     body = TRAIN.format(epochs=3).replace('"softmax")])', '"softmax")], stages=2)')
     run = begin(body, synchronous=synchronous, on="worker:0-2").wait()
     assert set(run.metrics()["replica"].tolist()) == {0}
@@ -191,7 +193,7 @@ def test_a_tower_over_two_workers_goes_by_the_first(begin: Callable[..., Run], s
     assert [replica.state for replica in last.replicas] == ["finished", "part of a tower", "part of a tower"]
 
 
-def test_results_are_what_the_body_made_and_not_copies(begin: Callable[..., Run]) -> None:
+def test_results_are_the_bodys_objects_not_copies(begin: Callable[..., Run]) -> None:
     run = begin("function, thing = (lambda: 3), object()\nclass Named: pass\n_hidden = 1").wait()
     assert run.results["function"]() == 3
     assert set(run.results) == {"function", "thing"}
@@ -216,9 +218,7 @@ def test_a_function_is_a_body_too_and_shares_this_process(cluster: Cluster) -> N
     assert (task.name, task.info.pid, task.is_chief) == (CLIENT, os.getpid(), True)
 
 
-def test_a_body_that_trains_nothing_may_drive_the_workers_itself(
-    begin: Callable[..., Run], cluster: Cluster
-) -> None:
+def test_a_body_without_training_may_use_a_session(begin: Callable[..., Run], cluster: Cluster) -> None:
     body = """
 import numpy as np
 parts = []
@@ -238,7 +238,7 @@ session.close()
     assert run.results["parts"][0].graph is graph  # the notebook's own
 
 
-def test_a_strategy_that_never_trained_is_an_error(begin: Callable[..., Run]) -> None:
+def test_a_body_with_a_strategy_must_train(begin: Callable[..., Run]) -> None:
     with pytest.raises(FailedPreconditionError, match=r"the body never trained.*no model\.fit"):
         begin("x = 1", strategy="ps").wait()
 
@@ -247,7 +247,7 @@ def test_a_strategy_that_never_trained_is_an_error(begin: Callable[..., Run]) ->
 
 
 def test_only_the_body_prints_to_the_run(
-    begin: Callable[..., Run], heard: Heard, capsys: pytest.CaptureFixture[str]
+    begin: Callable[..., Run], view: RecordingView, capsys: pytest.CaptureFixture[str]
 ) -> None:
     go = threading.Event()
 
@@ -258,27 +258,27 @@ def test_only_the_body_prints_to_the_run(
         print("ended")
 
     run = begin(body)
-    until(lambda: "begun" in heard.text.get(CLIENT, ""), during=run)
+    until(lambda: "begun" in view.text.get(CLIENT, ""), during=run)
     print("the notebook's")
     with pytest.raises(NoTaskError):
         _ = nb.task
     go.set()
     run.wait()
-    assert heard.text == {CLIENT: f"begun {CLIENT}\na warning\nended\n"}
-    assert (run.folder / "output-0000.log").read_text() == heard.text[CLIENT]
+    assert view.text == {CLIENT: f"begun {CLIENT}\na warning\nended\n"}
+    assert (run.folder / "output-0000.log").read_text() == view.text[CLIENT]
     assert capsys.readouterr().out == "the notebook's\n"
 
 
-def test_what_towers_print_is_the_runs_too(begin: Callable[..., Run], heard: Heard) -> None:
+def test_output_of_towers_goes_to_the_run(begin: Callable[..., Run], view: RecordingView) -> None:
     body = TRAIN.replace(".shuffle(60)", ".map(tell)").replace("model =", "def tell(a, b):\n"
         "    print('element', nb.task.name)\n    return a, b\nmodel =")  # fmt: skip
     begin(body.format(epochs=1), on="worker:0-1").wait()
-    assert heard.text[CLIENT].count(f"element {CLIENT}\n") >= 2 * 60
+    assert view.text[CLIENT].count(f"element {CLIENT}\n") >= 2 * 60
 
 
-def test_the_last_expression_is_shown(begin: Callable[..., Run], heard: Heard) -> None:
+def test_the_last_expression_is_shown(begin: Callable[..., Run], view: RecordingView) -> None:
     begin("x = 6\nx * 7").wait()
-    assert heard.text == {CLIENT: "42\n"}
+    assert view.text == {CLIENT: "42\n"}
 
 
 # Errors.
@@ -307,7 +307,7 @@ def test_an_error_shows_the_users_lines_only(begin: Callable[..., Run]) -> None:
     assert str(caught.value).count("File ") == 1
 
 
-def test_nan_is_said_with_its_step(begin: Callable[..., Run]) -> None:
+def test_a_nan_loss_is_reported_with_its_step(begin: Callable[..., Run]) -> None:
     body = TRAIN.format(epochs=3).replace("model =", "x[25] = np.nan\nmodel =")
     for synchronous in (True, False):
         with pytest.raises(WorkerError, match=r"NanLossError: .*at step \d"):
@@ -322,7 +322,7 @@ def test_nan_is_said_with_its_step(begin: Callable[..., Run]) -> None:
         ({"on": "ps"}, "a body runs on workers"),
     ],
 )
-def test_what_cannot_start_leaves_nothing(
+def test_a_run_that_cannot_start_leaves_no_folder(
     begin: Callable[..., Run], options: dict[str, Any], words: str
 ) -> None:
     before = {run.id for run in runs()}
@@ -331,7 +331,7 @@ def test_what_cannot_start_leaves_nothing(
     assert {run.id for run in runs()} == before
 
 
-def test_a_strategy_that_cannot_be_made_leaves_nothing(
+def test_a_strategy_that_cannot_be_created_leaves_no_folder(
     begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: object, **named: object) -> Any:
@@ -360,11 +360,11 @@ def test_towers_are_reserved(
         began = time.monotonic()
         until(lambda: time.monotonic() - began > 2.5, during=first)
         for replication in ("in-graph", "between-graph"):
-            first.poll()  # nobody says otherwise that they are held, however long the others take
+            first.poll()  # poll() renews the reservation of the workers
             with pytest.raises(FailedPreconditionError, match=f"task:0 is busy with run {first.id}"):
                 start_run("1", Options(replication=replication), cluster=cluster)
-        second = begin("who = nb.task.name", on="worker:2").wait()  # other workers are free
-        assert second.results == {"who": CLIENT}
+        second = begin("mine = nb.task.name", on="worker:2").wait()  # worker 2 is free
+        assert second.results == {"mine": CLIENT}
     finally:
         cluster.run(short.format(seconds=30.0), on=[0, 1])
     first.stop()
@@ -387,10 +387,10 @@ def test_stopping_keeps_what_was_trained(
     assert run.status == read_run(run.id).status == "stopped"
     assert run.history.global_step == run.global_step >= 5  # type: ignore[union-attr]
     assert run.model.predict(run.results["x"]).shape == (60, 3)
-    assert run.outcomes[4].get("error") is None  # it ended at a step, by itself
+    assert run.outcomes[4].get("error") is None  # it ended after a step, without an interrupt
 
 
-def test_a_stop_before_the_first_step_is_heard(begin: Callable[..., Run]) -> None:
+def test_a_stop_before_the_first_step_takes_effect(begin: Callable[..., Run]) -> None:
     run = begin(ENDLESS, synchronous=True)
     stopper = threading.Thread(target=run.stop)  # from any thread
     stopper.start()
@@ -399,9 +399,9 @@ def test_a_stop_before_the_first_step_is_heard(begin: Callable[..., Run]) -> Non
     assert run.status == "stopped"
 
 
-def test_a_body_that_does_not_listen_is_interrupted(begin: Callable[..., Run], heard: Heard) -> None:
+def test_a_body_without_stop_checks_is_interrupted(begin: Callable[..., Run], view: RecordingView) -> None:
     run = begin("before = 1\nprint('looping')\nwhile True:\n    pass")
-    until(lambda: heard.text, during=run)
+    until(lambda: view.text, during=run)
     run.interrupt()
     ended_within(run, 4)
     assert (run.status, run.results) == ("stopped", {"before": 1})
@@ -409,19 +409,19 @@ def test_a_body_that_does_not_listen_is_interrupted(begin: Callable[..., Run], h
 
 
 def test_a_second_interrupt_does_not_wait(
-    begin: Callable[..., Run], heard: Heard, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Run], view: RecordingView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)
     run = begin("print('looping')\nwhile True:\n    pass")
-    until(lambda: heard.text, during=run)
+    until(lambda: view.text, during=run)
     run.interrupt()
     run.interrupt()
     ended_within(run, 3)
     assert run.status == "stopped"
 
 
-def test_a_body_that_cannot_be_stopped_is_said_so_and_ends_later(
-    begin: Callable[..., Run], heard: Heard, monkeypatch: pytest.MonkeyPatch
+def test_an_unstoppable_body_is_reported_and_ends_later(
+    begin: Callable[..., Run], view: RecordingView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.6)
     monkeypatch.setattr(shutdown, "GIVE_UP_AFTER", 1.0)
@@ -430,27 +430,27 @@ def test_a_body_that_cannot_be_stopped_is_said_so_and_ends_later(
     def body() -> None:
         print("waiting")
         try:
-            go.wait(PATIENCE)  # in native code: no exception reaches it there
+            go.wait(PATIENCE)  # in native code, where no exception is raised
             print("never")
         finally:
             ended.set()
 
     run = begin(body)
-    until(lambda: heard.text, during=run)
+    until(lambda: view.text, during=run)
     run.interrupt()
     with pytest.raises(UnavailableError, match=rf"{CLIENT} \(pid {os.getpid()}\) did not stop within 5 s"):
         ended_within(run, 3)
     assert "Restart the kernel if it does not end" in str(run.error)
     assert run.status == "failed"
-    after = begin("x = 3").wait()  # the workers are free, and so is the notebook
+    after = begin("x = 3").wait()  # workers and notebook are free
     assert after.results == {"x": 3}
     assert not ended.is_set()
     go.set()
     assert ended.wait(PATIENCE)
-    assert heard.text == {CLIENT: "waiting\n"}
+    assert view.text == {CLIENT: "waiting\n"}
 
 
-# Deaths: clusters of their own.
+# Dead tasks: each test has its own cluster.
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,9 @@ def test_a_body_that_cannot_be_stopped_is_said_so_and_ends_later(
         ("/job:ps/task:0", False),
     ],
 )
-def test_a_death_in_mid_run_is_named(start: Callable[..., Cluster], victim: str, synchronous: bool) -> None:
+def test_a_dead_task_ends_the_run_and_is_named(
+    start: Callable[..., Cluster], victim: str, synchronous: bool
+) -> None:
     cluster = start(workers=2, ps=1)
     options = Options(replication="in-graph", synchronous=synchronous)
     run = start_run(ENDLESS, options, cluster=cluster)
@@ -475,7 +477,7 @@ def test_a_death_in_mid_run_is_named(start: Callable[..., Cluster], victim: str,
     assert run.notes == []
 
 
-def test_a_frozen_worker_does_not_hold_the_notebook(start: Callable[..., Cluster]) -> None:
+def test_a_frozen_worker_does_not_block_the_notebook(start: Callable[..., Cluster]) -> None:
     cluster = start(workers=2, ps=1)
     run = start_run(ENDLESS, Options(replication="in-graph", synchronous=True), cluster=cluster)
     until(training(run), during=run)
@@ -491,28 +493,28 @@ def test_a_frozen_worker_does_not_hold_the_notebook(start: Callable[..., Cluster
         os.kill(pid, signal.SIGCONT)
 
 
-# What it leaves.
+# Resources after a run.
 
 
-def test_nothing_is_left_open(begin: Callable[..., Run], cluster: Cluster) -> None:
+def test_runs_leave_no_descriptors_or_shared_memory(begin: Callable[..., Run], cluster: Cluster) -> None:
     begin(TRAIN.format(epochs=1)).wait()
     with pytest.raises(WorkerError):
         begin(TRAIN.format(epochs=1) + "\n1 / 0").wait()
     own = psutil.Process()
 
-    def is_open() -> list[int]:
-        """What this process and each engine have open: files, and connections of this one."""
+    def open_counts() -> list[int]:
+        """Return the numbers of this process's descriptors and connections, and each engine's descriptors."""
         engines = cluster.run("import os; len(os.listdir('/proc/self/fd'))")
         return [own.num_fds(), len(own.net_connections("tcp")), *engines]
 
     def segments() -> list[str]:
         return [one.name for one in Path("/dev/shm").glob(f"nbdist-{cluster.id}-*") if one.lstat().st_size]
 
-    before = is_open()
+    before = open_counts()
     for _ in range(3):
         begin(TRAIN.format(epochs=1), synchronous=True).wait()
-    # The far end of a connection is closed a moment after this one.
+    # The peer closes its end of a connection a little later than this process.
     deadline, pause = time.monotonic() + 10 + PATIENCE, threading.Event()
-    while max(np.subtract(is_open(), before)) > 3 or segments():
-        assert time.monotonic() < deadline, (before, is_open(), segments())
+    while max(np.subtract(open_counts(), before)) > 3 or segments():
+        assert time.monotonic() < deadline, (before, open_counts(), segments())
         pause.wait(0.05)

@@ -1,4 +1,4 @@
-"""In-graph runs whose workers read the data themselves: a flag, and nothing else, changes."""
+"""In-graph runs with data read by the workers; only an option differs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(64).batch(20), epo
 """
 
 
-def test_the_flag_changes_who_reads_and_nothing_else(cluster: Cluster) -> None:
+def test_reading_on_workers_gives_the_same_weights(cluster: Cluster) -> None:
     runs = [
         launch(TRAIN, replication="in-graph", sync=True, data=data, seed=3, live=False, cluster=cluster)
         for data in ("client", "workers")
@@ -45,7 +45,7 @@ def test_asynchronous_towers_read(cluster: Cluster) -> None:
     assert run.model.evaluate(run.results["x"], run.results["y"])["accuracy"] > 0.8  # type: ignore[union-attr]
 
 
-def test_what_cannot_travel_ends_the_body(cluster: Cluster) -> None:
+def test_a_dataset_that_cannot_be_sent_is_an_error(cluster: Cluster) -> None:
     body = TRAIN.replace(".batch(20)", ".map(lambda x, y: (x, y)).batch(20)")
     with pytest.raises(WorkerError, match=r"map\(\) in a dataset holds a function.*data='client'"):
         launch(body, replication="in-graph", data="workers", live=False, cluster=cluster)

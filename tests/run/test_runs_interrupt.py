@@ -1,4 +1,4 @@
-"""An interrupt stops a run, unless the process is ending: then the run goes on without it."""
+"""An interrupt stops a run, unless the process is ending: then the run continues without it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKER = TaskInfo("worker", 0, 0, "", 0, "", "", 0)
 
 
 class Body:
-    """A body that goes on until it is ended, and does ``then`` when it is looked at."""
+    """A body that runs until it is ended, and calls ``then`` at each poll."""
 
     def __init__(self) -> None:
         self.then: list[Callable[[], object]] = []
@@ -96,7 +96,7 @@ def test_a_second_interrupt_does_not_wait(run: Run, body: Body, monkeypatch: pyt
 
 
 def test_a_process_that_ends_leaves_its_run_alone(run: Run, body: Body) -> None:
-    """As in Jupyter: the signal first, and a moment later the word that the kernel is to end."""
+    """As in Jupyter: first the signal, then the message to shut down."""
     ends: list[bool] = []
     run.process_ends = lambda: bool(ends)
     body.then = [body.interrupt, *[lambda: None] * 5, lambda: ends.append(True)]

@@ -1,4 +1,4 @@
-"""What a task tells who comes late: all there was, once; and what its last body came to."""
+"""A late subscriber receives every point and all text once; a task keeps the outcome of its last body."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def finish(agent: Agent, one: ActiveRun) -> None:
 
 
 def take(store: RunStore, client: Peer, text: str) -> str:
-    """Take in news until the end of the run; returns what was printed, ``text`` first."""
+    """Process reports until the end of the run; return ``text`` followed by the printed text."""
     while True:
         frame = client.receive(10)
         assert frame is not None
@@ -68,7 +68,7 @@ def text_of(answer: Frame) -> str:
     return answer.arrays[0].tobytes().decode()
 
 
-def test_who_comes_late_has_every_point_once(agent: Agent, client: Peer, folder: Path) -> None:
+def test_a_late_subscriber_receives_every_point_once(agent: Agent, client: Peer, folder: Path) -> None:
     one = live(agent, folder)
     loss = one.recorder.series("loss")
     store, answer = RunStore(), None
@@ -87,10 +87,10 @@ def test_who_comes_late_has_every_point_once(agent: Agent, client: Peer, folder:
 
 
 @pytest.mark.parametrize("when", ["from the start", "after a while"])
-def test_points_that_wait_for_a_full_disk_are_told(
+def test_points_that_wait_for_a_full_disk_are_backfilled(
     agent: Agent, client: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """They stand in no file, and were sent to others before."""
+    """These points are in no file, and were already sent to the other subscribers."""
 
     def full(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -114,7 +114,7 @@ def test_points_that_wait_for_a_full_disk_are_told(
     take(store, client, "")
     assert store.points(0, "loss")[1].tolist() == [1.0, 2.0, 3.0]
     assert store.points(0, "late")[1].tolist() == [5.0]
-    over = client.call("run.subscribe", {"run": RUN})  # the disk has never taken them, and the task knows
+    over = client.call("run.subscribe", {"run": RUN})  # they were never written, and the task knows it
     assert over.meta["state"] == "over"
     again = RunStore()
     backfill_store(again, folder, {0: over})
@@ -155,7 +155,7 @@ def test_an_outcome_comes_in_pages(
 
 
 class Timers:
-    """Keeps what is to be called later."""
+    """Records delayed calls."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
@@ -164,39 +164,39 @@ class Timers:
         self.calls.append(function)
 
 
-def kept_by(timers: Timers, folder: Path, watched: bool) -> CachedOutcome:
+def ended_outcome(timers: Timers, folder: Path, watched: bool) -> CachedOutcome:
     one = CachedOutcome(3, timers.after)
     one.end(RUN, Frame("run.backfill"), watched)
     one.put(RUN, str(folder), {"rank": 3})
     return one
 
 
-def test_an_outcome_that_nobody_hears_of_is_written_at_once(folder: Path) -> None:
-    kept_by(Timers(), folder, watched=False)
+def test_an_outcome_without_subscribers_is_written_immediately(folder: Path) -> None:
+    ended_outcome(Timers(), folder, watched=False)
     assert read_outcome(folder, 3) == {"rank": 3}
     assert outcome_path(folder, 3).stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("taken", [True, False])
-def test_an_outcome_is_written_unless_it_was_taken(folder: Path, taken: bool) -> None:
+@pytest.mark.parametrize("fetched", [True, False])
+def test_an_outcome_is_written_unless_it_was_fetched(folder: Path, fetched: bool) -> None:
     timers = Timers()
-    one = kept_by(timers, folder, watched=True)
+    one = ended_outcome(timers, folder, watched=True)
     assert read_outcome(folder, 3) is None
-    if taken:
+    if fetched:
         one.set_fetched(RUN)
     one.forget()
-    assert (read_outcome(folder, 3) is None) is taken
-    for call in timers.calls:  # of a run that is not the last any more
+    assert (read_outcome(folder, 3) is None) is fetched
+    for call in timers.calls:  # after a later run has replaced the outcome
         call()
-    assert (read_outcome(folder, 3) is None) is taken
+    assert (read_outcome(folder, 3) is None) is fetched
 
 
-def test_an_outcome_that_could_not_be_made_is_unknown(folder: Path) -> None:
+def test_a_dropped_outcome_is_unknown(folder: Path) -> None:
     one = CachedOutcome(3, Timers().after)
     one.end(RUN, Frame("run.backfill"), True)
     one.drop(RUN)
     assert one.page(RUN, 0) is None
-    kept = kept_by(Timers(), folder, watched=True)
+    kept = ended_outcome(Timers(), folder, watched=True)
     kept.drop(RUN)
     assert kept.page(RUN, 0) is not None
 
@@ -223,7 +223,7 @@ def test_the_end_of_a_text_starts_with_a_line(pieces: list[str], limit: int) -> 
         assert tail == text[-limit:].partition("\n")[2]
 
 
-def test_what_was_printed_is_kept_to_a_limit(folder: Path) -> None:
+def test_kept_output_is_bounded(folder: Path) -> None:
     output = Output(folder / "output-0000.log")
     for number in range(40_000):
         output.write(f"line {number}\n")
@@ -277,7 +277,7 @@ def test_a_gap_is_filled_from_where_it_begins(
     finish(agent, one)
 
 
-def test_who_was_left_out_is_told_again(agent: Agent, client: Peer, folder: Path) -> None:
+def test_a_dropped_subscriber_can_resubscribe(agent: Agent, client: Peer, folder: Path) -> None:
     def ask_again() -> None:
         client.send("run.subscribe", {"run": RUN, "resubscribe": True})
         client.call("run.hello")
@@ -286,14 +286,14 @@ def test_who_was_left_out_is_told_again(agent: Agent, client: Peer, folder: Path
     client.call("run.subscribe", {"run": RUN})
     ask_again()
     agent._subscribers.clear()
-    while client.receive(0.3) is not None:  # it is told nothing any more
+    while client.receive(0.3) is not None:  # drain the queue; the subscription has ended
         pass
-    one.output.write("unheard\n")
+    one.output.write("while unsubscribed\n")
     one.output.take()
     ask_again()
     frame = client.receive(10)
     assert frame is not None
-    assert (frame.kind, text_of(frame)) == ("run.backfill", "unheard\n")
+    assert (frame.kind, text_of(frame)) == ("run.backfill", "while unsubscribed\n")
     agent._subscribers.clear()
     finish(agent, one)
     ask_again()
@@ -304,7 +304,7 @@ def test_who_was_left_out_is_told_again(agent: Agent, client: Peer, folder: Path
     assert frame.meta["state"] == "over"
 
 
-def test_what_is_damaged_in_a_log_is_stepped_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_record_is_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(folder / "metrics-0000.log", replica=0)
     for step in range(40):
         recorder.add(recorder.series("loss"), step, float(step))
@@ -325,7 +325,7 @@ def test_what_is_damaged_in_a_log_is_stepped_over(folder: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("piece", [100, 1 << 20])
-def test_a_damaged_first_line_is_said_and_loses_no_point(
+def test_a_damaged_header_is_reported_and_loses_no_point(
     folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     recorder = Recorder(folder / "metrics-0002.log", replica=2)
@@ -349,7 +349,7 @@ def test_a_damaged_first_line_is_said_and_loses_no_point(
     assert note.endswith("metrics-0002.log is damaged: 36 bytes at its end are an incomplete record")
 
 
-def test_logs_of_tasks_that_say_nothing_are_read_whole(folder: Path) -> None:
+def test_logs_of_unreachable_tasks_are_read_whole(folder: Path) -> None:
     for rank in (0, 1, 2):
         recorder = Recorder(folder / f"metrics-{rank:04d}.log", replica=rank)
         recorder.add(recorder.series("loss"), 7, float(rank))

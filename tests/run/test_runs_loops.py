@@ -1,4 +1,4 @@
-"""Loops of one's own on real engines, under every strategy: what one device computes comes home."""
+"""Custom loops on real engines, under every strategy: the results equal those of one device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from runs_heard import Heard
+from recording_view import RecordingView
 
 from nbdist.errors import WorkerError
 from nbdist.run import shutdown
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.engines
 
 
 def stopped(run: Run) -> None:
-    """Stop a run as soon as it trains, and wait for its end."""
+    """Stop a run after it begins to train, and wait for its end."""
     pause, deadline = threading.Event(), time.monotonic() + 30
     while (run.store.last(0, "loss") if "loss" in run.store.series else None) is None:
         assert not run.poll(), f"the run is over: {run.error}"
@@ -67,8 +67,8 @@ replicas = strategy.num_replicas_in_sync
 
 
 @pytest.fixture
-def unsignalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to be signalled: a step that takes long on a busy machine is finished all the same."""
+def no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a long step finish on a busy machine: no stop sends a signal."""
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)
     monkeypatch.setattr(shutdown, "REPLACE_AFTER", 120.0)
 
@@ -76,7 +76,7 @@ def unsignalled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def begin(cluster: Cluster) -> Callable[..., Run]:
     def begin_one(body: Any, **options: Any) -> Run:
-        return start_run(body, Options(**options), cluster=cluster, make_view=lambda run: Heard())
+        return start_run(body, Options(**options), cluster=cluster, make_view=lambda run: RecordingView())
 
     return begin_one
 
@@ -102,14 +102,14 @@ def here() -> dict[str, Any]:
     ],
     ids=lambda options: options["strategy"],
 )
-def test_a_loop_on_engines_is_that_of_one_device(begin: Callable[..., Run], options: dict[str, Any]) -> None:
+def test_a_loop_on_engines_equals_one_device(begin: Callable[..., Run], options: dict[str, Any]) -> None:
     run = begin(LOOP, seed=7, fetch=("losses", "means", "total", "replicas"), **options).wait()
     expected = here()
     assert run.results["replicas"] == (1 if options["strategy"] == "one_device" else len(run.tasks))
     np.testing.assert_allclose(run.results["losses"], expected["losses"], rtol=1e-4)
     np.testing.assert_allclose(run.results["means"], expected["means"], rtol=1e-4)
     assert run.results["total"] == 3 * 61
-    for replica in range(len(run.tasks)):  # whose curves were live
+    for replica in range(len(run.tasks)):  # the live curves
         point = run.store.last(replica, "loss")
         assert point is not None
         assert point.step in (11, 12)  # the last batch has one example
@@ -120,17 +120,17 @@ def test_a_loop_on_engines_is_that_of_one_device(begin: Callable[..., Run], opti
 
 
 @pytest.mark.parametrize("options", [{"strategy": "ps"}, {"strategy": "elastic", "every": 3}], ids=str)
-def test_replicas_that_go_their_own_ways(begin: Callable[..., Run], options: dict[str, Any]) -> None:
-    """Each goes through all the data; what is reduced is its own."""
+def test_independent_replicas(begin: Callable[..., Run], options: dict[str, Any]) -> None:
+    """Each replica trains on all the data; its reductions return its own value."""
     run = begin(LOOP, fetch=("losses", "total", "replicas"), **options).wait()
     assert run.results["replicas"] == 1
     assert run.results["total"] == 3 * 61
-    untrained = here()["losses"][0]  # not this replica's first: others may have pushed before
+    untrained = here()["losses"][0]  # not this replica's first update: others may have pushed earlier
     assert np.mean(run.results["losses"][-4:-1]) < untrained  # the last epoch, less the batch of one example
     assert run.global_step == (len(run.tasks) if options["strategy"] == "ps" else 1) * 12
 
 
-def test_an_error_in_a_loop_is_the_bodys(begin: Callable[..., Run]) -> None:
+def test_an_error_in_a_loop_is_the_bodys_error(begin: Callable[..., Run]) -> None:
     body = LOOP.replace("    return loss, each", "    return float(loss)")
     with pytest.raises(WorkerError, match="step was being traced"):
         begin(body, strategy="ps", synchronous=True).wait()
@@ -164,7 +164,7 @@ value = float(strategy.read(w))
     ids=str,
 )
 def test_a_stop_ends_the_loop_and_the_rest_of_the_body_runs(
-    begin: Callable[..., Run], options: dict[str, Any], unsignalled: None
+    begin: Callable[..., Run], options: dict[str, Any], no_signal: None
 ) -> None:
     run = begin(ENDLESS.replace('    loss = strategy.reduce("sum", ', "    loss = ("), **options)
     stopped(run)
@@ -177,16 +177,16 @@ def test_a_stop_ends_the_loop_and_the_rest_of_the_body_runs(
     "options", [{"strategy": "multi_worker"}, {"strategy": "ps", "synchronous": True}], ids=str
 )
 def test_a_stop_in_the_middle_of_a_reduction(
-    begin: Callable[..., Run], options: dict[str, Any], unsignalled: None
+    begin: Callable[..., Run], options: dict[str, Any], no_signal: None
 ) -> None:
-    """Replicas are asked at different steps; those that step together end together."""
+    """The stop reaches replicas at different steps; synchronous replicas end together."""
     run = begin(ENDLESS, **options)
     stopped(run)
     assert run.status == "stopped"
     assert run.results["value"] < 3
 
 
-def test_the_strategy_of_an_earlier_cell_says_so(begin: Callable[..., Run]) -> None:
+def test_a_strategy_of_an_earlier_cell_is_refused(begin: Callable[..., Run]) -> None:
     begin(LOOP, seed=7, strategy="multi_worker").wait()
     with pytest.raises(
         WorkerError, match=r"belongs to a run that has ended.*strategy = nb\.get_strategy\(\)"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
-from runs_heard import Heard
+from recording_view import RecordingView
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
 from nbdist.errors import WorkerError
@@ -55,7 +55,7 @@ nb.log(last=loss, step=40)
 @pytest.fixture
 def begin(cluster: Cluster) -> Callable[..., Run]:
     def begin_one(body: Any, **options: Any) -> Run:
-        return start_run(body, Options(**options), cluster=cluster, make_view=lambda run: Heard())
+        return start_run(body, Options(**options), cluster=cluster, make_view=lambda run: RecordingView())
 
     return begin_one
 
@@ -81,7 +81,7 @@ def test_each_replica_logs_for_itself(begin: Callable[..., Run], options: dict[s
     assert len(run.metrics()) == len(columns_from_logs(run.folder)["step"])
 
 
-def test_with_backups_the_step_is_that_of_all(begin: Callable[..., Run]) -> None:
+def test_with_backups_points_have_the_global_step(begin: Callable[..., Run]) -> None:
     run = begin(FIT.replace("epochs=2", "epochs=6"), strategy="ps", synchronous=True, backups=1).wait()
     found = run.metrics()
     compared = 0
@@ -104,13 +104,13 @@ def test_a_custom_loop_logs_for_its_replica(begin: Callable[..., Run]) -> None:
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_body_that_drives_towers_logs_as_the_first(begin: Callable[..., Run], synchronous: bool) -> None:
+def test_an_in_graph_body_logs_as_replica_0(begin: Callable[..., Run], synchronous: bool) -> None:
     run = begin(FIT, replication="in-graph", strategy="ps", synchronous=synchronous).wait()
     steps = len([1 for r, _, _ in points(run, "loss") if r == 0])
     assert points(run, "own/epoch") == [(0, steps // 2, 0.0), (0, steps, 1.0)]
 
 
-def test_what_is_no_number_fails_the_body_with_its_line(begin: Callable[..., Run]) -> None:
+def test_a_metric_that_is_not_a_number_fails_the_body_with_its_line(begin: Callable[..., Run]) -> None:
     with pytest.raises(WorkerError, match=r"nb\.log\(note='x'\)(.|\n)*series 'note' is given text 'x'"):
         begin("nb.log(good=1.0)\nnb.log(note='x')").wait()
 
@@ -126,8 +126,8 @@ def test_tensorboard_reads_a_run(begin: Callable[..., Run], replication: str) ->
         own = {"own", "own/epoch"} if name == "worker-0" or replication == "between-graph" else set()
         assert set(tags) - {"staleness"} == ({"loss"} if "/" in name else {"loss", "step_ms"} | own)
     for i in range(3):
-        told = [(e.step, float(e.tensor_proto.float_val[0])) for e in found.Tensors(f"worker-{i}", "loss")]
-        assert [s for s, _ in told] == [s for r, s, _ in points(run, "loss") if r == i]
+        events = [(e.step, float(e.tensor_proto.float_val[0])) for e in found.Tensors(f"worker-{i}", "loss")]
+        assert [s for s, _ in events] == [s for r, s, _ in points(run, "loss") if r == i]
     assert mode_of(run.folder) == {0o600, 0o700}
 
 

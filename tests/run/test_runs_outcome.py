@@ -1,4 +1,4 @@
-"""Outcomes as bytes: what was put in comes out, and nothing else is believed."""
+"""Outcomes as bytes: they round-trip, and invalid bytes are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(st.dictionaries(TEXT, VALUES, max_size=4))
-def test_what_goes_in_comes_out(outcome: dict[str, Any]) -> None:
+def test_outcomes_round_trip(outcome: dict[str, Any]) -> None:
     assert same(decode(b"".join(encode(outcome))), outcome)
 
 
@@ -94,15 +94,15 @@ def test_a_flipped_byte_is_noticed(data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 400))
-def test_what_is_cut_is_refused(length: int) -> None:
+def test_truncated_bytes_are_refused(length: int) -> None:
     whole = b"".join(encode({"rank": 1, "results": {"x": np.arange(30.0)}}))
     with pytest.raises(DataLossError):
         decode(whole[: min(length, len(whole) - 1)])
 
 
 @given(st.binary(max_size=60))
-def test_a_head_that_lies_is_refused(head: bytes) -> None:
-    """With a right checksum too: whoever can write our files still gets no memory by a claim."""
+def test_a_header_with_wrong_sizes_is_refused(head: bytes) -> None:
+    """Even with a right checksum a claimed size allocates no memory."""
     import zlib
 
     whole = MAGIC + SIZES.pack(len(head), 0, zlib.crc32(head)) + head
@@ -116,7 +116,7 @@ def test_a_head_that_lies_is_refused(head: bytes) -> None:
 @pytest.mark.parametrize(
     "place", [["<f8", [1 << 60], 0], ["<f8", [-1], 0], ["<f8", [2], 8], ["|O", [1], 0], ["<f8", [1] * 40, 0]]
 )
-def test_an_array_that_is_not_there_is_refused(place: list[Any]) -> None:
+def test_a_missing_array_is_refused(place: list[Any]) -> None:
     room = memoryview(b"\0" * 16)
     with pytest.raises(DataLossError, match="is not in its outcome"):
         outcomes._array_in(room, place)
@@ -147,7 +147,7 @@ def test_subclasses_arrive_as_what_they_stand_for() -> None:
     assert decode(b"".join(encode(given_))) == {"a": 0.5, "b": {"x": "y"}, "c": 3, "d": True}
 
 
-def test_what_is_kept_of_one_that_came_home_is_its_history() -> None:
+def test_of_a_fetched_outcome_the_history_is_kept() -> None:
     history = pack(History())
     outcome = {"rank": 0, "results": {"history": history, "w": pack(3)}, "left": ["x"], "step": 4}
     assert light(outcome) == {"rank": 0, "results": {"history": history}, "step": 4}

@@ -1,4 +1,4 @@
-"""How far a replica is, as it stands in the run's folder: seldom, whole, and nobody's trouble."""
+"""The progress file of a replica in the run's folder: written once a second, atomically, without errors."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_it_says_how_far_a_replica_is(file: ProgressFile) -> None:
+def test_content_of_the_file(file: ProgressFile) -> None:
     file.see(progress(7, spent={"data": 0.1, "compute": 0.25, "exchange": 0.0, "wait": 0.125}, global_step=9))
-    told = read(file.path)
-    assert told.pop("time") > 1e9
-    assert told == {
+    content = read(file.path)
+    assert content.pop("time") > 1e9
+    assert content == {
         "version": 1, "replica": 1, "state": "running", "training": 1, "step": 7, "global_step": 9,
         "total": 50, "by_updates": False, "examples": 0, "dropped": 0, "skipped": 0, "rested": 0.0,
         "learning_rate": None, "spent": {"data": 0.1, "compute": 0.25, "exchange": 0.0, "wait": 0.125},
@@ -80,7 +80,7 @@ def test_nothing_is_written_while_nothing_changes(file: ProgressFile, clock: Clo
     assert (file.path.stat().st_ino, file.path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_the_time_between_two_words_is_a_clock_s_that_never_jumps(
+def test_times_follow_a_monotonic_clock(
     file: ProgressFile, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.see(progress(1))
@@ -91,7 +91,7 @@ def test_the_time_between_two_words_is_a_clock_s_that_never_jumps(
     assert read(file.path)["time"] - first == pytest.approx(2)
 
 
-def test_a_disk_that_is_full_is_said_once_and_stops_nothing(
+def test_a_full_disk_is_logged_once_and_stops_nothing(
     file: ProgressFile, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(path: Path, content: bytes, wait: bool = True) -> None:
@@ -120,7 +120,7 @@ def test_a_body_that_trains_nothing_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*progress*"))
 
 
-def test_a_body_s_file_has_the_number_of_its_log_and_says_its_end(tmp_path: Path) -> None:
+def test_the_file_has_the_number_of_the_log_and_the_final_state(tmp_path: Path) -> None:
     context = Context(progress=Progress(state="running", step=3, trainings=1))
     one = live(tmp_path, context)
     list(one.messages(4, ended=False))
@@ -131,7 +131,7 @@ def test_a_body_s_file_has_the_number_of_its_log_and_says_its_end(tmp_path: Path
     one.close()
 
 
-def test_one_that_waits_for_others_who_are_paused_is_paused_too(tmp_path: Path) -> None:
+def test_a_replica_that_waits_for_paused_ones_is_paused(tmp_path: Path) -> None:
     context = Context(progress=Progress(state="running", step=3, trainings=1))
     context.control.waits = True
     one = live(tmp_path, context)
@@ -148,6 +148,6 @@ def test_each_tower_has_a_file_of_its_own(tmp_path: Path) -> None:
     one = ActiveTowerRun("r1", context, towers, Output(tmp_path / "output-0000.log"))
     list(one.messages(7, ended=True))
     found = [read(progress_path(tmp_path, i)) for i in range(2)]
-    assert [(told["state"], told["step"]) for told in found] == [("running", 1)] * 2
-    assert [told["replica"] for told in found] == [0, 1]
+    assert [(content["state"], content["step"]) for content in found] == [("running", 1)] * 2
+    assert [content["replica"] for content in found] == [0, 1]
     one.close()

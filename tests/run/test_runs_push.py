@@ -1,4 +1,4 @@
-"""Values of the client on tasks: described and built again, shared by a host, and refused with a reason."""
+"""Pushed values: packed and rebuilt, shared by the tasks of a host, and refused with a reason."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from nbdist.wire.shm import Segment, SharedFile, shared_folder
 PREFIX = "nbdist-pushtest"
 
 
-def there(packed: Packed) -> dict[Any, Any]:
-    """Build values as a task does, from bytes that it cannot write."""
+def rebuilt(packed: Packed) -> dict[Any, Any]:
+    """Build values as a task does, from read-only bytes."""
     memory = bytearray(packed.size)
     for at, data in packed.buffers:
         memory[at : at + data.nbytes] = data
@@ -39,7 +39,7 @@ def there(packed: Packed) -> dict[Any, Any]:
 
 
 def pushed(**values: Any) -> dict[Any, Any]:
-    return there(pack(values))
+    return rebuilt(pack(values))
 
 
 CELL = "<ipython-input-1-push>"
@@ -87,18 +87,18 @@ def test_plain_values_arrive_as_they_were(value: Any) -> None:
     assert type(found) is type(value)
 
 
-def test_long_texts_and_bytes_lie_in_the_shared_memory() -> None:
+def test_long_texts_and_bytes_are_in_shared_memory() -> None:
     text, data = "añ\n" * 9000, bytes(range(256)) * 99
     packed = pack({"text": text, "data": data})
     assert packed.size > 40_000
-    assert there(packed) == {"text": text, "data": data}
+    assert rebuilt(packed) == {"text": text, "data": data}
 
 
 def test_an_array_that_is_pushed_twice_is_sent_once() -> None:
     x = np.arange(9000)
     packed = pack({"x": x, "again": [x, x]})
     assert packed.size == x.nbytes
-    assert there(packed)["again"][1].sum() == x.sum()
+    assert rebuilt(packed)["again"][1].sum() == x.sum()
 
 
 def test_large_arrays_are_not_copied() -> None:
@@ -167,7 +167,7 @@ def test_datasets_arrive_with_their_order() -> None:
         assert all((a == b).all() for a, b in zip(mine, theirs, strict=True))
 
 
-def test_modules_builtins_and_partials_go_by_name() -> None:
+def test_modules_builtins_and_partials_are_sent_by_name() -> None:
     import functools
     import math
 
@@ -240,7 +240,7 @@ def fails(): return 1 / 0
 """
 
 
-def test_functions_bring_what_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_carry_the_values_that_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
     here = cell(CODE, monkeypatch)
     found = pushed(**{name: here[name] for name in ("helper", "even", "twice", "add")})
     assert found["helper"](4) == here["helper"](4)
@@ -256,7 +256,7 @@ def test_functions_bring_what_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "config" not in found["helper"].__globals__
 
 
-def test_classes_go_by_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_are_sent_as_source(monkeypatch: pytest.MonkeyPatch) -> None:
     here = cell(CODE, monkeypatch)
     found = pushed(Child=here["Child"], config=here["config"], kind=here["kind"], Kind=here["Kind"])
     child = found["Child"](1)
@@ -269,11 +269,11 @@ def test_classes_go_by_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["kind"] is found["Kind"].A
 
 
-def test_what_cannot_be_pushed_is_named_with_its_type_and_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_unpushable_value_has_its_type_and_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     here = cell(CODE, monkeypatch)
     circle: list[Any] = []
     circle.append(circle)
-    for value, told in [
+    for value, message in [
         (threading.Lock(), r"x cannot be pushed: it is of type _thread.lock; make it on the workers"),
         (
             [1, {"a": iter([])}],
@@ -288,7 +288,7 @@ def test_what_cannot_be_pushed_is_named_with_its_type_and_a_way_out(monkeypatch:
         (types.ModuleType("mine"), r"module 'mine' cannot be imported"),
         (np.zeros(2, [("a", object)]), r"holds Python objects; push its fields"),
     ]:
-        with pytest.raises(InvalidArgumentError, match=told):
+        with pytest.raises(InvalidArgumentError, match=message):
             pack({"x": value})
 
 
@@ -302,7 +302,7 @@ def test_a_pushed_function_shows_its_lines_in_tracebacks(monkeypatch: pytest.Mon
     packed = pack({"fails": cell(CODE, monkeypatch)["fails"]})
     monkeypatch.delitem(linecache.cache, CELL)
     with pytest.raises(ZeroDivisionError) as caught:
-        there(packed)["fails"]()
+        rebuilt(packed)["fails"]()
     assert caught.traceback[-1].path is not None
     assert linecache.getline(CELL, caught.traceback[-1].lineno + 1) == "def fails(): return 1 / 0\n"
 
@@ -342,18 +342,18 @@ def test_each_host_receives_the_arrays_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert packed is not None
     delivery = Delivery("run", packed, wire, PREFIX)
     here = host_identity()
-    pushed = delivery.send([info(0, here), info(1, "far"), info(2, "far"), info(3, here)])
+    pushed = delivery.send([info(0, here), info(1, "remote"), info(2, "remote"), info(3, here)])
     assert len(files()) == 2
     assert wire.kinds == ["push.open", *["push.part"] * 8]
     assert all((shared_folder() / name).stat().st_mode & 0o777 == 0o600 for name in files())
-    for host in (here, "far"):
+    for host in (here, "remote"):
         given = pushed.open(host)
         assert (given.names["x"] == x).all()
         assert given.args[0] is not given.names["x"]
         assert given.args[1:] == ("a",)
         assert (given.kwargs, given.closure) == ({"scale": 2}, {"n": 3})
         pushed._memory = None
-    delivery.send([info(1, "far")])
+    delivery.send([info(1, "remote")])
     assert len(wire.kinds) == 9
     delivery.close()
     assert not files()
@@ -377,7 +377,7 @@ def test_messages_of_a_push_are_checked() -> None:
     assert not files()
 
 
-def test_no_room_for_the_arrays_is_an_error_that_says_how_much_there_is() -> None:
+def test_the_error_for_full_shared_memory_has_the_free_space() -> None:
     with pytest.raises(ResourceExhaustedError, match=r"has no room for .* bytes of shared memory"):
         SharedFile(PREFIX, 1 << 60)
     assert not files()

@@ -1,4 +1,4 @@
-"""The last step of the escalation: a task that does not stop is ended and replaced, and nothing else is."""
+"""The last step of the escalation: a task that does not stop is killed and replaced; all others are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from freezing import freeze
-from runs_heard import Heard
+from recording_view import RecordingView
 from waiting import until
 
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError, WorkerError
@@ -41,7 +41,7 @@ HOLDING = """
 import ctypes, os, signal, threading
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 while not os.path.exists(GATE): threading.Event().wait(0.01)
-ctypes.PyDLL(None).sleep(1000)  # native, and with the interpreter's lock: no thread here answers anybody
+ctypes.PyDLL(None).sleep(1000)  # native code that holds the GIL: no thread of this process runs
 """
 SWALLOWING = """
 import time
@@ -65,57 +65,57 @@ ENDLESS = MODEL + "history = model.fit(data, epochs=10_000_000)"
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def view() -> RecordingView:
+    return RecordingView()
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.3)
     monkeypatch.setattr(shutdown, "REPLACE_AFTER", 1.0)
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever heeds the signal has the time for it, on a busy machine too; see `last_step`."""
+def no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give bodies unlimited time to stop at the signal; `last_step` then starts the replacement."""
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.3)
     monkeypatch.setattr(shutdown, "FAILED_AFTER", 0.3)
     monkeypatch.setattr(shutdown, "REPLACE_AFTER", 600.0)
 
 
 def last_step(run: Run, *stuck: int) -> None:
-    """Have the tasks replaced that are stuck, as soon as all others have ended."""
+    """Start the replacement of the ``stuck`` ranks as soon as all others have ended."""
     ranks = {info.rank for info in run._workers}
     until(lambda: ranks - run.outcomes.keys() == set(stuck), during=run)
     escalation = run._monitor.escalation
     escalation._steps = [(0.0, step) for _, step in escalation._steps]
 
 
-def on_ranks(stuck: dict[int, str], others: str) -> str:
-    """A body that is another one on each rank."""
+def body_by_rank(stuck: dict[int, str], others: str) -> str:
+    """Return a body that runs ``stuck[rank]``, or ``others`` on all other ranks."""
     parts = [f"print('on')\nbodies = {stuck!r}", f"exec(bodies.get(nb.task.rank, {others!r}))"]
     return "\n".join(parts)
 
 
-def to_its_end(run: Run, seconds: float = 20.0) -> None:
+def poll_until_ended(run: Run, seconds: float = 20.0) -> None:
     deadline, pause = time.monotonic() + seconds, threading.Event()
     while not run.poll():
         assert time.monotonic() < deadline, "the run does not end"
         pause.wait(0.005)
 
 
-def all_talk(run: Run, heard: Heard) -> Callable[[], object]:
-    return lambda: len(heard.text) == len(run.tasks)
+def all_print(run: Run, view: RecordingView) -> Callable[[], object]:
+    return lambda: len(view.text) == len(run.tasks)
 
 
-def begun(cluster: Cluster, body: str, heard: Heard, **options: Any) -> Run:
-    run = start_run(body, Options(**options), cluster=cluster, make_view=lambda run: heard)
-    until(all_talk(run, heard), during=run)
+def start_and_wait_for_output(cluster: Cluster, body: str, view: RecordingView, **options: Any) -> Run:
+    run = start_run(body, Options(**options), cluster=cluster, make_view=lambda run: view)
+    until(all_print(run, view), during=run)
     return run
 
 
-def check_it_trains_right(cluster: Cluster) -> None:
-    """Train on all workers: that is what one device makes of it."""
+def check_training_equals_one_device(cluster: Cluster) -> None:
+    """Check that a training on all workers gives the weights of one device."""
     import numpy as np
 
     together = Options(strategy="multi_worker", seed=3, fetch=("ends",))
@@ -127,7 +127,7 @@ def check_it_trains_right(cluster: Cluster) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_the_steps() -> None:
+def test_escalation_steps() -> None:
     now = 0.0
     escalation = Escalation(lambda: now)
     assert escalation.due() is None
@@ -144,14 +144,14 @@ def test_the_steps() -> None:
     now = 0.0
     body_here = Escalation(lambda: now, aborts=True)
     assert body_here.interrupt()
-    assert not body_here.interrupt()  # hurries to the signal, not to the end
+    assert not body_here.interrupt()  # a second interrupt skips to the signal, not to giving up
     assert [body_here.due() for _ in range(3)] == ["abort", "signal", None]
     now = 5.0
     assert body_here.due() == "give up"
 
 
-def test_who_looks_late_skips_no_rung_and_leaves_each_its_time() -> None:
-    """A notebook that was busy meanwhile: what ends by the signal is not replaced in the same breath."""
+def test_a_late_poll_skips_no_step_and_keeps_the_delays() -> None:
+    """After a busy notebook polls again, a task first has time to stop at the signal, then is replaced."""
     now = 0.0
     escalation = Escalation(lambda: now)
     escalation.begin()
@@ -167,16 +167,16 @@ def test_who_looks_late_skips_no_rung_and_leaves_each_its_time() -> None:
     now = 1.0
     escalation.interrupt()
     assert [escalation.due(), escalation.due()] == ["signal", None]
-    now = 4.0  # a second interrupt makes nothing later
+    now = 4.0  # a second interrupt does not postpone the replacement
     assert escalation.due() == "replace"
 
 
 @engines
 @pytest.mark.parametrize("body", [MASKED, HOLDING, SWALLOWING], ids=["masked", "holding", "swallowing"])
-def test_a_task_that_cannot_be_stopped_is_replaced(
+def test_an_unstoppable_task_is_replaced(
     start: Start,
-    heard: Heard,
-    patient: None,
+    view: RecordingView,
+    no_timeout: None,
     body: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -185,26 +185,28 @@ def test_a_task_that_cannot_be_stopped_is_replaced(
     cluster.run("kept = 5")
     before = cluster.tasks
     gate = tmp_path / "gate"
-    run = begun(cluster, on_ranks({1: body.replace("GATE", repr(str(gate)))}, LISTENING), heard)
+    run = start_and_wait_for_output(
+        cluster, body_by_rank({1: body.replace("GATE", repr(str(gate)))}, LISTENING), view
+    )
     gate.touch()
     if body is HOLDING:
-        until(lambda: is_silent(cluster, 1), during=run)
+        until(lambda: is_unresponsive(cluster, 1), during=run)
     run.interrupt()
     last_step(run, 1)
     assert run.wait().status == "stopped"
     old, new = before[1], cluster.tasks[1]
-    told = capsys.readouterr().out
-    assert f"/job:worker/task:1 (pid {old.pid}) did not stop within" in told
-    assert f"was replaced: its namespace is new (pid {new.pid})" in told
-    assert "All other tasks are as they were: their namespaces are kept." in told
+    printed = capsys.readouterr().out
+    assert f"/job:worker/task:1 (pid {old.pid}) did not stop within" in printed
+    assert f"was replaced: its namespace is new (pid {new.pid})" in printed
+    assert "All other tasks are as they were: their namespaces are kept." in printed
     assert not psutil.pid_exists(old.pid)
     assert [cluster.tasks[0], cluster.tasks[2]] == [before[0], before[2]]
     assert cluster.run("'kept' in globals()") == [True, False, True]
     assert start_run("n = nb.task.rank", Options(), cluster=cluster).wait().results == {"n": 0}
-    check_it_trains_right(cluster)
+    check_training_equals_one_device(cluster)
 
 
-def is_silent(cluster: Cluster, rank: int) -> bool:
+def is_unresponsive(cluster: Cluster, rank: int) -> bool:
     info = cluster.tasks[rank]
     with Peer(info.address, cluster.keys) as peer:
         try:
@@ -215,61 +217,65 @@ def is_silent(cluster: Cluster, rank: int) -> bool:
 
 
 @engines
-def test_it_takes_five_seconds_or_so(start: Start, heard: Heard) -> None:
+def test_replacement_takes_about_five_seconds(start: Start, view: RecordingView) -> None:
     cluster = start(workers=1)
-    run = begun(cluster, MASKED.replace("time.sleep", "print('on', flush=True); time.sleep"), heard)
+    run = start_and_wait_for_output(
+        cluster, MASKED.replace("time.sleep", "print('on', flush=True); time.sleep"), view
+    )
     began = time.monotonic()
     run.interrupt()
-    to_its_end(run)
-    assert time.monotonic() - began < 15  # 4.2 s, on a machine that has time
+    poll_until_ended(run)
+    assert time.monotonic() - began < 15  # 4.2 s on an idle machine
     assert run.status == "stopped"
     assert cluster.run("1 + 1") == [2]
 
 
 @engines
-def test_several_are_replaced_at_once_the_chief_too(start: Start, heard: Heard, patient: None) -> None:
+def test_several_tasks_and_the_chief_are_replaced_together(
+    start: Start, view: RecordingView, no_timeout: None
+) -> None:
     cluster = start(workers=3)
     before = cluster.tasks
     cluster.run("kept = 5")
-    run = begun(cluster, on_ranks({0: MASKED, 2: SWALLOWING}, LISTENING), heard)
-    run.stop()  # as the button does
+    run = start_and_wait_for_output(cluster, body_by_rank({0: MASKED, 2: SWALLOWING}, LISTENING), view)
+    run.stop()  # like the Stop button
     last_step(run, 0, 2)
-    to_its_end(run)
+    poll_until_ended(run)
     assert run.status == "stopped"
     assert [info.rank for info in cluster.tasks if info not in before] == [0, 2]
     assert cluster.run("'kept' in globals()") == [False, True, False]
-    check_it_trains_right(cluster)
+    check_training_equals_one_device(cluster)
 
 
 @engines
 @pytest.mark.parametrize("options", [{"strategy": "multi_worker"}, {"strategy": "ps"}], ids=["all", "ps"])
-def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
-    start: Start, heard: Heard, patient: None, options: dict[str, Any]
+def test_a_frozen_worker_is_replaced_and_the_model_is_kept(
+    start: Start, view: RecordingView, no_timeout: None, options: dict[str, Any]
 ) -> None:
     cluster = start(workers=2, ps=1)
-    run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: heard)
+    run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: view)
     until(lambda: len(run.store.replicas) == 2, during=run)
     frozen = cluster.tasks[1].pid
     freeze(frozen)
     run.interrupt()
     last_step(run, 1)
-    to_its_end(run)
+    poll_until_ended(run)
     assert run.status == "stopped", run.error
     assert run.model is not None
     assert not psutil.pid_exists(frozen)
-    check_it_trains_right(cluster)
+    check_training_equals_one_device(cluster)
 
 
 @engines
-def test_an_error_stays_what_is_raised_and_who_hangs_is_replaced(
-    start: Start, heard: Heard, patient: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_after_an_error_a_hanging_task_is_replaced_and_the_error_raised(
+    start: Start, view: RecordingView, no_timeout: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     cluster = start(workers=3)
     cluster.run("kept = 5")
-    hangs = str(tmp_path / "hangs")  # what has not begun by then would end like any other
+    hangs = str(tmp_path / "hangs")  # a body not yet started at the error would never start
     fails = f"import os\nwhile not os.path.exists({hangs!r}): pass\nraise ZeroDivisionError('mine')"
     masked = MASKED.replace("time.sleep", f"open({hangs!r}, 'w').close(); time.sleep")
-    run = start_run(on_ranks({0: fails, 1: masked}, LISTENING), Options(), cluster=cluster)
+    run = start_run(body_by_rank({0: fails, 1: masked}, LISTENING), Options(), cluster=cluster)
     pid = cluster.tasks[1].pid
     last_step(run, 1)
     with pytest.raises(WorkerError, match=r"(?s)Traceback.*ZeroDivisionError: mine.*/job:worker/task:0"):
@@ -280,16 +286,16 @@ def test_an_error_stays_what_is_raised_and_who_hangs_is_replaced(
 
 
 @engines
-def test_who_attached_to_the_run_may_do_it_and_who_started_it_is_told(
-    start: Start, heard: Heard, patient: None
+def test_an_attached_client_may_replace_a_task_and_the_starter_gets_an_error(
+    start: Start, view: RecordingView, no_timeout: None
 ) -> None:
     cluster = start(workers=2)
-    run = begun(cluster, on_ranks({1: SWALLOWING}, LISTENING), heard)
+    run = start_and_wait_for_output(cluster, body_by_rank({1: SWALLOWING}, LISTENING), view)
     old = cluster.tasks[1]
     attached = attach_run(run.id)
     attached.interrupt()
     last_step(attached, 1)
-    to_its_end(attached)
+    poll_until_ended(attached)
     assert attached.status == "stopped"
     assert any(f"(pid {old.pid}) did not stop" in note for note in attached.notes)
     with pytest.raises(TaskDiedError, match=rf"\(pid {old.pid}\) was replaced by pid"):
@@ -298,7 +304,7 @@ def test_who_attached_to_the_run_may_do_it_and_who_started_it_is_told(
 
 
 @engines
-def test_a_frozen_task_that_a_run_asks_for_is_named_with_what_to_do(start: Start) -> None:
+def test_a_run_on_a_frozen_task_fails_with_advice(start: Start) -> None:
     cluster = start(workers=2)
     start_run("1", Options(), cluster=cluster).wait()
     freeze(cluster.tasks[1].pid)
@@ -307,33 +313,33 @@ def test_a_frozen_task_that_a_run_asks_for_is_named_with_what_to_do(start: Start
     with pytest.raises(UnavailableError, match=words):
         start_run("1", Options(), cluster=cluster)
     cluster.restart("worker:1", report=lambda line: None)
-    check_it_trains_right(cluster)
+    check_training_equals_one_device(cluster)
 
 
 @engines
 @pytest.mark.parametrize("options", [{"strategy": "multi_worker"}, {"strategy": "ps"}], ids=["all", "ps"])
-def test_what_a_run_has_lost_can_come_back_while_it_goes_on(
-    start: Start, heard: Heard, options: dict[str, Any]
+def test_a_dead_worker_can_be_restarted_during_the_run(
+    start: Start, view: RecordingView, options: dict[str, Any]
 ) -> None:
     cluster = start(workers=3, ps=1)
-    run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: heard)
+    run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: view)
     until(lambda: len(run.store.replicas) == 3, during=run)
     with pytest.raises(FailedPreconditionError, match=f"run {run.id} is using /job:worker/task:2"):
         cluster.restart("worker:2")
     os.kill(cluster.tasks[2].pid, signal.SIGKILL)
-    until(lambda: "training continues on 2 workers" in heard.text.get("/job:worker/task:2", ""), during=run)
-    until(lambda: came_back(cluster), during=run)
+    until(lambda: "training continues on 2 workers" in view.text.get("/job:worker/task:2", ""), during=run)
+    until(lambda: restarted(cluster), during=run)
     step = run.standing().step
     until(lambda: run.standing().step > step + 10, during=run)
     run.interrupt()
-    to_its_end(run)
+    poll_until_ended(run)
     assert (run.status, run.error) == ("stopped", None)
     assert run.model is not None
-    check_it_trains_right(cluster)
+    check_training_equals_one_device(cluster)
 
 
-def came_back(cluster: Cluster) -> bool:
-    """Whether what is dead was restarted: at once, or when the first worker knows that it is lost."""
+def restarted(cluster: Cluster) -> bool:
+    """Return whether the dead task was restarted; refused until the first worker notices the death."""
     try:
         return bool(cluster.restart(report=lambda line: None))
     except FailedPreconditionError:
@@ -341,15 +347,17 @@ def came_back(cluster: Cluster) -> bool:
 
 
 @engines
-def test_two_who_interrupt_one_run_end_a_task_once(start: Start, heard: Heard, hurried: None) -> None:
+def test_two_clients_that_interrupt_replace_a_task_once(
+    start: Start, view: RecordingView, short_delays: None
+) -> None:
     cluster = start(workers=2)
-    run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
+    run = start_and_wait_for_output(cluster, body_by_rank({1: MASKED}, LISTENING), view)
     attached = attach_run(run.id)
     run.interrupt()
     attached.interrupt()
-    to_its_end(run)
+    poll_until_ended(run)
     pid = cluster.tasks[1].pid
-    to_its_end(attached)
+    poll_until_ended(attached)
     assert cluster.tasks[1].pid == pid
     assert cluster.run(os.getpid, on=1) == [pid]
     assert run.status == "stopped"
@@ -357,11 +365,11 @@ def test_two_who_interrupt_one_run_end_a_task_once(start: Start, heard: Heard, h
 
 
 @engines
-def test_an_impatient_user_changes_nothing(start: Start, heard: Heard, hurried: None) -> None:
+def test_repeated_interrupts_change_nothing(start: Start, view: RecordingView, short_delays: None) -> None:
     cluster = start(workers=2)
-    run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
+    run = start_and_wait_for_output(cluster, body_by_rank({1: MASKED}, LISTENING), view)
     deadline = time.monotonic() + 20
-    while not run.poll():  # an interrupt at every turn
+    while not run.poll():  # an interrupt before every poll
         run.interrupt()
         assert time.monotonic() < deadline
     assert run.status == "stopped"
@@ -369,21 +377,21 @@ def test_an_impatient_user_changes_nothing(start: Start, heard: Heard, hurried: 
 
 
 @engines
-def test_an_interrupt_in_the_middle_of_a_replacement_is_no_harm(
-    start: Start, heard: Heard, hurried: None, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupt_during_a_replacement_is_harmless(
+    start: Start, view: RecordingView, short_delays: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nbdist.cluster.resize import ReplaceTask
 
     cluster = start(workers=2)
-    run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
+    run = start_and_wait_for_output(cluster, body_by_rank({1: MASKED}, LISTENING), view)
     poll, polls = ReplaceTask.poll, itertools.count()
 
-    def pressed(replacement: ReplaceTask) -> bool:
+    def poll_with_interrupts(replacement: ReplaceTask) -> bool:
         if next(polls) in (3, 9, 20):
             replacement._steps = interrupted()
         return poll(replacement)
 
-    monkeypatch.setattr(ReplaceTask, "poll", pressed)
+    monkeypatch.setattr(ReplaceTask, "poll", poll_with_interrupts)
     run.interrupt()
     assert run.wait().status == "stopped"
     monkeypatch.undo()

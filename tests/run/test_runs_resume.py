@@ -1,4 +1,4 @@
-"""A training on real engines that was stopped goes on in another run, bit for bit."""
+"""A stopped training on real engines continues in another run, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from runs_heard import Heard
+from recording_view import RecordingView
 
 from nbdist import nn
 from nbdist.metrics.store import columns_from_logs
@@ -47,7 +47,7 @@ history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(14), epo
     [{"strategy": "multi_worker", "on": "worker:0-1"}, {"strategy": "one_device", "on": "worker:0"}],
     ids=str,
 )
-def test_a_stopped_training_goes_on_in_another_run(
+def test_a_stopped_training_continues_in_another_run(
     cluster: Cluster, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     path = tmp_path / "state.safetensors"
@@ -55,7 +55,7 @@ def test_a_stopped_training_goes_on_in_another_run(
     def run(write: Path, read: Path | None, stops: bool) -> tuple[Run, dict[tuple[int, int], float]]:
         body = TRAIN.format(write=str(write), read=read and str(read), stops=stops)
         made = start_run(
-            body, Options(seed=3, **options), cluster=cluster, make_view=lambda run: Heard()
+            body, Options(seed=3, **options), cluster=cluster, make_view=lambda run: RecordingView()
         ).wait()
         columns = columns_from_logs(made.folder)
         keys = zip(columns["replica"], columns["series"], columns["step"], columns["value"], strict=True)

@@ -1,4 +1,4 @@
-"""Who is slower than the others: found in simulated words with noise, and on real engines that are slowed."""
+"""Stragglers: found in simulated progress reports with noise, and on real engines that are slowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs_heard import Heard
+from recording_view import RecordingView
 
 from nbdist.metrics.store import RunStore
 from nbdist.run.options import Options
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 STEP = 0.05
 
 
-class Simulated:
-    """Replicas that step in simulated time and say so ten times a second, each at a moment of its own."""
+class SimulatedReplicas:
+    """Replicas that step in simulated time and report ten times a second, each at its own phase."""
 
     def __init__(self, seed: int, count: int, noise: float) -> None:
         self.random = random.Random(seed)
         self.noise = noise
-        self.told = Stragglers(count)
+        self.stragglers = Stragglers(count)
         self.factor = [1.0] * count
         self.step, self.busy, self.end = [0] * count, [0.0] * count, [0.0] * count
         self.phase = [self.random.uniform(0, 0.1) for _ in range(count)]
         self.now = 0.0
 
     def until(self, seconds: float) -> Iterator[int]:
-        """Go on, yielding a replica after each of its words."""
+        """Advance the time, and yield the replica after each of its reports."""
         while self.now < seconds:
             self.now += 0.1
             for i, phase in enumerate(self.phase):
@@ -51,82 +51,84 @@ class Simulated:
                     self.end[i] += took
                     self.busy[i] += took
                     self.step[i] += 1
-                self.told.update(i, self.step[i], {"compute": self.busy[i], "wait": 9.0 * self.now}, self.now)
+                self.stragglers.update(
+                    i, self.step[i], {"compute": self.busy[i], "wait": 9.0 * self.now}, self.now
+                )
                 yield i
 
 
 @given(st.integers(0, 10**6), st.integers(2, 16), st.floats(0, 0.05), st.floats(1.3, 4), st.booleans())
-def test_one_that_is_slow_is_named_within_20_of_its_steps(
-    seed: int, count: int, noise: float, factor: float, at_once: bool
+def test_a_slow_replica_is_found_within_20_of_its_steps(
+    seed: int, count: int, noise: float, factor: float, from_start: bool
 ) -> None:
-    world = Simulated(seed, count, noise)
-    if not at_once:
+    world = SimulatedReplicas(seed, count, noise)
+    if not from_start:
         for _ in world.until(3.0):
             pass
     began = world.step[1]
     world.factor[1] = factor
     for _ in world.until(world.now + 20 * STEP * factor):
-        if world.told.slowness(1) is not None:
+        if world.stragglers.slowness(1) is not None:
             break
-    assert world.told.slowness(1) is not None
+    assert world.stragglers.slowness(1) is not None
     assert world.step[1] - began <= 20
     for _ in world.until(world.now + 2.0):
-        assert all(world.told.slowness(i) is None for i in range(count) if i != 1)
-    times = world.told.slowness(1)
+        assert all(world.stragglers.slowness(i) is None for i in range(count) if i != 1)
+    times = world.stragglers.slowness(1)
     assert times is not None
     assert times == pytest.approx(factor, rel=0.15)
     world.factor[1] = 1.0
     for _ in world.until(world.now + 3.0):
         pass
-    assert world.told.slowness(1) is None
+    assert world.stragglers.slowness(1) is None
 
 
 @given(st.integers(0, 10**6), st.integers(2, 16), st.floats(0, 0.1))
-def test_of_equal_replicas_none_is_named(seed: int, count: int, noise: float) -> None:
-    world = Simulated(seed, count, noise)
+def test_equal_replicas_have_no_straggler(seed: int, count: int, noise: float) -> None:
+    world = SimulatedReplicas(seed, count, noise)
     for _ in world.until(10.0):
-        assert all(world.told.slowness(i) is None for i in range(count))
+        assert all(world.stragglers.slowness(i) is None for i in range(count))
 
 
 @given(st.integers(0, 10**6), st.integers(2, 8), st.floats(0.05, 5.0), st.floats(0, 0.05))
-def test_one_pause_names_nobody(seed: int, count: int, pause: float, noise: float) -> None:
-    """Garbage, validation, a checkpoint: one step takes long, once."""
-    world = Simulated(seed, count, noise)
+def test_a_single_pause_is_no_straggler(seed: int, count: int, pause: float, noise: float) -> None:
+    """Garbage collection, validation or a checkpoint makes one step long."""
+    world = SimulatedReplicas(seed, count, noise)
     for _ in world.until(2.5):
         pass
     world.end[0] += pause
     world.busy[0] += pause
     for _ in world.until(world.now + 6.0):
-        assert all(world.told.slowness(i) is None for i in range(count))
+        assert all(world.stragglers.slowness(i) is None for i in range(count))
 
 
-def test_one_alone_is_not_slow() -> None:
-    world = Simulated(0, 1, 0.5)
+def test_a_single_replica_is_not_slow() -> None:
+    world = SimulatedReplicas(0, 1, 0.5)
     for _ in world.until(5.0):
-        assert world.told.slowness(0) is None
+        assert world.stragglers.slowness(0) is None
 
 
 def test_replicas_in_different_trainings_are_not_compared() -> None:
-    told = Stragglers(2)
+    stragglers = Stragglers(2)
     for tenth in range(50):
-        told.update(0, tenth, {"compute": 0.1 * tenth}, 0.1 * tenth, training=1)
-        told.update(1, tenth, {"compute": 0.9 * tenth}, 0.1 * tenth, training=2)
-    assert told.slowness(1) is None
+        stragglers.update(0, tenth, {"compute": 0.1 * tenth}, 0.1 * tenth, training=1)
+        stragglers.update(1, tenth, {"compute": 0.9 * tenth}, 0.1 * tenth, training=2)
+    assert stragglers.slowness(1) is None
 
 
-def test_slow_steps_need_no_more_than_a_dozen() -> None:
-    told = Stragglers(3)
+def test_long_steps_need_at_most_13_steps() -> None:
+    stragglers = Stragglers(3)
     for tenth in range(3_000):
         now = tenth / 10
         for i, step in enumerate((5.0, 5.0, 6.5)):
             made = int(now / step)
-            told.update(i, made, {"data": made * step}, now)
-        if told.slowness(2):
+            stragglers.update(i, made, {"data": made * step}, now)
+        if stragglers.slowness(2):
             break
     assert 10 <= int(now / 6.5) <= 13
 
 
-def news(step: int, busy: float, state: str = "running") -> dict[str, Any]:
+def report(step: int, busy: float, state: str = "running") -> dict[str, Any]:
     return {
         "step": step, "total": 100, "examples": step, "state": state, "trainings": 1, "dropped": 0,
         "skipped": 0, "spent": {"data": busy / 2, "compute": busy / 2, "exchange": 0.0, "wait": 5.0},
@@ -137,41 +139,41 @@ def standing(tally: ProgressTracker, now: float) -> Standing:
     return tally.standing(now, RunStore())
 
 
-def test_a_straggler_is_one_while_it_trains() -> None:
+def test_a_straggler_is_reported_while_it_trains() -> None:
     tally = ProgressTracker(3, synchronous=False)
     for tenth in range(30):
         for i, step in enumerate((0.05, 0.05, 0.1)):
-            tally.update(i, news(int(tenth / 10 / step), tenth / 10), tenth / 10)
+            tally.update(i, report(int(tenth / 10 / step), tenth / 10), tenth / 10)
     replicas = standing(tally, 3.0).replicas
     assert [replica.state for replica in replicas] == ["running", "running", "straggler"]
     assert [replica.slowness for replica in replicas] == [None, None, 2.0]
     assert standing(tally, 3.0).state == "running"
-    tally.update(2, news(30, 3.0, "waiting for the others"), 3.1)
+    tally.update(2, report(30, 3.0, "waiting for the others"), 3.1)
     assert standing(tally, 3.1).replicas[2].state == "waiting for the others"
     assert standing(tally, 3.1).replicas[2].slowness is None
-    tally.update(2, news(31, 3.1), 3.2)
+    tally.update(2, report(31, 3.1), 3.2)
     assert standing(tally, 3.2).replicas[2].state == "straggler"
     tally.lose(2, 3.3)
     assert standing(tally, 3.3).replicas[2].state == "lost"
 
 
-def test_one_that_says_nothing_while_others_do_is_silent() -> None:
+def test_a_replica_without_reports_is_silent() -> None:
     tally = ProgressTracker(3, synchronous=True)
-    tally.update(0, news(1, 0.1), 0.0)
-    tally.update(1, news(1, 0.1), 0.0)
-    tally.update(0, news(20, 1.9), 1.9)
+    tally.update(0, report(1, 0.1), 0.0)
+    tally.update(1, report(1, 0.1), 0.0)
+    tally.update(0, report(20, 1.9), 1.9)
     assert [r.state for r in standing(tally, 1.9).replicas] == ["running", "running", "starting"]
-    tally.update(0, news(22, 2.2), 2.1)
+    tally.update(0, report(22, 2.2), 2.1)
     assert [r.state for r in standing(tally, 2.1).replicas] == ["running", "silent", "starting"]
-    tally.update(1, news(2, 0.2), 2.2)
+    tally.update(1, report(2, 0.2), 2.2)
     assert standing(tally, 2.2).replicas[1].state == "running"
-    assert standing(tally, 60.0).replicas[1].state == "running"  # all are: the notebook was busy
-    tally.update(1, news(3, 0.3, "finished"), 2.3)
-    tally.update(0, news(99, 9.0), 9.0)
+    assert standing(tally, 60.0).replicas[1].state == "running"  # no reports at all: the notebook was busy
+    tally.update(1, report(3, 0.3, "finished"), 2.3)
+    tally.update(0, report(99, 9.0), 9.0)
     assert standing(tally, 9.0).replicas[1].state == "finished"
 
 
-# Other work on the cores makes all steps longer by as much: by a factor of 1.4 nobody would be seen there.
+# A factor of 3, because other load on the cores makes all steps longer and would hide a factor of 1.4.
 LOOP = """
 import time
 import numpy as np
@@ -206,17 +208,19 @@ def begin(cluster: Cluster) -> Iterator[Callable[..., Run]]:
     begun: list[Run] = []
 
     def begin_one(body: Any, **options: Any) -> Run:
-        begun.append(start_run(body, Options(**options), cluster=cluster, make_view=lambda run: Heard()))
+        begun.append(
+            start_run(body, Options(**options), cluster=cluster, make_view=lambda run: RecordingView())
+        )
         return begun[-1]
 
     yield begin_one
     for run in begun:
-        if not run.over:  # a test has failed, and others use the cluster after it
+        if not run.over:  # after a failed test, free the cluster for the next one
             run.stop()
             run.wait()
 
 
-def slow_ones(run: Run) -> dict[int, float]:
+def stragglers_of(run: Run) -> dict[int, float]:
     replicas = run.tally.standing(time.monotonic(), run.store).replicas
     return {i: r.slowness for i, r in enumerate(replicas) if r.state == "straggler" and r.slowness}
 
@@ -233,10 +237,10 @@ def slow_ones(run: Run) -> dict[int, float]:
     ],
     ids=["fit-ps-async", "fit-ps-sync", "fit-all-reduce", "loop-all-reduce", "loop-ps-async"],
 )
-def test_the_slow_worker_is_named(begin: Callable[..., Run], body: str, options: dict[str, Any]) -> None:
+def test_a_slow_worker_is_found(begin: Callable[..., Run], body: str, options: dict[str, Any]) -> None:
     run = begin(body, **options)
     deadline, pause = time.monotonic() + 30, threading.Event()
-    while 1 not in slow_ones(run):
+    while 1 not in stragglers_of(run):
         assert not run.poll(), f"the run is over: {run.error}"
         assert time.monotonic() < deadline
         pause.wait(0.01)
@@ -254,8 +258,8 @@ model.fit(nb.data.Dataset.from_arrays(x, y).repeat().batch(60), steps_per_epoch=
 
 
 @contextmanager
-def halting(pid: int) -> Iterator[None]:
-    """Have a process stand still most of the time, several times in each step, as if others had its core."""
+def slowed(pid: int) -> Iterator[None]:
+    """Stop a process most of the time, several times in each step, as if it shared its core."""
     over = threading.Event()
 
     def halt() -> None:
@@ -275,11 +279,11 @@ def halting(pid: int) -> Iterator[None]:
 
 @pytest.mark.engines
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_the_slow_tower_is_named(begin: Callable[..., Run], cluster: Cluster, synchronous: bool) -> None:
+def test_a_slow_tower_is_found(begin: Callable[..., Run], cluster: Cluster, synchronous: bool) -> None:
     run = begin(TOWERS, replication="in-graph", strategy="ps", synchronous=synchronous)
     deadline, pause = time.monotonic() + 60, threading.Event()
-    with halting(cluster.tasks[1].pid):
-        while 1 not in slow_ones(run):
+    with slowed(cluster.tasks[1].pid):
+        while 1 not in stragglers_of(run):
             assert not run.poll(), f"the run is over: {run.error}"
             assert time.monotonic() < deadline
             pause.wait(0.01)
@@ -288,7 +292,7 @@ def test_the_slow_tower_is_named(begin: Callable[..., Run], cluster: Cluster, sy
 
 
 @pytest.mark.engines
-def test_a_worker_that_stands_still_is_silent_until_it_speaks_again(
+def test_a_frozen_worker_is_silent_until_it_reports_again(
     begin: Callable[..., Run], cluster: Cluster
 ) -> None:
     run = begin(FIT, strategy="ps")

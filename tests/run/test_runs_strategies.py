@@ -1,4 +1,4 @@
-"""Replicas with copies of the parameters, on real engines: what they compute, how they stop, who survives."""
+"""Replicas with copies of the parameters, on real engines: results, stops, deaths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs_heard import Heard
+from recording_view import RecordingView
 from waiting import SLACK_SECONDS, until
 
 from nbdist.cluster.cluster import Cluster
@@ -59,8 +59,8 @@ def seconds_to_end(run: Run) -> tuple[float, BaseException | None]:
 
 
 @pytest.fixture(scope="module")
-def alone(cluster: Cluster) -> list[np.ndarray[Any, Any]]:
-    """Return the weights that one device comes to."""
+def one_device_weights(cluster: Cluster) -> list[np.ndarray[Any, Any]]:
+    """Return the weights after a training on one device."""
     run = start_run(TRAIN, Options(seed=5, strategy="one_device", on="worker:0"), cluster=cluster).wait()
     weights: list[np.ndarray[Any, Any]] = run.model.get_weights()
     return weights
@@ -79,12 +79,12 @@ def alone(cluster: Cluster) -> list[np.ndarray[Any, Any]]:
     ],
     ids=str,
 )
-def test_replicas_that_step_together_equal_one_device(
-    begin: Callable[..., Run], alone: list[Any], options: dict[str, Any]
+def test_synchronous_replicas_equal_one_device(
+    begin: Callable[..., Run], one_device_weights: list[Any], options: dict[str, Any]
 ) -> None:
     run = begin(TRAIN, **options).wait()
     assert run.global_step == run.history.global_step == 4 * 5
-    for ours, theirs in zip(run.model.get_weights(), alone, strict=True):
+    for ours, theirs in zip(run.model.get_weights(), one_device_weights, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
@@ -118,7 +118,7 @@ def test_a_stop_ends_all_replicas_together(
     assert seconds < 3 + SLACK_SECONDS
     assert run.status == "stopped"
     steps = {outcome["step"] for outcome in run.outcomes.values()}
-    # A server's step that the stop cuts off counts for those alone whose gradient was answered.
+    # A server's step that the stop interrupts counts only for workers with an answered gradient.
     assert max(steps) - min(steps) <= {"multi_worker": 0, "central": 1, "elastic": 10}[strategy]
     assert run.history.global_step > 0
     assert run.model is not None
@@ -141,7 +141,7 @@ epochs = len(history.epoch), len(again.epoch)
     assert run.results["epochs"] == (3, 2)
 
 
-def test_what_the_chief_validates_may_end_the_training_of_all(begin: Callable[..., Run]) -> None:
+def test_early_stopping_of_the_chief_ends_the_training_of_all(begin: Callable[..., Run]) -> None:
     body = MODEL + (
         "history = model.fit(data, epochs=1000, validation_data=(x, y), callbacks=["
         "nb.train.EarlyStopping('val_loss', min_delta=1.0)])\n"
@@ -190,9 +190,7 @@ WRONG = {
 
 @pytest.mark.parametrize("strategy", ["multi_worker", "elastic", "central"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_goes_wrong_on_one_replica_ends_all(
-    begin: Callable[..., Run], wrong: str, strategy: str
-) -> None:
+def test_an_error_on_one_replica_ends_all(begin: Callable[..., Run], wrong: str, strategy: str) -> None:
     line, words = WRONG[wrong]
     after = "class Now(nb.train.Callback):\n    def on_epoch_end(self, epoch, logs):\n        "
     body = f"{MODEL}{after}{line}\nhistory = model.fit(data, epochs=1000, callbacks=[Now()])"
@@ -257,7 +255,7 @@ history = model.fit(data, epochs=2, nan="skip")
         ("model.fit(data) if rank else None", "has ended its part of the run"),
     ],
 )
-def test_collective_calls_that_do_not_fit(begin: Callable[..., Run], line: str, words: str) -> None:
+def test_mismatched_collective_calls(begin: Callable[..., Run], line: str, words: str) -> None:
     run = begin(
         f"{MODEL}rank = nb.collective.rank()\n{line}", strategy="multi_worker" if "fit" in line else None
     )
@@ -274,7 +272,7 @@ def test_replicas_with_different_models(begin: Callable[..., Run]) -> None:
         begin(body, strategy="multi_worker").wait()
 
 
-def test_horovod(begin: Callable[..., Run], alone: list[Any]) -> None:
+def test_horovod(begin: Callable[..., Run], one_device_weights: list[Any]) -> None:
     body = (
         MODEL.replace("nb.optim.Adam(0.01)", "hvd.DistributedOptimizer(nb.optim.SGD(0.5))")
         .replace("import numpy as np", "import numpy as np\nimport nbdist.horovod as hvd\nhvd.init()")
@@ -305,7 +303,7 @@ DYING = (
 import os, signal
 class Die(nb.train.Callback):
     def on_epoch_end(self, epoch, logs):
-        if nb.task.index in {who} and epoch == 1:
+        if nb.task.index in {victims} and epoch == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 history = model.fit(data, epochs=4, callbacks=[Die()])
 """
@@ -332,26 +330,26 @@ history = model.fit(data.map(perish), epochs=4)
 
 
 @pytest.mark.parametrize("collective", ["shm", "ring"])
-@pytest.mark.parametrize("who", [(2,), (1, 3)], ids=str)
-def test_the_others_go_on_after_a_death(
-    start: Callable[..., Cluster], alone: list[Any], who: tuple[int, ...], collective: str
+@pytest.mark.parametrize("victims", [(2,), (1, 3)], ids=str)
+def test_the_others_continue_after_a_death(
+    start: Callable[..., Cluster], one_device_weights: list[Any], victims: tuple[int, ...], collective: str
 ) -> None:
-    cluster, heard = start(workers=4), Heard()
+    cluster, view = start(workers=4), RecordingView()
     options = Options(seed=5, strategy="multi_worker", collective=collective)
-    body = DYING.format(who=who) + SAME_EVERYWHERE
-    run = start_run(body, options, cluster=cluster, make_view=lambda run: heard)
+    body = DYING.format(victims=victims) + SAME_EVERYWHERE
+    run = start_run(body, options, cluster=cluster, make_view=lambda run: view)
     seconds, error = seconds_to_end(run)
     assert error is None
     assert seconds < 15 + SLACK_SECONDS
     assert run.global_step == run.history.global_step == 20
-    assert len(run.results["everyone"]) == 4 - len(who)
-    for ours, theirs in zip(run.model.get_weights(), alone, strict=True):
+    assert len(run.results["everyone"]) == 4 - len(victims)
+    for ours, theirs in zip(run.model.get_weights(), one_device_weights, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
-    said = "".join(heard.text.values())
-    assert f"training continues on {4 - len(who)} replicas with larger shares" in said
-    for index in who:
-        assert f"/job:worker/task:{index} (pid " in said
-    left = ",".join(str(i) for i in range(4) if i not in who)
+    text = "".join(view.text.values())
+    assert f"training continues on {4 - len(victims)} replicas with larger shares" in text
+    for index in victims:
+        assert f"/job:worker/task:{index} (pid " in text
+    left = ",".join(str(i) for i in range(4) if i not in victims)
     after = start_run(TRAIN, Options(strategy="multi_worker", on=f"worker:{left}"), cluster=cluster).wait()
     assert after.global_step == 20
 
@@ -361,16 +359,16 @@ def test_the_others_go_on_after_a_death(
     [{}, {"staleness": 1, "transport": "socket"}, {"synchronous": True, "backups": 1}],
     ids=str,
 )
-def test_workers_of_parameter_servers_go_on_after_a_death(
+def test_workers_of_parameter_servers_continue_after_a_death(
     start: Callable[..., Cluster], options: dict[str, Any], tmp_path: Path
 ) -> None:
-    cluster, heard = start(workers=3, ps=1), Heard()
+    cluster, view = start(workers=3, ps=1), RecordingView()
     body = PERISHING.format(flag=str(tmp_path / "dead"))
-    run = start_run(body, Options(seed=5, **options), cluster=cluster, make_view=lambda run: heard)
+    run = start_run(body, Options(seed=5, **options), cluster=cluster, make_view=lambda run: view)
     seconds, error = seconds_to_end(run)
     assert error is None
     assert seconds < 10 + SLACK_SECONDS
-    assert "killed by SIGKILL; training continues on 2 workers" in "".join(heard.text.values())
+    assert "killed by SIGKILL; training continues on 2 workers" in "".join(view.text.values())
     assert run.global_step >= 20
     assert {rank: outcome["step"] for rank, outcome in run.outcomes.items() if outcome}.keys() == {0, 1}
 
@@ -383,25 +381,27 @@ def test_a_death_in_a_plain_cell_ends_it(start: Callable[..., Cluster]) -> None:
     assert seconds < 5 + SLACK_SECONDS
 
 
-def test_the_others_go_on_without_one_that_is_frozen(start: Callable[..., Cluster], alone: list[Any]) -> None:
-    cluster, heard = start(workers=3), Heard()
-    body = DYING.replace("SIGKILL", "SIGSTOP").format(who=(2,))
+def test_the_others_continue_without_a_frozen_worker(
+    start: Callable[..., Cluster], one_device_weights: list[Any]
+) -> None:
+    cluster, view = start(workers=3), RecordingView()
+    body = DYING.replace("SIGKILL", "SIGSTOP").format(victims=(2,))
     run = start_run(
-        body, Options(seed=5, strategy="multi_worker"), cluster=cluster, make_view=lambda run: heard
+        body, Options(seed=5, strategy="multi_worker"), cluster=cluster, make_view=lambda run: view
     )
     seconds, error = seconds_to_end(run)
     assert error is None
     assert seconds < 15 + SLACK_SECONDS
     assert run.global_step == 20
-    for ours, theirs in zip(run.model.get_weights(), alone, strict=True):
+    for ours, theirs in zip(run.model.get_weights(), one_device_weights, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
     frozen = next(info for info in cluster.tasks if info.name == "/job:worker/task:2")
-    said = "".join(heard.text.values())
+    text = "".join(view.text.values())
     # The other tasks and this host's freeze detector notice it at about the same time.
     reports = "is frozen or cut off", "is frozen: its process has been stopped"
-    assert any(f"{frozen.name} (pid {frozen.pid}) {report}" in said for report in reports), said
-    assert "training continues on 2 workers" in said
-    os.kill(frozen.pid, signal.SIGCONT)  # it is refused, and is free again
+    assert any(f"{frozen.name} (pid {frozen.pid}) {report}" in text for report in reports), text
+    assert "training continues on 2 workers" in text
+    os.kill(frozen.pid, signal.SIGCONT)  # the continued worker is refused, and is free again
     deadline = time.monotonic() + LONG
     while True:
         try:
@@ -412,20 +412,22 @@ def test_the_others_go_on_without_one_that_is_frozen(start: Callable[..., Cluste
 
 
 @pytest.mark.parametrize(
-    ("who", "least"), [((1, 2), 2), ((0,), 1)], ids=["fewer than --min-workers", "the chief"]
+    ("victims", "least"), [((1, 2), 2), ((0,), 1)], ids=["fewer than --min-workers", "the chief"]
 )
-def test_a_death_that_ends_the_run(start: Callable[..., Cluster], who: tuple[int, ...], least: int) -> None:
+def test_a_death_that_ends_the_run(
+    start: Callable[..., Cluster], victims: tuple[int, ...], least: int
+) -> None:
     cluster = start(workers=3)
     options = Options(strategy="multi_worker", min_workers=least)
-    seconds, error = seconds_to_end(start_run(DYING.format(who=who), options, cluster=cluster))
+    seconds, error = seconds_to_end(start_run(DYING.format(victims=victims), options, cluster=cluster))
     assert isinstance(error, TaskDiedError)
     assert "killed by SIGKILL" in str(error)
     assert seconds < 10 + SLACK_SECONDS
-    left = next(i for i in range(3) if i not in who)
+    left = next(i for i in range(3) if i not in victims)
     assert start_run("1", Options(on=f"worker:{left}"), cluster=cluster).wait().status == "finished"
 
 
-def test_strategies_that_cannot_be(begin: Callable[..., Run]) -> None:
+def test_invalid_strategies(begin: Callable[..., Run]) -> None:
     with pytest.raises(InvalidArgumentError, match="--every is a whole number"):
         begin("1", strategy="elastic", every=0)
     with pytest.raises(WorkerError, match=r"drop \.shard"):

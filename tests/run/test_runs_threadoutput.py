@@ -1,4 +1,4 @@
-"""What one thread prints goes to its run, and what the others print stays where it was."""
+"""Output of one thread goes to its run; output of other threads is unchanged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_two_threads_print_to_two_runs(tmp_path: Path) -> None:
         one.finish()
 
 
-def test_who_holds_on_to_the_screen_prints_to_the_notebook_afterwards(
+def test_a_kept_stdout_prints_to_the_notebook_afterwards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logger = logging.getLogger("of a body")
@@ -95,7 +95,7 @@ def test_a_body_may_redirect_what_it_prints(tmp_path: Path) -> None:
     assert sys.stdout is usual
 
 
-def test_who_took_the_screen_meanwhile_keeps_it(tmp_path: Path) -> None:
+def test_a_later_redirection_stays_in_effect(tmp_path: Path) -> None:
     usual, caught = sys.stdout, io.StringIO()
     with output(tmp_path / "1") as one:
         around = printing_here(one)
@@ -105,7 +105,7 @@ def test_who_took_the_screen_meanwhile_keeps_it(tmp_path: Path) -> None:
         around.__exit__(None, None, None)
         print("caught")
         catching.__exit__(None, None, None)
-        assert sys.stdout is not usual  # it was put back what stood there: it only hands on
+        assert sys.stdout is not usual  # the restored wrapper forwards to the original
         with printing_here(one):
             print("mine")
         assert sys.stdout is usual
@@ -113,7 +113,7 @@ def test_who_took_the_screen_meanwhile_keeps_it(tmp_path: Path) -> None:
     assert caught.getvalue() == "caught\n"
 
 
-def test_it_looks_like_what_it_replaces(tmp_path: Path) -> None:
+def test_it_has_the_attributes_of_the_replaced_stream(tmp_path: Path) -> None:
     usual = sys.stdout
     with output(tmp_path / "1") as one, printing_here(one):
         assert sys.stdout.encoding == usual.encoding

@@ -1,4 +1,4 @@
-"""run.timeline(): all tasks on one clock, while the run goes on, afterwards, and without a cluster."""
+"""run.timeline(): all tasks on one clock, during the run, after it, and without a cluster."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def begin(cluster: Cluster) -> Callable[..., Run]:
 
 
 def everything(run: Run) -> Timeline:
-    """Return all that is on record."""
+    """Return all recorded spans."""
     return collect(run.id, run.folder, run._cluster, [*run._workers, *run._servers], run.over)
 
 
@@ -102,11 +102,11 @@ def test_all_tasks_share_one_clock(begin: Callable[..., Run], transport: str) ->
         (f"gradient of replica {r}", n) for r in range(3) for n in range(1, 61)
     }
     for send, receive in gradients:
-        assert send.start <= receive.start  # what arrives has been sent before, on the clock of all
+        assert send.start <= receive.start  # on the common clock every message is sent before it arrives
     pulled = [(a, b) for a, b in arrows if a.task == "/job:ps/task:0"]
     assert bool(pulled) == (transport == "socket")
     for send, receive in pulled:
-        assert receive.start <= send.start <= send.end <= receive.end  # it asks, and waits for the answer
+        assert receive.start <= send.start <= send.end <= receive.end  # a request spans its answer
 
 
 @pytest.mark.engines
@@ -141,7 +141,7 @@ def test_one_step_of_every_task_is_in_the_window(
 
 
 @pytest.mark.engines
-def test_the_tasks_are_asked_while_the_run_goes_on(begin: Callable[..., Run]) -> None:
+def test_spans_are_collected_during_the_run(begin: Callable[..., Run]) -> None:
     run = begin(TRAIN.format(epochs=10**6), synchronous=True)
     deadline, pause = time.monotonic() + 90, threading.Event()
     # Another replica's points may be the first to come.
@@ -158,7 +158,7 @@ def test_the_tasks_are_asked_while_the_run_goes_on(begin: Callable[..., Run]) ->
     assert len(list(run.folder.glob("timeline-*.json"))) == 4
 
 
-def test_a_run_that_has_not_begun_to_train_says_so() -> None:
+def test_a_run_before_its_first_step_is_an_error() -> None:
     with pytest.raises(
         FailedPreconditionError, match=r"run r has no timeline: .*Ask again when it has begun"
     ):
@@ -166,7 +166,7 @@ def test_a_run_that_has_not_begun_to_train_says_so() -> None:
 
 
 @pytest.mark.engines
-def test_it_is_there_without_the_cluster(start: Callable[..., Cluster], tmp_path: Path) -> None:
+def test_the_timeline_outlives_the_cluster(start: Callable[..., Cluster], tmp_path: Path) -> None:
     cluster = start(workers=2, ps=1)
     run = launch(TRAIN.format(epochs=30), sync=True, cluster=cluster, live=False, name="kept")
     with_cluster = run.timeline()
@@ -182,15 +182,15 @@ def test_it_is_there_without_the_cluster(start: Callable[..., Cluster], tmp_path
         later.title,
     )
     assert later.totals() == alone.totals()
-    assert re.fullmatch(r"kept · .*steps .*\b90", nb.timeline(steps=3).title)  # the latest that trained
+    assert re.fullmatch(r"kept · .*steps .*\b90", nb.timeline(steps=3).title)  # the latest run that trained
     assert later.save(tmp_path / "step.png").stat().st_size > 1000
     part_path(run.folder, 1).unlink()
     assert nb.timeline(run.id).tasks == ("/job:worker/task:0", "/job:ps/task:0")
-    assert run.timeline().totals()["/job:worker/task:1"] == {}  # it is said to have been there
+    assert run.timeline().totals()["/job:worker/task:1"] == {}  # listed without spans
 
 
 @pytest.mark.engines
-def test_a_run_that_did_not_train_says_so(begin: Callable[..., Run]) -> None:
+def test_a_run_without_training_is_an_error(begin: Callable[..., Run]) -> None:
     run = begin("n = 3").wait()
     with pytest.raises(FailedPreconditionError, match=rf"run {run.id} has no timeline.*model\.fit"):
         run.timeline()
@@ -200,7 +200,7 @@ def test_a_run_that_did_not_train_says_so(begin: Callable[..., Run]) -> None:
 
 
 @pytest.mark.engines
-def test_a_step_that_is_not_on_record_says_which_are(begin: Callable[..., Run]) -> None:
+def test_the_error_for_an_unrecorded_step_lists_the_recorded_ones(begin: Callable[..., Run]) -> None:
     run = begin(TRAIN.format(epochs=3), strategy="one_device").wait()
     with pytest.raises(InvalidArgumentError, match=r"step 40 is not on record; there are steps 1-9"):
         run.timeline(40)
@@ -211,35 +211,37 @@ def test_an_unknown_run() -> None:
         nb.timeline("never-was")
 
 
-class FarCluster:
-    """A task on another host, whose clock is 1000 s ahead; it can be asked, or not any more."""
+class RemoteCluster:
+    """A cluster with a task on another host and a clock 1000 s ahead, reachable or not."""
 
-    def __init__(self, part: Part, there: bool) -> None:
-        self.part, self.there, self.calls = part, there, 0
+    def __init__(self, part: Part, reachable: bool) -> None:
+        self.part, self.reachable, self.calls = part, reachable, 0
 
-    def peer(self, rank: int) -> FarCluster:
+    def peer(self, rank: int) -> RemoteCluster:
         return self
 
     def call(self, kind: str, meta: Any = None, timeout: float = 0.0) -> Frame:
         self.calls += 1
-        if not self.there:
-            raise UnavailableError("gone")
+        if not self.reachable:
+            raise UnavailableError("not reachable")
         assert kind == "run.hello"
         return Frame("run.hello", {"clock": time.perf_counter() + 1000})
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_the_clock_of_another_host_is_asked_for_or_told_by_the_day(tmp_path: Path, there: bool) -> None:
+@pytest.mark.parametrize("reachable", [True, False])
+def test_the_clock_of_another_host_is_measured_or_taken_from_the_time_of_day(
+    tmp_path: Path, reachable: bool
+) -> None:
     tmp_path.chmod(0o700)
     now, day = time.perf_counter(), time.time()
     roster, hosts = [], {0: host_identity(), 1: "another host"}
     for rank, ahead in ((0, 0.0), (1, 1000.0)):
         name = f"/job:worker/task:{rank}"
         spans = [Span(name, "CPU:0", "compute", "step", now + ahead, 0.5, 1)]
-        # Its time of day is a minute off: that is believed only when it cannot be asked.
+        # The host's time of day is off by a minute, and is used only if the task is unreachable.
         part = Part(name, hosts[rank], now + ahead, day + 60 * rank, Timeline(spans))
         write_part(tmp_path, rank, part)
         roster.append(TaskInfo("worker", rank, rank, hosts[rank], 1, "", "CPU:0", 1))
-    timeline = collect("r", tmp_path, FarCluster(part, there), roster, True)  # type: ignore[arg-type]
+    timeline = collect("r", tmp_path, RemoteCluster(part, reachable), roster, True)  # type: ignore[arg-type]
     own, other = sorted(timeline.spans, key=lambda span: span.task)
-    assert other.start - own.start == pytest.approx(0.0 if there else 60.0, abs=0.05)
+    assert other.start - own.start == pytest.approx(0.0 if reachable else 60.0, abs=0.05)

@@ -1,4 +1,4 @@
-"""Towers as replicas of a run: each has points, progress and last epoch of its own, whoever computes them."""
+"""Towers as replicas of a run: each has its own points, progress and last epoch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def towers(tmp_path: Path, main: Context) -> Iterator[Towers]:
 
 
 def step(towers: Towers, number: int, losses: tuple[float, float]) -> None:
-    """Both towers make a step; the body's training notes it after them, as its loop does."""
+    """Make a step of both towers; then record it for the body's training, as its loop does."""
     for i, loss in enumerate(losses):
         towers.on_tower(i, number, loss, [loss / 10], examples=2 + i, seconds=0.5)
     towers.main.progress.step += 1
@@ -41,10 +41,10 @@ def points(folder: Path, i: int) -> list[tuple[str, int, float]]:
     return [(log.names[p["series"]], int(p["step"]), round(float(p["value"]), 6)) for p in log.points]
 
 
-def test_towers_that_step_together(towers: Towers, main: Context, tmp_path: Path) -> None:
+def test_synchronous_towers(towers: Towers, main: Context, tmp_path: Path) -> None:
     history = History(context=main, metric_names=["accuracy"])
     step(towers, 1, (1.0, 3.0))
-    history.step(1, 2.0, [2.0, 0.2], None, 0.5, 5)  # what the loop notes: of all towers together
+    history.step(1, 2.0, [2.0, 0.2], None, 0.5, 5)  # recorded by the loop, for all towers together
     main.progress.total, main.progress.state = 10, "running"
     news = towers.replicas()
     assert [replica for replica, _, _ in news] == [0, 1]
@@ -63,7 +63,7 @@ def test_towers_that_step_together(towers: Towers, main: Context, tmp_path: Path
 
 
 def traced(step: int, busy: tuple[float, float]) -> list[Span]:
-    """What two workers did in a step of a second: they worked, and waited for the rest of it."""
+    """Return the trace of a step of one second: each worker computes, then waits for the rest."""
     return [
         Span(f"/job:worker/task:{i}", "CPU:0", kind, "step", start, seconds, step)
         for i, own in enumerate(busy)
@@ -71,7 +71,7 @@ def traced(step: int, busy: tuple[float, float]) -> list[Span]:
     ]
 
 
-def test_towers_that_step_together_are_told_apart_by_what_was_traced(tmp_path: Path, main: Context) -> None:
+def test_traces_give_each_synchronous_tower_its_times(tmp_path: Path, main: Context) -> None:
     tmp_path.chmod(0o700)
     towers = Towers(tmp_path, 2, main, tasks=[f"/job:worker/task:{i}" for i in range(2)])
     History(context=main, metric_names=["accuracy"])
@@ -86,7 +86,7 @@ def test_towers_that_step_together_are_told_apart_by_what_was_traced(tmp_path: P
     towers.close()
 
 
-def test_each_has_means_of_its_own_over_the_last_epoch(towers: Towers, main: Context) -> None:
+def test_each_tower_has_its_means_over_the_last_epoch(towers: Towers, main: Context) -> None:
     history = History(context=main, metric_names=["accuracy"])
     for epoch in range(2):
         for number in (1, 2):
@@ -108,9 +108,7 @@ def test_steps_of_a_second_training_follow_those_of_the_first(
     assert [at for name, at, _ in points(tmp_path, 1) if name == "loss"] == [1, 2, 3, 4]
 
 
-def test_a_tower_that_goes_its_own_way_has_a_context_of_its_own(
-    towers: Towers, main: Context, tmp_path: Path
-) -> None:
+def test_an_asynchronous_tower_has_its_own_context(towers: Towers, main: Context, tmp_path: Path) -> None:
     own = towers.context(1)
     assert towers.context(1) is own
     assert own.control is main.control
@@ -131,7 +129,7 @@ def test_a_tower_that_goes_its_own_way_has_a_context_of_its_own(
     assert points(tmp_path, 0) == []
 
 
-def test_a_worker_that_has_but_a_part_of_a_tower_has_no_steps(towers: Towers, main: Context) -> None:
+def test_a_worker_with_part_of_a_tower_has_no_steps(towers: Towers, main: Context) -> None:
     History(context=main, metric_names=[])
     main.progress.total, main.progress.state = 10, "running"
     assert [progress["state"] for _, progress, _ in towers.replicas()] == ["running", "running"]
@@ -141,7 +139,7 @@ def test_a_worker_that_has_but_a_part_of_a_tower_has_no_steps(towers: Towers, ma
     assert (second["step"], second["total"], second["state"]) == (0, 0, "part of a tower")
 
 
-def test_when_the_body_is_done_all_towers_are(towers: Towers, main: Context) -> None:
+def test_all_towers_end_with_the_body(towers: Towers, main: Context) -> None:
     towers.context(1).progress.state = "waiting for the others"
     assert towers.replicas()[1][1]["state"] == "waiting for the others"
     main.progress.state = "finished"

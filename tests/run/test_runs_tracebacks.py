@@ -1,4 +1,4 @@
-"""What a user sees of an error's traceback: the own lines and the message."""
+"""Tracebacks of body errors show the user's lines and the message."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nbdist.train.context import Control
 from nbdist.wire.collective.local import thread_group
 
 
-def told(code: str, **names: Any) -> list[str]:
-    """Return the lines of the traceback that a body's error comes home with."""
+def traceback_of(code: str, **names: Any) -> list[str]:
+    """Return the lines of a body error's traceback as the client receives it."""
     try:
         exec(compile(code, "<distribute run-1>", "exec"), names)
     except BaseException as error:
@@ -28,7 +28,9 @@ def files(lines: list[str]) -> list[str]:
 
 def test_an_error_of_nbdist_ends_with_the_users_line() -> None:
     (group,) = thread_group(["here"])
-    lines = told("def reduce(group):\n    group.all_reduce([1.0], 'median')\nreduce(group)", group=group)
+    lines = traceback_of(
+        "def reduce(group):\n    group.all_reduce([1.0], 'median')\nreduce(group)", group=group
+    )
     assert lines[0] == "Traceback (most recent call last):"
     assert files(lines) == ["<distribute run-1>", "<distribute run-1>"]
     assert lines[-1].startswith("nbdist.errors.InvalidArgumentError: no op 'median'; choose from sum,")
@@ -40,7 +42,7 @@ def test_any_other_error_keeps_all_frames() -> None:
             raise RuntimeError("no array")
 
     (group,) = thread_group(["here"])
-    lines = told("group.all_reduce(odd, 'sum')", group=group, odd=Odd())
+    lines = traceback_of("group.all_reduce(odd, 'sum')", group=group, odd=Odd())
     assert any(path.endswith("/nbdist/wire/collective/base.py") for path in files(lines))
     assert lines[-1] == "RuntimeError: no array"
 
@@ -48,24 +50,24 @@ def test_any_other_error_keeps_all_frames() -> None:
 def test_missing_memory_is_shown_at_the_users_line() -> None:
     ours: dict[str, Any] = {}
     exec(compile("def draw(): raise MemoryError('no room')", f"{OWN}nn/draw.py", "exec"), ours)
-    lines = told("draw()", draw=ours["draw"])
+    lines = traceback_of("draw()", draw=ours["draw"])
     assert files(lines) == ["<distribute run-1>"]
     assert lines[-1] == "MemoryError: no room"
 
 
-def test_a_users_line_that_nbdist_has_called_stays() -> None:
+def test_a_user_function_that_nbdist_calls_is_kept() -> None:
     (group,) = thread_group(["here"])
     code = (
         "class Mine:\n    def __array__(self, *_):\n        group.broadcast(1, root=5)\n"
         "group.all_reduce(Mine(), 'sum')"
     )
-    lines = told(code, group=group)
+    lines = traceback_of(code, group=group)
     assert files(lines) == ["<distribute run-1>"] * 2, "and not the lines between the two"
     assert lines[-1].startswith("nbdist.errors.InvalidArgumentError: broadcast(root=5)")
 
 
-def own(code: str) -> Any:
-    """Return the functions of some code that looks as if it were nbdist's own."""
+def nbdist_functions(code: str) -> Any:
+    """Return the functions of code compiled under a file name of nbdist."""
     names: dict[str, Any] = {"InvalidArgumentError": InvalidArgumentError}
     exec(compile(code, OWN + "somewhere.py", "exec"), names)
     return names
@@ -82,18 +84,18 @@ def look():
 """
 
 
-@pytest.mark.parametrize(("how", "said"), [("", "During handling"), ("from error", "direct cause")])
-def test_what_the_user_has_raised_stays(how: str, said: str) -> None:
+@pytest.mark.parametrize(("how", "phrase"), [("", "During handling"), ("from error", "direct cause")])
+def test_a_cause_in_user_code_is_kept(how: str, phrase: str) -> None:
     code = "def mine():\n    raise ValueError('my mistake')\ncall(mine)"
-    text = "\n".join(told(code, call=own(CALL.format(how=how))["call"]))
-    assert said in text
+    text = "\n".join(traceback_of(code, call=nbdist_functions(CALL.format(how=how))["call"]))
+    assert phrase in text
     assert "line 2, in mine" in text
     assert text.endswith("nbdist.errors.InvalidArgumentError: what nbdist makes of it")
 
 
-def test_what_nbdist_met_with_on_its_way_is_left_out() -> None:
-    parts = own(CALL.format(how=""))
-    lines = told("call(look)", call=parts["call"], look=parts["look"])
+def test_a_cause_inside_nbdist_is_left_out() -> None:
+    parts = nbdist_functions(CALL.format(how=""))
+    lines = traceback_of("call(look)", call=parts["call"], look=parts["look"])
     assert files(lines) == ["<distribute run-1>"]
     assert "what nbdist met with" not in "\n".join(lines)
 
@@ -105,6 +107,6 @@ def test_a_context_manager_of_nbdist_leaves_no_frame() -> None:
         "        raise InvalidArgumentError(f'validation data: {error}') from None\n"
         "def fit():\n    with about():\n        raise InvalidArgumentError('width 30')"
     )
-    lines = told("fit()", fit=own(code)["fit"])
+    lines = traceback_of("fit()", fit=nbdist_functions(code)["fit"])
     assert files(lines) == ["<distribute run-1>"]
     assert lines[-1] == "nbdist.errors.InvalidArgumentError: validation data: width 30"

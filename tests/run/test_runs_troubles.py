@@ -1,4 +1,4 @@
-"""A disk that is full under a task's logs: whoever watches the run is told, once for each file."""
+"""A full disk under a task's logs is reported to the run's clients, once for each file."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", pwrite)
 
 
-def said(live: ActiveRun) -> str:
-    """What the next frames say that was printed."""
+def printed_text(live: ActiveRun) -> str:
+    """Return the printed text of the next frames."""
     return "".join(frame.arrays[0].tobytes().decode() for frame in live.messages(0, ended=True))
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_is_said_among_what_the_task_prints(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_the_output(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "metrics-0000.log", replica=0, events=tmp_path / "tensorboard")
     one = ActiveRun("r1", Context(), recorder, Output(tmp_path / "output-0000.log"))
     one.output.write("printed")
     recorder.add(recorder.series("loss"), 1, 0.5)
-    text = said(one)
+    text = printed_text(one)
     assert text.startswith("printed\n[metrics cannot be written to ")
-    assert text.count("No space left on device. Training goes on") == 2  # the log, TensorBoard's file
+    assert text.count("No space left on device. Training continues") == 2  # the log, TensorBoard's file
     recorder.add(recorder.series("loss"), 2, 0.5)
-    assert said(one) == ""
+    assert printed_text(one) == ""
     one.close()
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_is_said_for_each_tower(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_for_each_tower(tmp_path: Path) -> None:
     context = Context(progress=Progress(state="running", trainings=1))
     towers = Towers(tmp_path, 2, context)
     one = ActiveTowerRun("r1", context, towers, Output(tmp_path / "output-0000.log"))
     for i in range(2):
         towers.on_tower(i, 1, 0.5, (), 8, 0.01)
-    text = said(one)
+    text = printed_text(one)
     assert [f"metrics-{i:04d}.log: No space left" in text for i in range(2)] == [True, True]
-    assert said(one) == ""
+    assert printed_text(one) == ""
     one.close()

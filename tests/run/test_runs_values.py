@@ -1,4 +1,4 @@
-"""What comes home from a task: values, printed text, errors; and how far a run is."""
+"""What a client receives from a task: values, printed text, errors, progress."""
 
 from __future__ import annotations
 
@@ -46,33 +46,33 @@ plain = st.recursive(
 
 @settings(deadline=None)
 @given(plain)
-def test_plain_values_come_home_as_they_are(value: Any) -> None:
-    home = unpack(pack(value))
-    assert home == value
-    assert type(home) is type(value)
+def test_plain_values_round_trip(value: Any) -> None:
+    fetched = unpack(pack(value))
+    assert fetched == value
+    assert type(fetched) is type(value)
 
 
 @pytest.mark.parametrize(
     "array", [np.arange(6).reshape(2, 3), np.array(1.5), np.zeros((0, 3), np.float32), np.array(["a", "bc"])]
 )
-def test_arrays_come_home(array: Any) -> None:
-    home = unpack(pack({"one": [array]}))["one"][0]
-    np.testing.assert_array_equal(home, array)
-    assert home.dtype == array.dtype
+def test_arrays_round_trip(array: Any) -> None:
+    fetched = unpack(pack({"one": [array]}))["one"][0]
+    np.testing.assert_array_equal(fetched, array)
+    assert fetched.dtype == array.dtype
 
 
-def test_numpy_scalars_come_home_as_numbers() -> None:
+def test_numpy_scalars_arrive_as_numbers() -> None:
     assert unpack(pack(np.float32(1.5))) == 1.5
     assert type(unpack(pack(np.int64(3)))) is int
     assert type(unpack(pack(np.float64(3)))) is float
     assert unpack(pack([np.bool_(True)])) == [True]
 
 
-def test_a_model_and_a_history_come_home() -> None:
+def test_a_model_and_a_history_round_trip() -> None:
     model = Sequential([Dense(2, "softmax")], seed=3).build((4,))
-    home = unpack(pack(model))
-    np.testing.assert_array_equal(home.weights[0], model.weights[0])
-    home.weights[0][:] = 9
+    fetched = unpack(pack(model))
+    np.testing.assert_array_equal(fetched.weights[0], model.weights[0])
+    fetched.weights[0][:] = 9
     assert not (model.weights[0] == 9).any()
     history = History()
     history.history, history.epoch, history.global_step = {"loss": [2.0, 1.0]}, [0, 1], 8
@@ -97,19 +97,19 @@ def nested(depth: int) -> Any:
         (Sequential([Dense(2)]), "a model without weights stays where it is"),
     ],
 )
-def test_what_cannot_come_home_says_why(value: Any, words: str) -> None:
+def test_values_that_cannot_be_fetched_are_named_with_the_reason(value: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         pack(value)
 
 
-def test_a_list_that_holds_itself_is_no_hang() -> None:
+def test_a_list_that_contains_itself_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(InvalidArgumentError, match="nested too deeply"):
         pack(endless)
 
 
-def test_what_is_too_large_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_values_are_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcome, "LIMIT_BYTES", 1000)
     with pytest.raises(
         ResourceExhaustedError, match=r"8,0\d\d bytes are more than the 1,000 that may be fetched"
@@ -165,7 +165,7 @@ def test_an_error_starts_at_the_users_code() -> None:
     assert not described["interrupted"]
 
 
-def test_an_abort_counts_as_one_only_if_the_run_was_aborted() -> None:
+def test_an_aborted_error_counts_as_abort_only_in_an_aborted_run() -> None:
     assert describe_error(AbortedError("x"), Control(aborted="why"))["aborted"]
     assert not describe_error(AbortedError("x"), Control())["aborted"]
     assert not describe_error(ValueError("x"), Control(aborted="why"))["aborted"]
@@ -207,7 +207,7 @@ def test_too_much_at_once_is_cut_and_counted(out: Output, monkeypatch: pytest.Mo
     assert out.take() == "again"
 
 
-def test_a_file_has_an_end_and_a_full_disk_is_no_error(
+def test_a_log_is_bounded_and_a_full_disk_is_no_error(
     out: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "FILE_LIMIT", 4)
@@ -227,7 +227,7 @@ def test_a_file_has_an_end_and_a_full_disk_is_no_error(
     assert out.take() == "still shown"
 
 
-def test_threads_may_print(out: Output) -> None:
+def test_output_of_threads_is_recorded(out: Output) -> None:
     threads = [
         threading.Thread(target=lambda i=i: [print(i, file=out) for _ in range(200)]) for i in range(4)
     ]
@@ -238,24 +238,24 @@ def test_threads_may_print(out: Output) -> None:
     assert sorted(out.take().split()) == sorted(str(i) for i in range(4) for _ in range(200))
 
 
-def test_a_link_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "output-0000.log").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
         Output(tmp_path / "output-0000.log")
 
 
-# How far it is.
+# Progress.
 
 
-def told(step: int, examples: int = 0, total: int | None = 100, state: str = "running") -> dict[str, Any]:
+def report(step: int, examples: int = 0, total: int | None = 100, state: str = "running") -> dict[str, Any]:
     return vars(Progress(step=step, total=total, examples=examples or step * 10, state=state))
 
 
 def test_asynchronous_replicas_add_up() -> None:
     tally, store = ProgressTracker(2, synchronous=False), RunStore()
     for second in range(3):
-        tally.update(0, told(10 * second), float(second))
-        tally.update(1, told(20 * second), float(second))
+        tally.update(0, report(10 * second), float(second))
+        tally.update(1, report(20 * second), float(second))
     standing = tally.standing(2.0, store)
     assert (standing.step, standing.total, standing.state) == (60, 200, "running")
     assert standing.steps_per_second == 30
@@ -269,48 +269,48 @@ def test_synchronous_replicas_step_together() -> None:
     tally = ProgressTracker(2, synchronous=True)
     for second in range(3):
         for replica in range(2):
-            tally.update(replica, told(10 * second), float(second))
+            tally.update(replica, report(10 * second), float(second))
     standing = tally.standing(2.0, RunStore())
     assert (standing.step, standing.total, standing.steps_per_second) == (20, 100, 10)
     assert standing.examples_per_second == 200
 
 
-def test_rates_are_of_the_last_seconds() -> None:
+def test_rates_cover_the_last_seconds() -> None:
     tally = ProgressTracker(1, synchronous=False)
-    tally.update(0, told(0), 0.0)
+    tally.update(0, report(0), 0.0)
     for tenth in range(1, 101):
-        tally.update(0, told(1000 + tenth), 100 + tenth / 10)
+        tally.update(0, report(1000 + tenth), 100 + tenth / 10)
     assert tally.standing(110.0, RunStore()).steps_per_second == pytest.approx(10)
     assert WINDOW < 10
 
 
-def test_news_that_are_read_late_make_no_rate() -> None:
+def test_late_reports_do_not_distort_the_rate() -> None:
     tally = ProgressTracker(1, synchronous=False)
-    for tenth in range(1, 101):  # ten seconds of training, read within a tenth of a second
-        tally.update(0, told(5 * tenth) | {"spent": {"compute": tenth / 10}}, 20 + tenth / 1000)
+    for tenth in range(1, 101):  # reports of ten seconds, received within a tenth of a second
+        tally.update(0, report(5 * tenth) | {"spent": {"compute": tenth / 10}}, 20 + tenth / 1000)
     assert tally.standing(20.1, RunStore()).steps_per_second == pytest.approx(50)
 
 
-def test_elapsed_stands_still_while_the_run_is_paused() -> None:
+def test_elapsed_excludes_pauses() -> None:
     tally, store = ProgressTracker(2, synchronous=False), RunStore()
     for replica in range(2):
-        tally.update(replica, told(10), 0.0)
-    tally.update(0, told(20, state="paused"), 2.0)
+        tally.update(replica, report(10), 0.0)
+    tally.update(0, report(20, state="paused"), 2.0)
     assert tally.standing(3.0, store).elapsed == 3.0  # the other one trains
-    tally.update(1, told(20, state="paused"), 4.0)
+    tally.update(1, report(20, state="paused"), 4.0)
     assert [tally.standing(now, store).elapsed for now in (4.0, 9.0)] == [4.0, 4.0]
-    tally.update(0, told(21), 10.0)
+    tally.update(0, report(21), 10.0)
     assert tally.standing(11.0, store).elapsed == 5.0
-    tally.update(0, told(22) | {"rested": 9.0}, 12.0)  # a pause of before it was watched
+    tally.update(0, report(22) | {"rested": 9.0}, 12.0)  # with a pause before this client attached
     assert tally.standing(12.0, store).elapsed == 3.0
 
 
-def test_a_pause_that_is_heard_of_late_is_as_long_as_its_replica_says() -> None:
+def test_a_late_report_of_a_pause_has_the_replicas_duration() -> None:
     tally, store = ProgressTracker(1, synchronous=False), RunStore()
     # A cell computed until 8.0.
-    tally.update(0, told(20, state="paused") | {"paused": 6.0, "spent": {"compute": 2.0}}, 8.0)
+    tally.update(0, report(20, state="paused") | {"paused": 6.0, "spent": {"compute": 2.0}}, 8.0)
     assert [tally.standing(now, store).elapsed for now in (8.0, 9.0)] == [2.0, 2.0]
-    tally.update(0, told(20, state="finished") | {"paused": 7.0}, 9.0)
+    tally.update(0, report(20, state="finished") | {"paused": 7.0}, 9.0)
     assert (tally.standing(10.0, store).elapsed, tally.paused(10.0), tally.rested) == (3.0, 7.0, 0.0)
 
 
@@ -334,26 +334,26 @@ def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int, tmp
     for replica in range(2):
         steps = range(1, 31)
         run.store.extend(replica, "loss", list(steps), [0.5] * len(steps), [n / 10 for n in steps])
-        run.tally.update(replica, told(30) | {"examples": 300}, 0.0)
+        run.tally.update(replica, report(30) | {"examples": 300}, 0.0)
     assert run.seconds == pytest.approx(2.9)
     assert run.steps_per_second == pytest.approx(30 * (rate / 10) / 2.9)
     assert run.examples_per_second == pytest.approx(600 / 2.9)
     run.status = "running"
     for replica in range(2):
-        run.tally.update(replica, told(40) | {"examples": 400}, 1.0)
+        run.tally.update(replica, report(40) | {"examples": 400}, 1.0)
     assert (run.steps_per_second, run.examples_per_second) == (rate, 200)
 
 
-def test_a_pause_that_a_stop_ends_counts_if_a_step_follows() -> None:
+def test_a_pause_ended_by_a_stop_counts_if_a_step_follows() -> None:
     context = Context(progress=Progress(step=7, rested=1.0, last_rest=(7, 2.5)))
     assert progress_message(context)["rested"] == 1.0
     context.control.stop_requested = True
-    assert progress_message(context)["paused"] == 3.5  # no step was made in that time, either
+    assert progress_message(context)["paused"] == 3.5  # no step was made in that time
     context.progress.step = 8
     assert progress_message(context)["rested"] == 3.5
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
+def test_unknown_totals_have_no_estimate() -> None:
     tally, store = ProgressTracker(2, synchronous=False), RunStore()
     standing = tally.standing(0.0, store)
     assert (standing.state, standing.step, standing.total, standing.seconds_left) == (
@@ -362,11 +362,11 @@ def test_what_is_not_known_is_not_made_up() -> None:
         None,
         None,
     )
-    tally.update(0, told(5), 1.0)
-    tally.update(1, told(5, total=None), 1.0)
+    tally.update(0, report(5), 1.0)
+    tally.update(1, report(5, total=None), 1.0)
     standing = tally.standing(1.0, store)
     assert (standing.total, standing.seconds_left, standing.steps_per_second) == (None, None, 0.0)
     store.extend(0, "staleness", [1], [2.0], [1.0])
     assert [r.staleness for r in tally.standing(1.0, store).replicas] == [2.0, None]
-    tally.update(0, told(9, state="finished"), 1.0)
+    tally.update(0, report(9, state="finished"), 1.0)
     assert tally.standing(1.0, store).state == "running"

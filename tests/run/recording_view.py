@@ -1,4 +1,4 @@
-"""What tests of runs look at them with: a view that keeps what it is shown."""
+"""A run view for tests: it records output, progress and status."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from nbdist.run.progress import Standing
 from nbdist.run.run import Run
 
 
-class Heard:
-    """A view that keeps what it is shown."""
+class RecordingView:
+    """Records the output of each task, the progress and the final status."""
 
     def __init__(self) -> None:
         self.text: dict[str, str] = {}
