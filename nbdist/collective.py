@@ -53,11 +53,16 @@ def kind() -> str:
 
 
 def all_reduce(x: Any, op: str = "mean", out: Array | None = None) -> Array:
-    """Return the sum, mean, min, max or product of all replicas' ``x``, equal bit for bit on each.
+    """Return the reduction of all replicas' ``x``, equal bit for bit on each.
 
-    ``x`` is an array of one shape and dtype on all; the dtype stays, but for the mean of integers, which is
-    float64. ``out`` takes the result. Raises InvalidArgumentError on all replicas if they call differently,
-    UnavailableError if one is gone. Runs on tasks.
+    - ``x``: an array (or numbers) of the same shape and dtype on all replicas
+    - ``op``: "sum", "mean", "min", "max" or "product"
+    - ``out``: an array for the result, of the shape of ``x`` and the dtype of the result; it may be ``x``
+
+    The result has the dtype of ``x``; means of integers are float64. All replicas make the same calls, in the
+    same order. Raises InvalidArgumentError on all of them if their calls differ, UnavailableError if one has
+    died, AbortedError if the run was aborted. Source: ring all-reduce (Patarasuk and Yuan 2009) between
+    hosts; in shared memory each rank reduces a part.
 
     >>> all_reduce(np.array([1.0, 2.0]), "sum")
     array([1., 2.])
@@ -66,7 +71,10 @@ def all_reduce(x: Any, op: str = "mean", out: Array | None = None) -> Array:
 
 
 def all_gather(x: Any, out: Array | None = None) -> Array:
-    """Return all replicas' ``x`` (of one shape), stacked along a new first axis.
+    """Return all replicas' ``x``, stacked along a new first axis: (replicas, *shape).
+
+    ``x`` has the same shape and dtype on all; ``out`` is an array for the result, or None. Raises what
+    :func:`all_reduce` raises.
 
     >>> all_gather([3, 4])
     array([[3, 4]])
@@ -75,12 +83,29 @@ def all_gather(x: Any, out: Array | None = None) -> Array:
 
 
 def reduce_scatter(x: Any, op: str = "mean", out: Array | None = None) -> Array:
-    """Return this replica's rows of what `all_reduce` returns; rows are cut as ``np.array_split`` does."""
+    """Return this replica's rows of the reduction of all replicas' ``x``.
+
+    - ``x``: an array (rows, ...) of the same shape and dtype on all replicas; rows are divided among replicas
+      as ``np.array_split`` does
+    - ``op``: as in :func:`all_reduce`
+    - ``out``: an array for the result, or None
+
+    Raises what :func:`all_reduce` raises.
+
+    >>> reduce_scatter([1.0, 2.0], "sum")
+    array([1., 2.])
+    """
     return _world().common.reduce_scatter(x, op, out)
 
 
 def broadcast(x: Any, root: int = 0, out: Array | None = None) -> Array:
-    """Return the root's ``x`` on all replicas; the others' says only shape and dtype.
+    """Return the root's ``x`` on all replicas.
+
+    - ``x``: an array of the same shape and dtype on all; its values count on the root only
+    - ``root``: the number of a replica, from 0
+    - ``out``: an array for the result, or None
+
+    Raises what :func:`all_reduce` raises.
 
     >>> broadcast(5.0)
     array(5.)
@@ -89,7 +114,7 @@ def broadcast(x: Any, root: int = 0, out: Array | None = None) -> Array:
 
 
 def barrier() -> None:
-    """Return when every replica has come here."""
+    """Return when every replica has called it."""
     _world().common.barrier()
 
 

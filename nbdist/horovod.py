@@ -35,7 +35,7 @@ _OPS = {"average": "mean", "mean": "mean", "sum": "sum", "min": "min", "max": "m
 
 
 def init() -> None:
-    """Meet the other workers; every one calls it first."""
+    """Join the group of all workers of the run; each calls it before any other function."""
     collective.barrier()
 
 
@@ -89,8 +89,12 @@ def allreduce(
 ) -> Array:
     """Return the mean (or sum, min, max, product) of all ranks' ``tensor``.
 
-    ``name`` is there for programs that give one; ranks meet by the order of their calls, and calls that do
-    not fit each other raise on all of them.
+    - ``tensor``: an array or a number, of the same shape and dtype on all ranks
+    - ``average``: True or False for the mean or the sum (Horovod's older parameter); None: ``op`` decides
+    - ``op``: "average", "sum", "min", "max" or "product"
+    - ``name``: accepted for programs that give one; calls of ranks are matched by their order
+
+    Raises InvalidArgumentError on all ranks if their calls differ, UnavailableError if one has died.
 
     >>> allreduce([1.0, 3.0])
     array([1., 3.])
@@ -106,7 +110,7 @@ def allgather(tensor: Any, name: str | None = None) -> Array:
     """Return all ranks' ``tensor`` one after the other along the first axis.
 
     The first axis may differ between ranks: its lengths are gathered first. The other axes and the dtype are
-    the same on all. Raises InvalidArgumentError for a single number.
+    the same on all. ``name`` is ignored. Raises InvalidArgumentError for a single number.
 
     >>> allgather([[1, 2], [3, 4]])
     array([[1, 2],
@@ -122,12 +126,22 @@ def allgather(tensor: Any, name: str | None = None) -> Array:
 
 
 def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None) -> Array:
-    """Return the root's ``tensor`` on every rank."""
+    """Return the root's ``tensor`` on every rank.
+
+    ``tensor`` has the same shape and dtype on all; ``root_rank`` is from 0; ``name`` is ignored.
+
+    >>> broadcast([1.0, 2.0])
+    array([1., 2.])
+    """
     return collective.broadcast(tensor, root_rank)
 
 
 def broadcast_parameters(parameters: Any, root_rank: int = 0) -> None:
-    """Give every rank the root's parameters: a model (that has weights), or arrays in a list or by name."""
+    """Copy the root's parameters to every rank, in place.
+
+    ``parameters`` is a model that has weights, or arrays in a list or a dict; ``root_rank`` is from 0. Raises
+    InvalidArgumentError for anything else.
+    """
     weights = getattr(parameters, "weights", parameters)
     if weights is not parameters and not weights:
         raise FailedPreconditionError(
@@ -143,8 +157,15 @@ def broadcast_parameters(parameters: Any, root_rank: int = 0) -> None:
 class DistributedOptimizer(Optimizer):
     """An optimizer that averages gradients over all ranks before it applies them.
 
-    ``op`` is "average" or "sum". It is for ``fit`` without a strategy, on every rank and for the same number
-    of steps; under a strategy it is the strategy that brings gradients together.
+    It is for ``fit`` without a strategy, on every rank and for the same number of steps; a strategy reduces
+    gradients itself.
+
+    - ``optimizer``: one of ``nb.optim``
+    - ``op``: "average" or "sum"
+    - ``name``: ignored
+
+    Raises InvalidArgumentError for another ``optimizer`` or ``op``. Source: Sergeev and Del Balso 2018
+    (arXiv:1802.05799).
 
     >>> from nbdist.optim import SGD
     >>> DistributedOptimizer(SGD(0.1)).learning_rate
@@ -164,7 +185,7 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the optimizer inside."""
+        """The rate of the inner optimizer."""
         rate: float = self._inner.learning_rate
         return rate
 
@@ -184,11 +205,11 @@ class DistributedOptimizer(Optimizer):
         self._inner.apply(parameters, row, slots, step)
 
     def new_slots(self, parameters: Array) -> dict[str, Array]:
-        """Return what the optimizer inside keeps."""
+        """Return the slots of the inner optimizer."""
         return self._inner.new_slots(parameters)
 
     def to_config(self) -> dict[str, Any]:
-        """Return the optimizer inside as plain values: a model comes home without its ranks."""
+        """Return the inner optimizer as plain values: the client's copy of a model has no ranks."""
         return self._inner.to_config()
 
     def __repr__(self) -> str:

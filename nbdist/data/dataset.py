@@ -58,7 +58,14 @@ class Dataset:
 
     @classmethod
     def from_arrays(cls, *arrays: Any) -> Dataset:
-        """Return rows of arrays of one length as a dataset: several arrays, or a tuple or dict of them."""
+        """Return rows of arrays as a dataset, without a copy.
+
+        ``arrays`` have one length; give several arrays, or one tuple or dict of them, whose structure the
+        elements have. Raises InvalidArgumentError for arrays of different lengths.
+
+        >>> list(Dataset.from_arrays({"x": np.arange(2), "y": np.ones(2)}))[1]
+        {'x': np.int64(1), 'y': np.float64(1.0)}
+        """
         rows = ArrayRows(arrays[0] if len(arrays) == 1 else arrays)
         spec = rebuild(rows.structure, [ElementSpec(array.shape[1:], array.dtype) for array in rows.arrays])
         stage = _Stage(
@@ -70,7 +77,11 @@ class Dataset:
 
     @classmethod
     def from_generator(cls, make: Callable[[], Iterable[Any]]) -> Dataset:
-        """Return a dataset of what ``make()`` yields; it is called once for each pass."""
+        """Return a dataset of the elements that ``make()`` yields; it is called once for each pass.
+
+        >>> list(Dataset.from_generator(lambda: iter([1, 2])).batch(2))
+        [array([1, 2])]
+        """
         if not callable(make):
             raise InvalidArgumentError(
                 f"from_generator needs a function that returns a fresh iterable for each pass, not a "
@@ -80,7 +91,7 @@ class Dataset:
 
     @classmethod
     def range(cls, *bounds: int) -> Dataset:
-        """Return a dataset of whole numbers, bounds as for Python's ``range``.
+        """Return a dataset of whole numbers; ``bounds`` as for Python's ``range``.
 
         >>> list(Dataset.range(10).shard(5, 2))
         [np.int64(2), np.int64(7)]
@@ -94,16 +105,27 @@ class Dataset:
     ) -> Dataset:
         """Return the elements in random order, drawn from a buffer of ``buffer_size`` elements.
 
-        With a buffer as large as the data, each pass is one uniform permutation. ``seed`` fixes the
-        sequence of passes: the n-th pass of a dataset made anew has the order the n-th had before. Without
-        reshuffling all are alike.
+        - ``buffer_size``: 1 or more; with one as large as the data, a pass is a uniform permutation
+        - ``seed``: fixes the sequence of passes: the n-th pass of an equal dataset has the same order; a
+          whole number of 0 or more, or None
+        - ``reshuffle_each_iteration``: whether each pass has another order
+
+        >>> sorted(Dataset.range(5).shuffle(5, seed=7))
+        [np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int64(4)]
         """
         size = whole_number("shuffle: buffer_size", buffer_size, 1)
         given = None if seed is None else whole_number("shuffle: seed", seed, 0)
         return self._shuffled(Shuffle(size, given, bool(reshuffle_each_iteration), secrets.randbits(63)))
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
-        """Return batches of ``batch_size`` elements along a new first axis; the last may be smaller."""
+        """Return batches of ``batch_size`` elements (1 or more) along a new first axis.
+
+        The last one may be smaller; ``drop_remainder`` drops it then. Raises InvalidArgumentError, in a pass,
+        for elements of different shapes.
+
+        >>> [batch.tolist() for batch in Dataset.range(5).batch(2)]
+        [[0, 1], [2, 3], [4]]
+        """
         size = whole_number("batch: batch_size", batch_size, 1)
         stage = self._stage
         count = stage.count
@@ -117,7 +139,11 @@ class Dataset:
         return self._then(("batch", size, bool(drop_remainder)), made, rows=None, count=count, spec=spec)
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Return everything ``count`` times over, without end if it is None."""
+        """Return the elements ``count`` times (0 or more), or without end for None.
+
+        >>> len(list(Dataset.range(3).repeat(2)))
+        6
+        """
         times = None if count is None else whole_number("repeat: count", count, 0)
         once = self._stage.count
         if once == 0 or times == 0:
@@ -148,7 +174,7 @@ class Dataset:
         return self._then(("shard", shards, own), made, count=count, shards=parts)
 
     def take(self, count: int) -> Dataset:
-        """Return the first ``count`` elements."""
+        """Return the first ``count`` elements (0 or more), or all if there are fewer."""
         number = whole_number("take: count", count, 0)
         known = self._stage.count
         return self._then(
@@ -158,7 +184,7 @@ class Dataset:
         )
 
     def skip(self, count: int) -> Dataset:
-        """Return all but the first ``count`` elements."""
+        """Return all but the first ``count`` elements (0 or more)."""
         number = whole_number("skip: count", count, 0)
         known = self._stage.count
         return self._then(
@@ -170,7 +196,10 @@ class Dataset:
     def map(self, function: Callable[..., Any]) -> Dataset:
         """Return ``function(element)``, or ``function(*element)`` for elements that are tuples.
 
-        Map after `batch` where the function can take whole batches: that is one call, not one per row.
+        Map after `batch` if the function can take whole batches: that is one call, not one per row.
+
+        >>> list(Dataset.range(3).map(lambda number: number * 10))
+        [np.int64(0), np.int64(10), np.int64(20)]
         """
         if not callable(function):
             raise InvalidArgumentError(f"map takes a function of an element, got {function!r}")
@@ -178,7 +207,7 @@ class Dataset:
         return self._then(("map",), made, rows=None, spec=None)
 
     def prefetch(self, buffer_size: int) -> Dataset:
-        """Return the same elements, up to ``buffer_size`` of them made ahead by a thread (0: none)."""
+        """Return the same elements, with up to ``buffer_size`` made ahead by a thread (0: none)."""
         count = whole_number("prefetch: buffer_size", buffer_size, 0)
         if count == 0 or self._stage.rows is not None:  # row numbers are there already
             return self
@@ -202,8 +231,8 @@ class Dataset:
     ) -> Iterator[Any]:
         """Return an iterator over one pass.
 
-        With ``reuse_buffers`` a batch gathered from arrays lives in memory that later batches overwrite: it
-        is valid until the next one is asked for. ``epoch`` makes this the pass of that number, for going on
+        With ``reuse_buffers`` a batch gathered from arrays is in memory that later batches overwrite: it
+        is valid until the next one is taken. ``epoch`` makes this the pass of that number, to continue
         after a restart; without it passes are counted from 0 by this object. ``opened`` makes it the pass
         that began when another object of this dataset had that :attr:`opened`.
         """
@@ -222,7 +251,7 @@ class Dataset:
         return tuple(self._openings.get(token, 0) for token in self._tokens())
 
     def reopen(self, opened: Sequence[int]) -> None:
-        """Go on where another object of this dataset was when it had that :attr:`opened`.
+        """Continue where another object of this dataset was when its :attr:`opened` had this value.
 
         The next pass is the one that would have come next there.
         """
@@ -230,7 +259,7 @@ class Dataset:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """How it came about: the source, then each transform, as names with plain values."""
+        """Its origin: the source, then each transform, as names with plain values."""
         salt = (("with_seed", *self._salt),) if self._salt else ()
         return (*self._stage.steps, *salt)
 
@@ -262,7 +291,7 @@ class Dataset:
 
     @property
     def element_spec(self) -> Any:
-        """The `ElementSpec` of each array of an element; if need be, one element is made to see."""
+        """The `ElementSpec` of each array of an element; if necessary, one element is made."""
         if self._stage.spec is not None:
             return self._stage.spec
         for element in self.take(1).iterate(epoch=0):

@@ -21,9 +21,9 @@ IMAGES, PIXELS = 1797, 64
 def digits(*, flatten: bool = True, test_fraction: float = 0.2, seed: int = 0) -> Split:
     """Return (x_train, y_train, x_test, y_test): the 8x8 digits, float32 in [0, 1], with int64 labels.
 
-    Images are (n, 64), or (n, 8, 8, 1) without ``flatten``. Of each digit ``test_fraction`` goes to the
-    test set; the same seed gives the same split everywhere. The arrays are read-only. Raises `MissingExtra`
-    without scikit-learn.
+    Images are (n, 64), or (n, 8, 8, 1) without ``flatten``. The test set has the share ``test_fraction``
+    (0 to 1) of each digit; the same ``seed`` gives the same split everywhere. The arrays are read-only.
+    Raises `MissingExtra` without scikit-learn.
 
     >>> [part.shape for part in digits()]
     [(1438, 64), (1438,), (359, 64), (359,)]

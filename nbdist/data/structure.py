@@ -13,7 +13,7 @@ from nbdist.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class ElementSpec:
-    """Shape and dtype of one array of an element; None where the length differs from element to element."""
+    """``shape`` and ``dtype`` of one array of an element; sizes that differ between elements are None."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]

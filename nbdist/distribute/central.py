@@ -30,8 +30,15 @@ Array: TypeAlias = np.ndarray[Any, Any]
 class CentralStorageStrategy(Strategy):
     """Train with the parameters in the memory of one host, or of the only GPU, for all its replicas.
 
-    ``devices`` are devices of this process that compute; without them the workers of the surrounding run
-    compute. Runs on the workers, or with ``devices`` anywhere.
+    Runs on the workers, or with ``devices`` in any process.
+
+    - ``devices``: devices of this process that compute, such as ["CPU:0", "CPU:0"]; None takes the workers of
+      the surrounding run, which have to be on one host
+    - ``world``: the replicas; None for those of the surrounding run
+    - ``prefix``: the beginning of the names of the run's shared memory
+    - ``transport``: how parameters travel, "auto" (shared memory) or "socket"
+
+    Raises InvalidArgumentError for workers on several hosts, or a name that is not a device.
 
     >>> CentralStorageStrategy(["CPU:0", "CPU:0"]).num_replicas_in_sync
     2

@@ -28,11 +28,17 @@ Array: TypeAlias = np.ndarray[Any, Any]
 class ElasticAveragingStrategy(Strategy):
     """Train independent replicas, pulled towards a shared center by ``alpha`` every ``every`` steps.
 
-    Each replica reads all the data in its own order (or its ``shard``), and all end with the center.
-    ``alpha`` is 0.9 / replicas if not given; with ``alpha * replicas`` above 1 the center may overshoot. A
-    stop takes effect at the next exchange with the center. Runs on the workers.
+    Each replica reads all the data in its own order (or its ``shard``), and all end with the center. A stop
+    takes effect at the next exchange with the center. Runs on the workers. Source: elastic averaging SGD
+    (Zhang, Choromanska and LeCun 2015, arXiv:1412.6651).
 
-    Raises InvalidArgumentError if ``every`` is not a whole number above 0, or ``alpha`` not in (0, 1].
+    - ``every``: steps between two exchanges with the center, 1 or more
+    - ``alpha``: the part of the difference that is moved, above 0 and at most 1; None for 0.9 / replicas.
+      With ``alpha * replicas`` above 1 the center may overshoot
+    - ``collective``: the kind of all-reduce, as in :class:`MultiWorkerMirroredStrategy`
+    - ``world``: the replicas; None for those of the surrounding run
+
+    Raises InvalidArgumentError for other values of ``every`` and ``alpha``.
 
     >>> ElasticAveragingStrategy(every=5).alpha    # outside of a run: one replica
     0.9

@@ -23,9 +23,15 @@ from nbdist.wire.collective.base import Collective
 class MirroredStrategy(AllReduceStrategy):
     """Train with a copy of the parameters on each of several devices of one host.
 
-    ``devices`` are devices of this process, such as "GPU:0" and "GPU:1"; a CPU may be named several times.
-    Without them they are those of the workers of the surrounding run, which have to be on one host. Raises
-    InvalidArgumentError if they are not. Runs on the workers, or with ``devices`` anywhere.
+    Runs on the workers, or with ``devices`` in any process. Source: synchronous data parallelism, as in
+    TensorFlow's class of this name.
+
+    - ``devices``: devices of this process, such as ["GPU:0", "GPU:1"]; a CPU may occur several times. None
+      takes those of the workers of the surrounding run, which have to be on one host
+    - ``collective``: the kind of all-reduce: "auto", or one of "shm", "ring", "nccl", "mpi"
+    - ``world``: the replicas; None for those of the surrounding run
+
+    Raises InvalidArgumentError for workers on several hosts, or a name that is not a device.
 
     >>> MirroredStrategy(["CPU:0", "CPU:0"]).num_replicas_in_sync
     2

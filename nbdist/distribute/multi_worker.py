@@ -9,8 +9,11 @@ from nbdist.distribute.spec import COLLECTIVE, StrategySpec
 class MultiWorkerMirroredStrategy(AllReduceStrategy):
     """Train with a copy of the parameters on every worker of the run.
 
-    ``collective`` is "auto" (shared memory on one host, a ring between hosts, both where several workers are
-    on several hosts), or one of "shm", "ring", "hierarchical", "nccl", "mpi". Runs on the workers.
+    Runs on the workers.
+
+    - ``collective``: "auto" (shared memory on one host, a ring between hosts, "hierarchical" if there are
+      several workers on several hosts), or one of "shm", "ring", "hierarchical", "nccl", "mpi"
+    - ``world``: the replicas; None for those of the surrounding run
 
     >>> MultiWorkerMirroredStrategy().num_replicas_in_sync    # outside of a run: a world of one
     1

@@ -45,10 +45,12 @@ MOST_PARAMETERS = 200
 
 
 class Space(Mapping[str, Parameter]):
-    """Names and what each may be, in the order given; never changes, and is checked when it is made.
+    """Parameters by name, in the order given, each with its possible values; immutable.
+
+    ``parameters`` maps names to parameters or plain values (a list is a choice), or has pairs of them.
 
     Raises `InvalidArgumentError` for a space that is empty, contradicts itself, names a parameter twice, has
-    a name that Python could not bind, or a condition on what is not there or goes round in a circle.
+    a name that is not a Python variable's, or a condition on a missing parameter or in a cycle.
     """
 
     def __init__(self, parameters: Mapping[str, object] | Iterable[tuple[str, object]]) -> None:
@@ -77,7 +79,7 @@ class Space(Mapping[str, Parameter]):
     def fill(self, value_of: Callable[[str, Parameter], Value]) -> Parameters:
         """Return a trial's parameters in the order of the space, each from ``value_of(name, parameter)``.
 
-        Only parameters that exist, given the values of those before them, are asked for.
+        It is called only for parameters that exist, given the values of those before them.
         """
         found: Parameters = {}
         for name in self.order:
@@ -86,17 +88,17 @@ class Space(Mapping[str, Parameter]):
         return {name: found[name] for name in self._parameters if name in found}
 
     def exists(self, name: str, parameters: Mapping[str, Value]) -> bool:
-        """Return whether a trial with these values has a parameter ``name``."""
+        """Return whether a trial with the values ``parameters`` has a parameter ``name``."""
         return all(
             on in parameters and same_key(parameters[on]) in allowed for on, allowed in self._conditions[name]
         )
 
     def contains(self, parameters: Mapping[str, Value]) -> bool:
-        """Return whether a trial of this space can have exactly these names and values."""
+        """Return whether a trial of this space can have exactly ``parameters``: these names and values."""
         return self.why_not(parameters) is None
 
     def why_not(self, parameters: Mapping[str, Value]) -> str | None:
-        """Return why a trial of this space cannot have these parameters, or None if it can."""
+        """Return why a trial of this space cannot have ``parameters``, or None if it can."""
         for name in parameters:
             if name not in self._parameters:
                 return f"there is no parameter {name}; there are {', '.join(self)}"
@@ -111,7 +113,7 @@ class Space(Mapping[str, Parameter]):
         return None
 
     def with_changes(self, changes: Mapping[str, object], without: Iterable[str] = ()) -> Space:
-        """Return the space with parameters replaced or added, and others taken out.
+        """Return the space with ``changes``, parameters to replace or add, and ``without`` some names.
 
         >>> print(Space({"width": [32, 64], "epochs": 5}).with_changes({"width": [64, 128]}))
         width=[64, 128] epochs=5
@@ -129,7 +131,7 @@ class Space(Mapping[str, Parameter]):
 
     @classmethod
     def from_json(cls, data: object) -> Space:
-        """Return the space that `to_json` wrote; raises `InvalidArgumentError` for anything else."""
+        """Return the space of the ``data`` that `to_json` wrote, or raise `InvalidArgumentError`."""
         if not isinstance(data, dict) or not isinstance(data.get("parameters"), list):
             raise InvalidArgumentError(f"no space: {data!r:.200}")
         if data.get("version") != VERSION:
@@ -240,12 +242,15 @@ def _check_reachable(name: str, on: str, value: Value, parameter: Parameter) -> 
 
 
 def uniform(low: float, high: float, points: int | None = None) -> Real:
-    """Return a float between two numbers; ``points`` says how many values a grid takes."""
+    """Return a float from ``low`` to ``high``; ``points`` is the number of its values in a grid search."""
     return Real(low, high, points=points)
 
 
 def log(low: float, high: float, points: int | None = None) -> Real:
-    """Return a positive float between two numbers, every factor as likely as another (for learning rates)."""
+    """Return a positive float from ``low`` to ``high``, uniform in its logarithm (for learning rates).
+
+    ``points`` is the number of its values in a grid search.
+    """
     return Real(low, high, log=True, points=points)
 
 
@@ -254,24 +259,28 @@ loguniform = log
 
 
 def integer(low: int, high: int, log: bool = False, step: int = 1, points: int | None = None) -> Integer:
-    """Return a whole number between two, both included."""
+    """Return a whole number from ``low`` to ``high``, both included.
+
+    With ``log`` it is uniform in its logarithm; otherwise only ``low``, ``low + step``, ... occur. ``points``
+    is the number of its values in a grid search.
+    """
     return Integer(low, high, log, step, points)
 
 
 def choice(*values: object) -> Choice:
-    """Return one of several values: ``choice("sgd", "adam")`` or ``choice(["sgd", "adam"])``."""
+    """Return one of several ``values``: ``choice("sgd", "adam")`` or ``choice(["sgd", "adam"])``."""
     if len(values) == 1 and isinstance(values[0], (list, tuple)):
         values = tuple(values[0])
     return Choice(values)  # type: ignore[arg-type]  # Choice checks and cleans what it is given
 
 
 def fixed(value: object) -> Fixed:
-    """Return one value for all trials; needed for a list only, other plain values mean it of themselves."""
+    """Return one ``value`` for all trials; needed for a list only: other plain values are fixed anyway."""
     return Fixed(value)  # type: ignore[arg-type]  # Fixed checks and cleans what it is given
 
 
 def when(parameter: object, conditions: Mapping[str, object] | None = None, /, **more: object) -> When:
-    """Return a parameter that exists only when others have given values.
+    """Return a ``parameter`` that exists only if others have certain values, by their names.
 
     ``when(uniform(0, 0.99), opt="sgd")`` and ``when(uniform(0, 0.99), {"opt": ["sgd"]})`` are the same.
     """

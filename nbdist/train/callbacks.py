@@ -1,4 +1,4 @@
-"""What happens around steps and epochs: history, metric points, the user's callbacks."""
+"""Callbacks of a training: the user's, and `History`, which records steps and epochs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from nbdist.train.context import Context, current
 
 
 class Callback:
-    """Override what you need; every method may be left out. After an epoch the model has its newest weights.
+    """The base class of callbacks for ``fit``; override the methods that you need.
+
+    During ``on_epoch_end`` the model has its newest weights. Set ``stop_training`` to end the training.
 
     >>> class Print(Callback):
     ...     def on_epoch_end(self, epoch, logs):
@@ -21,21 +23,24 @@ class Callback:
     """Set it to True to end the training after this epoch."""
 
     def on_train_begin(self) -> None:
-        """Do something before the first step."""
+        """Run before the first step."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-        """Do something after an epoch that was not cut short; ``logs`` holds its mean loss and metrics."""
+        """Run after a complete epoch: ``epoch`` is its number from 1, ``logs`` its mean loss and metrics."""
 
     def on_train_end(self) -> None:
-        """Do something after the last step."""
+        """Run after the last step."""
 
 
 class EarlyStopping(Callback):
-    """End the training when ``monitor`` has not improved for ``patience`` epochs in a row (0 counts as 1).
+    """End the training when a metric has stopped improving.
 
-    Watches for smaller values, or larger ones if the name ends in "accuracy". Validation is the chief's
-    work: on other replicas a ``val_`` name is never there, and they continue until their epochs are done
-    (asynchronous) or the chief has ended the steps they share (synchronous).
+    - ``monitor``: the name of a loss or metric; smaller is better, or larger if it ends in "accuracy"
+    - ``patience``: how many epochs in a row may pass without improvement; 0 counts as 1
+    - ``min_delta``: by how much a value must be better to count, 0 or more
+
+    Only the chief validates: other replicas have no ``val_`` values, and continue until their epochs are done
+    (asynchronous) or the chief has ended their common steps (synchronous).
     """
 
     def __init__(self, monitor: str = "val_loss", patience: int = 0, min_delta: float = 0.0) -> None:
@@ -46,11 +51,11 @@ class EarlyStopping(Callback):
         self.on_train_begin()
 
     def on_train_begin(self) -> None:
-        """Forget what an earlier training has seen."""
+        """Start without a best epoch."""
         self._best, self._waited, self.stop_training = float("inf"), 0, False
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-        """Compare with the best epoch so far."""
+        """Compare ``logs`` of ``epoch`` with the best epoch so far."""
         if self.monitor not in logs:
             if self.monitor.startswith("val_") and not current().is_chief:
                 return
@@ -124,7 +129,7 @@ class History:
         seconds: float,
         examples: int,
     ) -> None:
-        """Note one step: its loss, its metrics, how late its gradient was, how long it took, on how many."""
+        """Record a step: loss, metric values, staleness (updates), duration (seconds), number of examples."""
         self._count += examples
         sums = self._sums
         names = self.metric_names
@@ -142,14 +147,14 @@ class History:
             sums[name] = sums.get(name, 0.0) + float(value) * examples
 
     def validated(self, logs: dict[str, float], step: int) -> None:
-        """Note the validation after an epoch."""
+        """Record the validation after an epoch."""
         self._validation = {f"val_{name}": value for name, value in logs.items()}
         if self._recorder is not None:
             for name, value in self._validation.items():
                 self._recorder.add(self._recorder.series(name), step, value)
 
     def end_epoch(self, epoch: int, whole: bool = True) -> None:
-        """Close an epoch: its means go to the history and, if it was not cut short, to the callbacks."""
+        """Close an epoch: add its means to the history and, if it was ``whole``, run the callbacks."""
         if not self._count:
             return
         if not whole:
