@@ -189,7 +189,7 @@ class Cluster:
         return self.submit(code, on=on).results(timeout)
 
     def peer(self, rank: int) -> Peer:
-        """Return this thread's connection to the Server of the task of a rank, made at its first use.
+        """Return this thread's connection to the Server of the task ``rank``, made at its first use.
 
         Threads do not share connections, so a long call in one does not delay another. Raises
         InvalidArgumentError for an unknown rank, FailedPreconditionError or UnavailableError if the cluster
@@ -210,7 +210,7 @@ class Cluster:
         return peers[rank]
 
     def signal(self, rank: int, signum: int) -> bool:
-        """Send a signal to the process of a rank; return whether the process existed.
+        """Send ``signum`` to the process of ``rank``; return whether the process existed.
 
         Raises InvalidArgumentError for an unknown rank.
 

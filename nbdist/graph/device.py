@@ -24,10 +24,11 @@ FIELDS = ("job", "replica", "task", "device", *SHORT_TYPES)
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A device, or as much of it as is wanted: job, replica, task, device type and index, each or none.
+    """A device, or a part of its name.
 
-    A field that is None is not set. Types are kept in upper case. An index without a type has no text of
-    its own; it counts when specs merge. A value that cannot be meant is an InvalidArgumentError.
+    ``job`` is a name; ``replica``, ``task`` and ``device_index`` are numbers from 0; ``device_type`` is upper
+    case, such as "CPU"; None leaves a field unset. An index without a type has no text; it counts when specs
+    merge. Raises InvalidArgumentError for an invalid value.
 
     >>> DeviceSpec(job="ps", task=0).merge(DeviceSpec(device_type="cpu")).to_string()
     '/job:ps/task:0/device:CPU:*'
@@ -49,7 +50,7 @@ class DeviceSpec:
 
     @classmethod
     def from_string(cls, text: str) -> DeviceSpec:
-        """Return the spec that a text like ``/job:ps/task:0/cpu:0`` means; fields come in any order.
+        """Return the spec of a ``text`` like ``/job:ps/task:0/cpu:0``; fields may have any order.
 
         ``device:CPU:0`` and ``cpu:0`` are one device, an index that is left out or ``*`` is not set, and ""
         is an empty spec. An unknown field, a field given twice, or a replica, task or index that is not a
@@ -93,9 +94,9 @@ class DeviceSpec:
         )
 
     def covers(self, full: DeviceSpec) -> bool:
-        """Say whether a full device is one of those that this spec means.
+        """Return whether ``full``, a full device, matches this spec.
 
-        A device that names no replica is the only replica of its task, so any replica means it.
+        A device without a replica is the only replica of its task, so any replica matches it.
 
         >>> DeviceSpec.from_string("/job:ps").covers(DeviceSpec.from_string("/job:ps/task:1/cpu:0"))
         True
@@ -139,7 +140,7 @@ def checked_scope(scope: DeviceScope) -> DeviceSpec | DeviceFunction | None:
 
 
 def device_of(op: HasDevice, scopes: Sequence[DeviceScope]) -> str:
-    """Put an op where the scopes around it say, and return that device.
+    """Set an op's device from its scopes, and return it.
 
     ``scopes`` are in the order they were opened. From the innermost out, a text or a spec fills the fields
     that are not set yet, a function replaces the device with what it returns (None: as it is), and

@@ -149,7 +149,7 @@ class Server:
         self._wake()
 
     def every(self, seconds: float, function: Callable[[], object]) -> Callable[[], None]:
-        """Run `function` on the Server's thread every so many seconds; returns what ends that."""
+        """Run `function` on the Server's thread every `seconds`; returns a function that ends it."""
         if not seconds > 0:
             raise InvalidArgumentError(f"every() takes more than 0 seconds, not {seconds}")
         active = True
@@ -167,11 +167,11 @@ class Server:
         return cancel
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
-        """Run `function` on the Server's thread in so many seconds, once; may be called from any thread."""
+        """Run `function` once on the Server's thread, in `seconds`; may be called from any thread."""
         self.post(lambda: self._later(seconds, function))
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until the Server is closed; return whether it is."""
+        """Wait until the Server is closed, `timeout` seconds at most; return whether it is."""
         return self._closed.wait(timeout)
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ Tasks = list[str] | dict[int, str]
 class ClusterSpec:
     """The jobs of a cluster: job name -> addresses of its tasks.
 
-    Takes a dict of lists, a dict of {index: address} for jobs with gaps, or another ClusterSpec.
+    ``cluster`` is a dict with a list of addresses (host:port) for each job, or {index: address} for jobs with
+    gaps, or another ClusterSpec. Raises InvalidArgumentError for anything else.
 
     >>> spec = ClusterSpec({"ps": ["a:1"], "worker": {0: "b:1", 3: "c:1"}})
     >>> spec.job_tasks("worker")
@@ -40,14 +41,14 @@ class ClusterSpec:
 
     @classmethod
     def from_tf_config(cls, text: str | None = None) -> ClusterSpec:
-        """Return the cluster that TF_CONFIG (a text, or the environment) describes; empty without one."""
+        """Return the cluster of TF_CONFIG: ``text``, or None for the environment; empty without one."""
         cluster = read_tf_config(text).get("cluster", {})
         if not isinstance(cluster, dict):
             raise InvalidArgumentError(f"TF_CONFIG's 'cluster' is a table of jobs, not {cluster!r}")
         return cls(cluster)
 
     def to_tf_config(self, job: str, index: int) -> str:
-        """Return TF_CONFIG for one task, as JSON text."""
+        """Return TF_CONFIG for task ``index`` of ``job``, as JSON text."""
         self.task_address(job, index)
         cluster = {
             name: tasks if isinstance(tasks, list) else {str(i): address for i, address in tasks.items()}
@@ -68,20 +69,20 @@ class ClusterSpec:
         }
 
     def num_tasks(self, job: str) -> int:
-        """Return how many tasks a job has, gaps not counted."""
+        """Return how many tasks ``job`` has, without gaps."""
         return len(self._tasks(job))
 
     def task_indices(self, job: str) -> list[int]:
-        """Return the indices of a job's tasks in order."""
+        """Return the indices of the tasks of ``job`` in order; InvalidArgumentError for an unknown job."""
         return list(self._tasks(job))
 
     def job_tasks(self, job: str) -> list[str | None]:
-        """Return a job's addresses by index, with None in the gaps."""
+        """Return the addresses of ``job`` by index, with None in the gaps."""
         tasks = self._tasks(job)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def task_address(self, job: str, index: int) -> str:
-        """Return one task's address."""
+        """Return the address of task ``index`` of ``job``; InvalidArgumentError for an unknown one."""
         tasks = self._tasks(job)
         if index not in tasks:
             raise InvalidArgumentError(f"job {job!r} has no task {index!r}; it has {list(tasks)}")

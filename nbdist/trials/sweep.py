@@ -37,8 +37,9 @@ LONGEST_OUTPUT = 200_000  # characters of a trial's output that are read
 
 
 class Sweep:
-    """Handle on a sweep; all of it may be called from any thread, while trials run.
+    """A sweep: its state, its results and commands to it; ``nb.run_sweep`` and ``nb.attach`` return it.
 
+    All methods may be called from any thread, while trials run.
     ``state`` is "running", "paused", and at the end "finished", "stopped" or "failed"; a finished sweep
     continues when trials are added, retried, cloned or promoted. `best` is its best trial, `table` has all.
     """
@@ -83,7 +84,7 @@ class Sweep:
 
     @property
     def state(self) -> Literal["running", "paused", "finished", "stopped", "failed"]:
-        """Where it stands."""
+        """Its state: "running", "paused", "finished", "stopped" or "failed"."""
         with self.lock:
             if self.error is not None:
                 return "failed"
@@ -103,18 +104,18 @@ class Sweep:
 
     @property
     def left(self) -> bool:
-        """Whether it is driven from here no more, and cannot be."""
+        """Whether this process has given up driving it."""
         return self._detached
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing runs although there is work, or why nothing can be written; None if all is well."""
+        """Why nothing runs although there is work, or why the log cannot be written; None otherwise."""
         driver = self._driver
         return None if driver is None or self.over else driver.trouble
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster that it runs on: its own, or the present one if that has ended."""
+        """The cluster that it runs on: its own, or the current one if that has ended."""
         if self._record.cluster is not None and self._record.cluster.stopped:
             self._record.cluster = self._ranks = None
         if self._record.cluster is None or self._ranks is None:
@@ -124,7 +125,7 @@ class Sweep:
 
     @property
     def body(self) -> str | Callable[..., Any]:
-        """What one trial does; raises FailedPreconditionError for a function that is not there any more."""
+        """The body of a trial; raises FailedPreconditionError for a function that this process lacks."""
         if self._body is None:
             raise FailedPreconditionError(
                 f"the trial of sweep {self.id} is a function, which its log cannot bring back: "
@@ -156,8 +157,9 @@ class Sweep:
     def rerun(self, number: int | None = None) -> Any:
         """Run a trial once more as a run of its own, with its parameters and seed; returns the finished run.
 
-        On the same kind of device its losses are the trial's. The sweep itself hears nothing of it; it needs
-        an engine that is free: pause the sweep, or wait for its end.
+        ``number`` is the trial's; None is the best one. On the same kind of device its losses are the
+        trial's. The sweep does not change. Raises FailedPreconditionError if too few engines are free (pause
+        the sweep, or wait for its end), NotFoundError for an unknown trial.
         """
         if self.rerun_by is None:
             raise FailedPreconditionError("a trial is run again from a notebook: use nb.run_sweep or %%sweep")
@@ -167,12 +169,12 @@ class Sweep:
 
     @property
     def space(self) -> Space:
-        """What is searched, as it is now."""
+        """The current search space."""
         return self.ledger.space
 
     @property
     def metric(self) -> str:
-        """The name of what counts."""
+        """The name of the metric that is optimized."""
         return self.ledger.created.metric
 
     @property
@@ -188,7 +190,7 @@ class Sweep:
             return [self.ledger.trials[number] for number in sorted(self.ledger.trials)]
 
     def trial(self, number: int) -> Trial:
-        """Return a trial; raises `NotFoundError` if there is none of this number."""
+        """Return trial ``number``; raises `NotFoundError` if there is none."""
         with self.lock:
             return commands.trial_of(self.ledger, number)
 
@@ -203,15 +205,15 @@ class Sweep:
         return table(found)
 
     def to_csv(self, path: str | Path) -> Path:
-        """Write the table into a CSV file; returns its path."""
+        """Write the table into a CSV file at ``path``; returns the path."""
         with self.lock:
             return write_csv(self.ledger, Path(path))
 
     def to_optuna(self, storage: str | Path, name: str | None = None) -> Any:
         """Write the trials into an Optuna study and return it; ``optuna-dashboard sweep.journal`` shows it.
 
-        ``storage`` is a file ("sweep.journal", "sweep.db") or an URL that Optuna knows; needs
-        `pip install nbdist[sweep]`.
+        ``storage`` is a file ("sweep.journal", "sweep.db") or an URL that Optuna knows, ``name`` the
+        study's, None for the sweep's id. Raises MissingExtra without ``pip install nbdist[sweep]``.
         """
         from nbdist.sweep.optuna import export_study
 
@@ -219,9 +221,9 @@ class Sweep:
             return export_study(self.ledger, storage, name or self.id)
 
     def checkpoint(self, number: int | None = None) -> Path:
-        """Return the file with what a trial (without a number the best) has trained, for ``nb.nn.load``.
+        """Return the checkpoint of trial ``number`` (None: the best), for ``nb.nn.load``.
 
-        Raises FailedPreconditionError if it has left none: its body calls no ``fit``, or it is on another
+        Raises FailedPreconditionError if there is none: its body calls no ``fit``, or it is on another
         machine.
         """
         trial = self._chosen(number)
@@ -234,17 +236,17 @@ class Sweep:
         return path
 
     def has_trained(self, number: int) -> bool:
-        """Whether a trial has left what it has trained, here."""
+        """Whether trial ``number`` has left a checkpoint on this machine."""
         return self._record.checkpoint(number).exists()
 
     def model(self, number: int | None = None) -> Any:
-        """Return the model that a trial (without a number the best) has trained."""
+        """Return the trained model of trial ``number`` (None: the best); raises what `checkpoint` raises."""
         from nbdist.nn import load
 
         return load(self.checkpoint(number))
 
     def output(self, number: int) -> str:
-        """Return what a trial has printed so far, its end if that is long."""
+        """Return what trial ``number`` has printed so far; of a long text the end."""
         self.trial(number)
         texts = []
         for path in sorted(trial_folder(self.folder, number).glob("output-*.log")):
@@ -254,7 +256,7 @@ class Sweep:
         return "\n".join(text for text in texts if text)
 
     def as_code(self, number: int | None = None) -> str:
-        """Return a cell's text with the parameters of a trial (without a number the best).
+        """Return a cell's text with the parameters of trial ``number`` (None: the best).
 
         ``"# trial 7 of 261120-090000-digits: val_accuracy 0.9531\\nlr = 0.01\\nhidden = 64\\n"``
         """
@@ -335,18 +337,18 @@ class Sweep:
         self.command("edit", space=space, outside=outside, changes=changes)
 
     def stop(self, number: int | None = None) -> None:
-        """Stop a trial; its reports and checkpoint are kept. Without a number stop the sweep, as `close`."""
+        """Stop trial ``number``, and keep its reports and checkpoint; None stops the sweep, as `close`."""
         if number is None:
             self.close()
         else:
             self.command("stop", number=number)
 
     def retry(self, number: int) -> None:
-        """Start a trial that did not finish again, with its parameters and its seed."""
+        """Start trial ``number``, which did not finish, again with its parameters and its seed."""
         self.command("retry", number=number)
 
     def clone(self, number: int, /, **changes: object) -> int:
-        """Add a trial with the parameters of another one, some changed; returns the new trial's number."""
+        """Add a trial with the parameters of trial ``number`` and ``changes``; returns its number."""
         events = self.command("clone", number=number, changes=changes)
         return int(getattr(events[0], "number", -1))
 
@@ -374,10 +376,10 @@ class Sweep:
     # Waiting, showing.
 
     def wait(self, timeout: float | None = None) -> Sweep:
-        """Wait until it is over; raises what made it fail.
+        """Wait until the sweep is over, also while it is paused; raises the error that made it fail.
 
-        With a ``timeout`` in seconds it returns then at the latest; see ``over``. A paused sweep is waited
-        for too. Raises UnavailableError if it has work and no engine lives; it continues when one joins.
+        ``timeout`` is the longest wait in seconds, None for no limit; see ``over``. Raises UnavailableError
+        if there is work and no engine is alive; the sweep continues when one joins.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         still_hope = self.patience()
@@ -392,7 +394,7 @@ class Sweep:
         return self.conclude()
 
     def patience(self) -> Callable[[], None]:
-        """Return what to call again and again while waiting: it raises UnavailableError when that is vain."""
+        """Return a check to call repeatedly while waiting: it raises UnavailableError without engines."""
         since: float | None = None
 
         def still_hope() -> None:
@@ -406,7 +408,7 @@ class Sweep:
         return still_hope
 
     def conclude(self) -> Sweep:
-        """Return the sweep; raises what made it fail."""
+        """Return the sweep; raises the error that made it fail."""
         if self.error is not None:
             raise self.error
         return self
@@ -418,7 +420,7 @@ class Sweep:
     # Driving.
 
     def begin(self) -> None:
-        """Have trials run from here on, if there is anything to run."""
+        """Start to drive the sweep from this process, if there is anything to run."""
         with self.lock:
             self._watch_command_file()
             if self._detached or not self._record.goes_on or self._driver is not None:
@@ -442,7 +444,7 @@ class Sweep:
             self.goes_on()
 
     def leave(self) -> None:
-        """Drive it no more and let others write its log; `nb.attach` takes it over. May be called twice."""
+        """Stop driving it, and let others write its log; `nb.attach` takes it over. May be called twice."""
         with self.lock:
             self._detached, driver = True, self._driver
             self._watch_command_file()

@@ -101,8 +101,14 @@ class ConditionalAccumulator(_Accumulator):
     A gradient is accepted if its local step is not older than the accumulator's step; older ones are dropped
     and counted. ``take_grad(n)`` waits for n, returns the mean (or the sum) of all that are there, and begins
     the next step. They are added in the order of the names of the tasks that hold their local steps,
-    not in the order of arrival. ``shared_name`` is the name that it is kept under, if
-    that is not ``name``.
+    not in the order of arrival.
+
+    - ``dtype``, ``shape``: of the gradients
+    - ``reduction_type``: "MEAN" or "SUM"
+    - ``name``: the name of its op
+    - ``shared_name``: the name under which sessions share it; None is ``name``
+
+    Source: TensorFlow's synchronous replicas (Chen et al. 2016, arXiv:1604.00981).
 
     >>> from nbdist.graph.tensor import Graph
     >>> with Graph().as_default():
@@ -112,14 +118,17 @@ class ConditionalAccumulator(_Accumulator):
     """
 
     def apply_grad(self, grad: Any, local_step: Any = 0) -> Tensor:
-        """Return whether the gradient was accepted; running it offers the gradient."""
+        """Return the op that offers a gradient; its value is whether it was accepted.
+
+        ``grad`` is the gradient, ``local_step`` the step of the parameters that it was computed from.
+        """
         gradient = grad if isinstance(grad, Tensor) else np.asarray(grad, self.dtype)
         return self._record(
             "accumulator_apply", gradient, whole(local_step), shape=self.shape, dtype=self.dtype
         )
 
     def take_grad(self, num_required: Any, *, patient: bool = False) -> Tensor:
-        """Return the mean or sum of all gradients, once there are ``num_required`` of them.
+        """Return the mean or sum of all gradients, when there are ``num_required`` (1 or more) of them.
 
         It waits at most a session's ``operation_timeout``, or as long as the session lasts if ``patient``.
         """
@@ -131,8 +140,8 @@ class ConditionalAccumulator(_Accumulator):
 class SparseConditionalAccumulator(_Accumulator):
     """Collects gradients that hold some rows only; as TensorFlow's class of this name.
 
-    It follows the rules of :class:`ConditionalAccumulator`; of the mean, each row is divided by the number
-    of gradients that hold that row.
+    It has the parameters and the rules of :class:`ConditionalAccumulator`. In the mean, each row is divided
+    by the number of gradients that hold that row.
 
     >>> from nbdist.graph.tensor import Graph
     >>> with Graph().as_default():
@@ -144,11 +153,14 @@ class SparseConditionalAccumulator(_Accumulator):
     sparse = True
 
     def apply_indexed_slices_grad(self, grad: IndexedSlices, local_step: Any = 0) -> Tensor:
-        """Return whether the gradient was accepted; running it offers the gradient."""
+        """Return the op that offers a gradient; its value is whether it was accepted.
+
+        ``grad`` is the gradient, ``local_step`` the step of the parameters that it was computed from.
+        """
         return self.apply_grad(grad.indices, grad.values, local_step)
 
     def apply_grad(self, grad_indices: Any, grad_values: Any, local_step: Any = 0) -> Tensor:
-        """Return whether the rows ``grad_values`` at ``grad_indices`` were accepted."""
+        """Return the op that offers the rows ``grad_values`` at ``grad_indices``, made at ``local_step``."""
         values = grad_values if isinstance(grad_values, Tensor) else np.asarray(grad_values, self.dtype)
         return self._record(
             "accumulator_apply_rows",
@@ -160,7 +172,10 @@ class SparseConditionalAccumulator(_Accumulator):
         )
 
     def take_indexed_slices_grad(self, num_required: Any, *, patient: bool = False) -> IndexedSlices:
-        """Return the mean or sum of all gradients, row by row, once there are ``num_required`` of them."""
+        """Return the mean or sum of all gradients by row, when there are ``num_required`` of them.
+
+        ``patient`` is as in :meth:`ConditionalAccumulator.take_grad`.
+        """
         rows = self._record("accumulator_take_rows", needed(num_required), patient=patient)
         values = self._record("accumulator_rows", rows, shape=self.shape, dtype=self.dtype)
         return IndexedSlices(values, rows, self.shape)
@@ -190,7 +205,7 @@ COUNT = Spec((), np.dtype(np.int64))
 
 
 def elsewhere(*inputs: Any, **attrs: Any) -> Any:
-    """Raise, where an op runs that what runs the pieces should do."""
+    """Raise: the executor runs this op itself."""
     raise RuntimeError("what tasks keep for several sessions is used by what runs the piece")
 
 

@@ -175,7 +175,7 @@ class Session:
         return self._run(fetches, {} if feed_dict is None else feed_dict, None)
 
     def trace(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> tuple[Any, Timeline]:
-        """Run as :meth:`run` does; return the values, and the timeline of all tasks in this step."""
+        """Run ``fetches`` with ``feed_dict`` as :meth:`run` does; return (values, Timeline of all tasks)."""
         spans: list[Span] = []
         values = self._run(fetches, {} if feed_dict is None else feed_dict, spans)
         return values, Timeline(spans, title="one step")
@@ -190,7 +190,10 @@ class Session:
         return self._cut(wanted, feeds, [a.shape for a in arrays])
 
     def set_value(self, variable: Variable, value: Any) -> None:
-        """Give a variable another value of its shape."""
+        """Set a ``variable`` of the graph to ``value``, an array of its shape.
+
+        Raises InvalidArgumentError for another variable or shape.
+        """
         self._check_open()
         if not isinstance(variable, Variable) or variable.graph is not self.graph:
             raise InvalidArgumentError(
