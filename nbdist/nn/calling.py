@@ -156,7 +156,7 @@ def seed_of(wanted: int | None) -> int:
 def _variable(name: str, like: Variable, value: np.ndarray[Any, Any]) -> Variable:
     if like.trainable:
         return Variable(value, name=name)
-    # Each replica moves states by its own part of the batch; the first one's come home, as in fit.
+    # Each replica moves states by its own part of the batch; the client gets the first one's, as in fit.
     return Variable(
         value, trainable=False, name=name, aggregation="only_first_replica", synchronization="on_read"
     )

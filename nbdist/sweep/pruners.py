@@ -1,4 +1,4 @@
-"""Which trials are not worth going on with: none, the worse half, or all but the best few at each rung.
+"""Pruners: which trials to stop early: none, the worse half, or all but the best few at each rung.
 
 Pure: a pruner looks at what all trials reported and says keep or prune; the decision is written in the log,
 so it is not made again when the log is read.

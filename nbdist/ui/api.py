@@ -166,15 +166,15 @@ def name_of(body: str | Callable[..., Any], session: str, cell: int | None, stra
     >>> name_of("model = 1", "/usr/lib/pytest/__main__.py", None, "")
     'run'
     """
-    told = ""
+    name = ""
     if isinstance(body, str):
         first = next((line.strip() for line in body.splitlines() if line.strip()), "")
-        told = first.lstrip("#").strip() if first.startswith("#") and not first.startswith("#!") else ""
+        name = first.lstrip("#").strip() if first.startswith("#") and not first.startswith("#!") else ""
     else:
-        told = getattr(body, "__name__", "").partition("<")[0]
+        name = getattr(body, "__name__", "").partition("<")[0]
     stem = Path(session).stem.strip("_")
     label = (
-        told if 0 < len(told) <= LONGEST_COMMENT and told.isprintable() else stem if stem != "main" else ""
+        name if 0 < len(name) <= LONGEST_COMMENT and name.isprintable() else stem if stem != "main" else ""
     )
     words = (label or ("cell" if cell is not None else ""), "" if cell is None else f"[{cell}]", strategy)
     return " ".join(filter(None, words)) or "run"
@@ -249,7 +249,7 @@ def attach(
     except NotFoundError as error:
         if run_id is None or not sweeps():
             raise
-        raise NotFoundError(f"{error}; it is no sweep either: nb.sweeps() lists those") from None
+        raise NotFoundError(f"{error}; it is not a sweep either: nb.sweeps() lists those") from None
     run.timeline_type, run.shown_by, run.process_ends = TimelineView, show, leaving
     if run.over:
         _into_notebook(run)
@@ -331,16 +331,16 @@ def run_sweep(
 
     ``trial`` is source text, which finds the parameters as variables, or a function that takes them by name
     (it must be able to travel). Its metrics are those that ``fit`` or ``nb.log`` report, what the function
-    returns (a number, or a dict of them), or the variable of the metric's name. Returns at once: trials run
-    while the notebook goes on, and ``sweep.wait()`` waits for the end; with ``wait`` that is done here.
+    returns (a number, or a dict of them), or the variable of the metric's name. Returns immediately: trials
+    run in the background, and ``sweep.wait()`` waits for the end; ``wait`` does so here.
 
     - ``space``: text as %%sweep takes it, a dict (a list of values, or nbdist.sweep's log, uniform, integer,
       choice, fixed, when), a Space, or a SpaceEditor
     - ``metric`` counts, "max" or "min" by ``direction``; ``trials`` None: all points of a grid
     - ``sampler``: "random", "grid", or of Optuna "tpe", "tpe-univariate" (`pip install nbdist[sweep]`)
-    - ``pruner``: "none", "median" or "asha", asked whenever a trial reports the metric
+    - ``pruner``: "none", "median" or "asha", applied whenever a trial reports the metric
     - ``per_trial`` engines train a trial together, under ``strategy`` "multi_worker" or "mirrored"
-    - ``seed`` fixes what is asked for, and each trial's own seed
+    - ``seed`` fixes the parameters of trials, and each trial's own seed
     - ``live``: False shows no grid
     - ``push``: values of this process by name, which trials can use (see docs/workers.md); they and the
       variables of a function's closure are sent once to each engine
@@ -383,7 +383,7 @@ def run_sweep(
 def attach_to_sweep(
     sweep: str, trial: Callable[..., Any] | None = None, push: Mapping[str, Any] | None = None
 ) -> Sweep:
-    """Return a sweep of another kernel, and show its grid; it goes on if it has work left."""
+    """Return a sweep of another kernel, and show its grid; it continues if it has work left."""
     found = attach_sweep(sweep, trial=trial, push=push)
     dress(found, live=True)
     return found
@@ -417,14 +417,14 @@ def show_again_when_it_goes_on(sweep: Sweep, display: SweepDisplay) -> None:
         return
 
     def again() -> None:
-        with suppress(RuntimeError):  # the loop has ended, and nobody looks
+        with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(follow_sweep_in_background, sweep, display)
 
     sweep.goes_on = again
 
 
 def look(sweep: Sweep, display: SweepDisplay) -> None:
-    """Show what is new of a sweep that somebody waits for, so that nobody else has the thread."""
+    """Show news of a sweep in a thread that waits for it."""
     if threading.current_thread() is threading.main_thread():
         if sweep.over:
             display.finish()

@@ -22,7 +22,7 @@ WIDEST = 24  # characters of a flag and its value that the explanation stands be
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: the name of its option, how its value is read, what it says in the help.
+    """One flag: the name of its option, how its value is read, its text in the help.
 
     Without ``read`` the flag takes no value and sets ``value``. Flags of one ``group`` stand together.
     """
@@ -185,14 +185,14 @@ DISTRIBUTE_FLAGS = grouped({
         for heading, settings in headings().items()
     },
     "With --replication in-graph": {
-        "--data": Flag("data", str, "|".join(DATA), "who reads the data: this notebook, or each worker"),
+        "--data": Flag("data", str, "|".join(DATA), "the reader of the data: this notebook, or each worker"),
     },
     "The run": {
         "--on": Flag("on", str, "worker:0-2", "which tasks run the body (default: all workers)"),
         "--name": Flag("name", str, "NAME", "a name for the run"),
         "--seed": Flag("seed", int, "N", "fixes initial weights and shuffles"),
-        "--epochs": Flag("epochs", int, "N", "wins over fit(epochs=...)"),
-        "--background": Flag("background", help="return at once; the run goes on, and is `run`", value=True),
+        "--epochs": Flag("epochs", int, "N", "overrides fit(epochs=...)"),
+        "--background": Flag("background", help="do not wait; the run continues, and is `run`", value=True),
         "--live": Flag("live", names, "loss,accuracy", "which curves to show"),
         "--tensorboard": Flag(
             "tensorboard", help="write events too, into the run's folder: tensorboard --logdir FOLDER",
@@ -200,7 +200,7 @@ DISTRIBUTE_FLAGS = grouped({
         ),
         "--no-live": Flag("show", help="show no view; what the tasks print is printed", value=False),
         "--push": Flag("push", names, "x,make_model", "values and functions of this notebook, for the cell"),
-        "--fetch": Flag("fetch", names, "a,b", "more names to bring home from the chief"),
+        "--fetch": Flag("fetch", names, "a,b", "more variables to fetch from the chief"),
     },
 })  # fmt: skip
 
@@ -228,21 +228,21 @@ def with_settings(text: str) -> tuple[str, dict[str, Any]]:
 
 
 SWEEP_FLAGS = grouped({
-    "What counts": {
+    "Metric": {
         "--metric": Flag("metric", str, "NAME", "the metric that trials are compared by (needed)"),
         "--max": Flag("direction", help="more of it is better (default)", value="max"),
         "--min": Flag("direction", help="less of it is better, as of a loss", value="min"),
     },
-    "Which trials": {
+    "Trials": {
         "--trials": Flag("trials", int, "N", "how many (a grid: all its points)"),
         "--sampler": Flag(
             "sampler", with_settings, "|".join(SAMPLERS), "chooses the parameters (default random, or grid)"
         ),
         "--pruner": Flag("pruner", with_settings, "|".join(PRUNERS), "the early-stopping rule for trials"),
-        "--seed": Flag("seed", int, "N", "fixes what is asked for, and each trial's own seed"),
+        "--seed": Flag("seed", int, "N", "fixes the parameters of trials, and each trial's own seed"),
         "--space": Flag("space", str, "NAME", "a Space, dict or SpaceEditor of this notebook"),
     },
-    "Where": {
+    "Workers": {
         "--per-trial": Flag("per_trial", int, "K", "engines that train a trial together (default 1)"),
         "--strategy": Flag(
             "strategy", str, "|".join(trial_strategies()),

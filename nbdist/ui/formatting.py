@@ -40,8 +40,8 @@ def clip(name: object, limit: int = MOST_NAME) -> str:
 def well_formed(value: Any) -> Any:
     """Return plain values with lone surrogates in texts replaced, which cannot be written as UTF-8.
 
-    >>> well_formed({"said": ["caf\\udce9", 3]})
-    {'said': ['caf?', 3]}
+    >>> well_formed({"text": ["caf\\udce9", 3]})
+    {'text': ['caf?', 3]}
     """
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()

@@ -1,6 +1,6 @@
 """Lets a kernel say what kernel it is while one of our cells awaits.
 
-A page that is loaded anew asks a kernel for that first, and sends it nothing else before it is answered or
+A reloaded page requests that from a kernel first, and sends it nothing else before it is answered or
 three seconds have passed. ipykernel 7.4 hands comms to an awaiting kernel, and keeps every other request for
 the end of the cell. So without this a live view comes back late, or not at all where a page waits longer.
 """
@@ -20,10 +20,10 @@ QUESTIONS = ("kernel_info_request", "comm_info_request")
 _answering: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def answer_meanwhile(kernel: Any) -> bool:
-    """Have a kernel answer such questions at once; whether it can be made to.
+def answer_while_busy(kernel: Any) -> bool:
+    """Have a kernel answer such requests while a cell awaits; return whether that is possible.
 
-    Called on its main thread; another version of ipykernel may not have what this needs, and stays as it is.
+    Called on its main thread. Another version of ipykernel may lack what this needs: it is left unchanged.
     """
     if kernel in _answering:
         return True
@@ -44,7 +44,7 @@ def answer_meanwhile(kernel: Any) -> bool:
 
 
 def _kind(kernel: Any, message: list[Any]) -> str:
-    """Return the type of a message; empty if that cannot be told, which is for ipykernel to say."""
+    """Return the type of a message; empty for a malformed one, which ipykernel reports."""
     try:
         _, frames = kernel.session.feed_identities(message, copy=False)
         return str(kernel.session.deserialize(frames, content=False, copy=False)["header"]["msg_type"])
@@ -57,20 +57,19 @@ async def _answer(kernel: Any, manager: Any, message: list[Any]) -> None:
     request = kernel.session.deserialize(frames, content=True, copy=False)
     channel = manager.get_subshell_to_shell_channel_socket(None)
     await kernel.shell_handlers[request["header"]["msg_type"]](channel, identities, request)
-    # A request is over when the kernel says idle; then that the cell goes on.
+    # A request is over when the kernel is idle; then the cell continues.
     kernel._publish_status("idle", "shell", parent=request)
     kernel._publish_status("busy", "shell")
 
 
-# Has what a page asked for show below the cell that made the page's widget, wherever the kernel is by
+# Shows results of a page's request below the cell that made the page's widget, whatever the kernel runs
 # then.
 #
 #     cell = this_cell()                       # while the cell runs
 #     run_below(cell, start)                   # later, from a message of its widget
 #
 # A message of a widget may come in a thread of its own (a subshell), whose event loop ends with the page;
-# what goes on for long has to live on the kernel's main thread, and what it shows needs the cell to belong
-# to.
+# long work has to run on the kernel's main thread, and its output needs the cell that it belongs to.
 
 
 def this_cell() -> Mapping[str, Any] | None:
@@ -124,5 +123,5 @@ def _shell() -> Any:
 
 
 def leaving() -> bool:
-    """Return whether the kernel was told to end or restart; False where there is none."""
+    """Return whether the kernel has a request to end or restart; False without a kernel."""
     return bool(getattr(get_ipython(), "exit_now", False))

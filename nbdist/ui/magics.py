@@ -42,16 +42,16 @@ from nbdist.ui.flags import (
     usage,
 )
 from nbdist.ui.graph.view import GraphView, show_graph
-from nbdist.ui.kernel import answer_meanwhile, leaving
+from nbdist.ui.kernel import answer_while_busy, leaving
 
 COMMENT = re.compile(r"(^|\s)#.*")  # IPython hands a line magic its comment, too
 COMMANDS = ("start", "status", "attach", "detach", "grow", "shrink", "restart", "stop")
 
-# How IPython shows nbdist's own errors: their message, and not the way to it.
+# IPython shows nbdist's own errors as a message, without a traceback.
 
 
 def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have IPython show nbdist's errors as their message alone: the way to it is no concern of the user's."""
+    """Have IPython show nbdist's errors as their message, without a traceback."""
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -60,8 +60,8 @@ def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
         except NbdistError as error:
             raise without_traceback(error) from None
         except KeyboardInterrupt as error:
-            said = str(error) or f"{function.__name__} was interrupted"
-            error._render_traceback_ = lambda: [f"KeyboardInterrupt: {said}"]  # type: ignore[attr-defined]
+            text = str(error) or f"{function.__name__} was interrupted"
+            error._render_traceback_ = lambda: [f"KeyboardInterrupt: {text}"]  # type: ignore[attr-defined]
             raise
 
     return wrapper
@@ -114,25 +114,25 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
         history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(50), epochs=10)
 
-        Afterwards `history`, `model` (trained) and `run` are here, and what else the chief defined that can
-        come home. Without a fit in it the cell runs on every worker and shows what each prints.
+        Afterwards the notebook has `history`, `model` (trained) and `run`, and the chief's other variables
+        that can be sent. Without a fit the cell runs on every worker and shows what each prints.
 
         The same cell under other strategies; the first line is the only change:
 
         %%distribute --strategy multi_worker               a copy on each worker, gradients by all-reduce
         %%distribute --strategy ps --sync --backups 1      steps are made without the slowest gradient
-        %%distribute --strategy ps --async --staleness 2   nobody is over 2 steps ahead of the slowest
-        %%distribute --strategy elastic --every 10         each by itself, drawn together now and then
+        %%distribute --strategy ps --async --staleness 2   at most 2 steps ahead of the slowest
+        %%distribute --strategy elastic --every 10         independent workers, pulled to a center
         %%distribute --strategy central                    parameters in the memory of one host
-        %%distribute --strategy one_device                 each by itself: for finding mistakes
+        %%distribute --strategy one_device                 each by itself: for debugging
         %%distribute --replication in-graph                the cell runs here, its fit drives all workers
 
-        %%distribute --background                          go on at once: run.wait(), run.stop(), run.model
+        %%distribute --background                          do not wait: run.wait(), run.stop(), run.model
         %%distribute --push x,y,make_model                 values and functions of the notebook, for the cell
 
         A worker that dies does not end a run with mirrored, multi_worker, ps --async or ps --sync --backups,
-        as long as the chief, worker 0, lives. Stop, or the kernel's interrupt, ends any run and keeps what it
-        has trained.
+        as long as the chief, worker 0, lives. Stop, or the kernel's interrupt, ends any run and keeps the
+        trained model.
 
         Flags:
         {flags}
@@ -143,7 +143,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         try:
             run.wait()
         finally:
-            bring_home(run, self.shell.user_ns)
+            fetch_results(run, self.shell.user_ns)
         finish(run)
 
     @line_magic  # type: ignore[untyped-decorator]
@@ -221,18 +221,18 @@ class DistributedMagics(Magics):  # type: ignore[misc]
 
 
 def how_many(line: str, magic: str) -> int:
-    """Return the number of workers that a magic's line says, 1 if it says none.
+    """Return the number of workers in a magic's line, by default 1.
 
     >>> [how_many(line, "%cluster grow") for line in (" 3 ", "", "--workers 2")]
     [3, 1, 2]
     """
     plain, options = parse(line, GROW_FLAGS, magic)
-    said = [*plain, *(str(number) for number in options.values())] or ["1"]
-    if len(said) > 1 or not re.fullmatch(r"-?[0-9]{1,9}", said[0]):
+    given = [*plain, *(str(number) for number in options.values())] or ["1"]
+    if len(given) > 1 or not re.fullmatch(r"-?[0-9]{1,9}", given[0]):
         raise InvalidArgumentError(
-            f"{magic} takes a number of workers, such as {magic} 2, not {' '.join(said)!r}"
+            f"{magic} takes a number of workers, such as {magic} 2, not {' '.join(given)!r}"
         )
-    return int(said[0])
+    return int(given[0])
 
 
 def _with_flags(method: Any, flags: dict[str, Flag]) -> None:
@@ -249,7 +249,7 @@ GRAPH_FLAGS = {
 
 
 def graph(line: str, namespace: Mapping[str, Any]) -> GraphView:
-    """Do what ``%graph`` is asked for, with the names of the notebook."""
+    """Execute ``%graph``, with the variables of the notebook."""
     plain, options = parse(line, GRAPH_FLAGS, "%graph")
     if len(plain) > 1:
         raise InvalidArgumentError(
@@ -303,8 +303,8 @@ def leave_to_itself(run: Run, namespace: dict[str, Any]) -> bool:
     return True
 
 
-def bring_home(run: Run, namespace: dict[str, Any]) -> None:
-    """Put the run and what came home from it into the notebook."""
+def fetch_results(run: Run, namespace: dict[str, Any]) -> None:
+    """Put the run and its results into the notebook's variables."""
     namespace.update(run.results)
     namespace["run"] = run
 
@@ -314,7 +314,9 @@ def finish(run: Run) -> None:
     if run.status == "stopped":
         trained = "loss" in run.store.series
         kept = (
-            "; what was trained is in `model`" if run.model is not None else "; no model came home" * trained
+            "; the trained model is in `model`"
+            if run.model is not None
+            else "; no model was fetched" * trained
         )
         stopped = KeyboardInterrupt(f"run {run.id} was stopped{kept}")
         stopped._render_traceback_ = lambda: [f"KeyboardInterrupt: {stopped}"]  # type: ignore[attr-defined]
@@ -331,7 +333,7 @@ async def await_distribute(line: str, cell: str, before: int = 1) -> None:
         try:
             await run.follow()
         finally:
-            bring_home(run, shell.user_ns)
+            fetch_results(run, shell.user_ns)
     except NbdistError as error:
         raise without_traceback(error) from None
     finish(run)
@@ -365,7 +367,7 @@ def load(shell: Any) -> None:
     """Register the magics; what ``%load_ext nbdist`` does."""
     shell.register_magics(DistributedMagics(shell), SweepMagics(shell))
     if (kernel := getattr(shell, "kernel", None)) is not None:
-        answer_meanwhile(kernel)
+        answer_while_busy(kernel)
     transformers = shell.input_transformers_cleanup
     if not any(getattr(t, "__name__", "") == "awaited" for t in transformers):
         transformers.append(awaited)
@@ -419,7 +421,7 @@ SweepMagics.sweep.__doc__ = cleandoc(SweepMagics.sweep.__doc__ or "").replace("{
 def begin_sweep(
     line: str, cell: str, namespace: dict[str, Any], may_wait: bool, before: int = 1
 ) -> tuple[Sweep, bool]:
-    """Start the sweep that a cell asks for, as ``sweep`` in the notebook; whether it is to be waited for."""
+    """Start the sweep of a cell, as ``sweep`` in the notebook; return it, and whether to wait for its end."""
     text, options = read_line(line)
     named = options.pop("space", None)
     if named is not None and named not in namespace:
@@ -427,9 +429,9 @@ def begin_sweep(
     if named is not None and text:
         raise InvalidArgumentError(f"{MAGIC}: give the space on the line or by --space {named}, not both")
     if named is None and not text:
-        raise InvalidArgumentError(f"{MAGIC}: say what may vary, such as {EXAMPLE}")
+        raise InvalidArgumentError(f"{MAGIC}: the line names no parameters; write them, such as {EXAMPLE}")
     if "metric" not in options:
-        raise InvalidArgumentError(f"{MAGIC}: say what counts: --metric NAME, such as {EXAMPLE}")
+        raise InvalidArgumentError(f"{MAGIC}: the metric is missing: add --metric NAME, such as {EXAMPLE}")
     wait = options.pop("wait", False)
     options["push"] = pushed_names(options.get("push", ()), namespace, MAGIC)
     sweep = run_sweep(
@@ -444,7 +446,7 @@ def begin_sweep(
 
 
 async def await_sweep(line: str, cell: str, before: int = 1) -> None:
-    """Run a %%sweep cell while the kernel's event loop goes on."""
+    """Run a %%sweep cell while the kernel's event loop runs."""
     shell = get_ipython()
     try:
         sweep, wait = begin_sweep(line, cell, shell.user_ns, False, before)
@@ -455,7 +457,7 @@ async def await_sweep(line: str, cell: str, before: int = 1) -> None:
 
 
 async def _end_of(sweep: Sweep) -> None:
-    """Wait for a sweep; an interrupt ends it, but a kernel that is restarted leaves it to go on."""
+    """Wait for a sweep; an interrupt ends it, but after a restart of the kernel it continues."""
     debounce = InterruptDebounce(sweep.id)
     debounce.process_ends = leaving
     ended, still_hope = False, sweep.patience()
@@ -472,6 +474,6 @@ async def _end_of(sweep: Sweep) -> None:
     sweep.conclude()
     if ended:
         stopped = KeyboardInterrupt(f"sweep {sweep.id} was stopped; its trials are in `sweep`")
-        # IPython asks every exception for this method, of which its type knows nothing.
+        # IPython calls this method of an exception, which its type does not declare.
         stopped._render_traceback_ = lambda: [f"KeyboardInterrupt: {stopped}"]  # type: ignore[attr-defined]
         raise stopped

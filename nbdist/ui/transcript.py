@@ -74,7 +74,7 @@ class Transcript:
     def since(self, position: int) -> tuple[int, str, str]:
         """Return (new position, finished text after ``position``, the open line).
 
-        A position is a count of finished characters; what was cut meanwhile is left out.
+        A position is a count of finished characters; what has been cut since is left out.
         """
         wanted = self.written - max(position, self.cut)
         pieces: list[str] = []

@@ -337,7 +337,7 @@ class StrategyContract:
             np.testing.assert_allclose([a, same, b], [0.8, 0.8, 0.98], rtol=1e-6)
 
     def test_models_are_what_they_were_trained_to_be(self, world: World) -> None:
-        """Weights, predictions and BatchNorm's averages come home; fit goes on from there."""
+        """Weights, predictions and BatchNorm's averages reach the client; fit continues from there."""
 
         def body(strategy: Strategy, context: Context) -> list[Any]:
             with strategy.scope():

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.engines
 # to be done without waking the event loop, which comes to it with the next timer or message.
 WAIT = """
 import asyncio
-from nbdist.ui.kernel import answer_meanwhile
-able = [answer_meanwhile(get_ipython().kernel) for twice in range(2)]
+from nbdist.ui.kernel import answer_while_busy
+able = [answer_while_busy(get_ipython().kernel) for twice in range(2)]
 open({gate!r}, "w").close()
 while True:
     await asyncio.sleep(0.05)

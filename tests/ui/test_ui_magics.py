@@ -148,7 +148,7 @@ def test_attaching_to_neither_a_run_nor_a_sweep(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(NotFoundError, match=r"no run 'nope'.*, nb\.runs\(\) lists all$"):
         attach("nope")
     (new_sweep_folder("rates") / LOG).touch()
-    with pytest.raises(NotFoundError, match=r"no run 'nope'.*no sweep either: nb\.sweeps\(\) lists those"):
+    with pytest.raises(NotFoundError, match=r"no run 'nope'.*not a sweep either: nb\.sweeps\(\) lists those"):
         attach("nope")
 
 

@@ -211,7 +211,7 @@ def test_nothing_has_a_value() -> None:
 def test_no_trial_at_all() -> None:
     bundle = checked(ShownSweep().end("stopped"))
     assert "0 of 24 trials" in bundle["text/plain"]
-    assert "no trial was asked for" in bundle["text/html"]
+    assert "no trial was drawn" in bundle["text/html"]
     assert (bundle[SWEEP]["shown"], bundle[SWEEP]["curves"]) == (0, {})
 
 

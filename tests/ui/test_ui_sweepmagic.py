@@ -91,8 +91,8 @@ def test_a_cell_that_waits_says_so_when_no_engine_is_left(kernel: Kernel) -> Non
 @pytest.mark.parametrize(
     ("code", "wanted"),
     [
-        ("%%sweep x=[1]\n1", "say what counts: --metric NAME"),
-        ("%%sweep --metric m\n1", "say what may vary"),
+        ("%%sweep x=[1]\n1", "the metric is missing: add --metric NAME"),
+        ("%%sweep --metric m\n1", "the line names no parameters"),
         ("%%sweep x=log(0, 1) --metric m --trials 2\n1", "x=log(0, 1)"),
         ("%%sweep x=log(1, 2) --metric m --sampler random\n1", "--trials N"),
         ("%%sweep x=[1] --metric m --per-trial 3\n1", "--per-trial 3"),

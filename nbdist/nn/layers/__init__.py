@@ -28,7 +28,7 @@ LAYERS: dict[str, type[Layer]] = {
         MaxPool2D, Reshape,
     )
 }  # fmt: skip
-"""Layers by name, for models that come home or are loaded."""
+"""Layers by name, for models that are fetched or loaded."""
 
 
 def layer_from_config(config: dict[str, Any]) -> Layer:

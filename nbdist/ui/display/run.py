@@ -57,11 +57,11 @@ def place() -> Place:
 
 
 class LiveDisplay:
-    """One run's output. `progress`, `mark`, `output` and `tick_meanwhile` may come from any thread, all else
-    belongs to the kernel's main thread.
+    """One run's output. `progress`, `mark`, `output` and `tick_from_any_thread` may come from any thread; all
+    other methods belong to the kernel's main thread.
 
-    ``report`` takes the lines where there is no page (default: print); ``again`` says how to follow the run
-    when the kernel is gone.
+    ``report`` takes the lines where there is no page (default: print); ``again`` is how to follow the run
+    after the kernel has ended.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class LiveDisplay:
             self.line_due = now + LINE_EVERY
             self.report(progress_line(self.title, self.status, latest_values(self.store, self.charts)))
 
-    def tick_meanwhile(self) -> None:
+    def tick_from_any_thread(self) -> None:
         """Update the view while the main thread is busy."""
         now = time.monotonic()
         with self.lock:
@@ -241,7 +241,7 @@ MOST_NAMED = 4  # replicas that are lost; more are counted
 
 
 class RunView:
-    """Shows one run: live while it goes on, frozen at its end."""
+    """Shows one run: live while it is under way, frozen at its end."""
 
     def __init__(self, run: Run, *, display: bool = True, raises: bool = False) -> None:
         self._run, self._raises = run, raises  # whether the cell raises the run's error below the view
@@ -262,7 +262,7 @@ class RunView:
         if self._thread in (None, threading.get_ident()):
             self._display.tick(time.monotonic())
         else:
-            self._display.tick_meanwhile()
+            self._display.tick_from_any_thread()
 
     @property
     def on_page(self) -> bool:
@@ -463,7 +463,7 @@ def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
     slow = sorted(
         ((replica.slowness, i) for i, replica in enumerate(replicas) if replica.slowness), reverse=True
     )
-    said = [
+    parts = [
         f"{short_task(tasks[i])} is slow: {times:.1f}x the others' step" for times, i in slow[:MOST_NAMED]
     ]
     more = [f"{len(slow) - MOST_NAMED} more are slow"] if len(slow) > MOST_NAMED else []
@@ -471,7 +471,7 @@ def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
     left = sum(replica.state != LOST for replica in replicas)
     if lost and left:
         lost += f"; training continues on {left} {'replica' if left == 1 else 'replicas'}"
-    return "; ".join(filter(None, [lost, those("is", SILENT, replicas, tasks), *said, *more]))
+    return "; ".join(filter(None, [lost, those("is", SILENT, replicas, tasks), *parts, *more]))
 
 
 def lost_among(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
@@ -585,7 +585,7 @@ class Marks:
 
 
 def show(run: Run) -> None:
-    """Show a run in this cell: the same view while it goes on, afterwards one of its own.
+    """Show a run in this cell: the same view while it is under way, afterwards one of its own.
 
     The view of a run that is over has all its curves, to zoom in, smooth and compare; it lives as long as
     the page does, and is not saved with the notebook: the frozen picture below the run's own cell is.

@@ -4,7 +4,7 @@
     shown.show()
     follow_sweep_in_background(sweep, shown)   # ticks, and freezes, while the kernel's loop has time
 
-or, where there is no loop: ``shown.tick()`` ten times a second, and ``shown.finish()``. The sweep goes on by
+or, where there is no loop: ``shown.tick()`` ten times a second, and ``shown.finish()``. The sweep runs by
 itself, whoever looks.
 """
 
@@ -29,7 +29,7 @@ LATE = 0.5  # seconds without a tick, after which a cell is seen to have the mai
 
 
 class SweepDisplay:
-    """One sweep's output. All methods but `tick_meanwhile` belong to the kernel's main thread.
+    """One sweep's output. All methods but `tick_from_any_thread` belong to the kernel's main thread.
 
     ``report`` takes the lines where there is no page (default: print).
     """
@@ -59,7 +59,7 @@ class SweepDisplay:
         display(self.view, display_id=self.display_id)
 
     def show_again(self) -> None:
-        """Put the sweep on the page once more: while it goes on the same grid, afterwards one of its own.
+        """Put the sweep on the page once more: the same grid while it runs, afterwards one of its own.
 
         The grid of a finished sweep shows everything, and its commands still work: one that adds trials
         continues the sweep, and at its end a picture replaces the grid.
@@ -67,7 +67,7 @@ class SweepDisplay:
         self.frozen = self.frozen or self.sweep.over  # this is all there is to show of it
         if self.where == "terminal":
             if self.sweep.over:
-                self.report(self._in_words())
+                self.report(self._as_text())
             return
         from IPython.display import display
 
@@ -87,7 +87,7 @@ class SweepDisplay:
     def tick(self, now: float | None = None) -> None:
         """Send what is new, about ten times a second; ``now`` in seconds on a steady clock."""
         now = self.ticked = time.monotonic() if now is None else now
-        self.frozen = False  # it goes on, or goes on again: what it comes to is another picture
+        self.frozen = False  # it continues: the frozen picture is out of date
         if self.view is not None:
             self.view.finished = self.view.closes_unseen = False
             self.view.tick(now)
@@ -97,7 +97,7 @@ class SweepDisplay:
                 line = sweep_line(self.sweep)
             self.report(f"{self.sweep.name}: {line}")
 
-    def tick_meanwhile(self) -> None:
+    def tick_from_any_thread(self) -> None:
         """Keep the grid moving while the main thread has had no time for it. For another thread."""
         now, view = time.monotonic(), self.view
         if view is not None and now - self.ticked > LATE:
@@ -109,7 +109,7 @@ class SweepDisplay:
             return
         self.frozen = True
         if self.where == "terminal":
-            self.report(self._in_words())
+            self.report(self._as_text())
             return
         from IPython.display import display, update_display
 
@@ -126,10 +126,10 @@ class SweepDisplay:
         from nbdist.ui.widgets.sweep import SweepView
 
         view = SweepView(self.sweep)
-        view.on_continued = lambda: self._go_on(view)
+        view.on_continued = lambda: self._continue(view)
         return view
 
-    def _go_on(self, view: SweepView) -> None:
+    def _continue(self, view: SweepView) -> None:
         """A page that still had the grid of the sweep has brought it back to work."""
         self.view, self.frozen = view, False
         view.closes_unseen = False
@@ -139,7 +139,7 @@ class SweepDisplay:
         with self.sweep.lock:
             return frozen_sweep(self.sweep)
 
-    def _in_words(self) -> str:
+    def _as_text(self) -> str:
         with self.sweep.lock:
             return sweep_text(summary_of(self.sweep))
 
@@ -196,7 +196,7 @@ def _move(display: SweepDisplay) -> threading.Event:
 
     def move() -> None:
         while not over.wait(LOOK_EVERY):
-            display.tick_meanwhile()
+            display.tick_from_any_thread()
 
     threading.Thread(target=move, name=f"nbdist moves {display.sweep.id}", daemon=True).start()
     return over

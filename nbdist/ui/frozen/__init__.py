@@ -1,1 +1,1 @@
-"""What stays in a saved notebook: HTML, text and figures that need no kernel."""
+"""The frozen views of a saved notebook: HTML, text and figures that need no kernel."""

@@ -35,7 +35,7 @@ def picture(
     axis: str = "steps",
     marks: Sequence[Mark] = (),
 ) -> bytes:
-    """Return a PNG of at most ``limit`` bytes, as sharp as that allows; ``axis`` says what x counts.
+    """Return a PNG of at most ``limit`` bytes, as sharp as that allows; ``axis`` is the label of x.
 
     Its background is opaque, so that it reads on a dark page as well.
     """
@@ -238,7 +238,7 @@ def label(tasks: Sequence[str], replica: int) -> str:
 
 Floats = NDArray[np.float64]
 MOST_OF_POINTS = (0.03, 0.97)  # quantiles of the points that are covered
-FEWEST = 5  # values among which a spike can be told from a steep curve
+FEWEST = 5  # values among which a spike differs from a steep curve
 FAR = 2.0  # times the range of the others, beyond which a spike leaves the plot
 
 

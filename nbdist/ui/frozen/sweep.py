@@ -101,7 +101,7 @@ def sweep_text(summary: SweepSummary) -> str:
 def standing(summary: SweepSummary) -> str:
     """Return how many trials ended how, and what the table shows."""
     if not summary.counts:
-        return "no trial was asked for"
+        return "no trial was drawn"
     what = "the best trials:" if summary.finished else "no trial finished; those with a value:"
     return f"{summary.counts}; {what}" if summary.rows else f"{summary.counts}; none has a value"
 
@@ -171,18 +171,18 @@ def with_curves(data: dict[str, Any], ledger: Ledger, room: int) -> dict[str, An
         return sum(curve_bytes(min(points, len(one.steps))) for one in curves.values())
 
     points = next((points for points in POINTS if cost(points) <= room), POINTS[-1])
-    told: dict[str, str] = {}
+    by_number: dict[str, str] = {}
     for number, one in curves.items():  # the best first
         room -= curve_bytes(min(points, len(one.steps)))
         if room < 0:
             break
-        told[str(number)] = packed(one, points)
-    left_out = len(curves) - len(told)
-    return {**data, "curves": told, **({"left_out": left_out} if left_out else {})}
+        by_number[str(number)] = packed(one, points)
+    left_out = len(curves) - len(by_number)
+    return {**data, "curves": by_number, **({"left_out": left_out} if left_out else {})}
 
 
 def whole(sweep: SweepSeen, most_values: int) -> dict[str, Any]:
-    """Return what is said of the sweep as a whole, with so many values of a choice."""
+    """Return the texts about the sweep as a whole, with so many values of a choice."""
     ledger = sweep.ledger
     about = head(sweep, names_of(sweep, ledger.spans, {}))
     weighty = set([*by_weight(ledger), *ledger.space][:MOST_PARAMETERS])
@@ -276,8 +276,8 @@ def empty(name: str, column: Any) -> bool:
 
 def digits(value: float | None) -> float | str | None:
     """Return a number with six significant digits, or what JSON has for it."""
-    told = plain(value)
-    return float(f"{told:.6g}") if isinstance(told, float) else told
+    shown = plain(value)
+    return float(f"{shown:.6g}") if isinstance(shown, float) else shown
 
 
 def cut(value: Any) -> Any:
@@ -304,7 +304,7 @@ GLYPHS = {"running": "▶", "paused": "⏸", "finished": "✓", "stopped": "■"
 MOST_ROWS = 10
 MOST_NAMED = 6  # parameters in the table; those that matter most
 OVER: tuple[State, ...] = ("finished", "pruned", "stopped", "failed")
-SAID: tuple[State, ...] = ("running", "failed")
+COUNTED: tuple[State, ...] = ("running", "failed")
 
 
 @dataclass(frozen=True)
@@ -348,13 +348,13 @@ def summary_of(sweep: SweepSeen) -> SweepSummary:
 
 
 def sweep_line(sweep: SweepSeen) -> str:
-    """Return a line about a sweep that goes on; called with its lock held.
+    """Return a line about a sweep under way; called with its lock held.
 
     ``12 of 24 trials, 3 running, best val_accuracy 0.953 (trial 7: lr=0.01 hidden=64)``
     """
     ledger = sweep.ledger
     parts = [progress(ledger)]
-    parts += [f"{count:,} {state}" for state in SAID if (count := ledger.counts[state])]
+    parts += [f"{count:,} {state}" for state in COUNTED if (count := ledger.counts[state])]
     parts += [sweep.state] if sweep.state != "running" else []
     best = best_words(ledger)
     return ", ".join(

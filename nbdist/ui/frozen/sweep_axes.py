@@ -185,7 +185,7 @@ def within(axes: Axes, values: Any) -> None:
 
 
 def ticks_on(put: Callable[..., Any], axis: Axis) -> None:
-    """Put an axis's labels where they belong; what a user named is no formula."""
+    """Put an axis's labels where they belong; names of users are not formulas."""
     ticks = axis.ticks()
     put([place for place, _ in ticks], [text for _, text in ticks], parse_math=False)
 
@@ -221,7 +221,7 @@ def colour_bar(axes: Axes, scale: Scale, name: str) -> None:
 
 STOPS = ("#e9e6a0", "#93d390", "#00b69b", "#0086ad", "#004fa1", "#31156d")
 """Those of the grid on a light page, with a palest that is seen on white; of even steps in lightness, so that
-they are told apart in grey too."""
+they differ in grey too."""
 
 
 COUNT = 16
@@ -359,7 +359,7 @@ def axis_in(ledger: Ledger, name: str) -> Axis:
 def axis_of(name: str, values: Sequence[Value], parameter: Parameter | None) -> Axis:
     """Return the axis for values that trials have; ``parameter`` is what it may be now, if it is there still.
 
-    It has the ends of the values, not of the parameter: what nobody tried needs no room.
+    It has the ends of the values, not of the parameter: untried values need no room.
     """
     kind = None if parameter is None else parameter.kind
     distinct = {same_key(value): value for value in values}

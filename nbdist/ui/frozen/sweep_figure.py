@@ -77,7 +77,7 @@ def picture(ledger: Ledger, limit: int) -> bytes | None:
         colours = [*shades(), *ramp_shades()]
         dots = SHARPEST
         while len(png := encode(figure, dots, colours)) > limit and dots > COARSEST:
-            figure.set_layout_engine("none")  # everything stays where it was put
+            figure.set_layout_engine("none")  # nothing moves
             dots = max(COARSEST, min(dots - 5, int(dots * (limit / len(png)) ** 0.7)))
     return png
 
@@ -184,7 +184,7 @@ def learning(axes: Axes, ledger: Ledger, trials: Sequence[Trial]) -> None:
         for value in curve.values[len(curve.values) // 4 :]
         if abs(value) < LARGEST
     ]
-    if late and min(late) < max(late):  # how they began says less than how they ended
+    if late and min(late) < max(late):  # the late part matters more than the early one
         room = 0.08 * (max(late) - min(late))
         axes.set_ylim(min(late) - room, max(late) + room)
     handles, labels = axes.get_legend_handles_labels()

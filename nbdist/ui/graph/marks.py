@@ -269,7 +269,7 @@ class TextMeasure:
         return max(width(line, NAME, bold=True) for line in lines) + 30
 
     def labels(self, source: Box, target: Box, edges: Sequence[PlaneEdge]) -> list[tuple[str, float]]:
-        """Return what may stand on a line: an op says what it makes itself, unless that is sent."""
+        """Return what may stand on a line: an op's own label shows its result, unless that is sent."""
         if source.plane is None and source.device == target.device:
             return []
         return [(text, width(text, LABEL)) for text in line_labels(edges)]

@@ -97,7 +97,7 @@ WORDS = {
 
 
 def colour(name: str, dark: bool = False) -> str:
-    """Return a colour of the tables as ``#rrggbb``; "" stays "none"."""
+    """Return a colour of the tables as ``#rrggbb``; "" is "none"."""
     if not name:
         return "none"
     if name.startswith("#"):

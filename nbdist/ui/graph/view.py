@@ -50,7 +50,7 @@ class GraphView:
         return headline(self.nodes, self._sent)
 
     def svg(self) -> str:
-        """Return the picture as SVG, which follows the light or dark setting of who looks at it."""
+        """Return the picture as SVG, which follows the reader's light or dark setting."""
         return svg(self._shown, self._headline)
 
     def png(self, scale: float = 2.0) -> bytes:
@@ -158,7 +158,7 @@ def _check_scopes(nodes: Iterable[Node], expand: Iterable[str]) -> None:
 # A graph's picture for a notebook: a PNG, which a small script in the output replaces by the live
 # drawing.
 #
-# An untrusted notebook keeps no script and no SVG; there the PNG stays, and the table under it.
+# An untrusted notebook keeps no script and no SVG; there the PNG and the table under it remain.
 
 SMALLEST = 0.7  # of its natural size; on a narrower page the drawing scrolls
 MOST_ROWS = 12

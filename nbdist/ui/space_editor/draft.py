@@ -22,7 +22,7 @@ from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, Val
 from nbdist.sweep.space import MOST_PARAMETERS, Space, log, uniform
 
 MOST_TYPED = 400_000  # characters of one field: more than a choice of 10,000 values takes
-# What somebody may mean as a number or a truth value; as bare words they would become texts, unseen.
+# Words that probably mean a number or a truth value; as bare words they would silently become texts.
 AMBIGUOUS = ("nan", "inf", "infinity", "true", "false", "none", "null")
 EXAMPLE = "write values with commas between, such as 32, 64 or 'sgd', 'adam'"
 
@@ -102,7 +102,7 @@ def read_values(text: str) -> list[Value]:
         return []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # 1if: what is wrong is said below
+            warnings.simplefilter("ignore", SyntaxWarning)  # 1if: the error is raised below
             items = ast.parse(f"[{text}\n]", mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise InvalidArgumentError(f"{text.strip()!r:.80} cannot be read: {EXAMPLE}") from None
@@ -135,7 +135,7 @@ def new_draft(drafts: tuple[Draft, ...], identity: int) -> Draft:
 
 
 def turned(draft: Draft, kind: Kind) -> Draft:
-    """Return the draft as another kind; its range stays if it can be one of that kind."""
+    """Return the draft as another kind; with its range, if that fits the kind."""
     if kind not in get_args(Kind):
         raise InvalidArgumentError(
             f"no kind of parameter {kind!r:.80}; there are {', '.join(get_args(Kind))}"
@@ -146,7 +146,7 @@ def turned(draft: Draft, kind: Kind) -> Draft:
     if kind == "fixed" and not draft.value.strip():
         other = replace(other, value=draft.low or draft.values.partition(",")[0])
     if kind in NUMBERS:
-        if (draft.low, draft.high) == FIRST.get(draft.kind):  # nobody has chosen it
+        if (draft.low, draft.high) == FIRST.get(draft.kind):  # not chosen by the user
             return _in_range(other, *FIRST[kind])
         try:
             read(other)
@@ -215,7 +215,7 @@ def _value(node: ast.expr) -> Value:
     except (ValueError, TypeError, MemoryError, RecursionError) as error:
         if isinstance(error, InvalidArgumentError):
             raise
-        raise InvalidArgumentError(f"{ast.unparse(node):.80} is no value: {EXAMPLE}") from None
+        raise InvalidArgumentError(f"{ast.unparse(node):.80} is not a value: {EXAMPLE}") from None
 
 
 # The kinds of parameters in the space editor, and the labels of their values.
@@ -269,7 +269,7 @@ FIELDS = ("name", "low", "high", "step", "points", "values", "value")
 def edited(drafts: Drafts, change: Change) -> Drafts:
     """Return the drafts after a change of the page's.
 
-    Raises `InvalidArgumentError` for a change that is none, `NotFoundError` for a parameter that is gone.
+    Raises `InvalidArgumentError` for an invalid change, `NotFoundError` for a removed parameter.
     """
     what = change.get("what")
     if what == "add":
@@ -285,10 +285,10 @@ def edited(drafts: Drafts, change: Change) -> Drafts:
 
 
 def _remove(drafts: Drafts, place: int, change: Change) -> Drafts:
-    gone = drafts[place]
+    removed = drafts[place]
 
     def by_name(condition: Condition) -> Condition:
-        return replace(condition, on=gone.name) if condition.on == gone.id else condition
+        return replace(condition, on=removed.name) if condition.on == removed.id else condition
 
     rest = (*drafts[:place], *drafts[place + 1 :])
     return tuple(replace(one, when=tuple(map(by_name, one.when))) for one in rest)

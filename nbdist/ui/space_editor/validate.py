@@ -128,7 +128,7 @@ def _read_alone(draft: Draft, drafts: Sequence[Draft], grid: bool) -> Parameter 
     try:
         check_name(draft.name)
         if any(one.name == draft.name for one in drafts[: drafts.index(draft)]):
-            Space([(draft.name, Fixed(0))] * 2)  # says so
+            Space([(draft.name, Fixed(0))] * 2)  # raises
         place = "range"
         parameter = _read(draft)
         place = "when"
@@ -163,7 +163,7 @@ def _under_conditions(draft: Draft, parameter: Parameter, names: Mapping[int, st
 
 
 def _wrong_conditions(drafts: Sequence[Draft], parameters: Mapping[int, Parameter]) -> dict[int, Problem]:
-    """Return who cannot exist: each parameter is checked in the smallest space that has what it needs."""
+    """Return the parameters that cannot exist, each checked in the smallest space with what it needs."""
     ids = {draft.name: draft.id for draft in drafts}
     names = {draft.id: draft.name for draft in drafts}
     problems: dict[int, Problem] = {}
@@ -171,7 +171,7 @@ def _wrong_conditions(drafts: Sequence[Draft], parameters: Mapping[int, Paramete
     for identity in sorted(needed, key=lambda one: len(needed[one])):
         of = needed[identity]
         if identity not in of and of & problems.keys():
-            continue  # what it needs is wrong already, and says so
+            continue  # what it needs is wrong already, with an error of its own
         try:
             # First whether what it needs is there at all: the message lists what is.
             in_order({**{name: Fixed(0) for name in ids}, names[identity]: parameters[identity]})

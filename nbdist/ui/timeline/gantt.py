@@ -118,7 +118,7 @@ def _frame(axes: Axes, timeline: Timeline, rows: list[Row], theme: Theme) -> Non
 
 
 def _label(row: Row, several: set[str]) -> str:
-    """Return a row's name: the lane is said where there are several."""
+    """Return a row's name: with the lane where there are several."""
     name, lane = clip(short_task(row.task), 24), clip(row.lane, 18)
     if row.task not in several:
         return name

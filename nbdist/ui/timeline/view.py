@@ -22,7 +22,7 @@ SUFFIXES = (".png", ".svg", ".json")
 
 
 class TimelineView(Timeline):
-    """What `Run.timeline` returns in a notebook or a script; everything is drawn when it is asked for.
+    """What `Run.timeline` returns in a notebook or a script; drawn on demand.
 
     ``theme`` is "light" or "dark", for the page that it is shown on.
     """
@@ -42,7 +42,7 @@ class TimelineView(Timeline):
         path = Path(path)
         if path.suffix not in SUFFIXES:
             raise InvalidArgumentError(
-                f"{path.name!r} says no format: a timeline is saved as a chart (.png, .svg) or as a Chrome "
+                f"{path.name!r} has no format: a timeline is saved as a chart (.png, .svg) or as a Chrome "
                 "trace (.json)"
             )
         if path.suffix == ".json":
