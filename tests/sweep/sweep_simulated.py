@@ -1,4 +1,4 @@
-"""A sweep without engines or a clock: a driver and fake engines that do what the test's dice say."""
+"""A simulated sweep without engines or a clock: a driver and fake engines that a random generator drives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nbdist.sweep.state import Ledger
 
 
 class Simulation:
-    """Engines run what they are told; the driver writes an event, applies it, then acts on it."""
+    """A driver that writes each event, applies it, then acts on it; and engines that follow it."""
 
     def __init__(self, created: Created, engines: int, dice: Random) -> None:
         self.dice = dice
@@ -32,7 +32,7 @@ class Simulation:
         self.alive = set(range(engines))
         self.at_work: dict[tuple[int, int], tuple[int, ...]] = {}  # (number, attempt) -> ranks, on engines
         self.steps: dict[tuple[int, int], int] = {}
-        self.told_to_stop: set[tuple[int, int]] = set()
+        self.stopping: set[tuple[int, int]] = set()
         self.ever_started: set[tuple[int, int]] = set()
         self.spaces = [created.space]
         self.ledger = Ledger(created)
@@ -57,7 +57,7 @@ class Simulation:
             self.at_work[key] = event.ranks
             self.steps[key] = 0
         elif isinstance(event, (Pruned, Stopped)):
-            self.told_to_stop.add((event.number, event.attempt))
+            self.stopping.add((event.number, event.attempt))
 
     def pump(self) -> None:
         """Start what can be started, and check that no engine idles while there is work for it."""
@@ -90,9 +90,7 @@ class Simulation:
             return
         key = key or self.dice.choice(sorted(self.at_work))
         del self.at_work[key]
-        state = (
-            "stopped" if key in self.told_to_stop else self.dice.choice(["finished", "finished", "failed"])
-        )
+        state = "stopped" if key in self.stopping else self.dice.choice(["finished", "finished", "failed"])
         values = {"accuracy": self.dice.random()} if state == "finished" and self.dice.random() < 0.8 else {}
         ended = self.scheduler.end(*key, state, self.now, values, "" if state != "failed" else "raised")
         assert ended is not None
@@ -103,14 +101,14 @@ class Simulation:
     def death(self) -> None:
         if not self.alive:
             return
-        gone = set(self.dice.sample(sorted(self.alive), self.dice.randint(1, len(self.alive))))
-        self.alive -= gone
-        lost = [key for key, ranks in self.at_work.items() if gone & set(ranks)]
+        dead = set(self.dice.sample(sorted(self.alive), self.dice.randint(1, len(self.alive))))
+        self.alive -= dead
+        lost = [key for key, ranks in self.at_work.items() if dead & set(ranks)]
         for key in lost:
             del self.at_work[key]
-        for event in self.scheduler.died(gone, self.now):
+        for event in self.scheduler.died(dead, self.now):
             self.write(event)
-        for key in lost:  # what a dead one still says is not taken
+        for key in lost:  # reports of a dead engine are ignored
             assert self.scheduler.end(*key, "finished", self.now, {"accuracy": 1.0}) is None
             assert not self.ledger.apply(Reported(*key, 99, 0.5, self.now))
             self.ledger.late -= 1
@@ -119,28 +117,28 @@ class Simulation:
         self.alive |= {self.dice.randint(0, 3)}
 
     def driver_death(self) -> None:
-        """The driver dies, perhaps between a record and its deed; another takes over from the log."""
+        """The driver dies, perhaps between a record and its action; another takes over from the log."""
         event = self.scheduler.next(self.free(), len(self.alive), self.now)
         if event is not None and self.dice.random() < 0.7:
             self.write(event, act=False)
         if self.dice.random() < 0.3 and len(self.log) > 1:
-            self.log.pop()  # the machine lost its power: the last record is torn
+            self.log.pop()  # after a power failure: the last record is torn
         self.ledger = Ledger.of(self.log)
         self.scheduler = Scheduler(self.ledger)
         events, strays = self.scheduler.recover(self.at_work, self.now)
         for event in events:
             assert isinstance(event, (Started, Retried, Ended))
-            self.write(event, act=False)  # what is adopted runs already
+            self.write(event, act=False)  # adopted trials run already
         for key in strays:
             del self.at_work[key]
         for number in self.ledger.running:
             assert (number, self.ledger.trials[number].attempt) in self.at_work, "left running"
-        for number in self.ledger.running:  # what had been wished for the dead driver is done again
+        for number in self.ledger.running:  # repeat the stops of the dead driver
             trial = self.ledger.trials[number]
             if trial.stopping:
-                self.told_to_stop.add((number, trial.attempt))
+                self.stopping.add((number, trial.attempt))
 
-    def wish(self) -> None:
+    def command(self) -> None:
         ledger, now, dice = self.ledger, self.now, self.dice
         number = dice.randint(0, max(ledger.next_number, 1))
         space = dice.choice(
@@ -171,7 +169,7 @@ class Simulation:
             self.write(event)
 
     def drain(self) -> None:
-        """Let everything come to its end, with engines enough."""
+        """Run all trials to their end, with enough engines."""
         self.alive |= set(range(4))
         for event in commands.resume(self.ledger, self.now) if not self.ledger.closed else []:
             self.write(event)
@@ -181,11 +179,11 @@ class Simulation:
             if not self.at_work:
                 return
             self.finish()
-        raise AssertionError("it does not come to an end")
+        raise AssertionError("the sweep does not end")
 
 
 def state_of(ledger: Ledger) -> dict[str, object]:
-    """Everything that can be seen of a ledger, to compare two."""
+    """Return the public state of a ledger, to compare two."""
     trials = {
         number: {name: repr(getattr(trial, name)) for name in trial.__slots__}
         for number, trial in ledger.trials.items()

@@ -72,7 +72,7 @@ EVENTS: list[Event] = [
     Cloned(8.0, 3, {**SECOND, "lr": 3.0, "width": 512}, 103, 1),  # type: ignore[arg-type]
     Started(8.0, 3, 1, (1,)),
     Reported(3, 1, 1, 0.6, 9.0),
-    Retried(9.5, 3, "death", "gone", (1,)),
+    Retried(9.5, 3, "death", "lost", (1,)),
     Asked(10.0, 4, FIRST, 104),  # type: ignore[arg-type]
     Started(11.0, 4, 1, (0,)),
     Reported(4, 1, 1, 0.1, 12.0),
@@ -97,25 +97,25 @@ def test_the_state_of_a_sweep(ledger: Ledger) -> None:
     assert [span[:3] + span[5:] for span in ledger.spans] == [
         (0, 1, (0,), "finished"), (1, 1, (1,), "pruned"), (2, 1, (0,), "failed"), (3, 1, (1,), "lost"),
     ]  # fmt: skip
-    assert ledger.curve(3) is None  # it starts again
+    assert ledger.curve(3) is None  # a second attempt
     assert ledger.trials[3].lost == 1
     assert "Trial 0 finished lr=0.1" in repr(ledger.trials[0])
 
 
-def test_events_one_by_one_and_all_at_once_give_the_same() -> None:
+def test_incremental_and_batched_events_give_the_same_state() -> None:
     following = Ledger(CREATED)
     for place, event in enumerate(EVENTS[1:], 2):
         following.apply(event)
         assert state_of(following) == state_of(Ledger.of(EVENTS[:place]))
 
 
-def test_what_comes_too_late_changes_nothing(ledger: Ledger) -> None:
+def test_late_events_change_nothing(ledger: Ledger) -> None:
     before = state_of(ledger)
     late: list[Event] = [
         CREATED,
         Asked(20.0, 0, {}, 1),
         Started(20.0, 0, 1, (0,)),
-        Started(20.0, 3, 1, (0,)),  # of the attempt that was lost
+        Started(20.0, 3, 1, (0,)),  # of the lost attempt
         Started(20.0, 4, 2, (0,)),  # it runs
         Reported(0, 1, 5, 1.0, 20.0),
         Reported(3, 1, 5, 1.0, 20.0),
@@ -130,18 +130,18 @@ def test_what_comes_too_late_changes_nothing(ledger: Ledger) -> None:
     for event in late:
         assert not ledger.apply(event), event
     assert ledger.late == len(late)
-    assert ledger.next_number == 78  # the record that made trial 77 is lost: the number stays its own
+    assert ledger.next_number == 78  # the record of trial 77 is lost; its number is not used again
     ledger.next_number = 5
     assert state_of(ledger) == before
 
 
-def test_a_start_that_damage_took_is_made_up_for() -> None:
+def test_a_missing_start_is_inferred() -> None:
     ledger = Ledger.of([*EVENTS[:2], Reported(0, 1, 1, 0.5, 2.0), Ended(3.0, 0, 1, "finished", 0.5)])
     assert ledger.late == 0
     assert (ledger.trials[0].state, ledger.trials[0].attempt, ledger.best_value) == ("finished", 1, 0.5)
 
 
-def test_less_is_better_if_said_so_and_the_first_of_equals_is_best() -> None:
+def test_best_follows_the_direction_and_the_first_of_equals_wins() -> None:
     events: list[Event] = [Created(0.0, Space({"a": [1, 2, 3]}), 3, 7, "loss", "min")]
     for number, value in enumerate([math.nan, 0.5, 0.5, math.inf]):
         events += [Asked(1.0, number, {"a": 1}, number), Started(1.0, number, 1, (0,))]
@@ -155,8 +155,8 @@ TRACEBACK = """Traceback (most recent call last):
 ValueError: no room"""
 
 
-def of_two() -> Ledger:
-    """Two trials that are complete, with 0.9 and 0.8; the first is promoted."""
+def two_finished_trials() -> Ledger:
+    """Return a ledger of two finished trials, with 0.9 and 0.8; the first is promoted."""
     events: list[Event] = [Created(0.0, Space({"a": [1, 2]}), 2, 7, "accuracy")]
     for number, value in enumerate([0.9, 0.8]):
         events += [Asked(1.0, number, {"a": 1}, number), Started(1.0, number, 1, (0,))]
@@ -167,20 +167,23 @@ def of_two() -> Ledger:
 @pytest.mark.parametrize(
     ("after", "best"),
     [
-        ([], 0),  # it waits: what it had stands
+        ([], 0),  # it waits and keeps its value
         ([Started(6.0, 0, 2, (0,)), Reported(0, 2, 9, 0.1, 6.5)], 0),
         ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "finished", 0.95)], 0),
         ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "finished", 0.7)], 1),
         ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "finished", math.nan)], 1),
         ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "finished", math.inf)], 1),
         ([Started(6.0, 0, 2, (0,)), Reported(0, 2, 9, 0.1, 6.5), Ended(7.0, 0, 2, "stopped")], 0),
-        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "failed", None, {}, "Traceback")], 0),  # at once
+        (
+            [Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "failed", None, {}, "Traceback")],
+            0,
+        ),  # before any report
         ([Started(6.0, 0, 2, (0,)), Reported(0, 2, 9, 0.1, 6.5), Retried(7.0, 0, "death")], 0),
-        ([Ended(7.0, 0, 1, "stopped", 0.9)], 0),  # before it began
+        ([Ended(7.0, 0, 1, "stopped", 0.9)], 0),  # before it started
     ],
 )
-def test_the_best_is_so_with_what_it_is_worth_now(after: list[Event], best: int) -> None:
-    ledger = of_two()
+def test_best_uses_the_present_values(after: list[Event], best: int) -> None:
+    ledger = two_finished_trials()
     for event in after:
         assert ledger.apply(event), event
     assert ledger.best is ledger.trials[best]
@@ -190,7 +193,7 @@ def test_the_best_is_so_with_what_it_is_worth_now(after: list[Event], best: int)
 
 
 @pytest.mark.parametrize(
-    ("ends", "told"),
+    ("ends", "message"),
     [
         (
             [
@@ -219,15 +222,15 @@ def test_the_best_is_so_with_what_it_is_worth_now(after: list[Event], best: int)
         ),
     ],
 )
-def test_a_promotion_that_does_not_finish_leaves_the_trial_as_it_was(ends: list[Event], told: str) -> None:
-    ledger = of_two()
+def test_an_unfinished_promotion_keeps_the_trials_result(ends: list[Event], message: str) -> None:
+    ledger = two_finished_trials()
     history = list(ledger.history)
     for event in ends:
         assert ledger.apply(event), event
     trial = ledger.trials[0]
     assert (trial.state, trial.value, trial.ended_at, trial.stopping) == ("finished", 0.9, 2.0, None)
-    assert trial.error.splitlines()[0] == told
-    assert ("ValueError: no room" in trial.error) == ("ValueError" in told)
+    assert trial.error.splitlines()[0] == message
+    assert ("ValueError: no room" in trial.error) == ("ValueError" in message)
     assert (ledger.best, ledger.counts["finished"], ledger.counts["failed"]) == (trial, 2, 0)
     assert ledger.history == history  # the sampler already has its result
     # It can be promoted again, without an error of the first promotion.
@@ -329,12 +332,12 @@ def test_an_optuna_study_has_all_trials(ledger: Ledger, tmp_path: Path, file: st
     sampler = optuna.samplers.RandomSampler(seed=1)
     study.sampler = sampler
     trial = study.ask({name: one.distributions["lr"] for name, one in [("lr", study.best_trial)]})
-    assert trial.params["lr"] > 0  # one can go on with it
+    assert trial.params["lr"] > 0  # the study can be continued
     with pytest.raises(FailedPreconditionError, match="has a study 'sweep' already"):
         export_study(ledger, tmp_path / file, "sweep")
 
 
-def test_a_study_of_a_file_that_is_none_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_study_of_an_invalid_file_is_refused(ledger: Ledger, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"\.log, \.journal, \.db or \.sqlite"):
         export_study(ledger, tmp_path / "study.csv", "sweep")
 
@@ -351,7 +354,7 @@ def test_a_study_takes_a_parameter_that_was_a_range_and_then_a_choice(tmp_path: 
 
 
 def test_a_sweep_of_many_trials_is_rebuilt_from_its_log(tmp_path: Path) -> None:
-    """How long it takes is measured elsewhere; here, that nothing is missing."""
+    """Nothing is missing; the time is a benchmark."""
     path = tmp_path / "sweep.log"
     created = Created(0.0, Space({"lr": log(1e-4, 1e-1)}), 500, 7, "accuracy", pruner="asha")
     ledger = Ledger(created)

@@ -64,7 +64,7 @@ EVERY: list[Event] = [
     Stopped(4.5, 1, 2),
     Ended(5.0, 0, 1, "failed", None, {"accuracy": 0.5, "loss": -0.0}, "Traceback é\n\x00"),
     Ended(5.0, 3, 1, "finished", 0.0),
-    Retried(6.0, 0, "death", "gone", (0, 1)),
+    Retried(6.0, 0, "death", "lost", (0, 1)),
     Promoted(7.0, 1, "checkpoints/3", 4, {"epochs": 20}),
     SpaceEdited(8.0, Space({"lr": [1, 2]})),
     Added(9.0, 5),
@@ -94,7 +94,7 @@ def test_every_event_is_read_as_it_was_written(path: Path) -> None:
 
 
 def test_a_log_that_calls_a_finished_trial_complete_is_read(path: Path) -> None:
-    """Old logs have another word; new ones have "finished"."""
+    """Old logs say "complete" instead of "finished"."""
     kind, payload = encoded(Ended(5.0, 3, 1, "finished", 0.5))
     assert b'"finished"' in payload
     assert decoded(kind, payload.replace(b'"finished"', b'"complete"')) == [Ended(5.0, 3, 1, "finished", 0.5)]
@@ -107,7 +107,7 @@ def test_many_at_once_are_the_same_as_one_by_one(path: Path) -> None:
     assert read_events(path).events == EVERY
 
 
-def test_a_reader_goes_on_from_where_it_was(path: Path) -> None:
+def test_a_reader_continues_at_its_position(path: Path) -> None:
     with EventLog.create(path) as log:
         log.append(*EVERY[:6])
         first = read_events(path)
@@ -128,7 +128,7 @@ def test_only_the_user_may_read_it_and_links_are_not_followed(path: Path, tmp_pa
         EventLog.reopen(path)
 
 
-def test_a_second_writer_is_refused_and_told_who_writes(path: Path) -> None:
+def test_the_error_for_a_second_writer_names_the_first(path: Path) -> None:
     first = EventLog.create(path)
     with pytest.raises(FailedPreconditionError, match=f"process {os.getpid()} is writing"):
         EventLog.reopen(path)
@@ -144,12 +144,12 @@ def test_a_second_writer_is_refused_and_told_who_writes(path: Path) -> None:
         EventLog.create(path)
 
 
-def test_a_log_that_is_not_there_or_is_none(path: Path) -> None:
+def test_a_missing_or_foreign_log_is_an_error(path: Path) -> None:
     with pytest.raises(NotFoundError, match="no sweep log"):
         EventLog.reopen(path)
     path.write_bytes(b"nbdist metrics 2\n")
     path.chmod(0o600)
-    for _ in range(2):  # and no lock stays behind
+    for _ in range(2):  # no lock is left
         with pytest.raises(DataLossError, match="is not a sweep log"):
             EventLog.reopen(path)
 
@@ -174,7 +174,7 @@ def test_a_log_cut_off_anywhere_loses_at_most_one_record(path: Path) -> None:
 
 @given(some.data())
 @settings(max_examples=examples(150))
-def test_damage_in_the_middle_is_stepped_over_and_counted(data: some.DataObject) -> None:
+def test_damage_in_the_middle_is_skipped_and_counted(data: some.DataObject) -> None:
     frames = [FORMAT.frame(*encoded(event)) for event in EVERY]
     hit = data.draw(some.integers(0, len(frames) - 2))
     place = data.draw(some.integers(0, len(frames[hit]) - 1))
@@ -187,7 +187,7 @@ def test_damage_in_the_middle_is_stepped_over_and_counted(data: some.DataObject)
 
 
 @given(some.binary(max_size=400))
-def test_no_bytes_whatever_are_more_than_damage(data: bytes) -> None:
+def test_any_bytes_are_at_most_damage(data: bytes) -> None:
     part = parse(data)
     assert part.offset + part.torn == len(data)
 
@@ -223,7 +223,7 @@ def test_reports_of_a_broken_length_and_other_kinds_are_counted() -> None:
     assert (len(part.events), part.unread) == (1, 2)
 
 
-def test_a_length_in_the_log_takes_no_memory() -> None:
+def test_a_claimed_length_allocates_no_memory() -> None:
     huge = b"NBS2" + bytes([EVENT]) + (0xFFFFFFFF).to_bytes(4, "little") + bytes(8)
     part = parse(huge + FORMAT.frame(*encoded(Paused(1.0))))
     assert part.events == [Paused(1.0)]
@@ -235,7 +235,7 @@ def test_a_record_that_is_too_large_is_damage() -> None:
     assert (part.events, part.damaged) == ([Paused(1.0)], len(large))
 
 
-def test_what_is_too_large_is_not_written(path: Path) -> None:
+def test_a_too_large_event_is_not_written(path: Path) -> None:
     with EventLog.create(path) as log:
         with pytest.raises(ResourceExhaustedError, match="at most"):
             log.append(Closed(1.0, "x" * (LARGEST + 1)))
@@ -249,7 +249,7 @@ def test_what_is_too_large_is_not_written(path: Path) -> None:
 @pytest.mark.parametrize(
     "bad", [{"step": -1}, {"step": 1.5}, {"step": 2**32}, {"value": "x"}, {"value": None}]
 )
-def test_a_report_that_is_none_is_not_written(path: Path, bad: dict[str, Any]) -> None:
+def test_an_invalid_report_is_not_written(path: Path, bad: dict[str, Any]) -> None:
     with EventLog.create(path) as log:
         with pytest.raises(InvalidArgumentError, match="a step is a whole number"):
             log.append(Paused(1.0), Reported(0, 1, 2, 0.5, 3.0)._replace(**bad))
@@ -283,7 +283,7 @@ def test_a_full_disk_leaves_the_log_whole(path: Path, monkeypatch: pytest.Monkey
     assert read_events(path).events == [Paused(1.0), Closed(3.0)]
 
 
-def test_a_driver_that_is_killed_loses_nothing_that_it_had_appended(path: Path) -> None:
+def test_a_killed_driver_loses_no_appended_event(path: Path) -> None:
     code = (
         "import sys; from nbdist.sweep.event_log import *; from nbdist.sweep.events import *\n"
         f"log = EventLog.create(Path({str(path)!r}))\n"
@@ -300,7 +300,7 @@ def test_a_driver_that_is_killed_loses_nothing_that_it_had_appended(path: Path) 
     last = int(([line, *process.stdout.readlines()])[-1])
     process.wait()
     process.stdout.close()
-    with EventLog.reopen(path) as log:  # the lock of the dead is free
+    with EventLog.reopen(path) as log:  # the lock of the dead process is free
         steps = [event.step for event in log.found.events if isinstance(event, Reported)]
         assert steps == list(range(len(steps)))
         assert len(steps) > last

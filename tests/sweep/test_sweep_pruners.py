@@ -17,9 +17,9 @@ reported = some.lists(some.tuples(some.integers(0, 12), some.integers(0, 40), va
 directions = some.sampled_from(["max", "min"])
 
 
-def collect(told: list[tuple[int, int, float]], direction: Direction, complete: set[int]) -> Reports:
+def collect(reported: list[tuple[int, int, float]], direction: Direction, complete: set[int]) -> Reports:
     reports = Reports(direction)
-    for number, step, value in told:
+    for number, step, value in reported:
         reports.add(number, step, value)
     for number in sorted(complete):
         reports.finish(number)
@@ -36,17 +36,17 @@ every_pruner = pytest.mark.parametrize(
 
 @every_pruner
 @given(reported, directions, some.sets(some.integers(0, 12)))
-def test_asking_as_reports_come_is_asking_at_the_end_of_them(
-    pruner: Pruner, told: list[tuple[int, int, float]], direction: Direction, complete: set[int]
+def test_incremental_decisions_equal_those_of_all_reports(
+    pruner: Pruner, reported: list[tuple[int, int, float]], direction: Direction, complete: set[int]
 ) -> None:
     following = Reports(direction)
-    for place, (number, step, value) in enumerate(told):
+    for place, (number, step, value) in enumerate(reported):
         following.add(number, step, value)
-        if place == len(told) // 2:
+        if place == len(reported) // 2:
             for one in sorted(complete):
                 following.finish(one)
-        here = complete if place >= len(told) // 2 else set()
-        fresh = collect(told[: place + 1], direction, here)
+        here = complete if place >= len(reported) // 2 else set()
+        fresh = collect(reported[: place + 1], direction, here)
         decision = pruner.decide(following, number, step)
         assert decision == pruner.decide(fresh, number, step)
         assert decision == pruner.decide(following, number, step), "asking changed the answer"
@@ -55,10 +55,14 @@ def test_asking_as_reports_come_is_asking_at_the_end_of_them(
 @every_pruner
 @given(reported, directions, some.sets(some.integers(0, 12)), some.floats(11, 100))
 def test_the_best_at_every_step_is_never_pruned(
-    pruner: Pruner, told: list[tuple[int, int, float]], direction: Direction, complete: set[int], best: float
+    pruner: Pruner,
+    reported: list[tuple[int, int, float]],
+    direction: Direction,
+    complete: set[int],
+    best: float,
 ) -> None:
-    told = [(number, step, value) for number, step, value in told if math.isfinite(value)]
-    reports = collect(told, direction, complete)
+    reported = [(number, step, value) for number, step, value in reported if math.isfinite(value)]
+    reports = collect(reported, direction, complete)
     for step in range(41):
         reports.add(13, step, best if direction == "max" else -best)
         assert pruner.decide(reports, 13, step) == "keep"
@@ -67,16 +71,16 @@ def test_the_best_at_every_step_is_never_pruned(
 @every_pruner
 @given(reported, directions, some.sets(some.integers(0, 12)))
 def test_both_directions_are_mirror_images(
-    pruner: Pruner, told: list[tuple[int, int, float]], direction: Direction, complete: set[int]
+    pruner: Pruner, reported: list[tuple[int, int, float]], direction: Direction, complete: set[int]
 ) -> None:
-    one = collect(told, "max", complete)
-    other = collect([(number, step, -value) for number, step, value in told], "min", complete)
-    for number, step, _ in told:
+    one = collect(reported, "max", complete)
+    other = collect([(number, step, -value) for number, step, value in reported], "min", complete)
+    for number, step, _ in reported:
         assert pruner.decide(one, number, step) == pruner.decide(other, number, step)
 
 
 @every_pruner
-def test_equals_go_on_together(pruner: Pruner) -> None:
+def test_equal_trials_continue_together(pruner: Pruner) -> None:
     reports = collect(
         [(number, step, 0.5) for number in range(9) for step in range(28)], "max", set(range(6))
     )
@@ -85,7 +89,7 @@ def test_equals_go_on_together(pruner: Pruner) -> None:
 
 
 @every_pruner
-def test_a_trial_that_has_reported_nothing_goes_on(pruner: Pruner) -> None:
+def test_a_trial_without_reports_continues(pruner: Pruner) -> None:
     assert pruner.decide(Reports("max"), 3, 0) == "keep"
 
 
@@ -93,8 +97,8 @@ class TestMedian:
     pruner = MedianPruner(startup=2)
 
     def test_the_worse_half_is_pruned_once_enough_are_complete(self) -> None:
-        told = [(number, step, number / 10) for number in range(5) for step in (1, 2)]
-        reports = collect(told, "max", {0, 1, 2})
+        reported = [(number, step, number / 10) for number in range(5) for step in (1, 2)]
+        reports = collect(reported, "max", {0, 1, 2})
         reports.add(5, 1, 0.05)
         assert MedianPruner(startup=4).decide(reports, 5, 1) == "keep"
         assert MedianPruner(startup=3).decide(reports, 5, 1) == "prune"
@@ -124,16 +128,16 @@ class TestMedian:
 class TestAsha:
     pruner = AshaPruner(min_resource=1, eta=3)
 
-    def test_at_a_rung_the_best_in_eta_of_those_that_got_there_go_on(self) -> None:
+    def test_at_a_rung_the_best_fraction_continues(self) -> None:
         reports = Reports("min")
         decisions = []
         for number, value in enumerate([0.5, 0.4, 0.6, 0.3, 0.45, 0.2, 0.35]):
             reports.add(number, 1, value)
             decisions.append(self.pruner.decide(reports, number, 1))
-        # The first goes on; then one of up to five, and two of six and more.
+        # The first continues; then one of up to five, and two of six and more.
         assert decisions == ["keep", "keep", "prune", "keep", "prune", "keep", "prune"]
 
-    def test_only_rungs_are_looked_at_and_once(self) -> None:
+    def test_each_rung_is_judged_once(self) -> None:
         reports = collect([(0, step, 1.0) for step in range(1, 30)], "max", set())
         for step in range(1, 30):
             reports.add(1, step, 0.0)
@@ -159,7 +163,7 @@ class TestAsha:
 
 def test_settings_are_checked() -> None:
     assert make_pruner("asha", {"min_resource": 2, "eta": 4}) == AshaPruner(2, 4)
-    for name, settings, told in (
+    for name, settings, message in (
         ("hyperband", {}, "no pruner 'hyperband'; choose from none, median, asha"),
         ("asha", {"factor": 3}, "has no setting 'factor'; it has min_resource, eta, skip"),
         ("none", {"eta": 3}, "it has none"),
@@ -167,7 +171,7 @@ def test_settings_are_checked() -> None:
         ("asha", {"eta": 2.5}, "eta must be a whole number"),
         ("median", {"startup": "x"}, "startup must be a whole number"),
     ):
-        with pytest.raises(InvalidArgumentError, match=told):
+        with pytest.raises(InvalidArgumentError, match=message):
             make_pruner(name, settings)
 
 
@@ -183,7 +187,7 @@ def test_a_curve_of_very_many_reports_stays_bounded_and_keeps_its_extremes() -> 
     assert curve.steps == sorted(set(curve.steps))
 
 
-def test_columns_that_are_no_longer_kept_are_worked_out_again() -> None:
+def test_evicted_columns_are_computed_again() -> None:
     reports = Reports("max")
     for number in range(5):
         for step in range(300):

@@ -60,7 +60,7 @@ def tell(history: list[Ask | Tell], number: int, value: float, index: int) -> No
 
 
 class SamplerContract:
-    """What every sampler keeps."""
+    """Properties of every sampler."""
 
     name = ""
     count = 24
@@ -68,25 +68,25 @@ class SamplerContract:
     def make(self, space: Space = SPACE, seed: int = 7, direction: Direction = "max") -> Sampler:
         return make_sampler(self.name, space, seed, direction)
 
-    def test_what_it_asks_for_lies_in_the_space(self) -> None:
+    def test_sampled_parameters_are_in_the_space(self) -> None:
         asked = drive(self.make(), self.count)
         assert len(asked) == self.count
         for parameters in asked:
             assert SPACE.why_not(parameters) is None
             assert list(parameters) == [name for name in SPACE if name in parameters]
 
-    def test_the_same_seed_asks_the_same(self) -> None:
+    def test_equal_seeds_sample_equal_parameters(self) -> None:
         assert drive(self.make(), self.count) == drive(self.make(), self.count)
 
-    def test_one_that_starts_from_the_history_asks_what_one_that_was_there_asked(self) -> None:
+    def test_a_new_sampler_with_the_history_continues_equally(self) -> None:
         history: list[Ask | Tell] = []
         drive(self.make(), self.count, history)
-        there = [place for place, one in enumerate(history) if isinstance(one, Ask) and one.sampled]
-        for place in (*there[:3], *there[10::5], there[-1]):
+        asks = [place for place, one in enumerate(history) if isinstance(one, Ask) and one.sampled]
+        for place in (*asks[:3], *asks[10::5], asks[-1]):
             ask = history[place]
             assert self.make().ask(history[:place], ask.number) == dict(ask.parameters)  # type: ignore[union-attr]
 
-    def test_an_ask_that_came_to_nothing_changes_nothing(self) -> None:
+    def test_an_unused_ask_changes_nothing(self) -> None:
         history: list[Ask | Tell] = []
         drive(self.make(), self.count, history)
         place = max(place for place, one in enumerate(history) if isinstance(one, Ask) and one.sampled)
@@ -95,7 +95,7 @@ class SamplerContract:
         assert sampler.ask(history[:place], number) == first
         assert sampler.ask(history[: place - 4], number) == self.make().ask(history[: place - 4], number)
 
-    def test_a_history_from_another_space_is_taken(self) -> None:
+    def test_a_history_of_another_space_is_accepted(self) -> None:
         history: list[Ask | Tell] = []
         drive(self.make(), 10, history)
         narrower = SPACE.with_changes({"opt": ["rmsprop", "sgd"], "lr": uniform(0, 1, points=3)})
@@ -104,7 +104,7 @@ class SamplerContract:
         assert parameters is not None
         assert narrower.contains(parameters)
 
-    def test_a_trial_that_is_told_twice_counts_with_the_later(self) -> None:
+    def test_the_later_of_two_results_counts(self) -> None:
         history: list[Ask | Tell] = [
             Ask(0, self.asked(0), True), Tell(0, "failed", None, None), Tell(0, "finished", 0.5, 1),
         ]  # fmt: skip
@@ -120,10 +120,10 @@ class SamplerContract:
 class TestRandom(SamplerContract):
     name = "random"
 
-    def test_another_seed_asks_something_else(self) -> None:
+    def test_another_seed_samples_other_parameters(self) -> None:
         assert drive(self.make(seed=1), 5) != drive(self.make(seed=2), 5)
 
-    def test_an_edit_of_one_parameter_leaves_the_others_as_they_were(self) -> None:
+    def test_an_edit_of_one_parameter_keeps_the_draws_of_the_others(self) -> None:
         edited = SPACE.with_changes({"new": [1, 2, 3]}, without=["batch"])
         one, other = self.make().ask([], 3), self.make(edited).ask([], 3)
         assert one is not None
@@ -136,13 +136,13 @@ class TestGrid(SamplerContract):
     name = "grid"
     count = 36
 
-    def test_all_points_are_asked_for_once_and_then_no_more(self) -> None:
+    def test_each_grid_point_is_sampled_once(self) -> None:
         sampler = self.make()
         assert sampler.size == 36
         asked = drive(sampler, 100)
         assert asked == [Grid(SPACE).point(index) for index in range(36)]
 
-    def test_points_that_were_asked_for_before_an_edit_are_not_asked_for_again(self) -> None:
+    def test_points_sampled_before_an_edit_are_not_repeated(self) -> None:
         history: list[Ask | Tell] = []
         before = drive(self.make(), 20, history)
         wider = SPACE.with_changes({"opt": ["sgd", "adam", "rmsprop"]})
@@ -154,11 +154,11 @@ class TestGrid(SamplerContract):
 class TestTpe(SamplerContract):
     name = "tpe"
 
-    def test_it_learns_from_what_it_is_told(self) -> None:
+    def test_it_learns_from_results(self) -> None:
         asked = drive(self.make(), 40)
         assert sum(one["opt"] == "sgd" for one in asked[-12:]) > 8  # adam is worse by one
 
-    def test_less_may_be_better(self) -> None:
+    def test_the_direction_min(self) -> None:
         sampler = self.make(direction="min")
         history: list[Ask | Tell] = []
         for number in range(40):
@@ -168,7 +168,7 @@ class TestTpe(SamplerContract):
         last = [one.parameters["opt"] for one in history if isinstance(one, Ask)][-12:]
         assert last.count("adam") > 8
 
-    def test_a_setting_that_it_has_not_is_refused(self) -> None:
+    def test_an_unknown_setting_is_refused(self) -> None:
         with pytest.raises(InvalidArgumentError, match="startup"):
             make_sampler("tpe", SPACE, 1, settings={"startup": 3})
         with pytest.raises(InvalidArgumentError, match="--seed"):
@@ -185,7 +185,7 @@ def test_a_grid_of_a_range_without_points_says_what_to_write() -> None:
         make_sampler("grid", Space({"lr": log(1e-4, 1e-1)}), 1)
 
 
-def test_a_sampler_that_is_not_there_is_named_with_those_that_are() -> None:
+def test_an_unknown_sampler_is_named_with_the_known_ones() -> None:
     with pytest.raises(InvalidArgumentError, match="no sampler 'cmaes'; choose from random, grid, tpe"):
         make_sampler("cmaes", SPACE, 1)
     with pytest.raises(InvalidArgumentError, match="random takes no settings"):
@@ -201,7 +201,7 @@ def test_no_two_trials_share_a_seed(seed: int, numbers: set[int]) -> None:
     assert all(0 <= one < 2**32 for one in seeds)
 
 
-def test_optuna_is_loaded_only_by_those_who_ask_for_it() -> None:
+def test_optuna_is_imported_only_for_tpe() -> None:
     code = (
         "import sys; from nbdist.sweep import scheduler, commands, event_log, export; "
         "sys.exit(bool({'optuna', 'pandas', 'matplotlib', 'IPython'} & sys.modules.keys()))"

@@ -40,13 +40,13 @@ def opened(**given: Any) -> Created:
     )
 
 
-def following(created: Created, *events: Event) -> tuple[Ledger, Scheduler]:
+def from_events(created: Created, *events: Event) -> tuple[Ledger, Scheduler]:
     ledger = Ledger.of([created, *events])
     assert not ledger.late
     return ledger, Scheduler(ledger)
 
 
-def pumped(ledger: Ledger, scheduler: Scheduler, free: set[int], alive: int) -> list[Started]:
+def start_trials(ledger: Ledger, scheduler: Scheduler, free: set[int], alive: int) -> list[Started]:
     found = []
     while (event := scheduler.next(free, alive, 1.0)) is not None:
         assert ledger.apply(event)
@@ -57,7 +57,9 @@ def pumped(ledger: Ledger, scheduler: Scheduler, free: set[int], alive: int) -> 
 
 
 ACTIONS = (
-    ["report"] * 8 + ["finish"] * 5 + ["death", "replace", "replace", "driver_death", "wish", "wish", "wish"]
+    ["report"] * 8
+    + ["finish"] * 5
+    + ["death", "replace", "replace", "driver_death", "command", "command", "command"]
 )
 
 
@@ -69,7 +71,7 @@ ACTIONS = (
     some.integers(1, 4),
 )
 @settings(max_examples=examples(150))
-def test_every_trial_that_was_asked_for_is_accounted_for(
+def test_every_sampled_trial_ends_once(
     seed: int, sampler: str, pruner: str, per_trial: int, engines: int
 ) -> None:
     dice = Random(seed)
@@ -104,11 +106,13 @@ def test_every_trial_that_was_asked_for_is_accounted_for(
 
 @given(some.integers(0, 2**32), some.sampled_from(["random", "grid", "tpe"]))
 @settings(max_examples=examples(20))
-def test_going_through_the_log_again_asks_the_same(seed: int, sampler: str) -> None:
+def test_a_replayed_log_samples_the_same(seed: int, sampler: str) -> None:
     simulation = Simulation(opened(sampler=sampler, pruner="asha", trials=12), 3, Random(seed))
     for _ in range(30):
         simulation.now += 1
-        getattr(simulation, simulation.dice.choice(["report", "finish", "wish", "driver_death", "replace"]))()
+        getattr(
+            simulation, simulation.dice.choice(["report", "finish", "command", "driver_death", "replace"])
+        )()
         simulation.pump()
     for place_, event in enumerate(simulation.log):
         if isinstance(event, Asked):
@@ -117,20 +121,20 @@ def test_going_through_the_log_again_asks_the_same(seed: int, sampler: str) -> N
             assert event.seed == trial_seed(7, event.number)
 
 
-def test_engines_get_trials_until_none_is_free() -> None:
-    ledger, scheduler = following(opened(trials=3))
-    assert [event.ranks for event in pumped(ledger, scheduler, {0, 1, 2, 3}, 4)] == [(0,), (1,), (2,)]
+def test_every_free_engine_gets_a_trial() -> None:
+    ledger, scheduler = from_events(opened(trials=3))
+    assert [event.ranks for event in start_trials(ledger, scheduler, {0, 1, 2, 3}, 4)] == [(0,), (1,), (2,)]
     assert ledger.counts["running"] == 3
     assert not scheduler.done
 
 
-def test_a_trial_whose_engine_died_is_tried_once_more_and_elsewhere() -> None:
-    ledger, scheduler = following(opened(trials=2))
-    pumped(ledger, scheduler, {0, 1}, 2)
+def test_a_trial_of_a_dead_engine_is_retried_once_on_another() -> None:
+    ledger, scheduler = from_events(opened(trials=2))
+    start_trials(ledger, scheduler, {0, 1}, 2)
     (retried,) = scheduler.died({0}, 2.0)
     assert retried == Retried(2.0, 0, "death", "the engine of rank 0 died", (0,))
     ledger.apply(retried)
-    (again,) = pumped(ledger, scheduler, {0, 2}, 3)  # rank 0 is back already
+    (again,) = start_trials(ledger, scheduler, {0, 2}, 3)  # rank 0 was replaced already
     assert (again.number, again.attempt, again.ranks) == (0, 2, (2,))
     assert ledger.trials[0].seed == trial_seed(7, 0)
     (failed,) = scheduler.died({2}, 3.0)
@@ -139,34 +143,34 @@ def test_a_trial_whose_engine_died_is_tried_once_more_and_elsewhere() -> None:
     assert failed.error == "lost 2 times; the last time the engine of rank 2 died"
 
 
-def test_what_an_attempt_that_was_given_up_still_says_is_not_taken() -> None:
-    ledger, scheduler = following(opened(trials=1))
-    pumped(ledger, scheduler, {0}, 1)
+def test_reports_of_an_abandoned_attempt_are_ignored() -> None:
+    ledger, scheduler = from_events(opened(trials=1))
+    start_trials(ledger, scheduler, {0}, 1)
     for event in scheduler.died({0}, 2.0):
         ledger.apply(event)
-    pumped(ledger, scheduler, {1}, 1)
+    start_trials(ledger, scheduler, {1}, 1)
     assert scheduler.end(0, 1, "finished", 3.0, {"accuracy": 1.0}) is None
     assert scheduler.judge(Reported(0, 1, 1, 0.0, 3.0), 3.0) is None
     assert scheduler.end(0, 2, "finished", 3.0, {"accuracy": 1.0}) is not None
 
 
-def test_where_it_died_is_better_than_nowhere() -> None:
-    ledger, scheduler = following(opened(trials=1))
-    pumped(ledger, scheduler, {0}, 1)
+def test_a_retry_uses_the_same_engine_if_no_other_lives() -> None:
+    ledger, scheduler = from_events(opened(trials=1))
+    start_trials(ledger, scheduler, {0}, 1)
     for event in scheduler.died({0}, 2.0):
         ledger.apply(event)
-    assert [event.ranks for event in pumped(ledger, scheduler, {0}, 1)] == [(0,)]
+    assert [event.ranks for event in start_trials(ledger, scheduler, {0}, 1)] == [(0,)]
 
 
-def test_an_engine_that_a_trial_avoids_does_other_work_first() -> None:
-    ledger, scheduler = following(opened(trials=2))
-    pumped(ledger, scheduler, {0}, 1)
+def test_an_engine_that_a_trial_avoids_runs_other_trials_first() -> None:
+    ledger, scheduler = from_events(opened(trials=2))
+    start_trials(ledger, scheduler, {0}, 1)
     for event in scheduler.died({0}, 2.0):
         ledger.apply(event)
-    assert [event.number for event in pumped(ledger, scheduler, {0}, 1)] == [1]
+    assert [event.number for event in start_trials(ledger, scheduler, {0}, 1)] == [1]
 
 
-def test_two_engines_a_trial_are_neighbours_if_they_can_be() -> None:
+def test_engines_of_a_trial_are_neighbours_if_possible() -> None:
     assert place([5, 0, 2, 4], 2) == (4, 5)
     assert place([0, 2, 4], 2) == (0, 2)
     assert place([0, 1, 2], 2, avoid=[0, 1]) == (0, 2)
@@ -174,14 +178,16 @@ def test_two_engines_a_trial_are_neighbours_if_they_can_be() -> None:
 
 
 def test_a_promoted_trial_that_needs_all_engines_gets_them() -> None:
-    ledger, scheduler = following(opened(trials=6))
-    pumped(ledger, scheduler, {0, 1}, 2)
+    ledger, scheduler = from_events(opened(trials=6))
+    start_trials(ledger, scheduler, {0, 1}, 2)
     ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     for event in commands.promote(ledger, 0, 2.0, checkpoint="c/1", per_trial=2, changes={"epochs": 9}):
         ledger.apply(event)
-    assert pumped(ledger, scheduler, {0}, 2) == []  # it waits for the other one, and nothing gets before it
+    assert (
+        start_trials(ledger, scheduler, {0}, 2) == []
+    )  # it waits for the other engine, and no trial overtakes it
     ledger.apply(scheduler.end(1, 1, "finished", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
-    (started,) = pumped(ledger, scheduler, {0, 1}, 2)
+    (started,) = start_trials(ledger, scheduler, {0, 1}, 2)
     assert (started.number, started.attempt, started.ranks) == (0, 2, (0, 1))
     promotion = ledger.trials[0].promotion
     assert promotion is not None
@@ -191,13 +197,13 @@ def test_a_promoted_trial_that_needs_all_engines_gets_them() -> None:
     assert scheduler.judge(report, 4.0) is None  # not pruned again
 
 
-def test_a_promoted_trial_that_needs_more_than_there_are_keeps_nobody_waiting() -> None:
-    ledger, scheduler = following(opened(trials=2))
-    pumped(ledger, scheduler, {0}, 1)
+def test_a_promoted_trial_that_needs_too_many_engines_blocks_no_trial() -> None:
+    ledger, scheduler = from_events(opened(trials=2))
+    start_trials(ledger, scheduler, {0}, 1)
     ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     for event in commands.promote(ledger, 0, 2.0, per_trial=3):
         ledger.apply(event)
-    assert [event.number for event in pumped(ledger, scheduler, {0}, 1)] == [1]
+    assert [event.number for event in start_trials(ledger, scheduler, {0}, 1)] == [1]
     ledger.apply(scheduler.end(1, 1, "finished", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     assert scheduler.trouble(alive=1) == (
         "a trial needs 3 engines and 1 are alive: bring back the others (%cluster restart), or stop the sweep"
@@ -206,13 +212,13 @@ def test_a_promoted_trial_that_needs_more_than_there_are_keeps_nobody_waiting() 
         commands.promote(ledger, 1, 3.0, per_trial=3, engines=1)
 
 
-def test_a_promoted_trial_that_dies_goes_on_from_its_checkpoint_with_its_curve() -> None:
-    ledger, scheduler = following(opened(trials=1))
-    pumped(ledger, scheduler, {0}, 1)
+def test_a_retried_promotion_continues_from_its_checkpoint_with_its_curve() -> None:
+    ledger, scheduler = from_events(opened(trials=1))
+    start_trials(ledger, scheduler, {0}, 1)
     ledger.apply(Reported(0, 1, 1, 0.25, 1.0))
     ledger.apply(scheduler.end(0, 1, "stopped", 2.0))  # type: ignore[arg-type]
     ledger.apply(Promoted(3.0, 0, "c/1"))
-    pumped(ledger, scheduler, {0}, 1)
+    start_trials(ledger, scheduler, {0}, 1)
     for event in scheduler.died({0}, 4.0):
         ledger.apply(event)
     curve = ledger.curve(0)
@@ -232,11 +238,9 @@ def test_a_promoted_trial_that_dies_goes_on_from_its_checkpoint_with_its_curve()
         ({"accuracy": float("nan")}, "failed", "'accuracy' is not a number at the end"),
     ],
 )
-def test_a_result_that_is_missing_or_no_number_is_a_failure(
-    values: dict[str, Any], state: str, error: str
-) -> None:
-    ledger, scheduler = following(opened(trials=1))
-    pumped(ledger, scheduler, {0}, 1)
+def test_a_missing_or_invalid_result_is_a_failure(values: dict[str, Any], state: str, error: str) -> None:
+    ledger, scheduler = from_events(opened(trials=1))
+    start_trials(ledger, scheduler, {0}, 1)
     ended = scheduler.end(0, 1, "finished", 2.0, values)
     assert ended is not None
     assert ended.state == state
@@ -246,8 +250,8 @@ def test_a_result_that_is_missing_or_no_number_is_a_failure(
 
 
 def test_the_last_report_is_the_result_of_a_body_that_returns_none() -> None:
-    ledger, scheduler = following(opened(trials=1))
-    pumped(ledger, scheduler, {0}, 1)
+    ledger, scheduler = from_events(opened(trials=1))
+    start_trials(ledger, scheduler, {0}, 1)
     ledger.apply(Reported(0, 1, 2, 0.75, 1.0))
     ledger.apply(Reported(0, 1, 1, 0.5, 1.0))  # late, and not the last step
     ended = scheduler.end(0, 1, "finished", 2.0)
@@ -255,12 +259,12 @@ def test_the_last_report_is_the_result_of_a_body_that_returns_none() -> None:
     assert (ended.state, ended.value) == ("finished", 0.75)
 
 
-def test_a_driver_that_takes_over_adopts_retries_and_finds_strays() -> None:
-    ledger, scheduler = following(opened(trials=3))
-    pumped(ledger, scheduler, {0, 1, 2}, 3)
+def test_recovery_adopts_retries_and_finds_strays() -> None:
+    ledger, scheduler = from_events(opened(trials=3))
+    start_trials(ledger, scheduler, {0, 1, 2}, 3)
     for event in scheduler.died({2}, 2.0):
         ledger.apply(event)
-    pumped(ledger, scheduler, {3}, 4)  # trial 2, attempt 2
+    start_trials(ledger, scheduler, {3}, 4)  # trial 2, attempt 2
     events, strays = scheduler.recover({(0, 1): (0,), (2, 1): (2,), (9, 1): (4,)}, 3.0)
     assert strays == [(2, 1), (9, 1)]
     assert [(event.number, type(event)) for event in events] == [(1, Retried), (2, Ended)]
@@ -270,17 +274,17 @@ def test_a_driver_that_takes_over_adopts_retries_and_finds_strays() -> None:
     assert list(ledger.waiting) == [1]
 
 
-def test_a_trial_whose_start_was_lost_with_the_last_record_is_adopted() -> None:
-    ledger, scheduler = following(opened(trials=1), Asked(1.0, 0, {"lr": 0.1, "width": 32}, 5))
+def test_recovery_adopts_a_trial_with_a_lost_start_record() -> None:
+    ledger, scheduler = from_events(opened(trials=1), Asked(1.0, 0, {"lr": 0.1, "width": 32}, 5))
     events, strays = scheduler.recover({(0, 1): (3,), (4, 1): (1,)}, 2.0)
     assert events == [Started(2.0, 0, 1, (3,))]
     assert strays == [(4, 1)]
-    assert ledger.next_number == 5  # nobody else is taken for the stray
+    assert ledger.next_number == 5  # no new trial gets the stray's number
 
 
-def test_what_was_told_to_stop_is_not_tried_again_when_its_engine_dies() -> None:
-    ledger, scheduler = following(opened(trials=1))
-    pumped(ledger, scheduler, {0}, 1)
+def test_a_stopping_trial_is_not_retried_after_a_death() -> None:
+    ledger, scheduler = from_events(opened(trials=1))
+    start_trials(ledger, scheduler, {0}, 1)
     for event in commands.stop(ledger, 0, 2.0):
         ledger.apply(event)
     assert commands.stop(ledger, 0, 2.0) == []
@@ -289,41 +293,41 @@ def test_what_was_told_to_stop_is_not_tried_again_when_its_engine_dies() -> None
     assert ended.state == "stopped"
 
 
-def test_paused_nothing_starts_and_what_runs_goes_on() -> None:
-    ledger, scheduler = following(opened(trials=2))
-    pumped(ledger, scheduler, {0}, 2)
+def test_a_paused_sweep_starts_nothing_and_running_trials_continue() -> None:
+    ledger, scheduler = from_events(opened(trials=2))
+    start_trials(ledger, scheduler, {0}, 2)
     for event in commands.pause(ledger, 2.0):
         ledger.apply(event)
     assert commands.pause(ledger, 2.0) == []
-    assert pumped(ledger, scheduler, {1}, 2) == []
+    assert start_trials(ledger, scheduler, {1}, 2) == []
     assert scheduler.judge(Reported(0, 1, 1, 0.5, 2.0), 2.0) is None
     for event in commands.resume(ledger, 3.0):
         ledger.apply(event)
-    assert len(pumped(ledger, scheduler, {1}, 2)) == 1
+    assert len(start_trials(ledger, scheduler, {1}, 2)) == 1
 
 
-def test_added_trials_are_asked_for() -> None:
-    ledger, scheduler = following(opened(trials=1))
-    pumped(ledger, scheduler, {0}, 1)
+def test_added_trials_are_sampled() -> None:
+    ledger, scheduler = from_events(opened(trials=1))
+    start_trials(ledger, scheduler, {0}, 1)
     ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     assert scheduler.done
     for event in commands.add(ledger, 2, 3.0):
         ledger.apply(event)
     assert not scheduler.done
-    assert len(pumped(ledger, scheduler, {0, 1, 2}, 3)) == 2
+    assert len(start_trials(ledger, scheduler, {0, 1, 2}, 3)) == 2
     for wrong in (0, -1, 10**7):
         with pytest.raises(InvalidArgumentError, match="more trials"):
             commands.add(ledger, wrong, 3.0)
 
 
 def test_a_grid_gives_no_more_trials_than_it_has_points() -> None:
-    ledger, scheduler = following(
+    ledger, scheduler = from_events(
         open_sweep(Space({"width": [32, 64]}), metric="accuracy", now=0.0, trials=5, sampler="grid")
     )
     assert ledger.wanted == 2
-    pumped(ledger, scheduler, {0}, 1)
+    start_trials(ledger, scheduler, {0}, 1)
     assert commands.add(ledger, 1, 1.0)  # one point has no trial yet
-    pumped(ledger, scheduler, {1}, 1)
+    start_trials(ledger, scheduler, {1}, 1)
     with pytest.raises(FailedPreconditionError, match="each of the 2 points of the grid has its trial: edit"):
         commands.add(ledger, 1, 2.0)
     for event in commands.edit(ledger, Space({"width": [64, 128]}), 3.0):
@@ -337,12 +341,12 @@ def test_a_metric_is_a_name(metric: Any) -> None:
         open_sweep(Space({"width": [32, 64]}), metric=metric, now=0.0, sampler="grid")
 
 
-def test_a_clone_gets_a_seed_of_its_own_and_starts_before_new_trials() -> None:
-    ledger, scheduler = following(opened(trials=3))
-    pumped(ledger, scheduler, {0}, 1)
+def test_a_clone_has_its_own_seed_and_starts_before_new_trials() -> None:
+    ledger, scheduler = from_events(opened(trials=3))
+    start_trials(ledger, scheduler, {0}, 1)
     for event in commands.clone(ledger, 0, {"lr": 0.9}, 2.0):
         ledger.apply(event)
-    (started,) = pumped(ledger, scheduler, {1}, 2)
+    (started,) = start_trials(ledger, scheduler, {1}, 2)
     trial = ledger.trials[started.number]
     assert (trial.parent, trial.parameters["lr"]) == (0, 0.9)
     assert trial.seed == trial_seed(7, 1)
@@ -353,26 +357,26 @@ def test_a_clone_follows_the_conditions_of_the_space() -> None:
     space = Space({"opt": ["sgd", "adam"], "momentum": when([0.5, 0.9], opt="sgd"), "lr": log(1e-4, 1)})
     created = opened(space=space)
     sgd = {"opt": "sgd", "momentum": 0.5, "lr": 0.1}
-    ledger, _ = following(created, Asked(1.0, 0, sgd, 5), Asked(1.0, 1, {"opt": "adam", "lr": 0.1}, 6))
+    ledger, _ = from_events(created, Asked(1.0, 0, sgd, 5), Asked(1.0, 1, {"opt": "adam", "lr": 0.1}, 6))
     (cloned,) = commands.clone(ledger, 0, {"opt": "adam"}, 2.0)
     assert cloned.parameters == {"opt": "adam", "lr": 0.1}  # type: ignore[union-attr]
-    (cloned,) = commands.clone(ledger, 0, {"lr": 7.0}, 2.0)  # outside of the range, as somebody wished
+    (cloned,) = commands.clone(ledger, 0, {"lr": 7.0}, 2.0)  # outside of the range, as requested
     assert cloned.parameters == {**sgd, "lr": 7.0}  # type: ignore[union-attr]
-    for number, changes, told in (
+    for number, changes, message in (
         (1, {"opt": "sgd"}, r"say which momentum the new trial has; it may be when\(\[0.5, 0.9\]"),
         (0, {"opt": "adam", "momentum": 0.5}, "momentum does not exist with these values"),
         (0, {"learning_rate": 1}, "no parameter learning_rate; there are opt, momentum, lr"),
         (0, {"lr": float("nan")}, "nan cannot be"),
     ):
-        with pytest.raises(InvalidArgumentError, match=told):
+        with pytest.raises(InvalidArgumentError, match=message):
             commands.clone(ledger, number, changes, 2.0)
     with pytest.raises(NotFoundError, match="no trial 9; the sweep has 0 to 1"):
         commands.clone(ledger, 9, {}, 2.0)
 
 
 def test_an_edit_leaves_running_trials_to_finish_or_stops_them() -> None:
-    ledger, scheduler = following(opened(sampler="grid", trials=6))
-    pumped(ledger, scheduler, {0, 1}, 2)  # lr=0.1, width 32 and 64
+    ledger, scheduler = from_events(opened(sampler="grid", trials=6))
+    start_trials(ledger, scheduler, {0, 1}, 2)  # lr=0.1, width 32 and 64
     narrower = SPACE.with_changes({"width": [64]})
     assert [trial.number for trial in commands.outside_of(ledger, narrower)] == [0]
     assert commands.edit(ledger, narrower, 2.0) == [SpaceEdited(2.0, narrower)]
@@ -382,7 +386,7 @@ def test_an_edit_leaves_running_trials_to_finish_or_stops_them() -> None:
         ledger.apply(event)
     assert commands.edit(ledger, narrower, 3.0) == []
     ledger.apply(scheduler.end(0, 1, "stopped", 3.0))  # type: ignore[arg-type]
-    started = pumped(ledger, scheduler, {0, 2, 3}, 4)
+    started = start_trials(ledger, scheduler, {0, 2, 3}, 4)
     assert [ledger.trials[one.number].parameters for one in started] == [
         {"lr": 0.2, "width": 64}, {"lr": 0.3, "width": 64},
     ]  # fmt: skip
@@ -394,7 +398,7 @@ def test_an_edit_leaves_running_trials_to_finish_or_stops_them() -> None:
 
 def test_an_edit_gives_up_a_new_trial_that_had_not_started() -> None:
     asked = Asked(1.0, 0, {"lr": 0.1, "width": 32}, 5)
-    ledger, _ = following(opened(), asked)
+    ledger, _ = from_events(opened(), asked)
     events = commands.edit(ledger, SPACE.with_changes({"width": [64]}), 2.0)
     assert isinstance(events[1], Ended)
     assert (events[1].number, events[1].state) == (0, "stopped")
@@ -402,9 +406,9 @@ def test_an_edit_gives_up_a_new_trial_that_had_not_started() -> None:
     assert ledger.apply(events[1])
 
 
-def test_wishes_that_do_not_fit_say_why() -> None:
-    ledger, scheduler = following(opened(trials=2))
-    pumped(ledger, scheduler, {0, 1}, 2)
+def test_refused_commands_have_a_reason() -> None:
+    ledger, scheduler = from_events(opened(trials=2))
+    start_trials(ledger, scheduler, {0, 1}, 2)
     with pytest.raises(FailedPreconditionError, match="trial 0 is running; stop it"):
         commands.retry(ledger, 0, 2.0)
     with pytest.raises(FailedPreconditionError, match="trial 0 is running; only a trial that has ended"):
@@ -415,21 +419,21 @@ def test_wishes_that_do_not_fit_say_why() -> None:
     for event in commands.close(ledger, 3.0):
         ledger.apply(event)
     assert commands.close(ledger, 3.0) == []
-    for wish in (
+    for refused in (
         lambda: commands.retry(ledger, 0, 4.0),
         lambda: commands.add(ledger, 1, 4.0),
         lambda: commands.pause(ledger, 4.0),
     ):
         with pytest.raises(FailedPreconditionError, match="the sweep is over"):
-            wish()
-    assert not scheduler.done  # one still has to stop
+            refused()
+    assert not scheduler.done  # trial 1 has not stopped yet
     ledger.apply(scheduler.end(1, 1, "stopped", 5.0))  # type: ignore[arg-type]
     assert scheduler.done
 
 
-def test_a_sweep_that_is_closed_gives_up_what_waits_and_stops_what_runs() -> None:
-    ledger, scheduler = following(opened(trials=2))
-    pumped(ledger, scheduler, {0}, 1)
+def test_close_ends_waiting_trials_and_stops_running_ones() -> None:
+    ledger, scheduler = from_events(opened(trials=2))
+    start_trials(ledger, scheduler, {0}, 1)
     ledger.apply(Asked(1.0, 1, {"lr": 0.1, "width": 32}, 5))
     events = commands.close(ledger, 2.0, "enough")
     assert [type(event) for event in events] == [Stopped, Ended, Closed]
@@ -440,10 +444,10 @@ def test_a_sweep_that_is_closed_gives_up_what_waits_and_stops_what_runs() -> Non
     assert ended.state == "stopped"
 
 
-def test_a_failed_trial_can_be_tried_again_by_hand_as_often_as_one_likes() -> None:
-    ledger, scheduler = following(opened(trials=1))
+def test_a_failed_trial_can_be_retried_any_number_of_times() -> None:
+    ledger, scheduler = from_events(opened(trials=1))
     for attempt in range(1, 5):
-        (started,) = pumped(ledger, scheduler, {0}, 1)
+        (started,) = start_trials(ledger, scheduler, {0}, 1)
         assert started.attempt == attempt
         ledger.apply(Reported(0, attempt, 1, 0.5, 1.0))
         ledger.apply(scheduler.end(0, attempt, "failed", 2.0, error="raised"))  # type: ignore[arg-type]
@@ -454,7 +458,7 @@ def test_a_failed_trial_can_be_tried_again_by_hand_as_often_as_one_likes() -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"metric": ""}, "say which metric"),
         ({"direction": "up"}, "no direction 'up'; choose from max, min"),
@@ -469,6 +473,6 @@ def test_a_failed_trial_can_be_tried_again_by_hand_as_often_as_one_likes() -> No
         ({"sampler": "grid", "space": Space({"lr": log(1e-4, 1)})}, "lr: a grid needs"),
     ],
 )
-def test_a_sweep_that_cannot_be_meant_is_refused_before_it_begins(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
+def test_invalid_sweep_arguments_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         opened(**given)

@@ -65,12 +65,12 @@ def spaces(draw: some.DrawFn) -> Space:
 
 
 @given(ranges(), some.floats(0, 1, exclude_max=True))
-def test_what_is_drawn_is_allowed(parameter: Parameter, fraction: float) -> None:
+def test_drawn_values_are_in_the_space(parameter: Parameter, fraction: float) -> None:
     assert parameter.contains(parameter.draw(fraction))
 
 
 @given(ranges())
-def test_what_stands_in_the_grid_is_allowed_and_stands_there_once(parameter: Parameter) -> None:
+def test_grid_points_are_unique_and_in_the_space(parameter: Parameter) -> None:
     if isinstance(parameter, Real) and parameter.points is None and parameter.low != parameter.high:
         with pytest.raises(InvalidArgumentError, match="points"):
             parameter.grid()
@@ -89,7 +89,7 @@ def test_a_space_is_the_same_through_json_and_through_text(space: Space) -> None
 
 
 @given(spaces(), some.randoms(use_true_random=False))
-def test_what_is_filled_is_contained_and_nothing_else_is(space: Space, random: Any) -> None:
+def test_filled_parameters_are_contained_and_no_others(space: Space, random: Any) -> None:
     parameters = space.fill(lambda name, parameter: parameter.draw(random.random()))
     assert space.why_not(parameters) is None
     assert not space.contains({**parameters, "other": 1})
@@ -170,14 +170,16 @@ bad_spaces: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("parameters", "told"), bad_spaces, ids=[told[:30] for _, told in bad_spaces])
-def test_a_space_that_cannot_be_meant_says_why(parameters: Any, told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
+@pytest.mark.parametrize(
+    ("parameters", "message"), bad_spaces, ids=[message[:30] for _, message in bad_spaces]
+)
+def test_invalid_spaces_are_refused_with_a_reason(parameters: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         Space(parameters)
 
 
-def test_ranges_that_cannot_be_meant_say_why() -> None:
-    for make, told in (
+def test_invalid_ranges_are_refused_with_a_reason() -> None:
+    for make, message in (
         (lambda: uniform(2, 1), "is empty: 2.0 is more than 1.0; swap them"),
         (lambda: log(0, 1), "starts above 0, not at 0.0"),
         (lambda: log(-1, 1), "starts above 0"),
@@ -196,7 +198,7 @@ def test_ranges_that_cannot_be_meant_say_why() -> None:
         (lambda: when([1], 5), "names and values"),  # type: ignore[arg-type]
         (lambda: when([1], a=[]), "would never exist"),
     ):
-        with pytest.raises(InvalidArgumentError, match=told):
+        with pytest.raises(InvalidArgumentError, match=message):
             make()  # type: ignore[no-untyped-call]
 
 
@@ -212,9 +214,9 @@ def test_a_condition_on_a_conditional_parameter_needs_both() -> None:
     assert Grid(space).size == 1 + 1 + 2
 
 
-def test_json_that_is_no_space_is_refused() -> None:
+def test_json_that_is_not_a_space_is_refused() -> None:
     good = Space({"lr": log(1e-4, 1), "m": [1]}).to_json()
-    for bad, told in (
+    for bad, message in (
         (None, "no space"),
         ({"version": 2, "parameters": []}, "version 2; this nbdist reads version 1"),
         ({"version": 1, "parameters": [["lr"]]}, "no space"),
@@ -224,11 +226,11 @@ def test_json_that_is_no_space_is_refused() -> None:
         ({"version": 1, "parameters": [["lr", {"kind": "choice"}]]}, "is not a parameter"),
         ({**good, "parameters": [*good["parameters"], good["parameters"][0]]}, "twice"),
     ):
-        with pytest.raises(InvalidArgumentError, match=told):
+        with pytest.raises(InvalidArgumentError, match=message):
             Space.from_json(bad)
 
 
-def test_words_of_a_line_hold_brackets_and_quotes_together() -> None:
+def test_words_keep_brackets_and_quotes_together() -> None:
     line = r"""lr = log(1e-4, 1e-1)  opt=['a "b', 'it\'s ]'] --trials 24 --metric=val --max"""
     assert words(line) == [
         "lr=log(1e-4, 1e-1)", r"""opt=['a "b', 'it\'s ]']""", "--trials", "24", "--metric=val", "--max",
@@ -269,9 +271,9 @@ bad_texts = [
 ]
 
 
-@pytest.mark.parametrize(("text", "told"), bad_texts, ids=[text[:20] for text, _ in bad_texts])
-def test_text_that_cannot_be_meant_says_where_and_why(text: str, told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
+@pytest.mark.parametrize(("text", "message"), bad_texts, ids=[text[:20] for text, _ in bad_texts])
+def test_invalid_text_is_refused_with_place_and_reason(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         read_space(text)
 
 
