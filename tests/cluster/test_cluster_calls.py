@@ -1,4 +1,4 @@
-"""Calls without engines: futures that a test fulfils."""
+"""Calls without engines: futures that a test completes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from nbdist.runtime.task import TaskInfo
 TASKS = {rank: TaskInfo("worker", rank, rank, "host", 100 + rank, "a:1", "CPU:0", 1) for rank in range(3)}
 
 
-class Promise:
-    """Is done after it has been waited for so many times."""
+class FakeFuture:
+    """A future that is done after a given number of waits."""
 
     def __init__(self, value: Any, waits: int = 0) -> None:
         self.value, self.waits = value, waits
@@ -43,12 +43,12 @@ class Remote(Exception):
         self.ename, self.evalue, self.traceback = ename, evalue, f"\x1b[31mTraceback\x1b[0m of {ename}"
 
 
-def calls(*promises: Promise, died: dict[int, TaskDiedError] | None = None) -> Calls:
+def calls(*promises: FakeFuture, died: dict[int, TaskDiedError] | None = None) -> Calls:
     return Calls(dict(enumerate(promises)), TASKS, lambda: died or {})
 
 
 def test_values_by_rank() -> None:
-    two = calls(Promise("a", waits=2), Promise("b"))
+    two = calls(FakeFuture("a", waits=2), FakeFuture("b"))
     assert not two.done()
     assert two.ready_ranks() == [1]
     assert two.outcome(1) == "b"
@@ -72,7 +72,7 @@ def test_the_last_outcome_and_every_failure_call_back() -> None:
 
 
 def test_an_exception_is_an_outcome_and_ends_results_early() -> None:
-    two = calls(Promise("never", waits=1000), Promise(Remote("ValueError", "bad")))
+    two = calls(FakeFuture("never", waits=1000), FakeFuture(Remote("ValueError", "bad")))
     with pytest.raises(WorkerError, match="ValueError on /job:worker/task:1"):
         two.results()
     assert isinstance(two.outcome(1), WorkerError)
@@ -81,24 +81,24 @@ def test_an_exception_is_an_outcome_and_ends_results_early() -> None:
     assert not two.wait(0)
 
 
-def test_the_dead_are_outcomes_though_their_promises_stay_open() -> None:
-    died = {0: TaskDiedError("/job:worker/task:0 is gone")}
-    two = calls(Promise("never", waits=1000), Promise("b", waits=1), died=died)
+def test_a_dead_task_is_an_outcome_of_its_open_future() -> None:
+    died = {0: TaskDiedError("/job:worker/task:0 died")}
+    two = calls(FakeFuture("never", waits=1000), FakeFuture("b", waits=1), died=died)
     assert two.wait(5)
     assert two.outcome(0) is died[0]
     assert two.outcome(1) == "b"
 
 
-def test_what_was_ready_before_a_death_counts() -> None:
-    died = {0: TaskDiedError("/job:worker/task:0 is gone")}
-    assert calls(Promise("a"), died=died).outcome(0) == "a"
+def test_a_result_before_a_death_counts() -> None:
+    died = {0: TaskDiedError("/job:worker/task:0 died")}
+    assert calls(FakeFuture("a"), died=died).outcome(0) == "a"
     lost = type("EngineError", (Exception,), {})("engine died while running")
-    assert calls(Promise(lost), died=died).outcome(0) is died[0]
+    assert calls(FakeFuture(lost), died=died).outcome(0) is died[0]
 
 
-def test_too_late_names_who_is_missing() -> None:
+def test_a_timeout_names_the_missing_tasks() -> None:
     with pytest.raises(DeadlineExceededError, match="/job:worker/task:0"):
-        calls(Promise("never", waits=1000), Promise("b")).results(timeout=0)
+        calls(FakeFuture("never", waits=1000), FakeFuture("b")).results(timeout=0)
 
 
 def test_errors_of_nbdist_keep_their_class_and_others_carry_their_traceback() -> None:

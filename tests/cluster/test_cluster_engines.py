@@ -1,4 +1,4 @@
-"""A real cluster: what it answers, and what remains when parts of it are killed."""
+"""A real cluster: calls, and clean-up after its processes are killed."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ pytestmark = pytest.mark.engines
 Start = Callable[..., Cluster]
 
 
-def shipped(function: Any) -> Any:
-    """Let a function travel by its code, as one from a notebook does, not by the name of this module."""
+def sent_by_code(function: Any) -> Any:
+    """Send a function by its code, like one of a notebook, not by the name of this module."""
     function.__module__ = "__main__"
     return function
 
 
-@shipped
-def who_am_i() -> tuple[str, int, bool, int, str]:
+@sent_by_code
+def task_identity() -> tuple[str, int, bool, int, str]:
     from nbdist.runtime.task import current
 
     task = current()
     return task.name, task.rank, task.is_chief, len(task.roster), task.device
 
 
-@shipped
+@sent_by_code
 def fail_on(rank: int) -> int:
     from nbdist.runtime.task import current
 
@@ -61,21 +61,21 @@ def fail_on(rank: int) -> int:
     return current().rank
 
 
-@shipped
+@sent_by_code
 def environment(*names: str) -> dict[str, str]:
     import os
 
     return {name: os.environ.get(name, "") for name in names}
 
 
-@shipped
+@sent_by_code
 def ping_all() -> list[str]:
     from nbdist.runtime.task import current
 
     return [current().peer(info.rank).call("ping").meta["name"] for info in current().roster]
 
 
-@shipped
+@sent_by_code
 def sleep(seconds: float) -> str:
     import time
 
@@ -83,25 +83,25 @@ def sleep(seconds: float) -> str:
     return "slept"
 
 
-@shipped
+@sent_by_code
 def wait_for(path: str) -> str:
     import os
     import threading
 
     while not os.path.exists(path):
         threading.Event().wait(0.01)
-    return "came"
+    return "found"
 
 
-@shipped
-def sleep_and_say_so(path: str, seconds: float) -> None:
+@sent_by_code
+def touch_and_sleep(path: str, seconds: float) -> None:
     import time
 
     open(path, "w").close()
     time.sleep(seconds)
 
 
-@shipped
+@sent_by_code
 def spin_forever() -> None:
     while True:
         pass
@@ -117,7 +117,9 @@ def has_ended(process: psutil.Process) -> bool:
 def test_the_tasks_and_their_names(cluster: Cluster) -> None:
     names = ["/job:worker/task:0", "/job:worker/task:1", "/job:worker/task:2", "/job:ps/task:0"]
     assert [info.name for info in cluster.tasks] == names
-    assert cluster.run(who_am_i) == [(name, rank, rank == 0, 4, "CPU:0") for rank, name in enumerate(names)]
+    assert cluster.run(task_identity) == [
+        (name, rank, rank == 0, 4, "CPU:0") for rank, name in enumerate(names)
+    ]
     assert cluster.spec.num_tasks("worker") == 3
     assert {info.host for info in cluster.tasks} == {host_identity()}
     assert cluster.submit(os.getpid).results() == [info.pid for info in cluster.tasks]
@@ -174,7 +176,7 @@ def test_submit_does_not_block_and_outcomes_come_by_rank(cluster: Cluster, tmp_p
     gate.touch()
     assert calls.wait(PATIENCE)
     assert sorted(calls.ready_ranks()) == [0, 3]
-    assert calls.outcome(3) == "came"
+    assert calls.outcome(3) == "found"
     with pytest.raises(DeadlineExceededError, match="/job:worker/task:1"):
         cluster.submit(wait_for, str(other_gate), on=1).results(timeout=0.05)
     other_gate.touch()
@@ -196,7 +198,7 @@ def test_a_failure_names_the_task_and_starts_with_its_traceback(cluster: Cluster
 
 
 def test_errors_of_nbdist_keep_their_class(cluster: Cluster) -> None:
-    @shipped
+    @sent_by_code
     def refuse() -> None:
         from nbdist.errors import InvalidArgumentError
 
@@ -224,10 +226,10 @@ def test_unknown_ranks_are_refused(cluster: Cluster) -> None:
         cluster.signal(7, signal.SIGINT)
 
 
-def test_an_interrupt_reaches_one_engine_and_it_lives_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_interrupt_reaches_one_engine_and_does_not_end_it(cluster: Cluster, tmp_path: Path) -> None:
     asleep = tmp_path / "asleep"
-    calls = cluster.submit(sleep_and_say_so, str(asleep), 30, on=[1])
-    until(asleep.exists, 10)  # an engine that has not begun has nothing to interrupt
+    calls = cluster.submit(touch_and_sleep, str(asleep), 30, on=[1])
+    until(asleep.exists, 10)  # an engine that has not begun cannot be interrupted
     assert not calls.done()
     assert cluster.signal(1, signal.SIGINT)
     assert calls.wait(3 + SLACK_SECONDS)
@@ -236,7 +238,7 @@ def test_an_interrupt_reaches_one_engine_and_it_lives_on(cluster: Cluster, tmp_p
     assert cluster.dead() == []
 
 
-def test_it_all_works_while_an_event_loop_runs(cluster: Cluster) -> None:
+def test_calls_work_inside_an_event_loop(cluster: Cluster) -> None:
     async def cell() -> list[int]:
         calls = cluster.submit(os.getpid)
         while not calls.done():
@@ -313,7 +315,7 @@ def test_ipyparallel_itself_finds_it(cluster: Cluster) -> None:
     found.controller._stop_waiting.set()
 
 
-def test_one_death_is_noticed_and_named_and_the_others_answer(start: Start) -> None:
+def test_a_dead_engine_is_named_and_the_others_answer(start: Start) -> None:
     cluster = start(2, 1)
     calls = cluster.submit(sleep, 30, on=[1])
     os.kill(cluster.tasks[1].pid, signal.SIGKILL)
@@ -331,10 +333,12 @@ def test_one_death_is_noticed_and_named_and_the_others_answer(start: Start) -> N
     with pytest.raises(UnavailableError):
         cluster.peer(1).call("ping", timeout=1)
     assert not cluster.signal(1, signal.SIGINT)
-    until(lambda: sorted(cluster.client.ids) == [0, 2], 10)  # the hub is told by us, and tells its clients
+    until(
+        lambda: sorted(cluster.client.ids) == [0, 2], 10
+    )  # nbdist reports the death to the hub, and the hub to its clients
 
 
-def test_stop_leaves_nothing_whatever_the_engines_are_at(start: Start) -> None:
+def test_stop_leaves_nothing_even_with_busy_and_frozen_engines(start: Start) -> None:
     cluster = start(2)
     spin = cluster.submit(spin_forever, on=0)
     child = cluster.run("import subprocess; p = subprocess.Popen(['sleep', '1000']); p.pid", on=1)[0]
@@ -370,7 +374,7 @@ def test_a_dead_controller_ends_the_cluster_and_is_named(start: Start) -> None:
     until(lambda: not psutil.pid_exists(cluster.tasks[0].pid), 10)
 
 
-def test_a_killed_supervisor_takes_everything_with_it(start: Start) -> None:
+def test_a_killed_supervisor_ends_all_processes(start: Start) -> None:
     cluster = start(2)
     supervisor = psutil.Process(cluster.tasks[0].pid).parent()
     assert supervisor is not None
@@ -379,7 +383,7 @@ def test_a_killed_supervisor_takes_everything_with_it(start: Start) -> None:
     until(lambda: all(map(has_ended, children)), 3)
     assert len(cluster.dead()) == 2
     assert cluster.id not in [row["id"] for row in clusters()]
-    assert not cluster.folder.exists()  # swept by whoever looked
+    assert not cluster.folder.exists()  # the next listing removes it
 
 
 ABANDONED = """
@@ -401,7 +405,7 @@ def start_elsewhere(detached: str, end: str) -> tuple[str, int]:
     return name, int(pid)
 
 
-def test_a_client_that_ends_takes_its_cluster_along() -> None:
+def test_the_end_of_the_client_ends_its_cluster() -> None:
     name, pid = start_elsewhere("attached", "normal")
     assert not psutil.pid_exists(pid)
     assert not (clusters_folder() / name).exists()
@@ -412,7 +416,7 @@ def test_an_abandoned_cluster_ends_unless_a_client_attaches() -> None:
     cluster = Cluster.attach(name)
     assert not cluster._supervisor.wait_closed(
         3.5
-    )  # longer than the idle timeout: this client keeps it alive
+    )  # longer than the idle timeout: this client keeps the cluster alive
     assert cluster.run(os.getpid) == [pid]
     cluster.close()
     cluster._supervisor.close()
@@ -450,11 +454,11 @@ def test_a_start_that_fails_names_its_cause_and_leaves_nothing(
     assert sorted(clusters_folder().iterdir()) == before
 
 
-def test_a_task_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     before = psutil.Process().children(recursive=True)
     plan_of = _Startup._plan
 
-    def one_less(self: _Startup, patience: float | None) -> dict[str, Any]:
+    def without_one_task(self: _Startup, patience: float | None) -> dict[str, Any]:
         plan = plan_of(self, patience)
         return {**plan, "tasks": plan["tasks"][:-1]}
 
@@ -465,7 +469,7 @@ def test_a_task_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         return -1.0 if self.client is not None and self.client.ids else 60.0
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Startup, "_plan", one_less)
+        patch.setattr(_Startup, "_plan", without_one_task)
         patch.setattr(_Startup, "_left", until_one_is_there)
         with pytest.raises(
             DeadlineExceededError, match=r"engines did not come up .*; missing: /job:ps/task:0"
@@ -480,7 +484,7 @@ def test_a_task_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert psutil.Process().children(recursive=True) == before
 
 
-def test_values_that_cannot_be_are_refused_at_once() -> None:
+def test_invalid_arguments_are_refused_before_the_start() -> None:
     for options, named in (
         ({"workers": 0}, "workers"),
         ({"ps": -1}, "ps"),
@@ -495,7 +499,7 @@ def test_values_that_cannot_be_are_refused_at_once() -> None:
             start_cluster(**options)  # type: ignore[arg-type]
 
 
-def test_an_id_that_is_up_is_not_started_twice(start: Start) -> None:
+def test_a_running_cluster_id_is_refused(start: Start) -> None:
     cluster = start(1, cluster_id="mine")
     with pytest.raises(FailedPreconditionError, match="'mine' is up already"):
         start_cluster(workers=1, cluster_id="mine")
@@ -503,7 +507,7 @@ def test_an_id_that_is_up_is_not_started_twice(start: Start) -> None:
     assert start(1, cluster_id="mine").run(os.getpid)
 
 
-def test_engines_come_up_light(start: Start) -> None:
+def test_engines_import_little(start: Start) -> None:
     loaded = start(1).run("import sys; sorted(sys.modules)")[0]
     assert not {"matplotlib", "ipywidgets", "anywidget", "sklearn", "cupy", "debugpy"} & set(loaded)
 
@@ -512,7 +516,7 @@ def test_phases_are_reported(start: Start) -> None:
     lines: list[str] = []
     start(1, 1, report=lines.append)
     assert [line.split(" ")[0] for line in lines] == ["controller", "2", "servers", "ready"]
-    assert lines[-1].startswith("ready in ")  # the handle says of what: a cell shows it below
+    assert lines[-1].startswith("ready in ")  # the handle has the name; a cell shows it below
 
 
 def test_engines_of_a_controller_without_curve_are_refused(
@@ -527,7 +531,7 @@ def test_engines_of_a_controller_without_curve_are_refused(
         launcher.start(1)
     assert launcher.supervisor is None
     assert not list((own_home / "nbdist" / "clusters").glob("open*"))
-    asyncio.run(launcher.stop())  # ipyparallel stops what it could not start, and then the controller
+    asyncio.run(launcher.stop())  # ipyparallel stops the engines that it could not start, then the controller
 
 
 def test_plain_ipyparallel_starts_engines_through_our_launcher(
@@ -557,18 +561,16 @@ def test_plain_ipyparallel_starts_engines_through_our_launcher(
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_a_full_disk_is_named_when_nothing_could_be_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named_if_the_log_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.disk_full_hint(tmp_path) == ""
-    assert launch.disk_full_hint(tmp_path / "gone") == ""
+    assert launch.disk_full_hint(tmp_path / "missing") == ""
     monkeypatch.setattr(launch, "LEAST_DISK_SPACE", 1 << 60)
     assert f"The disk of {tmp_path} is full" in launch.disk_full_hint(tmp_path)
 
 
 def test_an_error_on_the_servers_thread_is_in_the_engines_log(cluster: Cluster) -> None:
     cluster.run("import nbdist; nbdist.task.server.post(lambda: 1 / 0)", on=1)
-    assert cluster.peer(1).call("ping").kind == "pong"  # after what was posted
+    assert cluster.peer(1).call("ping").kind == "pong"  # after the posted function
     log = (cluster.folder / "log" / "engine-1.log").read_text()
     assert "a function on the thread of /job:worker/task:1 failed" in log
     assert "ZeroDivisionError" in log

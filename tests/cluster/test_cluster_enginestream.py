@@ -1,4 +1,4 @@
-"""What an engine prints outside of runs is sent when it is flushed, and a flush of nothing is nothing."""
+"""Output of an engine outside of runs: a flush sends it, and an empty flush sends nothing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
 
 
-class Sent(Session):
-    """A session that keeps what it is given to send; it waits at its gate first."""
+class RecordingSession(Session):
+    """A session that records its messages; it waits at its gate first."""
 
     def __init__(self) -> None:
         super().__init__(key=b"key")
@@ -27,19 +27,19 @@ class Sent(Session):
         self.gate.set()
         self.sending = threading.Event()
 
-    def send(self, stream: Any, message: Any, **given: Any) -> None:  # type: ignore[override]  # fewer words
+    def send(self, stream: Any, message: Any, **given: Any) -> None:  # type: ignore[override]  # fewer arguments
         self.sending.set()
         assert self.gate.wait(60)
         self.texts.append(message["content"]["text"])
 
 
 @pytest.fixture
-def session() -> Sent:
-    return Sent()
+def session() -> RecordingSession:
+    return RecordingSession()
 
 
 @pytest.fixture
-def stream(session: Sent) -> Iterator[EngineStream]:
+def stream(session: RecordingSession) -> Iterator[EngineStream]:
     context = zmq.Context()
     thread = IOPubThread(context.socket(zmq.PUB))
     thread.start()
@@ -53,7 +53,7 @@ def stream(session: Sent) -> Iterator[EngineStream]:
     context.term()
 
 
-def test_what_was_printed_is_sent_by_a_flush(stream: EngineStream, session: Sent) -> None:
+def test_a_flush_sends_the_printed_text(stream: EngineStream, session: RecordingSession) -> None:
     print("one", file=stream)
     stream.flush()
     assert session.texts == ["one\n"]
@@ -61,8 +61,8 @@ def test_what_was_printed_is_sent_by_a_flush(stream: EngineStream, session: Sent
     assert session.texts == ["one\n", "two\n"]
 
 
-def test_a_flush_of_nothing_hands_nothing_over(
-    stream: EngineStream, session: Sent, monkeypatch: pytest.MonkeyPatch
+def test_an_empty_flush_schedules_nothing(
+    stream: EngineStream, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     print("one", file=stream, flush=True)
     handed: list[object] = []
@@ -71,10 +71,10 @@ def test_a_flush_of_nothing_hands_nothing_over(
     assert handed == []
 
 
-def test_a_flush_waits_for_text_that_is_just_being_sent(stream: EngineStream, session: Sent) -> None:
+def test_a_flush_waits_for_text_in_transit(stream: EngineStream, session: RecordingSession) -> None:
     session.gate.clear()
     stream.write("slow")
-    assert session.sending.wait(60)  # by itself, a moment after it was written
+    assert session.sending.wait(60)  # sent by the timer, a moment after the write
     flushed = threading.Event()
 
     def flush() -> None:
@@ -89,6 +89,6 @@ def test_a_flush_waits_for_text_that_is_just_being_sent(stream: EngineStream, se
 
 
 @pytest.mark.engines
-def test_engines_have_it(cluster: Cluster) -> None:
+def test_engines_use_this_stream(cluster: Cluster) -> None:
     look = "import sys\n[type(one).__name__ for one in (sys.stdout, sys.stderr)]"
     assert cluster.run(look, on=0) == [["EngineStream", "EngineStream"]]

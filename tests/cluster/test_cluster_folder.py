@@ -30,7 +30,7 @@ def test_a_claimed_folder_is_private_and_alive_until_its_lock_is_released(home: 
     os.close(lock)
     assert not folders.is_alive(folder)
     assert folders.living() == []
-    assert not folder.exists()  # whoever looks sweeps what the dead left
+    assert not folder.exists()  # the listing removes folders of dead clusters
 
 
 def test_debris_of_an_id_is_replaced(home: Path) -> None:
@@ -43,7 +43,7 @@ def test_debris_of_an_id_is_replaced(home: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "a-b", "../x", "a b", "é", "x" * 49])
-def test_ids_that_cannot_be(home: Path, bad: str) -> None:
+def test_invalid_ids(home: Path, bad: str) -> None:
     with pytest.raises(InvalidArgumentError, match="cluster id"):
         folders.claim(bad)
 
@@ -75,7 +75,7 @@ def test_the_latest_described_cluster_is_found(home: Path) -> None:
         os.close(lock)
 
 
-def test_traces_go_and_nothing_else(home: Path) -> None:
+def test_only_the_clusters_files_are_removed(home: Path) -> None:
     folder, lock = folders.claim("mine")
     (home / "ipython" / "profile_default").mkdir(parents=True)
     listing = Path(write_ipyparallel_files(folder, 1, ()))

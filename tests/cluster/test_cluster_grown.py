@@ -1,4 +1,4 @@
-"""What runs see on a cluster that has grown or shrunk, and what growing sees of runs."""
+"""Runs on a cluster that has grown or shrunk, and changes during runs."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ total = float(nb.collective.all_reduce(np.ones(1), op="sum")[0])
 """
 
 
-def quietly(line: str) -> None:
-    """Take a report and say nothing."""
+def ignore(line: str) -> None:
+    """Ignore a report."""
 
 
 def trained(cluster: Cluster, **options: Any) -> tuple[Run, list[np.ndarray]]:
@@ -63,8 +63,8 @@ def trained(cluster: Cluster, **options: Any) -> tuple[Run, list[np.ndarray]]:
     return run, run.results["weights"]
 
 
-def seen_by_all(cluster: Cluster, folder: Path, **options: Any) -> list[list[Any]]:
-    """Return what each body of TOGETHER has seen."""
+def results_of_all(cluster: Cluster, folder: Path, **options: Any) -> list[list[Any]]:
+    """Return the results of each body of TOGETHER."""
     for path in folder.glob("*.json"):
         path.unlink()
     start_run(TOGETHER, Options(**options), cluster=cluster, names={"folder": str(folder)}).wait()
@@ -73,10 +73,10 @@ def seen_by_all(cluster: Cluster, folder: Path, **options: Any) -> list[list[Any
 
 @pytest.mark.parametrize("strategy", ["multi_worker", "ps", "central"])
 def test_the_next_run_trains_on_the_new_workers(start: Start, strategy: str) -> None:
-    """Synchronously, so that the result is that of one device, whatever the number of replicas."""
+    """Synchronous training, which gives one device's result for any number of replicas."""
     cluster = start(1, 1)
     before, _ = trained(cluster, strategy=strategy)
-    cluster.grow(2, report=quietly)
+    cluster.grow(2, report=ignore)
     after, weights = trained(cluster, strategy=strategy)
     _, alone = trained(cluster, strategy="one_device", synchronous=None, on="worker:0")
     assert before.tasks == ["/job:worker/task:0"]
@@ -93,30 +93,28 @@ def test_the_next_run_trains_on_the_new_workers(start: Start, strategy: str) -> 
 
 @pytest.mark.parametrize("collective", ["auto", "ring"])
 def test_collectives_and_tf_config_have_all_workers(start: Start, tmp_path: Path, collective: str) -> None:
-    """Also where ranks between others are free, and where bodies run on some of the workers."""
+    """Even with unused ranks, and with bodies on some of the workers."""
     cluster = start(2, 1)
-    cluster.grow(2, report=quietly)
+    cluster.grow(2, report=ignore)
     every = [0, 1, 3, 4]
     spec = {"worker": [cluster.tasks[rank].address for rank in every], "ps": [cluster.tasks[2].address]}
-    assert seen_by_all(cluster, tmp_path, collective=collective) == [
+    assert results_of_all(cluster, tmp_path, collective=collective) == [
         [index, [index, 4, index == 0], 15.0, every, spec] for index in range(4)
     ]
-    cluster.shrink(3, report=quietly)
-    ((index, place, total, ranks, spec),) = seen_by_all(cluster, tmp_path)
+    cluster.shrink(3, report=ignore)
+    ((index, place, total, ranks, spec),) = results_of_all(cluster, tmp_path)
     assert (index, place, total, ranks) == (0, [0, 1, True], 1.0, [0])
     assert spec == cluster.spec.as_dict()
-    cluster.grow(2, report=quietly)
-    assert [seen[3] for seen in seen_by_all(cluster, tmp_path, collective=collective)] == [[0, 1, 3]] * 3
-    some = seen_by_all(cluster, tmp_path, collective=collective, on="worker:1-2")
+    cluster.grow(2, report=ignore)
+    assert [seen[3] for seen in results_of_all(cluster, tmp_path, collective=collective)] == [[0, 1, 3]] * 3
+    some = results_of_all(cluster, tmp_path, collective=collective, on="worker:1-2")
     assert [seen[:4] for seen in some] == [[index, [index - 1, 2, False], 6.0, [1, 3]] for index in (1, 2)]
     with pytest.raises(InvalidArgumentError, match=r"no task 3 in job 'worker'; it has 0 to 2"):
         start_run("1", Options(on="worker:3"), cluster=cluster)
 
 
 @pytest.mark.parametrize("strategy", [None, "ps"])
-def test_a_run_that_goes_on_keeps_the_tasks_that_it_has(
-    start: Start, tmp_path: Path, strategy: str | None
-) -> None:
+def test_an_active_run_keeps_its_tasks(start: Start, tmp_path: Path, strategy: str | None) -> None:
     cluster = start(2, 1)
     options = Options(strategy=strategy, on="worker:0-1")
     names = {"folder": str(tmp_path)}
@@ -130,24 +128,24 @@ def test_a_run_that_goes_on_keeps_the_tasks_that_it_has(
     assert len(cluster.tasks) == 5
     other = start_run("n = nb.task.index", Options(on="worker:2"), cluster=cluster).wait()
     assert other.results["n"] == 2
-    cluster.shrink(1, report=quietly)
-    os.kill(cluster.tasks[3].pid, signal.SIGKILL)  # worker:2, which is none of the run's
+    cluster.shrink(1, report=ignore)
+    os.kill(cluster.tasks[3].pid, signal.SIGKILL)  # worker:2 is not in the run
     until(cluster.dead)
     (tmp_path / "open").touch()
     run.wait()
     assert (run.status, run.results["total"]) == ("finished", 2.0)
-    cluster.shrink(1, report=quietly)
+    cluster.shrink(1, report=ignore)
     assert len(cluster.tasks) == 3
 
 
 def test_the_notebook_as_a_task_and_a_new_worker_may_have_one_rank(start: Start, tmp_path: Path) -> None:
-    """An in-graph run gives the notebook the rank that follows the cluster's last, for that time."""
+    """During an in-graph run the notebook has the rank after the cluster's last."""
     cluster = start(1)
     body = TRAIN.replace("history =", "grow(pathlib.Path(folder))\nhistory =")
     new: list[int] = []
 
     def grow(folder: Path) -> None:
-        new.extend(info.pid for info in cluster.grow(report=quietly))
+        new.extend(info.pid for info in cluster.grow(report=ignore))
         os.kill(new[0], signal.SIGKILL)
         until(cluster.dead)
 
@@ -156,7 +154,7 @@ def test_the_notebook_as_a_task_and_a_new_worker_may_have_one_rank(start: Start,
     run = start_run(body, options, cluster=cluster, names=names).wait()
     assert run.status == "finished"
     assert [info.pid for info in cluster.dead()] == new
-    cluster.restart(report=quietly)
+    cluster.restart(report=ignore)
     both, weights = trained(cluster, replication="in-graph")
     assert len(both.tasks) == 2
     for ours, theirs in zip(weights, run.results["weights"], strict=True):

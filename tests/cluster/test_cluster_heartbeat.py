@@ -1,4 +1,4 @@
-"""Who counts as an engine: those whose process lives, whether it answers or stands still."""
+"""A process counts as an engine while it lives, even if it does not answer heartbeats."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from zmq.eventloop.zmqstream import ZMQStream
 from nbdist.cluster.supervisor.controller import EagerHeartMonitor
 
 
-class Stream(ZMQStream):  # the monitor takes no other
-    """A stream that leads nowhere, and of which nothing comes."""
+class Stream(ZMQStream):  # the monitor requires this type
+    """A stream without a peer."""
 
     def __init__(self) -> None:
         self.socket = SimpleNamespace(poll=lambda timeout: 1)
 
     def send(self, message: Any) -> None:
-        """Send nothing."""
+        """Do nothing."""
 
     def flush(self) -> None:
-        """Have nothing to wait for."""
+        """Do nothing."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def monitor(monkeypatch: pytest.MonkeyPatch) -> EagerHeartMonitor:
     return one
 
 
-def test_who_stands_still_for_long_is_an_engine_all_the_same(monitor: EagerHeartMonitor) -> None:
+def test_a_frozen_engine_stays_registered(monitor: EagerHeartMonitor) -> None:
     for _ in range(1000):
         monitor.responses.add(b"one")
         monitor.beat()
@@ -42,7 +42,7 @@ def test_who_stands_still_for_long_is_an_engine_all_the_same(monitor: EagerHeart
     assert monitor.on_probation == {b"two": 1000}
 
 
-def test_whose_process_has_ended_is_waited_for_no_more(monitor: EagerHeartMonitor) -> None:
+def test_an_ended_engine_is_removed_immediately(monitor: EagerHeartMonitor) -> None:
     monitor.beat()
     EagerHeartMonitor.ended.add(b"two")
     monitor.beat()

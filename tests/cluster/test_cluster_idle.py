@@ -41,14 +41,14 @@ from nbdist.errors import InvalidArgumentError
 TIMES = st.lists(st.tuples(st.floats(0, 30), st.booleans(), st.booleans()), max_size=20)
 
 
-# What is decided.
+# Decisions, without processes.
 
 
 @given(TIMES, st.floats(1, 20), st.floats(1, 60))
 def test_a_cluster_without_clients_ends_after_its_idle_timeout(
     times: list[tuple[float, bool, bool]], idle: float, busy: float
 ) -> None:
-    """Compared with all that has happened, looked at again as a whole."""
+    """Compared with a decision from the whole history."""
     timeout, now = IdleTimeout(idle, busy), 0.0
     seen: list[tuple[float, bool, bool]] = []
     for passed, left, works in times:
@@ -79,7 +79,7 @@ def test_only_the_living_count_as_busy(tmp_path: Path) -> None:
         assert runs_on(tmp_path, [1]) == []
         assert (tmp_path / "busy" / str(os.getpid())).stat().st_mode & 0o777 == 0o600
     assert not is_busy(tmp_path, [os.getpid()])
-    with busy_with(tmp_path / "nowhere", "r1"):  # an engine of plain ipyparallel has no such folder
+    with busy_with(tmp_path / "nowhere", "r1"):  # an engine of plain ipyparallel has no cluster folder
         assert not (tmp_path / "nowhere").exists()
 
 
@@ -88,7 +88,7 @@ def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
     assert is_this_process(me)
     assert is_process_alive(me)
     assert not is_process_alive({**me, "started": me["started"] - 5})
-    assert is_process_alive({**me, "host": "elsewhere", "started": 1.0})  # who knows
+    assert is_process_alive({**me, "host": "elsewhere", "started": 1.0})  # unknown counts as alive
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     assert not is_process_alive({**me, "pid": done.pid})
@@ -151,7 +151,7 @@ WAITS = "import os\nwhile not os.path.exists({gate!r}): pass"
 
 
 def elsewhere(patience: float, body: str = "", end: str = "killed", session: str = "") -> tuple[str, int]:
-    """Start a cluster in a process that ends then; return the cluster's id and its worker's pid."""
+    """Start a cluster in a process that then ends; return the cluster's id and its worker's pid."""
     environment = {**os.environ, "JPY_SESSION_NAME": session}
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE, str(patience), body, end],
@@ -175,7 +175,7 @@ def test_a_busy_cluster_ends_after_its_timeout(tmp_path: Path) -> None:
 
 @pytest.mark.engines
 def test_an_observer_keeps_nothing_alive() -> None:
-    """As ipyparallel's panel does, in the server of any page that is open."""
+    """Like ipyparallel's panel in the Jupyter server of an open page."""
     name, pid = elsewhere(3.0)
     watching = SupervisorClient.connect(clusters_folder() / name, observe=True)
     until(lambda: nothing_left(name, pid))
@@ -198,24 +198,24 @@ def test_a_client_that_ends_lets_its_run_go_on(tmp_path: Path) -> None:
 def test_a_notebook_adopts_what_it_has_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gate = tmp_path / "open"
     name, _ = elsewhere(60.0, WAITS.format(gate=str(gate)), session="mine.ipynb")
-    said: list[str] = []
+    lines: list[str] = []
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     assert abandoned_clusters() == []
     monkeypatch.setenv("JPY_SESSION_NAME", "other.ipynb")
-    assert adopt(None, said.append) is None
-    assert not said
+    assert adopt(None, lines.append) is None
+    assert not lines
     monkeypatch.setenv("JPY_SESSION_NAME", "mine.ipynb")
-    cluster = start_or_adopt(report=said.append, workers=2)
+    cluster = start_or_adopt(report=lines.append, workers=2)
     try:
         assert cluster.id == name
         (run,) = active_runs(cluster)
-        assert said == [
+        assert lines == [
             f"cluster {name} from before the kernel's restart is running and is used again",
             "it has 1 workers and not 2; %cluster stop ends the cluster and its runs",
             f"run {run} is under way on it; to follow it: nb.attach('{run}')",
         ]
         assert is_this_process(read_description(cluster.folder)["owner"])
-        assert abandoned_clusters() == []  # its owner lives
+        assert abandoned_clusters() == []  # the owner lives
         gate.touch()
     finally:
         cluster.stop()
@@ -225,11 +225,11 @@ def test_a_notebook_adopts_what_it_has_left(monkeypatch: pytest.MonkeyPatch, tmp
 def test_one_that_does_not_fit_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     name, pid = elsewhere(60.0, session="mine.ipynb")
     monkeypatch.setenv("JPY_SESSION_NAME", "mine.ipynb")
-    said: list[str] = []
-    cluster = start_or_adopt(report=said.append, workers=1, threads=1)
+    lines: list[str] = []
+    cluster = start_or_adopt(report=lines.append, workers=1, threads=1)
     try:
         assert cluster.id != name
-        assert said[0] == (
+        assert lines[0] == (
             f"cluster {name}, which this notebook left behind, was ended: its threads is None and not 1"
         )
         until(lambda: nothing_left(name, pid))

@@ -1,4 +1,4 @@
-"""Each row of the table of launchers, and that nothing else knows a launcher by its name."""
+"""The table of launchers: each row, and no other code that names a launcher."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_help_and_the_errors_list_a_row(spec: LauncherSpec) -> None:
 
 
 @each
-def test_a_setting_is_a_flag_and_no_parameter_of_all_launchers(spec: LauncherSpec) -> None:
+def test_a_setting_is_a_flag_of_its_launcher_only(spec: LauncherSpec) -> None:
     parameters = inspect.signature(start_cluster).parameters
     names = [name for name, (_, owner) in all_settings().items() if owner == spec.name]
     assert names == [setting.name for setting in spec.settings], "two launchers have a setting of one name"
@@ -122,7 +122,7 @@ def test_tasks_start_are_replaced_and_end(spec: LauncherSpec, own_home: Path) ->
 
 
 def compared_names(tree: ast.AST) -> list[str]:
-    """Return the comparisons of something called a launcher with a launcher's name."""
+    """Return the comparisons of a launcher variable with a launcher's name."""
     return [
         ast.unparse(node)
         for node in ast.walk(tree)
@@ -143,7 +143,7 @@ def imported_launchers(tree: ast.AST) -> list[str]:
     return found
 
 
-def test_the_table_is_the_only_place_that_knows_a_launcher() -> None:
+def test_only_the_table_names_launchers() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.is_relative_to(PACKAGE / "cluster" / "launchers"):
             continue

@@ -1,4 +1,4 @@
-"""Engines in one MPI world: groups of kind "mpi", and what remains when one of them dies."""
+"""Engines in one MPI world: groups of kind "mpi", and the world after the death of a rank."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from nbdist.wire.collective.mpi.world import MpiWorld
 pytestmark = pytest.mark.engines
 
 
-def shipped(function: Any) -> Any:
-    """Let a function travel by its code, as one from a notebook does, not by the name of this module."""
+def sent_by_code(function: Any) -> Any:
+    """Send a function by its code, like one of a notebook, not by the name of this module."""
     function.__module__ = "__main__"
     return function
 
 
-@shipped
+@sent_by_code
 def place() -> tuple[int, int, int, str]:
     import os
 
@@ -46,7 +46,7 @@ def place() -> tuple[int, int, int, str]:
     return current().rank, world.rank, world.size, os.environ["NBDIST_RANK"]
 
 
-@shipped
+@sent_by_code
 def in_group(ranks: tuple[int, ...], run: str, here: str, work: str) -> Any:
     """Form a group of some ranks, exchange their endpoint infos through a folder, and make calls."""
     import json
@@ -88,7 +88,7 @@ def in_group(ranks: tuple[int, ...], run: str, here: str, work: str) -> Any:
         return group.barrier()
 
 
-@shipped
+@sent_by_code
 def loaded() -> bool:
     import sys
 
@@ -110,7 +110,7 @@ def world(own_home: Path) -> Iterator[Cluster]:
     cluster.stop()
 
 
-def test_engines_are_ranks_of_a_world_and_stop_without_a_trace(own_home: Path, tmp_path: Path) -> None:
+def test_engines_are_ranks_of_a_world_and_leave_nothing(own_home: Path, tmp_path: Path) -> None:
     cluster = start_cluster(2, 1, launcher="mpi", report=None)
     try:
         assert cluster.run(place) == [(rank, rank, 3, str(rank)) for rank in range(3)]
@@ -128,12 +128,12 @@ def test_engines_are_ranks_of_a_world_and_stop_without_a_trace(own_home: Path, t
 
 
 def mapped_names(pid: int) -> list[str]:
-    """MPI's shared memory that has a name still, and would stay if all processes were killed."""
+    """Return the names of MPI's shared memory, which would stay if all processes were killed."""
     names = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
     return [name for name in names if mpi_world.is_segment(name, pid) and Path(name).exists()]
 
 
-def test_a_killed_engine_is_missed_and_the_others_go_on(world: Cluster, tmp_path: Path) -> None:
+def test_a_killed_engine_is_reported_and_the_others_continue(world: Cluster, tmp_path: Path) -> None:
     calls = world.submit(in_group, (0, 1, 2), "killed", str(tmp_path), "wait")
     until(lambda: len(list(tmp_path.glob("waits.*"))) == 3)
     os.kill(world.tasks[2].pid, signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_an_interrupt_ends_a_group_and_the_next_one_works(world: Cluster, tmp_pa
     assert sums(world, (0, 1, 2), "next", tmp_path) == [("mpi", 6.0)] * 3
 
 
-def test_a_run_takes_it_by_name(world: Cluster) -> None:
+def test_a_run_selects_it_by_name(world: Cluster) -> None:
     body = """
 import numpy as np
 x = np.random.default_rng(0).random((90, 5), np.float32)
@@ -185,7 +185,7 @@ def test_plain_engines_never_load_it_and_say_how_to_get_it(cluster: Cluster) -> 
     assert cluster.run(loaded) == [False] * 4
 
 
-def test_what_is_missing_is_said_before_anything_starts(own_home: Path, monkeypatch: Any) -> None:
+def test_missing_software_is_reported_before_the_start(own_home: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(mpi, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r'pip install "nbdist\[mpi\]"'):
         start_cluster(1, launcher="mpi", report=None)
@@ -237,7 +237,7 @@ def test_plain_ipyparallel_can_have_a_world_too(own_home: Path, monkeypatch: pyt
 
     from nbdist.cluster.ipyparallel_launcher import LocalTaskLauncher
 
-    @shipped
+    @sent_by_code
     def add_ranks() -> tuple[int, int]:
         from mpi4py import MPI
 
@@ -255,7 +255,7 @@ def test_plain_ipyparallel_can_have_a_world_too(own_home: Path, monkeypatch: pyt
         cluster.stop_cluster_sync()
 
 
-def test_a_run_goes_on_in_the_world_without_one_that_has_died(world: Cluster) -> None:
+def test_a_run_continues_in_the_world_after_a_death(world: Cluster) -> None:
     body = """
 import os, signal
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a worker that comes later gets, and which numbers of workers may come or leave. Starts nothing."""
+"""Ranks and settings of added workers, and valid numbers to add or remove. Starts nothing."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def names_of(plans: tuple[TaskPlan, ...]) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("asked", [{}, {"threads": 3}, {"memory": "2G", "gpu_memory": 0.5}])
 @pytest.mark.parametrize("gpus", [(), ("4", "5", "6")])
-def test_it_gets_what_it_would_have_had_from_the_start(asked: dict[str, Any], gpus: tuple[str, ...]) -> None:
-    """But for its rank, which is that of the parameter server in a cluster that was as large."""
+def test_an_added_worker_has_the_settings_of_an_initial_one(
+    asked: dict[str, Any], gpus: tuple[str, ...]
+) -> None:
+    """Except for its rank, which a cluster started with this size gives to the parameter server."""
     (plan,) = plan_more(SMALL, 1, asked, cores=8, gpus=gpus)
     memory = 2 << 30 if asked.get("memory") else None
     given = {"threads": asked.get("threads"), "gpu_memory": asked.get("gpu_memory"), "memory": memory}
@@ -53,7 +55,7 @@ def test_it_gets_what_it_would_have_had_from_the_start(asked: dict[str, Any], gp
 
 
 @pytest.mark.parametrize("workers", [0, -1, True, 1.0, "2", None, MOST_TASKS - 2, 10**9])
-def test_numbers_that_cannot_be_are_refused(workers: Any) -> None:
+def test_invalid_numbers_are_refused(workers: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"number of 1 to {MOST_TASKS - 3}, not {workers!r}"):
         check_more(workers, 3)
     with pytest.raises(InvalidArgumentError, match=rf"1 to 1, not {workers!r}: .* has 2 workers"):
@@ -62,12 +64,12 @@ def test_numbers_that_cannot_be_are_refused(workers: Any) -> None:
         last_workers(SMALL[::2], workers)
 
 
-def test_the_last_workers_leave_whatever_their_ranks() -> None:
+def test_the_last_workers_are_removed() -> None:
     tasks = [info("worker", 0, 0), info("worker", 3, 1), info("ps", 0, 2), info("worker", 1, 3)]
     assert [one.index for one in last_workers([*tasks, info("worker", 2, 4)], 2)] == [2, 3]
 
 
-def test_a_blas_that_is_loaded_takes_another_number_of_threads() -> None:
+def test_a_loaded_blas_changes_its_number_of_threads() -> None:
     before = blas_threads()
     assert before is not None
     try:
@@ -78,7 +80,7 @@ def test_a_blas_that_is_loaded_takes_another_number_of_threads() -> None:
     assert blas_threads() == before
 
 
-def test_an_interrupt_is_held_back_and_comes_afterwards() -> None:
+def test_an_interrupt_is_delayed() -> None:
     done: list[object] = []
 
     def interrupted() -> None:

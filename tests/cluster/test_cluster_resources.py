@@ -67,7 +67,7 @@ def test_each_worker_gets_a_gpu_and_no_parameter_server_does() -> None:
         ({"workers": 1, "gpu_memory": 1.5}, "gpu_memory"),
     ],
 )
-def test_numbers_that_cannot_be(values: dict[str, Any], named: str) -> None:
+def test_invalid_numbers(values: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidArgumentError, match=named):
         plan_tasks(**values, cores=2)
 
@@ -130,12 +130,12 @@ def test_memory_is_a_number_of_bytes_or_a_text(asked: str | int | None, expected
 
 
 @pytest.mark.parametrize("asked", [0, -1, True, "much", "3T", "1.5.2M", ""])
-def test_memory_that_cannot_be_meant(asked: str | int) -> None:
+def test_invalid_memory(asked: str | int) -> None:
     with pytest.raises(InvalidArgumentError, match="memory is a number of bytes or a text such as 300M"):
         parse_memory(asked)
 
 
-def test_each_task_is_told_its_memory() -> None:
+def test_each_task_has_its_memory_limit() -> None:
     for task in plan_tasks(2, 1, cores=4, memory=1000):
         assert task.environment[MEMORY_VARIABLE] == "1000"
     assert MEMORY_VARIABLE not in plan_tasks(1, cores=4)[0].environment

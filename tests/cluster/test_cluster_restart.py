@@ -1,4 +1,4 @@
-"""Tasks that get another process under their rank: dead ones, frozen ones, living ones."""
+"""Dead, frozen and living tasks that get a new process with their rank."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ config = json.loads(os.environ["TF_CONFIG"])
 """
 
 
-def quietly(line: str) -> None:
-    """Take a report and say nothing."""
+def ignore(line: str) -> None:
+    """Ignore a report."""
 
 
-def check_all_know_each_other(cluster: Cluster) -> None:
+def check_cluster_is_consistent(cluster: Cluster) -> None:
     pids = [info.pid for info in cluster.tasks]
     spec = {job: [info.address for info in cluster.tasks if info.job == job] for job in cluster.spec.jobs}
     for info, answer in zip(cluster.tasks, cluster.run(WHO), strict=True):
@@ -79,39 +79,39 @@ def test_a_living_task_gets_an_empty_namespace_and_the_others_keep_theirs(start:
     assert re.match(r"restarted in \d+\.\d\d s: ", lines[0])
     assert f"/job:worker/task:1 (pid {old.pid} -> {new.pid})" in lines[0]
     assert cluster.run("'x' in globals()") == [True, False, True]
-    check_all_know_each_other(cluster)
+    check_cluster_is_consistent(cluster)
 
 
-def test_dead_frozen_and_busy_tasks_come_back(start: Start) -> None:
+def test_dead_frozen_and_busy_tasks_are_restarted(start: Start) -> None:
     cluster = start(3, 1)
     old = [info.pid for info in cluster.tasks]
     os.kill(old[1], signal.SIGKILL)
     os.kill(old[3], signal.SIGKILL)
     until(lambda: len(cluster.dead()) == 2)
-    assert [info.rank for info in cluster.restart(report=quietly)] == [1, 3]
+    assert [info.rank for info in cluster.restart(report=ignore)] == [1, 3]
     freeze(old[0])  # the chief
-    cluster.restart("/job:worker/task:0", report=quietly)
-    calls = cluster.submit("import signal; signal.pause()".__len__, on=2)  # a call that is over
+    cluster.restart("/job:worker/task:0", report=ignore)
+    calls = cluster.submit("import signal; signal.pause()".__len__, on=2)  # a finished call
     assert calls.results(PATIENCE) == [29]
     spins = cluster.submit(exec, "while True: pass", on=2)
-    cluster.restart(2, report=quietly)
+    cluster.restart(2, report=ignore)
     assert spins.wait(PATIENCE)
     assert isinstance(spins.outcome(2), TaskDiedError)
     assert not any(map(psutil.pid_exists, old))
     assert cluster.target == f"nbdist://{cluster.tasks[0].address}"
-    check_all_know_each_other(cluster)
+    check_cluster_is_consistent(cluster)
     lines: list[str] = []
     assert cluster.restart(report=lines.append) == []
     assert "no task of cluster" in lines[0]
 
 
-def test_a_task_can_be_replaced_again_and_again(start: Start) -> None:
+def test_a_task_can_be_replaced_repeatedly(start: Start) -> None:
     cluster = start(1)
     pids = {cluster.tasks[0].pid}
     for _ in range(4):
-        pids.add(cluster.restart(0, report=quietly)[0].pid)
+        pids.add(cluster.restart(0, report=ignore)[0].pid)
     assert len(pids) == 5
-    check_all_know_each_other(cluster)
+    check_cluster_is_consistent(cluster)
     os.kill(cluster.tasks[0].pid, signal.SIGKILL)
     until(cluster.dead)
     (row,) = cluster.status()
@@ -120,22 +120,22 @@ def test_a_task_can_be_replaced_again_and_again(start: Start) -> None:
         cluster.run("1")
 
 
-def test_a_call_to_a_process_that_was_replaced_says_so(start: Start) -> None:
+def test_a_call_to_a_replaced_process_raises(start: Start) -> None:
     cluster = start(2)
     calls = cluster.submit(exec, "while True: pass", on=1)
     pid = cluster.tasks[1].pid
-    (new,) = cluster.restart(1, report=quietly)
+    (new,) = cluster.restart(1, report=ignore)
     with pytest.raises(TaskDiedError, match=rf"\(pid {pid}\) was replaced by pid {new.pid}"):
         calls.results(PATIENCE)
 
 
-def test_a_name_that_is_none_lists_those_there_are(cluster: Cluster) -> None:
+def test_the_error_for_an_unknown_task_lists_the_tasks(cluster: Cluster) -> None:
     for task in ("worker:7", "chief", 9, "-1", "/job:worker"):
         with pytest.raises(InvalidArgumentError, match=r"worker:0 \(rank 0\), .*, ps:0 \(rank 3\)"):
             cluster.restart(task)
 
 
-def test_shared_memory_of_the_old_process_goes_with_it(start: Start) -> None:
+def test_shared_memory_of_the_old_process_is_freed(start: Start) -> None:
     cluster = start(2)
     make = (
         "from nbdist.wire.shm import Segment; import nbdist\n"
@@ -144,7 +144,7 @@ def test_shared_memory_of_the_old_process_goes_with_it(start: Start) -> None:
     names = cluster.run(make)
     paths = [Path(f"/dev/shm/{name}") for name in names]
     assert all(path.exists() for path in paths)
-    cluster.restart(1, report=quietly)
+    cluster.restart(1, report=ignore)
     assert paths[0].exists()
     assert not paths[1].exists()
 
@@ -154,16 +154,16 @@ def test_another_client_sees_the_new_task(start: Start) -> None:
     other = Cluster.attach(cluster.id)
     try:
         assert other.peer(1).call("ping").meta["pid"] == cluster.tasks[1].pid
-        (new,) = other.restart("worker:1", report=quietly)
+        (new,) = other.restart("worker:1", report=ignore)
         assert cluster.tasks[1] == new
         assert cluster.dead() == []
-        check_all_know_each_other(cluster)
-        check_all_know_each_other(other)
+        check_cluster_is_consistent(cluster)
+        check_cluster_is_consistent(other)
         os.kill(new.pid, signal.SIGKILL)
         until(lambda: cluster.dead() and other.dead())
-        (newer,) = cluster.restart(report=quietly)
+        (newer,) = cluster.restart(report=ignore)
         assert other.tasks[1] == newer
-        check_all_know_each_other(other)
+        check_cluster_is_consistent(other)
     finally:
         other.close()
         other._supervisor.close()
@@ -176,33 +176,33 @@ def test_another_client_sees_the_new_task(start: Start) -> None:
         third._supervisor.close()
 
 
-def test_two_clients_do_not_replace_at_once(start: Start) -> None:
+def test_two_clients_do_not_replace_together(start: Start) -> None:
     cluster = start(2)
     other = Cluster.attach(cluster.id)
     replacement = other.replace(other.tasks[:1])
     with pytest.raises(UnavailableError, match="rank 0 is being replaced at this moment"):
         cluster.restart(1)
     until(replacement.poll)
-    cluster.restart(1, report=quietly)
-    other.replace(other.tasks[:1])  # its turn ends when it hangs up, and the task is dead
+    cluster.restart(1, report=ignore)
+    other.replace(other.tasks[:1])  # its lock ends with its connection, and the task is dead
     other.close()
     other._supervisor.close()
     until(cluster.dead)
     until(lambda: restarted(cluster))
-    check_all_know_each_other(cluster)
+    check_cluster_is_consistent(cluster)
 
 
 def restarted(cluster: Cluster) -> bool:
     try:
-        return bool(cluster.restart(report=quietly))
-    except UnavailableError:  # the supervisor has not heard yet that the other is gone
+        return bool(cluster.restart(report=ignore))
+    except UnavailableError:  # the supervisor has not yet noticed the closed connection
         return False
 
 
-def test_what_another_has_replaced_is_not_ended(start: Start) -> None:
+def test_a_stale_client_does_not_end_the_new_process(start: Start) -> None:
     cluster = start(2)
     other = Cluster.attach(cluster.id)
-    (new,) = cluster.restart(1, report=quietly)
+    (new,) = cluster.restart(1, report=ignore)
     with pytest.raises(UnavailableError, match=f"rank 1 is pid {new.pid} by now"):
         other.replace([replace(new, pid=new.pid - 1)])
     assert cluster.run(os.getpid, on=1) == [new.pid]
@@ -222,8 +222,8 @@ def test_a_replacement_that_does_not_start_leaves_a_dead_task(
     assert [info.rank for info in cluster.dead()] == [1]
     with pytest.raises(TaskDiedError):
         cluster.run("1")
-    cluster.restart(report=quietly)
-    check_all_know_each_other(cluster)
+    cluster.restart(report=ignore)
+    check_cluster_is_consistent(cluster)
 
 
 def refuse(*arguments: object, **named: object) -> None:
@@ -242,7 +242,7 @@ def test_a_session_on_the_old_process_ends_and_a_new_one_works(start: Start) -> 
         with Session(cluster.target) as session:
             session.run(v.initializer)
             assert session.run(v) == 3.0
-            cluster.restart("ps:0", report=quietly)
+            cluster.restart("ps:0", report=ignore)
             with pytest.raises((UnavailableError, AbortedError), match="/job:ps/task:0"):
                 session.run(v)
         with Session(cluster.target) as session:
@@ -257,12 +257,12 @@ def test_a_task_that_a_run_is_using_is_not_restarted(start: Start) -> None:
     for task in ("worker:1", "ps:0"):
         with pytest.raises(FailedPreconditionError, match=rf"run {run.id} is using /job:{task[:-2]}/task"):
             cluster.restart(task)
-    cluster.restart("worker:0", report=quietly)
+    cluster.restart("worker:0", report=ignore)
     run.stop()
     run.wait()
     assert run.status == "stopped"
-    cluster.restart("ps:0", report=quietly)
-    check_all_know_each_other(cluster)
+    cluster.restart("ps:0", report=ignore)
+    check_cluster_is_consistent(cluster)
 
 
 TRAIN = """
@@ -276,7 +276,7 @@ weights = [w for w in model.get_weights()]
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker", "ps"])
-def test_training_on_replaced_tasks_is_that_of_one_device(start: Start, strategy: str) -> None:
+def test_training_on_replaced_tasks_equals_one_device(start: Start, strategy: str) -> None:
     import numpy as np
 
     cluster = start(2, 1)
@@ -284,9 +284,9 @@ def test_training_on_replaced_tasks_is_that_of_one_device(start: Start, strategy
     first = start_run(TRAIN, options, cluster=cluster).wait().results["weights"]
     os.kill(cluster.tasks[1].pid, signal.SIGKILL)
     until(cluster.dead)
-    cluster.restart(report=quietly)
-    cluster.restart("ps:0", report=quietly)
-    cluster.restart("worker:0", report=quietly)
+    cluster.restart(report=ignore)
+    cluster.restart("ps:0", report=ignore)
+    cluster.restart("worker:0", report=ignore)
     again = start_run(TRAIN, options, cluster=cluster).wait().results["weights"]
     alone = Options(strategy="one_device", on="worker:0", seed=3, fetch=("weights",))
     one = start_run(TRAIN, alone, cluster=cluster).wait().results["weights"]
@@ -295,7 +295,7 @@ def test_training_on_replaced_tasks_is_that_of_one_device(start: Start, strategy
         np.testing.assert_allclose(b, c, rtol=1e-5, atol=1e-6)
 
 
-def test_in_an_mpi_world_the_new_process_stands_outside(own_home: object) -> None:
+def test_a_new_process_is_not_in_the_mpi_world(own_home: object) -> None:
     from nbdist.cluster.launch import start_cluster
 
     cluster = start_cluster(2, launcher="mpi", report=None)
@@ -303,7 +303,7 @@ def test_in_an_mpi_world_the_new_process_stands_outside(own_home: object) -> Non
         lines: list[str] = []
         cluster.restart(1, report=lines.append)
         assert "/job:worker/task:1 is no longer in the MPI world" in lines[0]
-        check_all_know_each_other(cluster)
+        check_cluster_is_consistent(cluster)
         start_run(TRAIN, Options(strategy="multi_worker"), cluster=cluster).wait()
         with pytest.raises(WorkerError, match="collective 'mpi'"):
             start_run(TRAIN, Options(strategy="multi_worker", collective="mpi"), cluster=cluster).wait()
@@ -311,8 +311,8 @@ def test_in_an_mpi_world_the_new_process_stands_outside(own_home: object) -> Non
         cluster.stop()
 
 
-def test_only_our_own_processes_are_touched(start: Start) -> None:
-    """The supervisor ends a child that it has forked, and that is the process which is meant; no other."""
+def test_only_processes_of_the_supervisor_are_killed(start: Start) -> None:
+    """The supervisor kills only its own child with the given pid and start time."""
     bystander = psutil.Popen(["sleep", "100"])
     try:
         cluster = start(1)
@@ -322,7 +322,7 @@ def test_only_our_own_processes_are_touched(start: Start) -> None:
         other = Cluster.attach(cluster.id)
         pid = cluster.tasks[0].pid
         with pytest.raises(UnavailableError, match=f"rank 0 is pid {pid} by now, not {bystander.pid}"):
-            other.restart(0, report=quietly)
+            other.restart(0, report=ignore)
         assert bystander.poll() is None
         assert cluster.run(os.getpid) == [pid]
         other.close()

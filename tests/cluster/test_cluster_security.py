@@ -67,7 +67,7 @@ def test_another_user_gets_nothing_from_any_port(cluster: Cluster) -> None:
     ports = sorted({address.port for address in listening(cluster)})
     command = [sys.executable, "-c", ATTACK, "127.0.0.1", ",".join(map(str, ports)), cluster.keys.public]
     with subprocess.Popen([*AS_NOBODY, *command], stdout=subprocess.PIPE, cwd="/") as attack:
-        while attack.poll() is None:  # what it wants passes by all the while, and the cluster works
+        while attack.poll() is None:  # the cluster works during the attacks
             assert cluster.run("print('SECRET PAYLOAD' * 100); 'SECRET PAYLOAD'") == ["SECRET PAYLOAD"] * 4
             assert cluster.peer(3).call("ping").kind == "pong"
         got = attack.communicate()[0]

@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 @contextmanager
 def other_process(cluster: Cluster) -> Iterator[Callable[[str], str]]:
-    """Another process that is attached to a cluster; it runs lines, and answers with their errors."""
+    """Run another process that is attached to a cluster; it executes lines and returns their errors."""
     environment = {
         **os.environ,
         "PYTHONPATH": ":".join(sys.path),
@@ -66,22 +66,22 @@ def other_process(cluster: Cluster) -> Iterator[Callable[[str], str]]:
 
 
 def busy(cluster: Cluster, run: str) -> Any:
-    """Have a task work on a run, as far as other processes can see."""
+    """Mark a task as busy with a run, as other processes see it."""
     path = cluster.folder / "busy" / str(cluster.tasks[0].pid)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.write_text(run)
     return path
 
 
-def test_another_process_does_not_end_a_run_by_mistake(start: Start) -> None:
+def test_another_process_needs_force_to_end_a_run(start: Start) -> None:
     cluster = start(workers=1)
     path = busy(cluster, "20261122-digits")
     with other_process(cluster) as run:
-        said = run("cluster.stop()")
-        assert said.startswith("FailedPreconditionError: ")
-        assert f"cluster {cluster.id} was started from process {os.getpid()}" in said
-        assert "run 20261122-digits is under way" in said
-        assert "%cluster stop --force" in said
+        error = run("cluster.stop()")
+        assert error.startswith("FailedPreconditionError: ")
+        assert f"cluster {cluster.id} was started from process {os.getpid()}" in error
+        assert "run 20261122-digits is under way" in error
+        assert "%cluster stop --force" in error
         assert cluster.run("6 * 7") == [42]
         path.unlink()
         assert run("cluster.detach()") == ""
@@ -97,7 +97,7 @@ def test_another_process_does_not_end_a_run_by_mistake(start: Start) -> None:
         start_run("n = 1", Options(), cluster=cluster)
 
 
-def test_its_own_process_and_an_idle_cluster_need_no_force(start: Start) -> None:
+def test_the_owner_and_an_idle_cluster_need_no_force(start: Start) -> None:
     cluster = start(workers=1)
     busy(cluster, "20261122-digits")
     cluster.active_runs.add("20261122-digits")

@@ -16,7 +16,7 @@ Town = Callable[..., InGraphStrategy]
 
 @pytest.fixture
 def servers() -> Iterator[Callable[[int, int], list[Server]]]:
-    """Make the Servers of a cluster; they know of each other once all are there."""
+    """Create the Servers of a cluster; each knows the addresses of all others."""
     made: list[Server] = []
 
     def start(workers: int, ps: int) -> list[Server]:

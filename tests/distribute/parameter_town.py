@@ -49,7 +49,7 @@ class Town:
         )
 
     def train(self, body: Callable[[int], Any], **options: Any) -> list[Any]:
-        """Run a body on every replica; returns what each returned or raised."""
+        """Run a body on every replica; return each one's result or exception."""
         results: list[Any] = [None] * len(self.workers)
         self.contexts = [
             Context(

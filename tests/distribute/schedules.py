@@ -1,8 +1,8 @@
-"""Replicas and parameter servers in an order that a seed decides: every interleaving can be had again.
+"""Replicas and parameter servers in a pseudo-random order: a seed reproduces each interleaving.
 
-Each replica is a real ServedReplica on a thread of its own, of which one runs at a time; its links hand
-gradients to real shards, one message after another, and what runs or arrives next is drawn. When nothing can
-go on and somebody still waits, that is a hang, and an error.
+Each replica is a real ServedReplica on its own thread, and one thread runs at a time. Its links deliver
+gradients to real shards, one message after another; the seed decides which thread runs or which message
+arrives next. If nothing can run and a replica still waits, the test fails with a hang.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAYOUT = Layout.of([("v", (1,), "<f8")])
 
 
 class Hang(AssertionError):
-    """Somebody waits, and nothing is under way."""
+    """A replica waits, and no message is in transit."""
 
 
 class Dead(BaseException):
@@ -37,11 +37,11 @@ class Dead(BaseException):
 
 
 class Broken(Exception):
-    """What a server says when a step cannot complete because a replica has died."""
+    """A server's error for a step that cannot complete because a replica has died."""
 
 
 class Town:
-    """Servers, and replicas that make ``batches[i]`` steps each; ``deaths`` says at which turn who dies."""
+    """Servers, and replicas with ``batches[i]`` steps each; ``deaths`` maps turns to replicas that die."""
 
     def __init__(
         self, rules: Rules, batches: list[int], seed: int, deaths: dict[int, int] | None = None
@@ -53,7 +53,7 @@ class Town:
         self.turn = threading.Semaphore(0)
 
     def run(self) -> None:
-        """Let all replicas train to their ends."""
+        """Train all replicas to their ends."""
         for worker in self.workers:
             worker.thread.start()
             self.turn.acquire()
@@ -69,8 +69,8 @@ class Town:
                 raise worker.error
 
     def _moves(self) -> list[Callable[[], None]]:
-        """Return what may happen next."""
-        found: list[Callable[[], None]] = [w.go_on for w in self.workers if w.can_go_on()]
+        """Return the possible next events."""
+        found: list[Callable[[], None]] = [w.resume for w in self.workers if w.can_go_on()]
         return found + [move for server in self.servers for move in server.moves(self.workers)]
 
     def kill(self) -> None:
@@ -78,7 +78,7 @@ class Town:
         for worker in self.workers:
             while not worker.ended:
                 worker.doomed = True
-                worker.go_on()
+                worker.resume()
 
 
 class Worker:
@@ -101,8 +101,8 @@ class Worker:
     def can_go_on(self) -> bool:
         return not self.ended and (self.waits_for is None or self.waits_for())
 
-    def go_on(self) -> None:
-        """Let the thread run up to its next stop."""
+    def resume(self) -> None:
+        """Run the thread until it pauses."""
         self.turns += 1
         if self.town.deaths.get(self.number) == self.turns:
             self.doomed = True
@@ -110,7 +110,7 @@ class Worker:
         self.town.turn.acquire()
 
     def pause(self, until: Callable[[], bool] | None = None) -> None:
-        """Give the turn back; called on the thread."""
+        """Pause; called on the thread."""
         self.waits_for = until
         self.town.turn.release()
         self.baton.acquire()
@@ -125,7 +125,7 @@ class Worker:
         except Dead:
             self.dead = True
         except Broken:
-            self.broken = self.dead = True  # its link closes: for the servers that is the same
+            self.broken = self.dead = True  # for the servers a closed link is the same
         except BaseException as error:
             self.error, self.dead = error, True
         self.ended = True
@@ -149,7 +149,7 @@ class Worker:
 
 
 class FakeLink(Link):
-    """A link whose messages lie about until they are drawn."""
+    """A link that keeps messages in transit until the seed selects them."""
 
     kind = "drawn"
 
@@ -187,7 +187,7 @@ class FakeLink(Link):
         return self.server.shard.updates
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Free nothing."""
 
     @property
     def _peer_of_shard(self) -> tuple[Peer, str, int]:
@@ -203,7 +203,7 @@ class FakeLink(Link):
 
 
 class Server:
-    """A shard, and what it was sent."""
+    """A shard and its received messages."""
 
     def __init__(self, rules: Rules, first: bool) -> None:
         self.rules = rules
@@ -219,7 +219,7 @@ class Server:
         self._links: dict[int, FakeLink] = {}
 
     def moves(self, workers: list[Worker]) -> list[Callable[[], None]]:
-        """Return what may happen here next."""
+        """Return the possible next events of this server."""
         number = self._number(workers)
         self._links = {worker.number: worker.links[number] for worker in workers}
         found: list[Callable[[], None]] = []
@@ -233,9 +233,9 @@ class Server:
 
     def slowest(self) -> int:
         """Return how many gradients of the slowest replica that still trains have been applied."""
-        gone = self.left | self.lost
+        absent = self.left | self.lost
         made = self.shard.statistics.made
-        return min((made[i] for i in range(self.rules.replicas) if i not in gone), default=0)
+        return min((made[i] for i in range(self.rules.replicas) if i not in absent), default=0)
 
     def leave(self, worker: Worker) -> None:
         if worker.number in self.left:

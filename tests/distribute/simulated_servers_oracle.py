@@ -1,8 +1,8 @@
-"""Real replicas, a thread each, on simulated servers: what simulated replicas have to do, too.
+"""Real replicas, a thread each, on simulated servers: the reference for simulated replicas.
 
     pushed, traffic = rehearse_replicas(machines, sizes, rules, cost, times)
 
-Only one thread runs at a time: that of the replica whose event it is, until it waits for another.
+Only one thread runs at a time: that of the replica with the current event, until it waits.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NOTHING = Layout.of(())
 def rehearse_replicas(
     machines: Machines, sizes: Sequence[int], rules: Rules, cost: Cost, times: Array
 ) -> tuple[list[list[float]], Traffic]:
-    """Train real replicas; `times` are the seconds that each computes, by step and replica.
+    """Train real replicas; `times` are the compute seconds, by step and replica.
 
-    Return when each sent its gradients, and what travelled.
+    Return the times at which each sent its gradients, and the traffic.
     """
     serving = Serving(machines, sizes, rules, cost)
     actors = [
@@ -46,7 +46,7 @@ def rehearse_replicas(
 
 
 class Actor:
-    """A replica in a thread that runs only while everything else waits for it."""
+    """A replica in a thread that runs only while all other threads wait."""
 
     def __init__(
         self, number: int, host: int, serving: Serving, rules: Rules, times: Sequence[float]
@@ -63,31 +63,31 @@ class Actor:
         self._error: BaseException | None = None
 
     def start(self) -> None:
-        """Begin to train, at the beginning of time."""
+        """Begin to train at time 0."""
         self.serving.clients[self.number] = self
         self._thread.start()
         self.serving.events.at(0.0, self.wake)
 
     def join(self) -> None:
-        """Raise what the thread raised, or that it waits for something that will not come."""
+        """Raise the thread's error, or an error if it still waits."""
         if self._error is not None:
             raise self._error
         if self._thread.is_alive():
             raise AssertionError(f"replica {self.number} still waits, and nothing is going to happen")
 
     def on_answer(self, server: int, answer: Answer) -> None:
-        """Note what a server says of a gradient."""
+        """Record a server's answer to a gradient."""
         link = self._links[server]
         link.hear(answer.what, answer.token, answer.staleness)
 
     def wake(self) -> None:
-        """Let the thread run until it waits again. Called by events."""
+        """Run the thread until it waits again. Called by events."""
         self._turn.release()
         if not self._back.acquire(timeout=PATIENCE_SECONDS):
             raise AssertionError(f"replica {self.number} neither ends nor waits")
 
     def catch_up(self) -> bool:
-        """Wait until the gradients are sent that this thread sends; return whether there were any."""
+        """Wait until this thread's gradients are sent; return whether there were any."""
         sending, self.sending = self.sending, 0.0
         if sending:
             self.serving.events.at(sending, self.wake)
@@ -95,7 +95,7 @@ class Actor:
         return sending > 0
 
     def wait(self) -> None:
-        """Let everything else go on, until an event wakes this thread. Called by the thread."""
+        """Pause until an event wakes this thread. Called by the thread."""
         self._back.release()
         self._turn.acquire()
 
@@ -134,7 +134,7 @@ class VirtualLink(Link):
         self._actor, self._server = actor, server
 
     def pull(self) -> None:
-        """Bring the newest parameters; what is read before the first step takes no time."""
+        """Pull the newest parameters; reads before the first step take no time."""
         if self.begun:
             self._actor.catch_up()
             self._actor.serving.pull(self._actor, self._server, self._pulled)
@@ -154,7 +154,7 @@ class VirtualLink(Link):
         actor.sending = actor.serving.push(actor, self._server, slot, self.version, actor.sending)
 
     def count(self) -> None:
-        """Count one update; over shared memory it is not waited for."""
+        """Count one update; over shared memory there is no wait."""
         actor, serving = self._actor, self._actor.serving
         actor.catch_up()
         if serving.servers[0].host == actor.host:
@@ -165,7 +165,7 @@ class VirtualLink(Link):
             actor.wait()
 
     def hear(self, what: int, slot: int, staleness: int) -> None:
-        """Note an answer, and wake the replica if it waits for one."""
+        """Record an answer, and wake the replica if it waits for one."""
         self._note(what, slot, staleness)
         if self._listens:
             self._listens = False
@@ -180,7 +180,7 @@ class VirtualLink(Link):
         return self.version
 
     def announce_done(self) -> None:
-        """Say that this replica is done."""
+        """Announce that this replica is done."""
         if not self._said_farewell:
             self._said_farewell = True
             self._actor.catch_up()
@@ -188,12 +188,12 @@ class VirtualLink(Link):
             serving.leave(self._actor, serving.servers[self._server])
 
     def leave(self) -> dict[str, Any]:
-        """Leave; the others are not waited for."""
+        """Leave without waiting for the others."""
         self.announce_done()
         return {"statistics": self._actor.serving.servers[self._server].shard.statistics.to_wire()}
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Free nothing."""
 
     @property
     def _peer_of_shard(self) -> tuple[Peer, str, int]:

@@ -1,4 +1,4 @@
-"""What every strategy whose replicas step together owes; a test of one inherits `StrategyContract`.
+"""The contract of synchronous strategies; the tests of each one inherit `StrategyContract`.
 
 class TestMine(StrategyContract):
     @pytest.fixture
@@ -41,7 +41,7 @@ BATCHES = [(60, 20), (61, 20), (30, 7), (5, 2)]  # rows and batch size: even, ra
 
 
 def everywhere(world: World, body: Callable[[Strategy, Context], Any]) -> list[Any]:
-    """Run a body as each process of a run would; return what each returned, or raise the cause."""
+    """Run a body as each process of a run; return the results, or raise the cause."""
     results: list[Any] = [None] * len(world)
     errors: list[BaseException] = []
 
@@ -52,7 +52,7 @@ def everywhere(world: World, body: Callable[[Strategy, Context], Any]) -> list[A
                 results[index] = body(strategy, context)
         except BaseException as error:
             errors.append(error)
-            for other, _ in world:  # as the run does
+            for other, _ in world:  # like a run
                 other.control.aborted = other.control.aborted or f"another failed: {error}"
 
     threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(world))]
@@ -104,7 +104,7 @@ def fitted(
 def looped(
     strategy: Strategy, optimizer: Optimizer, rows: int, size: int, between: Sequence[Any] = ()
 ) -> tuple[list[Array], list[float]]:
-    """Train by a loop of one's own; return the weights and the losses of all replicas."""
+    """Train by a custom loop; return the weights and the losses of all replicas."""
     with strategy.scope():
         made = model(*between)
 
@@ -128,7 +128,7 @@ def assert_alike(ours: Any, theirs: Any, rtol: float = 2e-5, atol: float = 2e-6)
 
 
 class AtFirstEpoch(Callback):
-    """When the first process has made its first epoch, every one is told something, as by a run."""
+    """After the first epoch of the first process, call a function for every process, like a run's command."""
 
     def __init__(self, world: World, context: Context, tell: Callable[[Control], object]) -> None:
         self._told = [one.control for one, _ in world] if context is world[0][0] else []
@@ -140,7 +140,7 @@ class AtFirstEpoch(Callback):
 
 
 class StrategyContract:
-    """N replicas compute what one device would, by fit and by a loop of one's own; and what they agree on."""
+    """N replicas compute what one device would, by fit and by a custom loop; and reductions."""
 
     @pytest.fixture
     def world(self) -> World:
@@ -155,7 +155,7 @@ class StrategyContract:
             assert global_step == steps
         for weights, _ in results[1:]:
             for a, b in zip(weights, results[0][0], strict=True):
-                np.testing.assert_array_equal(a, b)  # all end with the very same values
+                np.testing.assert_array_equal(a, b)  # all end with equal values
 
     def test_fit_with_adam_and_dropout(self, world: World) -> None:
         body = lambda strategy, _: fitted(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])[0]
@@ -285,8 +285,8 @@ class StrategyContract:
             with pytest.raises(InvalidArgumentError, match=r"variable 'v' is assigned.*aggregation='sum'"):
                 everywhere(world, body)
 
-    def test_values_can_be_brought_together_in_a_step(self, world: World) -> None:
-        """The gradient of a sum over replicas goes back to each of them."""
+    def test_all_reduce_inside_a_step(self, world: World) -> None:
+        """The gradient of a sum over replicas reaches each of them."""
         x = np.arange(8, dtype=np.float32)
 
         def body(strategy: Strategy, _: Context) -> tuple[list[Array], Array]:
@@ -336,8 +336,8 @@ class StrategyContract:
             np.testing.assert_allclose(sorted(set(np.round(sums, 5))), [1.78, 1.89])
             np.testing.assert_allclose([a, same, b], [0.8, 0.8, 0.98], rtol=1e-6)
 
-    def test_models_are_what_they_were_trained_to_be(self, world: World) -> None:
-        """Weights, predictions and BatchNorm's averages reach the client; fit continues from there."""
+    def test_the_model_has_the_trained_values(self, world: World) -> None:
+        """Weights, predictions and BatchNorm's averages are in the model; fit continues from them."""
 
         def body(strategy: Strategy, context: Context) -> list[Any]:
             with strategy.scope():
@@ -367,7 +367,7 @@ class StrategyContract:
             for i in trained:
                 np.testing.assert_array_equal(weights[i], results[0][i])
 
-    def test_who_is_asked_to_stop_stops_all(self, world: World) -> None:
+    def test_a_stop_of_one_replica_stops_all(self, world: World) -> None:
         def body(strategy: Strategy, context: Context) -> tuple[int, list[Array]]:
             with strategy.scope():
                 w = Variable(np.float32(0), name="w")
@@ -429,7 +429,7 @@ class StrategyContract:
     def test_a_rate_changes_between_the_same_two_steps(
         self, world: World, optimizer: Callable[[], Optimizer]
     ) -> None:
-        """All replicas are told, as by a run, after the third of nine steps."""
+        """All replicas receive the command after the third of nine steps."""
         rate = 0.1 * optimizer().learning_rate / 3  # not what fits in a float32
 
         def body(whom: World, strategy: Strategy, context: Context) -> tuple[list[Array], float | None]:
@@ -488,15 +488,15 @@ class StrategyContract:
         found = first.progress.checkpoint
         assert found is not None
         assert (found["number"], found["error"]) == (1, None)
-        assert found["step"] in (2, 3)  # of parameter servers the third may not be complete yet
+        assert found["step"] in (2, 3)  # parameter servers may not have completed the third step
         made = {"epochs": 1, "steps_per_epoch": found["step"]}
         expected, _ = alone(lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), 60, 20, **made))
         assert_alike(load(found["path"]).get_weights(), expected)
         assert [steps for _, steps in results] == [6] * len(world)
         assert control.messages == 1
 
-    def test_paused_it_rests_and_writes_a_checkpoint_all_the_same(self, world: World, tmp_path: Path) -> None:
-        """The chief is between two steps: it waits for none that rests. Then it is trained as ever."""
+    def test_a_paused_training_writes_checkpoints(self, world: World, tmp_path: Path) -> None:
+        """The chief pauses between two steps without waiting for paused replicas; then training continues."""
         first, contexts = world[0][0], [one for one, _ in world]
         tmp_path.chmod(0o700)
         first.checkpoints = Checkpoints(tmp_path / "checkpoints")
@@ -556,7 +556,7 @@ class StrategyContract:
 
 
 def strategy_ended(strategy: Strategy) -> bool:
-    """Whether a stop has reached this process's replicas."""
+    """Return whether a stop has reached this process's replicas."""
     ended: bool = strategy._runner.variables.ended  # type: ignore[attr-defined]  # nothing public says so
     return ended
 

@@ -40,7 +40,7 @@ def town() -> Iterator[Callable[[int, int], Town]]:
 
 @pytest.fixture
 def replicas(monkeypatch: pytest.MonkeyPatch) -> dict[int, ServedReplica]:
-    """Return what each replica trained as, by number, once it has begun."""
+    """Return the replicas by number, each from the start of its training."""
     begun: dict[int, ServedReplica] = {}
     make = ParameterServerStrategy.replica
 
@@ -69,7 +69,7 @@ def fit(
     return made.get_weights(), history
 
 
-def alone(dataset: Dataset, epochs: int = 3) -> list[Array]:
+def one_device(dataset: Dataset, epochs: int = 3) -> list[Array]:
     """Train on one device, as the comparison."""
     with use_here(Context(seed=SEED, quiet=True)):
         return fit(dataset, epochs)[0]
@@ -98,10 +98,10 @@ def close(ours: list[Array], theirs: list[Array]) -> None:
 
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("locking", [False, True])
-def test_all_of_them_is_bit_for_bit_what_it_is_without_saying_so(
+def test_aggregating_all_replicas_equals_the_default_bit_for_bit(
     town: Callable[[int, int], Town], ps: int, locking: bool
 ) -> None:
-    plain, said = (
+    plain, explicit = (
         raised(
             town(ps, 3).train(
                 lambda i: fit(shuffled(62, 20), optimizer=Adam(0.01)), synchronous=True, **options
@@ -109,7 +109,7 @@ def test_all_of_them_is_bit_for_bit_what_it_is_without_saying_so(
         )
         for options in ({}, {"aggregate": 3, "locking": locking})
     )
-    for (ours, _), (theirs, _) in zip(plain, said, strict=True):
+    for (ours, _), (theirs, _) in zip(plain, explicit, strict=True):
         same(ours, theirs)
 
 
@@ -122,10 +122,10 @@ def test_with_one_backup_the_fastest_train_on_their_shares(
     ps: int,
     transport: str,
 ) -> None:
-    """Replica 2 comes late to every step: what the others make is the mean over their two shares of three."""
+    """Replica 2 is late in every step: the update is the mean over the other two of three shares."""
     x, y = points(60)
     of_two = np.arange(60) % 12 < 8  # a batch of 12 is three shares of 4, in order
-    expected = alone(Dataset.from_arrays(x[of_two], y[of_two]).batch(8))
+    expected = one_device(Dataset.from_arrays(x[of_two], y[of_two]).batch(8))
     others_done = threading.Semaphore(0)
 
     class Done(Callback):
@@ -143,9 +143,9 @@ def test_with_one_backup_the_fastest_train_on_their_shares(
     noted: dict[History, list[int]] = {}
     note = History.step
 
-    def step(self: History, step: int, *told: Any) -> None:
+    def step(self: History, step: int, *rest: Any) -> None:
         noted.setdefault(self, []).append(step)
-        note(self, step, *told)
+        note(self, step, *rest)
 
     monkeypatch.setattr(History, "step", step)
 
@@ -161,8 +161,8 @@ def test_with_one_backup_the_fastest_train_on_their_shares(
         assert noted[history] == list(range(1, 16))
     first, *then = noted[results[2][1]]
     assert 1 <= first <= 15
-    assert then in ([], [16])  # where the others are, not how many it has made
-    # It may have offered another one before the others had left.
+    assert then in ([], [16])  # the others' step, not its own count
+    # It may have pushed another gradient before the others left.
     assert [replicas[i].dropped for i in range(3)] in ([0, 0, 1], [0, 0, 2])
     assert [one.progress.dropped for one in place.contexts] == [replicas[i].dropped for i in range(3)]
     for statistics in replicas[0].statistics:
@@ -207,7 +207,7 @@ def test_with_backups_everyone_ends_with_the_same_values(
 def test_one_replica_that_contributes_several_batches_makes_larger_ones(
     town: Callable[[int, int], Town], ps: int
 ) -> None:
-    expected = alone(shuffled(60, 30))
+    expected = one_device(shuffled(60, 30))
     ((weights, history),) = raised(
         town(ps, 1).train(lambda i: fit(shuffled(60, 10)), synchronous=True, aggregate=3)
     )
@@ -243,14 +243,14 @@ def test_several_batches_a_step_lose_none(
 @pytest.mark.parametrize("transport", ["auto", "socket"])
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_nobody_is_further_ahead_of_the_slowest_than_the_bound(
+def test_no_replica_exceeds_the_staleness_bound(
     town: Callable[[int, int], Town],
     replicas: dict[int, ServedReplica],
     ps: int,
     transport: str,
     bound: int,
 ) -> None:
-    """The slowest begins each step only when another is held back: as slow as one can be."""
+    """The slowest begins each step only when another is held back: the slowest possible schedule."""
     place = town(ps, 3)
     ahead: list[int] = []
 
@@ -295,7 +295,7 @@ def test_with_locking_asynchronous_replicas_count_every_update(
         same(weights, results[0][0])
 
 
-def test_what_cannot_be_meant_is_an_error_before_anything_begins(town: Callable[[int, int], Town]) -> None:
+def test_invalid_options_are_refused_before_the_start(town: Callable[[int, int], Town]) -> None:
     one = town(1, 2)
     with pytest.raises(InvalidArgumentError, match="aggregate=0"):
         one.strategy(0, synchronous=True, aggregate=0)

@@ -1,4 +1,4 @@
-"""In-graph replication on the Servers of this process: what one device computes, however it is spread."""
+"""In-graph replication on the Servers of this process: every placement computes what one device does."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def test_two_replicas_of_two_stages(town: Town) -> None:
     assert_alike(ours, theirs, 5e-6)
 
 
-def test_variables_of_a_stage_live_with_it(servers: Callable[[int, int], list[Server]]) -> None:
-    """And are gone, with all buffers, when the training is over."""
+def test_variables_of_a_stage_are_on_its_device(servers: Callable[[int, int], list[Server]]) -> None:
+    """After the training they are freed, with all buffers."""
     made = servers(3, 1)
     devices = [f"{one.name}/device:CPU:0" for one in made]
     strategy = InGraphStrategy(made[0].target, devices[:3], devices[3:])
@@ -163,11 +163,11 @@ def test_variables_of_a_stage_live_with_it(servers: Callable[[int, int], list[Se
     assert seen == [[*(f"{own},learning" for own in weights), ""]]  # each with the rate at which it learns
     until(
         lambda: [one.sessions.store.used() for one in made[1:]] == [0, 0, 0]
-    )  # the executors end by themselves
+    )  # the executors end without a call
 
 
 class NewRate(Callback):
-    """After the first epoch, another learning rate, as a run asks for it."""
+    """Sets another learning rate after the first epoch, like a run's command."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         if epoch == 0:
@@ -194,8 +194,8 @@ def test_a_rate_changes_between_the_same_two_steps(
     assert context.progress.learning_rate == own.learning_rate == 0.1 / 3
 
 
-def test_towers_that_go_their_own_ways_learn_at_the_new_rate(town: Town, tmp_path: Path) -> None:
-    """At a rate of 0 nothing changes any more: the checkpoint is what the training ends with."""
+def test_asynchronous_towers_use_the_new_learning_rate(town: Town, tmp_path: Path) -> None:
+    """At a rate of 0 the weights stay constant: the checkpoint equals the final model."""
     tmp_path.chmod(0o700)
 
     class Ask(Callback):
@@ -260,7 +260,7 @@ def test_a_loss_that_is_no_number_is_not_applied(town: Town, synchronous: bool) 
 
 
 def test_an_error_in_one_tower_ends_all(town: Town) -> None:
-    """Another tower than the first fails; its error is what is raised, and no thread stays."""
+    """A tower other than the first fails; its error is raised, and no thread is left."""
     strategy = town(3, 1, synchronous=False)
     made = strategy.companions
 
@@ -280,7 +280,7 @@ def test_an_error_in_one_tower_ends_all(town: Town) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("nbdist replica")]
 
 
-def test_a_stop_keeps_what_was_trained(town: Town) -> None:
+def test_a_stop_keeps_the_weights(town: Town) -> None:
     strategy = town(2, 1)
     context = Context(strategy=strategy, seed=7, quiet=True)
 
@@ -311,7 +311,7 @@ def test_other_strategies_refuse_a_spread_model() -> None:
         fit(Two(), stages=2)
 
 
-def test_what_is_no_graph_cannot_be_trained_in_graph(town: Town) -> None:
+def test_a_model_without_a_graph_is_refused(town: Town) -> None:
     class Plain(Trainable):
         variables: list[tuple[str, Array]] = [("w", np.zeros(2, np.float32))]
         metric_names: list[str] = []

@@ -55,7 +55,7 @@ def fit(
     return made.get_weights(), history
 
 
-def alone(*arguments: Any, **options: Any) -> tuple[list[Array], History]:
+def one_device(*arguments: Any, **options: Any) -> tuple[list[Array], History]:
     """Train on one device, as the comparison."""
     with use_here(Context(seed=SEED, quiet=True)):
         return fit(*arguments, **options)
@@ -79,7 +79,7 @@ def raised(results: list[Any]) -> list[Any]:
 def test_synchronous_replicas_compute_what_one_device_would(
     town: Callable[[int, int], Town], replicas: int, ps: int, transport: str, rows: int, size: int
 ) -> None:
-    expected, history = alone(SGD(0.3, momentum=0.5), rows, size)
+    expected, history = one_device(SGD(0.3, momentum=0.5), rows, size)
     results = raised(
         town(ps, replicas).train(
             lambda i: fit(SGD(0.3, momentum=0.5), rows, size), synchronous=True, transport=transport
@@ -91,19 +91,19 @@ def test_synchronous_replicas_compute_what_one_device_would(
         assert own.global_step == history.global_step == 3 * -(-rows // size)
     for weights, _ in results[1:]:
         for ours, theirs in zip(weights, results[0][0], strict=True):
-            np.testing.assert_array_equal(ours, theirs)  # all end with the very same values
+            np.testing.assert_array_equal(ours, theirs)  # all end with equal values
 
 
 @pytest.mark.parametrize("optimizer", [Adam(0.01), Adam(0.01, amsgrad=True), SGD(0.1, 0.9, True)], ids=str)
 def test_the_same_with_every_optimizer(town: Callable[[int, int], Town], optimizer: Optimizer) -> None:
-    expected, _ = alone(optimizer, 60, 20)
+    expected, _ = one_device(optimizer, 60, 20)
     for weights, _ in raised(town(2, 2).train(lambda i: fit(optimizer, 60, 20), synchronous=True)):
         for ours, theirs in zip(weights, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_the_loss_of_all_replicas_is_that_of_one_device(town: Callable[[int, int], Town]) -> None:
-    _, history = alone(SGD(0.3), 60, 20)
+    _, history = one_device(SGD(0.3), 60, 20)
     results = raised(town(1, 2).train(lambda i: fit(SGD(0.3), 60, 20), synchronous=True))
     means = np.mean([own["loss"] for _, own in results], axis=0)  # equal shares here
     np.testing.assert_allclose(means, history["loss"], rtol=1e-5)
@@ -156,15 +156,15 @@ def test_asynchronous_replicas_count_every_update(
 
 
 def test_one_asynchronous_replica_is_one_device_two_steps_late(town: Callable[[int, int], Town]) -> None:
-    """Two gradients may be under way, so the first is made from the initial values and the second as well."""
+    """Two gradients may be in flight: the first two are computed from the initial values."""
     ((weights, history),) = raised(town(1, 1).train(lambda i: fit(SGD(0.3), 40, 40, epochs=1)))
-    expected, _ = alone(SGD(0.3), 40, 40, epochs=1)
+    expected, _ = one_device(SGD(0.3), 40, 40, epochs=1)
     for ours, theirs in zip(weights, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert history.global_step == 1
 
 
-def test_asynchronous_replicas_go_their_own_ways_through_all_the_data(
+def test_asynchronous_replicas_each_train_on_all_the_data(
     town: Callable[[int, int], Town],
 ) -> None:
     def body(i: int) -> list[int]:
@@ -204,10 +204,10 @@ def test_early_stopping_on_the_chief_ends_synchronous_training_for_all(
 
 @pytest.mark.parametrize("synchronous", [False, True])
 @pytest.mark.parametrize("ps", [1, 2])
-def test_one_that_is_stopped_keeps_what_was_trained(
+def test_a_stopped_training_keeps_the_weights(
     town: Callable[[int, int], Town], synchronous: bool, ps: int
 ) -> None:
-    """Stop is asked of all, and each sees it at another step; all end with the same values."""
+    """All receive the stop, each at another step; all end with equal values."""
     place = town(ps, 3)
 
     class StopAll(Callback):
@@ -223,7 +223,7 @@ def test_one_that_is_stopped_keeps_what_was_trained(
         return history.global_step, made.get_weights()
 
     results = raised(place.train(body, synchronous=synchronous))
-    # Replicas that are stopped while another's gradient of the last step waits for theirs leave it undone.
+    # Replicas that stop while another's gradient of the last step waits for theirs drop that step.
     least = 17 if synchronous else 18
     for global_step, weights in results:
         assert global_step == results[0][0] >= least
@@ -257,7 +257,7 @@ def test_nan_on_one_replica_is_raised_there_and_not_applied(
     assert isinstance(other, NanLossError)
 
 
-def test_what_fails_before_the_first_step_leaves_the_initial_weights(
+def test_an_error_before_the_first_step_keeps_the_initial_weights(
     town: Callable[[int, int], Town],
 ) -> None:
     place = town(1, 1)
@@ -297,7 +297,7 @@ def test_different_models_are_an_error_where_they_differ(town: Callable[[int, in
     assert sum(isinstance(r, AbortedError) for r in results) == 1
 
 
-def test_what_a_strategy_needs(town: Callable[[int, int], Town]) -> None:
+def test_requirements_of_a_strategy(town: Callable[[int, int], Town]) -> None:
     one = town(1, 1)
     task = Task(one.workers[0], tuple(one.workers), one.servers[0], one.keys, "town")
     with pytest.raises(InvalidArgumentError, match="needs a parameter server and the cluster has none"):
@@ -312,13 +312,13 @@ def test_the_strategy_in_use() -> None:
     assert ParameterServerStrategy.name == "ps"
 
 
-# What is drawn: an example's dropout follows from its place in the global batch, not from its replica.
+# An example's dropout depends on its place in the global batch, not on its replica.
 
 
 def fit_with_dropout(rows: int = 62, size: int = 20) -> list[Array]:
     made = Sequential([Dense(16, activation="tanh"), Dropout(0.4), Dense(3, activation="softmax")])
     made.compile(SGD(0.3))
-    for _ in range(2):  # each training draws anew, on every replica alike
+    for _ in range(2):  # each training draws new numbers, equal on every replica
         made.fit(Dataset.from_arrays(*points(rows)).shuffle(rows).batch(size), epochs=2)
     return made.get_weights()
 

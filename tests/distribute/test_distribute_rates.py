@@ -1,4 +1,4 @@
-"""A learning rate that is changed in mid-training: how it reaches all replicas, and all servers, exactly."""
+"""A learning rate that changes during a training reaches all replicas and servers in the same step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def side_by_side(bodies: list[Callable[[], Any]]) -> None:
 
 
 def replicas_of(places: list[ThreadWorld], dtype: Any) -> list[Any]:
-    """Replicas with an optimizer each, of two variables of which the last one's dtype bears the words."""
+    """Replicas with an optimizer each, and two variables; the last one's dtype carries the message."""
     made: list[Any] = [None] * len(places)
 
     def begin(i: int) -> None:
@@ -71,12 +71,12 @@ def step(replica: Replica, gradients: float = 1.0) -> None:
 def test_a_rate_reaches_all_replicas_exactly_in_the_next_step(dtype: Any) -> None:
     made = replicas_of(list(worlds(3)), dtype)
     for number, rate in enumerate(ODD, 1):
-        for one in reversed(made):  # all are asked, and the first one tells
+        for one in reversed(made):  # all are asked, and the first one decides
             one.set_learning_rate(rate)
         assert [one.learning_rate for one in made] == [rate, None, None]
         side_by_side([lambda one=one: step(one, 0.0) for one in made])  # type: ignore[misc]
         assert [one._optimizer.learning_rate for one in made] == [rate] * 3
-        side_by_side([lambda one=one: step(one, 0.0) for one in made])  # type: ignore[misc]  # one without a word
+        side_by_side([lambda one=one: step(one, 0.0) for one in made])  # type: ignore[misc]  # a step without the message
         assert [one._optimizer.learning_rate for one in made] == [rate] * 3
         assert {one.global_step for one in made} == {2 * number}
     for one in made:
@@ -94,11 +94,11 @@ def test_the_last_word_counts() -> None:
 
 
 class Dying(ThreadWorld):
-    """A world that does without its last replica from the first roll call on."""
+    """A world without its last replica from the first reform on."""
 
     def reform(self) -> Any:
-        gone, self.ranks = self.ranks[-1:], self.ranks[:-1]
-        return [SimpleNamespace(name=f"replica {i}", pid=0, rank=i) for i in gone]
+        lost, self.ranks = self.ranks[-1:], self.ranks[:-1]
+        return [SimpleNamespace(name=f"replica {i}", pid=0, rank=i) for i in lost]
 
 
 def test_a_rate_survives_a_death_in_its_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +107,7 @@ def test_a_rate_survives_a_death_in_its_step(capsys: pytest.CaptureFixture[str])
     side_by_side([lambda one=one: step(one) for one in made])  # type: ignore[misc]
     for one in made:
         one.set_learning_rate(0.125)
-    made[2].close()  # it is gone before it gives its gradients
+    made[2].close()  # it ends before it sends its gradients
 
     def again(one: Replica) -> None:
         with pytest.raises(RetryStep):
@@ -122,8 +122,8 @@ def test_a_rate_survives_a_death_in_its_step(capsys: pytest.CaptureFixture[str])
     assert "replica 2 (pid 0) is lost" in capsys.readouterr().out
 
 
-def test_who_recovers_takes_the_rate_of_who_has_got_further() -> None:
-    """A replica was cut off in the step that changed the rate, which another one has made."""
+def test_a_recovering_replica_takes_the_rate_of_the_most_advanced_one() -> None:
+    """A replica lost the step that changed the rate, which another one has made."""
     made_groups: dict[Any, Any] = {}
     made = replicas_of([Dying(i, 3, made_groups) for i in range(3)], np.float32)
     made[1]._optimizer.learning_rate, made[1].global_step = 0.75, 1
@@ -138,10 +138,10 @@ def test_who_recovers_takes_the_rate_of_who_has_got_further() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"staleness": 2}, {"transport": "socket"}], ids=str)
-def test_all_servers_have_changed_when_the_first_replica_goes_on(
+def test_all_servers_change_before_the_first_replica_continues(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """With a rate of 0 nothing changes any more, whoever's gradients come."""
+    """With a rate of 0 no gradient changes the weights."""
     town = Town(ps=2, replicas=3)
     tmp_path.chmod(0o700)
 

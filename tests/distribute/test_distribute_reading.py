@@ -1,4 +1,4 @@
-"""Towers that read their batches train what fed ones do, and the client sends them next to nothing."""
+"""Towers that read their batches train like fed ones, and the client sends them almost nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def fit(
 
 @pytest.fixture
 def strategies(servers: Servers) -> Callable[..., InGraphStrategy]:
-    """Strategies that drive the same workers, however they get their data."""
+    """Return strategies that drive the same workers with each kind of data."""
     made: list[Server] = []
 
     def make(data: str, workers: int = 2, ps: int = 1, **options: Any) -> InGraphStrategy:
@@ -88,7 +88,7 @@ def assert_same(
     ps: int = 1,
     **options: Any,
 ) -> None:
-    """Compare fed towers, bit for bit, and one device, to rounding, with towers that read."""
+    """Check that reading towers equal fed ones bit for bit, and one device to rounding."""
     reading, history = fit(strategies("workers", workers, ps), dataset(), layers, **options)
     fed, expected = fit(strategies("client", workers, ps), dataset(), layers, **options)
     for ours, theirs in zip(reading, fed, strict=True):
@@ -122,7 +122,7 @@ X, Y = points()
             Dataset.from_arrays(X, Y).shuffle(45).batch(44)
         ),  # the last batch leaves a tower without examples
         lambda: Dataset.from_arrays(X, Y).skip(3).take(40).shard(2, 1).shuffle(20).batch(6).prefetch(2),
-        lambda: Dataset.from_arrays(X, Y).batch(4).shuffle(20, seed=1),  # the smaller batch comes anywhere
+        lambda: Dataset.from_arrays(X, Y).batch(4).shuffle(20, seed=1),  # the smaller batch is at any place
         lambda: Dataset.from_arrays(X.astype("f8"), Y.astype("u1")).shuffle(45).batch(10),
         lambda: Dataset.from_arrays((X * 9).astype(">i2"), Y.astype(">i4")).shuffle(45).batch(10),
     ],
@@ -228,7 +228,7 @@ def test_asynchronous_towers_each_read_all_the_data_in_an_order_of_their_own(
         assert tuple(expected) in passes
 
 
-def test_one_asynchronous_tower_reads_what_it_would_be_fed(
+def test_one_asynchronous_tower_reads_its_fed_batches(
     strategies: Callable[..., InGraphStrategy],
 ) -> None:
     found = [fit(strategies(data, 1, synchronous=False), rows()) for data in ("client", "workers")]
@@ -236,7 +236,7 @@ def test_one_asynchronous_tower_reads_what_it_would_be_fed(
         np.testing.assert_array_equal(a, b)
 
 
-def test_data_goes_with_the_training(servers: Servers) -> None:
+def test_data_is_freed_with_the_training(servers: Servers) -> None:
     made = servers(2, 1)
     devices = [f"{one.name}/device:CPU:0" for one in made]
     held: list[bool] = []
@@ -249,7 +249,7 @@ def test_data_goes_with_the_training(servers: Servers) -> None:
     fit(strategy, rows(4500, 1000), epochs=1, callbacks=(Look(),))
     assert held == [True, True, False]
     deadline, pause = time.monotonic() + 10, threading.Event()
-    while any(one.sessions.store.used() for one in made):  # an executor has a moment to end
+    while any(one.sessions.store.used() for one in made):  # an executor takes a moment to end
         assert time.monotonic() < deadline
         pause.wait(0.005)
 
@@ -281,7 +281,7 @@ def test_reading_is_in_the_timeline(strategies: Callable[..., InGraphStrategy]) 
         (Dataset.from_arrays(X[:0], Y[:0]).batch(3), "the dataset is empty"),
     ],
 )
-def test_what_cannot_be_read_is_said_before_a_step(
+def test_unreadable_data_is_refused_before_a_step(
     strategies: Callable[..., InGraphStrategy], dataset: Dataset, message: str, synchronous: bool
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
@@ -357,5 +357,5 @@ def test_workers_read_the_digits(cluster: Cluster, synchronous: bool) -> None:
             np.testing.assert_array_equal(ours, theirs)
     batch = (x.nbytes + y.nbytes) / 12
     assert run["client"] >= batch
-    assert run["workers"] <= 16  # with each pass, the number of the shuffle's; with the steps, nothing
+    assert run["workers"] <= 16  # one shuffle number per pass; nothing per step
     assert 2 * 12 * batch <= whole["workers"] <= 2 * 12 * batch + 50_000  # to each worker once

@@ -1,4 +1,4 @@
-"""Each row of the table of strategies: what it makes, its flags, its refusals. Without a cluster."""
+"""The table of strategies: each row's strategy, flags and refusals. Without a cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CLASSES = {
 
 
 class OneWorkerTask:
-    """A worker beside one parameter server; only what a strategy reads when it is made."""
+    """The attributes of a worker's task that strategies read, with one parameter server."""
 
     roster = (
         TaskInfo("ps", 0, 0, "here", 1, "127.0.0.1:1", "CPU:0", 1),

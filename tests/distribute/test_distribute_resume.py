@@ -1,4 +1,4 @@
-"""Replicas that train together go on together from one state, bit for bit; or say why they cannot."""
+"""Synchronous replicas continue together from one state, bit for bit, or raise the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = [2, 3]
 
 
 def workers(size: int, write: Path, read: Path | None) -> World:
-    """Return the processes of a run, each with the states that its own context has."""
+    """Return the processes of a run, each with the states of its context."""
     found = []
     for i, place in enumerate(worlds(size)):
         strategy = MultiWorkerMirroredStrategy(world=place)
@@ -34,7 +34,7 @@ def workers(size: int, write: Path, read: Path | None) -> World:
 
 
 class StopLast(Callback):
-    """After the first epoch the last worker, who is not the chief, is asked to stop."""
+    """Stops the last worker, which is not the chief, after the first epoch."""
 
     def __init__(self, here: Context, strategy: Strategy) -> None:
         self._control = here.control
@@ -51,7 +51,7 @@ def body_of(
     rows: int = 61,
     make: Callable[[], Sequential] = lambda: model(BatchNorm(), Dropout(0.3)),
 ) -> Callable[[Strategy, Context], Any]:
-    """A body whose epochs have four steps; the last batch leaves some replica with less than others."""
+    """Return a body with epochs of four steps; the last batch has unequal shares."""
 
     def body(strategy: Strategy, here: Context) -> Any:
         made = make()
@@ -74,7 +74,7 @@ def body_of(
 @pytest.mark.parametrize(
     "optimizer", [lambda: SGD(0.2, momentum=0.8), lambda: Adam(0.02), lambda: Adagrad(0.1)]
 )
-def test_workers_go_on_together(tmp_path: Path, size: int, optimizer: Callable[[], Optimizer]) -> None:
+def test_workers_continue_together(tmp_path: Path, size: int, optimizer: Callable[[], Optimizer]) -> None:
     path = tmp_path / "state.safetensors"
     expected = everywhere(workers(size, tmp_path / "whole", None), body_of(optimizer, 3))
     everywhere(workers(size, path, None), body_of(optimizer, 3, stops=True))
@@ -86,7 +86,7 @@ def test_workers_go_on_together(tmp_path: Path, size: int, optimizer: Callable[[
             if rank == 0 or number not in (
                 4,
                 5,
-            ):  # the others keep moving averages of their own
+            ):  # the others keep their own moving averages
                 np.testing.assert_array_equal(a, b)
         assert ours[2:] == theirs[2:]
     assert found[0][1] == expected[0][1]
@@ -107,7 +107,7 @@ def test_another_number_of_workers_makes_the_same_steps(
 
 
 def test_workers_with_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On hosts that share no folder there may be none, or that of another run."""
+    """Hosts without a shared folder may have no file, or one of another run."""
     monkeypatch.setattr(ThreadWorld, "timeout", 1.0)
     one, other = tmp_path / "one", tmp_path / "other"
     everywhere(workers(2, one, None), body_of(lambda: SGD(0.1), 1))

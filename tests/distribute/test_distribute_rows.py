@@ -1,4 +1,4 @@
-"""Embedding tables: only the rows of a batch travel and change, under every strategy that trains by rows."""
+"""Embedding tables: only a batch's rows are sent and changed, under every strategy that trains by rows."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_one_device_changes_the_rows_of_its_batches_only() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.5, momentum=0.9), Adam(0.05)], ids=repr)
-def test_replicas_in_sync_come_to_what_one_does(
+def test_synchronous_replicas_equal_one_device(
     towns: Callable[[int, int], Town], optimizer: Optimizer
 ) -> None:
     expected = alone(optimizer)
@@ -129,7 +129,7 @@ def test_every_kind_of_parameter_server_changes_these_rows_only(
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of tables in each message of a step, from a server or to it."""
+    """Return the table bytes in each message of a step, from or to a server."""
     moved: list[int] = []
     send, ask = Peer.send, Link._ask
 
@@ -148,7 +148,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_only_rows_travel(towns: Callable[[int, int], Town], moved: list[int]) -> None:
-    """A step of 15 x 5 ids moves at most as many rows each way, whatever the table's size."""
+    """A step of 15 x 5 ids sends at most as many rows each way, for any table size."""
     made = [model(SGD(0.5), 50_000) for _ in range(2)]
     found = towns(1, 2).train(lambda i: made[i].fit(data(50_000), epochs=1))
     assert not [e for e in found if isinstance(e, BaseException)]
@@ -178,7 +178,7 @@ def test_a_model_that_is_nothing_but_a_table(towns: Callable[[int, int], Town]) 
         np.testing.assert_allclose(one.weights[0], expected.weights[0], rtol=1e-5)
 
 
-def test_replicas_that_have_other_tables_are_told_apart(towns: Callable[[int, int], Town]) -> None:
+def test_replicas_with_different_tables_are_refused(towns: Callable[[int, int], Town]) -> None:
     place = towns(1, 2)
 
     def body(i: int) -> None:
@@ -219,7 +219,7 @@ def test_a_checkpoint_has_the_whole_table(towns: Callable[[int, int], Town], tmp
     np.testing.assert_array_equal(load(made.save(tmp_path / "m")).weights[0], made.weights[0])
 
 
-def test_a_training_goes_on_with_what_is_kept_for_rows(tmp_path: Path) -> None:
+def test_a_training_continues_with_the_row_state(tmp_path: Path) -> None:
     def fit(epochs: int, states: TrainingStates | None) -> Sequential:
         made = model(Adam(0.05))
         context = Context(seed=SEED, quiet=True)
@@ -283,13 +283,13 @@ def test_a_table_travels_in_parts_that_make_it_up() -> None:
         assert (parts[-1][1] if parts else 0) == shape[0]
 
 
-# Loops of one's own
+# Custom loops
 
 
 def looped(
     made: Sequential, optimizer: Optimizer, epochs: int = 2, rows: int = USED, regular: float = 0.0
 ) -> list[float]:
-    """Train by a loop what ``fit`` trains, under the current strategy; return the epochs' losses here."""
+    """Train by a custom loop like ``fit``, under the current strategy; return the losses of the epochs."""
     strategy = get_strategy()
     x, y = examples(rows)
     # Each example counts for one over the size of its batch: shares of the last one may be empty.
@@ -313,7 +313,7 @@ def looped(
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.5, momentum=0.9), Adam(0.05)], ids=repr)
-def test_a_loop_of_ones_own_is_fit(towns: Callable[[int, int], Town], optimizer: Optimizer) -> None:
+def test_a_custom_loop_equals_fit(towns: Callable[[int, int], Town], optimizer: Optimizer) -> None:
     """Adam shows the difference between rows and tables: a dense gradient also moves unused rows."""
     expected = alone(optimizer)
     for strategy in (None, MirroredStrategy(["CPU:0"] * 3)):
@@ -365,7 +365,7 @@ def test_a_step_that_reads_a_whole_table_trains_all_of_it(towns: Callable[[int, 
 
 
 def test_steps_of_two_kinds_train_one_table(towns: Callable[[int, int], Town]) -> None:
-    """The first looks rows up by its argument; others use a variable, all rows, or rows that it changed."""
+    """The first looks up rows of its argument; others use a variable, all rows, or rows that it changed."""
 
     def loop(context: Context) -> tuple[Array, Array, list[tuple[int, ...]]]:
         strategy, optimizer = get_strategy(), SGD(1.0)

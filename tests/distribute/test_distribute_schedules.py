@@ -1,4 +1,4 @@
-"""Whatever the order in which gradients come: counts are exact, and nobody waits for ever."""
+"""For any order of gradients: counts are exact, and no replica hangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = settings(max_examples=examples(150), deadline=None)
 
 
 def check_accounts(town: Town) -> None:
-    """Every gradient that arrived is either part of an update or dropped, and the values say so too."""
+    """Check that every gradient is part of an update or dropped, by counts and by values."""
     for server in town.servers:
         shard, rules = server.shard, town.rules
         assert sum(shard.statistics.made) + sum(shard.statistics.dropped) == server.offered
@@ -36,14 +36,14 @@ def test_synchronous_with_any_number_of_gradients_a_step(
     check_accounts(town)
     made = sum(worker.made for worker in town.workers)
     assert all(server.offered == made for server in town.servers)
-    if rules.several:  # nothing is ever late: only the last, incomplete step is dropped
+    if rules.several:  # no gradient is late: only the last, incomplete step is dropped
         assert [server.shard.updates for server in town.servers] == [made // needed] * servers
         assert made == sum(batches)
     if not rules.backups and not rules.several:
         assert [server.shard.updates for server in town.servers] == [min(batches)] * servers
     if servers == 1:
         dropped = [worker.replica.dropped for worker in town.workers if worker.replica]
-        if not rules.several:  # what was kept before is not known to be dropped by its replica
+        if not rules.several:  # the replica does not know that a kept gradient was dropped
             assert dropped == town.servers[0].shard.statistics.dropped
 
 
@@ -60,8 +60,8 @@ def test_equal_replicas_without_backups_make_a_step_of_each_batch(
 
 @EXAMPLES
 @given(st.integers(2, 4), st.data(), seeds)
-def test_who_is_stopped_was_needed_by_nobody(replicas: int, data: st.DataObject, seed: int) -> None:
-    """With R of N, replicas go on until fewer than R are left."""
+def test_replicas_stop_only_when_too_few_are_left(replicas: int, data: st.DataObject, seed: int) -> None:
+    """With R of N, replicas continue until fewer than R are left."""
     needed = data.draw(st.integers(1, replicas - 1))
     batches = data.draw(st.lists(st.integers(0, 6), min_size=replicas, max_size=replicas))
     town = trained(Rules(replicas, True, needed), batches, seed)
@@ -88,7 +88,7 @@ def test_asynchronous_replicas_keep_the_bound_on_staleness(
 
 @EXAMPLES
 @given(batch_counts, st.integers(1, 6), st.integers(1, 2), st.data(), seeds)
-def test_the_death_of_replicas_leaves_nobody_waiting(
+def test_deaths_leave_no_replica_waiting(
     batches: list[int], needed: int, servers: int, data: st.DataObject, seed: int
 ) -> None:
     synchronous = data.draw(st.booleans())
@@ -108,7 +108,7 @@ def test_the_death_of_replicas_leaves_nobody_waiting(
 
 
 def test_the_bound_is_reached() -> None:
-    """It is no looser than it need be: some order of events comes to it."""
+    """Some order of events reaches the bound."""
     rules = Rules(2, staleness=1)
     most = max(trained(rules, [8, 8], seed).servers[0].shard.statistics.staleness[1] for seed in range(400))
     assert most == rules.most_stale() == 4

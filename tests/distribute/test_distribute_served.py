@@ -1,4 +1,4 @@
-"""A replica between several servers whose answers are written down beforehand."""
+"""A replica with several servers that give scripted answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYOUT = Layout.of([("v", (1,), "<f4")])
 
 
 class Waits(Exception):
-    """The replica waits for an answer that is not written down."""
+    """The replica waits for an answer outside of the script."""
 
 
 class Written(Link):
@@ -46,7 +46,7 @@ class Written(Link):
         self.pushed.append(slot)
 
     def count(self) -> None:
-        """Nothing is asked to count here."""
+        """Count nothing."""
 
     def _receive(self) -> None:
         if not self.answers:
@@ -61,7 +61,7 @@ class Written(Link):
         return self.updates
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Free nothing."""
 
     @property
     def _peer_of_shard(self) -> tuple[Peer, str, int]:
@@ -81,16 +81,16 @@ def step(one: ServedReplica) -> None:
 BACKUPS = Rules(4, True, 2, servers=2)
 
 
-def test_what_one_server_drops_is_not_waited_for_at_the_other() -> None:
-    """The other's step may wait for a replica that waits for this one, at the server that dropped it."""
+def test_a_gradient_dropped_by_one_server_is_not_awaited_at_the_other() -> None:
+    """The other server's step may wait for a replica that waits for this one at the first server."""
     one, links = replica(BACKUPS, [(TAKEN, 0)], [(DROPPED, 0)])
     step(one)
     step(one)
-    assert [link.pushed for link in links] == [[0, 1], [0, 1]]  # what was taken is not written over
+    assert [link.pushed for link in links] == [[0, 1], [0, 1]]  # an accepted gradient is not overwritten
     assert one.dropped == 1
 
 
-def test_a_place_is_written_to_again_when_nobody_needs_it() -> None:
+def test_a_free_slot_is_used_again() -> None:
     one, links = replica(BACKUPS, [(TAKEN, 0), (DROPPED, 1)], [(DROPPED, 0), (DROPPED, 1)])
     step(one)
     step(one)
@@ -106,7 +106,7 @@ def test_a_place_is_written_to_again_when_nobody_needs_it() -> None:
     assert one.dropped == 2
 
 
-def test_what_all_servers_take_is_waited_for() -> None:
+def test_a_gradient_accepted_by_all_servers_is_awaited() -> None:
     one, _ = replica(BACKUPS, [(TAKEN, 0)], [(TAKEN, 0), (APPLIED, 0)])
     step(one)
     with pytest.raises(Waits):
@@ -118,7 +118,7 @@ def test_what_all_servers_take_is_waited_for() -> None:
     assert one.dropped == 0
 
 
-def test_who_is_stopped_at_one_server_stops() -> None:
+def test_a_stop_at_one_server_stops_the_replica() -> None:
     one, _ = replica(BACKUPS, [(APPLIED, 0)], [(STOPPED, 0)])
     step(one)
     with pytest.raises(StepStopped):
@@ -127,7 +127,7 @@ def test_who_is_stopped_at_one_server_stops() -> None:
 
 
 def test_only_the_first_server_says_when_to_wait_for_a_step() -> None:
-    """What it keeps lets the replica go on; when it ends a step, the others have to have ended it too."""
+    """An accepted gradient lets the replica continue; a step ends when all other servers have ended it."""
     one, links = replica(Rules(2, True, 3, servers=2), [(KEPT, 0)], [(KEPT, 0)])
     step(one)
     step(one)

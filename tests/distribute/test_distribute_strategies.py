@@ -1,4 +1,4 @@
-"""Strategies whose replicas step together, each held to the contract."""
+"""Synchronous strategies, each tested with the contract."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nbdist.wire.collective.local import thread_group
 
 
 class ThreadWorld(groups.World):
-    """One of several replicas that are threads of this process and stand for processes."""
+    """A replica on a thread of this process that stands for a process."""
 
     timeout = 20.0  # seconds that a replica waits for the others
 
@@ -90,7 +90,7 @@ class TestMultiWorker(StrategyContract):
 
 
 class TestSynchronousParameterServers(StrategyContract):
-    """Values that are no gradients are brought together by the run's collective."""
+    """The run's collective reduces values other than gradients."""
 
     @pytest.fixture
     def world(self) -> Iterator[World]:
@@ -101,7 +101,7 @@ class TestSynchronousParameterServers(StrategyContract):
             found.append((context(strategy, place, is_chief=i == 0, control=town.controls[i]), strategy))
         yield found
         if not any(one.aborted for one in town.controls):
-            everywhere(found, lambda strategy, _: strategy.finish())  # as a run does at its end
+            everywhere(found, lambda strategy, _: strategy.finish())  # as at a run's end
         for context_of_one, _ in found:
             end_loops(context_of_one, whole=False)
         town.close()

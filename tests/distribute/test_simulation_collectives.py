@@ -1,4 +1,4 @@
-"""Simulated rings and hierarchies: the same, to the last letter, as the real code in virtual time."""
+"""Simulated rings and hierarchies equal the real code in virtual time, message by message."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_buckets_are_those_of_the_strategy(items: list[int]) -> None:
     assert bucket_items([4 * count for count in items]) == [bucket.count for bucket in _plan(variables)]
 
 
-def test_what_is_done_while_gradients_come_costs_no_time() -> None:
+def test_overlapped_work_costs_no_time() -> None:
     quick = Cost(compute_s=10.0, spread=0)
     apart = simulate("ring", 4, model_bytes=64 * MB, cost=quick)
     assert 10 < apart.critical_path_s < 10.1
     crowded = simulate("ring", 4, model_bytes=64 * MB, cost=Cost(compute_s=10.0, spread=0, cores=1))
-    assert crowded == apart  # a host for each: nobody shares its core
+    assert crowded == apart  # one host per rank: no core is shared
 
 
 def test_the_slowest_worker_sets_the_pace() -> None:
@@ -130,7 +130,7 @@ def test_edges_share_the_link_of_their_host() -> None:
         (("ps_sync", 4, 1, MB, 4, None), "backups=4 of 4 workers"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: tuple, words: str) -> None:
+def test_invalid_arguments_are_refused(arguments: tuple, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         simulate(*arguments, backups=4 if "backups" in words else 0)
     with pytest.raises(InvalidArgumentError, match="message_s is -1"):

@@ -1,4 +1,4 @@
-"""Simulated parameter servers: replicas do what the real ones do, and what travels adds up."""
+"""Simulated parameter servers: replicas act like real ones, and the traffic adds up."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_simulated_replicas_are_the_real_ones_in_virtual_time(
     rules = data.draw(rules_of(workers, servers))
     cost = Cost(
         seed=data.draw(st.integers(0, 99)),
-        spread=0.3,  # so that no two things happen at one time, whose order might be another
+        spread=0.3,  # no two events at the same time, because their order may differ
         cores=data.draw(st.sampled_from([None, 1, 2])),
         slow_workers=data.draw(st.integers(0, workers)),
     )
@@ -71,7 +71,7 @@ def test_simulated_replicas_are_the_real_ones_in_virtual_time(
 def test_where_servers_drop_different_gradients_too(seed: int, aggregate: int) -> None:
     rules = Rules(5, synchronous=True, aggregate=aggregate, servers=3)
     machines = Machines([0, 1, 2, 0, 1], [3, 4, 0])
-    cost = Cost(compute_s=0.004, spread=0.5, seed=seed)  # about as long as a gradient is on its way
+    cost = Cost(compute_s=0.004, spread=0.5, seed=seed)  # about the time of a gradient's transfer
     times = cost.compute_times(5, 8)
     real, travelled = rehearse_replicas(machines, [MB, 2 * MB, 300_032], rules, cost, times)
     pushed, counted = simulated(machines, [MB, 2 * MB, 300_032], rules, cost, times)
@@ -109,7 +109,7 @@ def test_each_step_brings_the_model_to_each_worker_and_a_gradient_back(
     counts = 2 if servers > 1 and strategy == "ps" else 0
     assert report.messages == workers * (4 * servers + counts)
     assert report.host_messages == 0
-    assert 0 < report.efficiency <= 1.2  # the times that were drawn may be a little below the mean
+    assert 0 < report.efficiency <= 1.2  # the drawn times may be a little below the mean
 
 
 @settings(deadline=None, max_examples=examples(25))

@@ -1,9 +1,9 @@
-"""The real collectives in virtual time: the code that clusters run, over a transport that only keeps clocks.
+"""The real collectives in virtual time: the code that clusters run, over a transport that only counts time.
 
     clocks, traffic = rehearse("ring", hosts=[0, 0, 1, 1], buckets=[1 << 20], cost=Cost())
 
-Every rank is a thread with a clock of its own. A letter carries the time at which it arrives, so that the
-outcome does not depend on which thread runs when. It takes a thread a rank: `rings` says the same of more.
+Every rank is a thread with its own clock. A message carries its time of arrival, so that the result does not
+depend on the order of the threads. This needs a thread per rank: `rings` gives the same for more ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 60.0  # of real time, for a letter of another thread
 def rehearse(
     kind: str, hosts: Sequence[int], buckets: Sequence[int], cost: Cost, starts: Sequence[float] | None = None
 ) -> tuple[Array, Traffic]:
-    """Run all-reduces of float32 buckets (bytes) on a rank for each of `hosts`; return when each is done.
+    """Run all-reduces of float32 buckets (bytes) on a rank per entry of `hosts`; return their end times.
 
     `kind` is "ring" or "hierarchical", `starts` when each rank begins, in seconds.
     """
@@ -65,7 +65,7 @@ class Clock:
 
 
 class VirtualNeighbours:
-    """One rank's end of a ring of threads: what `Neighbours` is to sockets."""
+    """One rank's end of a ring of threads, as `Neighbours` is for sockets."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class VirtualNeighbours:
         """Begin a call."""
 
     def send(self, edge: int, value: Array) -> None:
-        """Put a letter on its way."""
+        """Send a message."""
         nbytes, cost = value.nbytes, self._cost
         self._clock.now += cost.message_s + nbytes * cost.socket_s_per_byte
         self._free = max(self._clock.now, self._free) + nbytes / self.rate
@@ -101,7 +101,7 @@ class VirtualNeighbours:
         self._after.put((self._free + self.latency, edge, letter))
 
     def receive(self, edge: int) -> Array:
-        """Return letter `edge`, at the time at which it is there."""
+        """Receive message `edge` at its time of arrival."""
         try:
             arrives, number, value = self._own.get(timeout=PATIENCE_SECONDS)
         except Empty:
@@ -118,23 +118,23 @@ class VirtualNeighbours:
         return letter
 
     def finish(self) -> None:
-        """Note nothing."""
+        """Do nothing."""
 
     def check(self) -> None:
-        """Find nothing: what goes wrong is raised in every thread by itself."""
+        """Do nothing: every thread raises its own errors."""
 
     def announce_failure(self, failure: GroupFailure) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
     def leave(self) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing."""
 
 
 class VirtualRendezvous(ThreadRendezvous):
-    """Where the ranks of one host meet: all leave at the time at which the call is done."""
+    """The barrier of one host's ranks: all leave at the time at which the call is done."""
 
     def __init__(self, labels: Sequence[str], clocks: Sequence[Clock], cost: Cost) -> None:
         super().__init__(labels)

@@ -1,4 +1,4 @@
-"""Words to a running training: rest, another rate, a checkpoint, on one device."""
+"""Controls of a training on one device: pause, learning rate, checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATIENCE = 30.0
 
 
 class Stepping(OneDevice):
-    """A replica that calls ``before(step)`` as each step begins, ``pushing(step)`` as it is handed over."""
+    """A replica that calls ``before(step)`` when a step begins, ``pushing(step)`` before its push."""
 
     before: Callable[[int], object] = staticmethod(lambda step: None)
     pushing: Callable[[int], object] = staticmethod(lambda step: None)
@@ -57,7 +57,7 @@ class SteppingStrategy(OneDeviceStrategy):
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Let seconds pass on the clock that steps are measured with."""
+    """Advance the clock that measures steps."""
     passed, real = [0.0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: real() + sum(passed))
     return passed.append
@@ -88,19 +88,19 @@ def data() -> Dataset:
     return Dataset.from_arrays(rng.normal(size=(40, 5)).astype(np.float32), y).batch(10)
 
 
-def during(context: Context, meanwhile: Callable[[], object]) -> threading.Thread:
-    """Do something on another thread as soon as the training rests."""
+def during(context: Context, action: Callable[[], object]) -> threading.Thread:
+    """Call ``action`` on another thread when the training is paused."""
 
     def run() -> None:
         until(lambda: context.progress.state == "paused")
-        meanwhile()
+        action()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
 
 
-def test_a_pause_rests_between_two_steps_and_goes_on(strategy: SteppingStrategy, context: Context) -> None:
+def test_a_pause_between_two_steps_can_be_resumed(strategy: SteppingStrategy, context: Context) -> None:
     control, seen = context.control, []
     strategy.pushing = lambda step: control.pause() if step == 3 else None
 
@@ -115,7 +115,7 @@ def test_a_pause_rests_between_two_steps_and_goes_on(strategy: SteppingStrategy,
     assert (history.global_step, context.progress.state) == (8, "waiting for the others")
 
 
-def test_a_pause_changes_nothing_of_what_is_trained(strategy: SteppingStrategy, context: Context) -> None:
+def test_a_pause_does_not_change_the_weights(strategy: SteppingStrategy, context: Context) -> None:
     expected = model()
     expected.fit(data(), epochs=2)
     strategy.pushing = lambda step: context.control.pause() if step == 5 else None
@@ -127,16 +127,16 @@ def test_a_pause_changes_nothing_of_what_is_trained(strategy: SteppingStrategy, 
         np.testing.assert_array_equal(a, b)
 
 
-def test_paused_time_is_in_no_step(
+def test_steps_exclude_pauses(
     strategy: SteppingStrategy, context: Context, tmp_path: Path, passes: Callable[[float], None]
 ) -> None:
-    """Neither that of a replica which rests, nor of one which waits meanwhile for another that does."""
+    """Steps exclude pauses of the replica and waits for a paused replica."""
     control = context.control
 
     def pushing(step: int) -> None:
         if step in (3, 5):
             control.pause()
-        if step == 5:  # as if another one rested already, and this one waited for it
+        if step == 5:  # as if another replica was paused and this one waited for it
             control.rest(control.pause_number)
             control.check()
             assert control.waits
@@ -156,7 +156,7 @@ def test_paused_time_is_in_no_step(
     context.recorder.close()
     assert control.rested() > 1100
     assert 0 < sum(context.progress.spent.values()) < 50
-    assert 100 <= context.progress.rested < 150  # this replica's own rests
+    assert 100 <= context.progress.rested < 150  # this replica's own pauses
     columns = columns_from_logs(tmp_path)
     steps = columns["value"][columns["series"] == "step_ms"]
     assert len(steps) == 8
@@ -178,7 +178,7 @@ def test_a_stop_and_an_abort_end_a_pause(strategy: SteppingStrategy, context: Co
     one = model()
     if how == "stop":
         assert one.fit(data(), epochs=9).global_step == 3
-        assert context.progress.rested == 0  # no step followed
+        assert context.progress.rested == 0  # no step follows
     else:
         with pytest.raises(AbortedError, match="another failed"):
             one.fit(data(), epochs=9)
@@ -194,10 +194,10 @@ def test_an_interrupt_ends_a_pause(strategy: SteppingStrategy, context: Context)
 
 
 @pytest.mark.parametrize("optimizer", [lambda: SGD(0.2, momentum=0.5), lambda: Adam(0.02)])
-def test_a_rate_is_that_of_the_next_step(
+def test_a_learning_rate_applies_from_the_next_step(
     strategy: SteppingStrategy, context: Context, optimizer: Callable[[], Any]
 ) -> None:
-    """The same as if the rate had been set by hand between the same two steps."""
+    """The result equals that of a rate set by hand between the same two steps."""
     seen = []
     strategy.pushing = lambda step: context.control.set_rate(0.05) if step == 3 else None
     strategy.before = lambda step: seen.append(context.progress.learning_rate)
@@ -214,8 +214,10 @@ def test_a_rate_is_that_of_the_next_step(
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_rate_is_for_the_training_that_it_came_in(strategy: SteppingStrategy, context: Context) -> None:
-    context.control.set_rate(0.01)  # before there is any: for the first
+def test_a_learning_rate_applies_to_the_current_training(
+    strategy: SteppingStrategy, context: Context
+) -> None:
+    context.control.set_rate(0.01)  # before the first training
     one = model(SGD(0.2))
     one.fit(data())
     assert context.progress.learning_rate == one.optimizer.learning_rate == 0.01  # type: ignore[union-attr]
@@ -246,7 +248,7 @@ def test_a_checkpoint_has_the_weights_of_its_step(strategy: SteppingStrategy, co
     assert [p.name for p in path.parent.parent.iterdir()] == ["step-3"]
 
 
-def test_a_checkpoint_is_written_while_it_rests_and_once_for_a_step(
+def test_a_paused_training_writes_one_checkpoint_per_step(
     strategy: SteppingStrategy, context: Context
 ) -> None:
     control = context.control
@@ -269,7 +271,9 @@ def test_a_checkpoint_is_written_while_it_rests_and_once_for_a_step(
     assert found[0]["step"] == 2
 
 
-def test_what_is_asked_in_the_last_step_is_answered(strategy: SteppingStrategy, context: Context) -> None:
+def test_a_checkpoint_requested_in_the_last_step_is_written(
+    strategy: SteppingStrategy, context: Context
+) -> None:
     strategy.pushing = lambda step: context.control.ask_checkpoint(1) if step == 4 else None
     one = model()
     one.fit(data(), epochs=1)
@@ -292,7 +296,7 @@ def test_two_trainings_may_end_and_begin_with_one_step(strategy: SteppingStrateg
     assert (first.parent.name, second.parent.name) == ("step-4", "step-4-training-2")
 
 
-def test_a_full_disk_is_reported_and_training_goes_on(
+def test_a_full_disk_is_reported_and_training_continues(
     strategy: SteppingStrategy, context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def full(self: Path, target: Path) -> Path:
@@ -308,7 +312,7 @@ def test_a_full_disk_is_reported_and_training_goes_on(
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_a_program_without_a_model_leaves_its_variables(context: Context, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_model_has_the_variables(context: Context, tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
     control, strategy = context.control, context.strategy
@@ -332,7 +336,7 @@ def test_a_program_without_a_model_leaves_its_variables(context: Context, tmp_pa
     assert context.progress.learning_rate == 0.5
 
 
-def test_a_loop_of_ones_own_rests_and_saves_its_model(context: Context) -> None:
+def test_a_custom_loop_pauses_and_saves_its_model(context: Context) -> None:
     control, strategy = context.control, context.strategy
     with strategy.scope():
         one, optimizer = model(), SGD(0.1)
@@ -360,7 +364,7 @@ def test_a_loop_of_ones_own_rests_and_saves_its_model(context: Context) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_paused_time_counts_from_the_rest_on(passes: Callable[[float], None]) -> None:
+def test_paused_time_counts_from_the_pause(passes: Callable[[float], None]) -> None:
     control = Control()
     control.resume()
     control.pause()
@@ -368,7 +372,7 @@ def test_paused_time_counts_from_the_rest_on(passes: Callable[[float], None]) ->
     assert (control.rested(), control.messages) == (0, 1)
     control.rest(1)
     passes(3)
-    control.pause()  # again is nothing new
+    control.pause()  # no effect when repeated
     control.rest(1)
     passes(3)
     assert (round(control.rested()), control.messages) == (6, 2)
@@ -377,13 +381,13 @@ def test_paused_time_counts_from_the_rest_on(passes: Callable[[float], None]) ->
     assert (round(control.rested()), control.messages, control.rests) == (6, 3, False)
 
 
-def test_the_word_that_the_first_replica_rests_may_come_late_or_early() -> None:
+def test_the_chiefs_pause_message_may_arrive_late_or_early() -> None:
     control = Control()
     control.pause(7)
     control.resume()
-    control.rest(7)  # on its way while the run was resumed
+    control.rest(7)  # arrives after the resume
     assert (control.paused, control.resting) == (False, False)
-    control.rest(8)  # before the client's own word
+    control.rest(8)  # arrives before the client's pause
     assert (control.paused, control.resting) == (True, True)
     control.pause(8)
     control.resume()
@@ -391,17 +395,17 @@ def test_the_word_that_the_first_replica_rests_may_come_late_or_early() -> None:
     assert not control.paused
 
 
-def test_where_replicas_wait_for_each_other_the_chief_rests_first(
+def test_among_synchronous_replicas_the_chief_pauses_first(
     strategy: SteppingStrategy, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SteppingStrategy, "keeps_pace", True)
-    control, told = context.control, []
-    context.rest_everywhere = told.append
+    control, rests = context.control, []
+    context.rest_everywhere = rests.append
     strategy.pushing = lambda step: control.pause(9) if step == 3 else None
     thread = during(context, control.resume)
     model().fit(data(), epochs=2)
     thread.join(PATIENCE)
-    assert (told, control.resting) == ([9], False)
+    assert (rests, control.resting) == ([9], False)
     context.is_chief, seen = False, []
 
     def pushing(step: int) -> None:
@@ -415,4 +419,4 @@ def test_where_replicas_wait_for_each_other_the_chief_rests_first(
     thread = during(context, lambda: seen.append(0) or control.resume())
     model().fit(data(), epochs=2)
     thread.join(PATIENCE)
-    assert (seen, told) == ([1, 2, 3, 4, 5, 6, 0, 7, 8], [9])
+    assert (seen, rests) == ([1, 2, 3, 4, 5, 6, 0, 7, 8], [9])

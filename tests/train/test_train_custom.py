@@ -1,4 +1,4 @@
-"""Loops of one's own on one replica: what is traced, how often, and what is refused."""
+"""Custom loops on one replica: tracing, retracing and refused code."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_function_runs_as_numpy_would(strategy: Strategy) -> None:
     np.testing.assert_array_equal(found["list"][1], x)
 
 
-def test_what_is_returned_is_kept_by_the_next_step(strategy: Strategy) -> None:
+def test_a_returned_value_survives_the_next_step(strategy: Strategy) -> None:
     def double(x: Any) -> Any:
         return x * 2
 
@@ -107,7 +107,7 @@ def test_after_some_sizes_one_trace_serves_all(
     assert strategy.run(lambda x: np.sum(x), (np.zeros((0, 2)),)) == 0
 
 
-def test_a_size_that_must_not_be_used_any_more(strategy: Strategy) -> None:
+def test_a_stale_size_is_refused(strategy: Strategy) -> None:
     def step(x: Any) -> Any:
         return x / len(x)
 
@@ -190,7 +190,7 @@ def test_optimizers_outside_of_a_step(strategy: Strategy) -> None:
         SGD(0.1).minimize(w * w)
 
 
-def test_values_are_the_newest_wherever_they_are_read(strategy: Strategy) -> None:
+def test_reads_return_the_newest_values(strategy: Strategy) -> None:
     w, optimizer = variable(strategy, np.float32(1), name="w"), SGD(0.25)
 
     def step() -> Any:
@@ -202,14 +202,14 @@ def test_values_are_the_newest_wherever_they_are_read(strategy: Strategy) -> Non
     assert w.eval() == strategy.read(w) == 0.125
     assert (w * 2).eval() == 0.25
     assert strategy.read({"w": w}) == {"w": 0.125}
-    w.assign(2.0).eval()  # begins to train anew
+    w.assign(2.0).eval()  # starts a new training
     assert strategy.run(step) == 4
     assert w.eval() == 1
     w.initializer.eval()
     assert w.eval() == 1
 
 
-def test_adam_goes_on_where_it_was(strategy: Strategy) -> None:
+def test_adam_continues_from_its_state(strategy: Strategy) -> None:
     w, optimizer = variable(strategy, np.float32(1)), Adam(0.1)
     plain, rule = np.ones(1, np.float32), Adam(0.1)
     slots = rule.new_slots(plain)
@@ -238,7 +238,7 @@ def test_the_global_step_counts(strategy: Strategy) -> None:
     assert counter.eval() == 4
 
 
-def test_a_variable_is_read_as_it_is_at_that_line(strategy: Strategy) -> None:
+def test_a_read_has_the_value_at_its_line(strategy: Strategy) -> None:
     """Also by gradients that are recorded later."""
     v = variable(strategy, np.float32(3), name="v", trainable=False)
     u = variable(strategy, np.float32(3), name="u")
@@ -299,7 +299,7 @@ def test_gradients_of_rows_are_applied(strategy: Strategy) -> None:
     np.testing.assert_array_equal(strategy.read(table), [[1, 1], [0.5, 0.5], [1, 1], [0, 0], [1, 1]])
 
 
-def test_a_gradient_that_is_no_number_is_not_applied(strategy: Strategy) -> None:
+def test_a_nan_gradient_is_not_applied(strategy: Strategy) -> None:
     w, optimizer = variable(strategy, np.float32(0)), SGD(0.1)
     function = lambda: optimizer.apply_gradients([(1 / w, w)])
     with pytest.raises(NanLossError, match="a gradient is infinite at step 1"):
@@ -308,7 +308,7 @@ def test_a_gradient_that_is_no_number_is_not_applied(strategy: Strategy) -> None
 
 
 @pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
-def test_replicas_of_a_process_go_on_after_an_error(kind: Any) -> None:
+def test_replicas_of_a_process_continue_after_an_error(kind: Any) -> None:
     strategy = kind(["CPU:0"] * 2)
     w, optimizer = variable(strategy, np.float32(1)), SGD(0.1)
 
@@ -329,7 +329,7 @@ def test_replicas_of_a_process_go_on_after_an_error(kind: Any) -> None:
         assert strategy.reduce("sum", 1) == 2
 
 
-def test_a_stop_ends_the_loop_and_keeps_what_was_trained(strategy: Strategy) -> None:
+def test_a_stop_ends_the_loop_and_keeps_the_weights(strategy: Strategy) -> None:
     context = Context(strategy=strategy, quiet=True)
     w, optimizer = variable(strategy, np.float32(1)), SGD(0.1)
     strategy._runner = None
@@ -352,7 +352,7 @@ def test_a_stop_ends_the_loop_and_keeps_what_was_trained(strategy: Strategy) -> 
         assert not list(strategy.distribute_dataset(Dataset.range(8).batch(2)))
 
 
-def test_a_step_that_is_made_again_assigns_once() -> None:
+def test_a_repeated_step_assigns_once() -> None:
     class Once(OneDevice):
         failed = False
 
@@ -424,7 +424,7 @@ def test_several_replicas_of_a_process() -> None:
         strategy.run(lambda x: x, (PerReplica((np.ones(1),)),))
 
 
-def test_what_a_replica_knows(strategy: Strategy) -> None:
+def test_the_replica_context(strategy: Strategy) -> None:
     assert get_replica_context() is None
 
     def step() -> Any:
@@ -471,13 +471,13 @@ def test_a_value_on_each_replica_needs_a_rule_to_be_read() -> None:
     with pytest.raises(InvalidArgumentError, match=r"'v' has a value on each of 2 replicas.*aggregation="):
         strategy.read(v)
     assert total.eval() == 2
-    total.assign(7).eval()  # of a sum the first replica has all
+    total.assign(7).eval()  # the first replica holds the sum
     assert total.eval() == 7
     strategy.run(step)
     assert total.eval() == 9
 
 
-def test_values_that_are_asked_for_too_early(strategy: Strategy) -> None:
+def test_values_read_too_early(strategy: Strategy) -> None:
     w = variable(strategy, np.float32(1))
     with pytest.raises(FailedPreconditionError, match="has no value yet: the step is being traced"):
         strategy.run(lambda: w.eval())
@@ -485,7 +485,7 @@ def test_values_that_are_asked_for_too_early(strategy: Strategy) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_gradient_descent_by_hand(replicas: int) -> None:
-    """What replicas take off a variable is summed: no optimizer is needed."""
+    """Assignments of replicas are summed: gradient descent without an optimizer."""
     strategy = MirroredStrategy(["CPU:0"] * replicas)
     w = variable(strategy, np.float32(1), aggregation="sum")
     x = np.arange(6, dtype=np.float32)
@@ -550,9 +550,7 @@ def test_graphs_without_a_strategy_are_as_before() -> None:
         assert compute_average_loss(x, 2).shape == ()
 
 
-def test_a_step_that_is_not_a_number_can_be_left_out(
-    strategy: Strategy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_nan_step_can_be_skipped(strategy: Strategy, capsys: pytest.CaptureFixture[str]) -> None:
     w, seen = variable(strategy, np.ones(3)), variable(strategy, np.zeros(3), trainable=False)
     optimizer = SGD(0.5)
 

@@ -1,4 +1,4 @@
-"""Training on a device, with a stand-in for CuPy whose arrays refuse to meet host arrays."""
+"""Training on a device, with a fake CuPy that refuses to mix device and host arrays."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_training_on_a_device_equals_training_on_the_host(fake_gpu: None, optimi
 
 @pytest.mark.parametrize("devices", [["GPU:0"], ["GPU:0", "GPU:1"], ["CPU:0", "GPU:0"]], ids=str)
 def test_embeddings_on_devices_equal_those_on_the_host(fake_gpu: None, devices: list[str]) -> None:
-    """Rows of a batch are trained by themselves on the host only: with SGD that makes no difference."""
+    """Only the host updates single rows; with SGD the result is the same."""
     rng = np.random.default_rng(0)
     x, y, weights = np.tile(np.arange(10), 5)[:, None], rng.integers(0, 3, 50), []
     for strategy in (OneDeviceStrategy(), MirroredStrategy(devices)):
@@ -84,7 +84,7 @@ def test_embeddings_on_devices_equal_those_on_the_host(fake_gpu: None, devices: 
 
 @pytest.mark.parametrize("holes", [[], [3, 40]], ids=["whole", "holes"])
 def test_averages_on_a_device_are_those_on_the_host(fake_gpu: None, holes: list[int]) -> None:
-    """Batches of two sizes have a program each, and a step that is left out moves nothing."""
+    """Batches of two sizes have a program each, and a skipped step changes nothing."""
     rng = np.random.default_rng(0)
     x, y = rng.random((50, 6), np.float32), rng.integers(0, 3, 50)
     x[holes] = np.nan
@@ -110,7 +110,7 @@ def test_without_cupy_a_gpu_is_a_clear_error() -> None:
 
 
 @pytest.mark.parametrize("devices", [["GPU:0"], ["GPU:0", "GPU:1"], ["CPU:0", "GPU:0"]], ids=str)
-def test_a_loop_of_ones_own_on_devices_equals_one_on_the_host(fake_gpu: None, devices: list[str]) -> None:
+def test_a_custom_loop_on_devices_equals_one_on_the_host(fake_gpu: None, devices: list[str]) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.random((50, 6), np.float32), rng.integers(0, 3, 50)
 
@@ -146,7 +146,7 @@ def test_a_loop_of_ones_own_on_devices_equals_one_on_the_host(fake_gpu: None, de
 def test_a_rate_and_a_checkpoint_on_devices(
     fake_gpu: None, devices: list[str], own_loop: bool, tmp_path: Path
 ) -> None:
-    """Asked for after the first of two epochs: the checkpoint has the values that the devices had then."""
+    """The checkpoint requested after the first of two epochs has the devices' values at that step."""
     rng = np.random.default_rng(0)
     x, y = rng.random((48, 6), np.float32), rng.integers(0, 3, 48)
     tmp_path.chmod(0o700)
@@ -189,4 +189,6 @@ def test_a_rate_and_a_checkpoint_on_devices(
     weights = [w for w in load(found["path"]).get_weights() if w.ndim == 2]
     assert len(weights) == 2
     for a, b in zip(weights, [w for w in model.get_weights() if w.ndim == 2], strict=True):
-        np.testing.assert_array_equal(a, b)  # at a rate of 0 the weights stay; what BatchNorm keeps goes on
+        np.testing.assert_array_equal(
+            a, b
+        )  # a rate of 0 keeps the weights; BatchNorm's averages still change

@@ -1,4 +1,4 @@
-"""Checkpoints and states on a disk that is full, really: a file system of 64 kB in a namespace of its own."""
+"""Checkpoints and states on a full disk: a real file system of 64 kB in its own mount namespace."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ print(json.dumps({"errors": errors, "paths": paths, "training": read_state(state
 
 @pytest.fixture
 def small(tmp_path: Path) -> tuple[list[str], Path]:
-    """Return what a command has to begin with so that a folder is a disk of 64 kB, and that folder."""
+    """Return the command prefix that mounts a disk of 64 kB on a folder, and the folder."""
     begin = ["unshare", "--map-root-user", "--mount"]
     if shutil.which("unshare") is None or subprocess.run([*begin, "true"], check=False).returncode:
         pytest.skip("this user may not mount a file system in a namespace of its own")
@@ -79,29 +79,29 @@ def small(tmp_path: Path) -> tuple[list[str], Path]:
     return [*begin, "sh", "-c", mounting, "sh"], disk
 
 
-def test_training_goes_on_and_the_old_checkpoint_is_valid(small: tuple[list[str], Path]) -> None:
+def test_training_continues_and_the_old_checkpoint_is_valid(small: tuple[list[str], Path]) -> None:
     begin, disk = small
     command = [*begin, sys.executable, "-c", TRAIN, str(disk), "500"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    last = said["found"][-1]
-    assert (last["number"], last["path"], said["steps"]) == (3, None, 12)
+    result = json.loads(done.stdout.splitlines()[-1])
+    last = result["found"][-1]
+    assert (last["number"], last["path"], result["steps"]) == (3, None, 12)
     assert "the checkpoint of step 12 could not be written" in last["error"]
     assert "No space left on device" in last["error"]
-    assert said["shapes"]
-    assert all(shape == [[500, 2], [2], [2, 2], [2]] for shape in said["shapes"])
-    assert not [path for path in said["paths"] if "draft" in path or "partial" in path]
+    assert result["shapes"]
+    assert all(shape == [[500, 2], [2], [2, 2], [2]] for shape in result["shapes"])
+    assert not [path for path in result["paths"] if "draft" in path or "partial" in path]
 
 
-def test_a_training_ends_well_and_the_old_state_is_valid(small: tuple[list[str], Path]) -> None:
+def test_a_training_finishes_and_the_old_state_is_valid(small: tuple[list[str], Path]) -> None:
     begin, disk = small
     command = [*begin, sys.executable, "-c", LEAVE, str(disk), "500"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    first, *others = said["errors"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    first, *others = result["errors"]
     assert first is None
     assert all("No space left on device" in error for error in others)
-    assert done.stdout.count("No space left") == 1 + len(others), "it is said once, and told in the errors"
-    assert (said["paths"], said["training"]) == (["state.safetensors"], 1)
+    assert done.stdout.count("No space left") == 1 + len(others), "printed once, and in each error"
+    assert (result["paths"], result["training"]) == (["state.safetensors"], 1)

@@ -1,4 +1,4 @@
-"""nb.log: what it takes, where it goes, and what it says to what is no number."""
+"""nb.log: accepted values, destination, and errors for values that are not numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def points(context: Context) -> list[tuple[str, int, float]]:
     return [(log.names[p["series"]], int(p["step"]), float(p["value"])) for p in log.points]
 
 
-def test_series_are_recorded_at_the_replicas_step_or_at_one_that_is_given(context: Context) -> None:
+def test_points_have_the_replicas_step_or_the_given_one(context: Context) -> None:
     nb.log(lr=0.5)
     context.progress.step = 7
     nb.log(lr=0.25, norm=2)
@@ -51,7 +51,7 @@ def test_series_are_recorded_at_the_replicas_step_or_at_one_that_is_given(contex
     ]  # fmt: skip
 
 
-def test_where_nothing_trains_each_series_counts_its_own_values(context: Context) -> None:
+def test_without_training_each_series_counts_its_values(context: Context) -> None:
     nb.log(a=0.5)
     nb.log(a=0.25, b=2)
     nb.log(a=0.1, step=9)
@@ -72,13 +72,13 @@ def test_numbers_of_all_kinds(context: Context, value: Any) -> None:
     assert points(context) == [("x", 0, 2.0)]
 
 
-def test_what_is_not_finite_is_recorded_as_such(context: Context) -> None:
+def test_values_that_are_not_finite_are_recorded(context: Context) -> None:
     nb.log(a=math.nan, b=math.inf, c=np.float32(-np.inf), d=True)
     assert [str(value) for _, _, value in points(context)] == ["nan", "inf", "-inf", "1.0"]
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("0.5", "text '0.5', and takes a number: print it"),
         (b"0.5", "text b'0.5'"),
@@ -97,10 +97,12 @@ def test_what_is_not_finite_is_recorded_as_such(context: Context) -> None:
         (np.array("text"), "log each"),
     ],
 )
-def test_what_is_no_number_is_refused_by_name(context: Context, value: Any, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"nb.log: series 'x' is given.*({said})"):
+def test_the_error_for_a_value_that_is_not_a_number_names_the_series(
+    context: Context, value: Any, message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"nb.log: series 'x' is given.*({message})"):
         nb.log(good=1.0, x=value)
-    assert points(context) == []  # all of a call or nothing
+    assert points(context) == []  # a refused call records nothing
 
 
 def test_a_tensor_has_no_value_yet(context: Context) -> None:
@@ -146,7 +148,7 @@ def test_without_a_run_it_prints_now_and_then(
         "step 0: lr 0.3",
         "step 0: x0 0, x1 1, x2 2, x3 3, x4 4, x5 5, x6 6, x7 7 and 2 more",
     ]
-    with pytest.raises(InvalidArgumentError):  # what a run would refuse is refused here too
+    with pytest.raises(InvalidArgumentError):  # the same errors as in a run
         nb.log(lr="high")
     with pytest.raises(InvalidArgumentError):
         nb.log({"": 1.0})

@@ -1,4 +1,4 @@
-"""The training loop under strategies that are made up: when it stops, what it hands over, what it keeps."""
+"""The training loop with fake strategies: stops, calls of the replica, results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Watched(OneDevice):
-    """A replica on one device that notes its calls and can be told to stop."""
+    """A replica on one device that records its calls and stops on request."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -87,7 +87,7 @@ def context(strategy: WatchedStrategy) -> Any:
         yield context
 
 
-def test_a_step_is_pull_and_push_and_the_end_is_finish_and_close(
+def test_a_step_calls_pull_and_push_and_the_end_finish_and_close(
     strategy: WatchedStrategy, context: Context, capsys: pytest.CaptureFixture[str]
 ) -> None:
     history = model().fit(data(), epochs=2)
@@ -99,7 +99,7 @@ def test_a_step_is_pull_and_push_and_the_end_is_finish_and_close(
     assert context.last_epoch == {name: values[-1] for name, values in history.history.items()}
 
 
-def test_epochs_of_the_run_win_and_steps_go_on_in_a_second_training(context: Context) -> None:
+def test_the_runs_epochs_override_fit_and_steps_continue_in_a_second_training(context: Context) -> None:
     context.epochs = 3
     one = model()
     assert one.fit(data(), epochs=1).epoch == [0, 1, 2]
@@ -108,7 +108,7 @@ def test_epochs_of_the_run_win_and_steps_go_on_in_a_second_training(context: Con
     assert context.progress.step == context.progress.total == 24
 
 
-def test_asked_to_stop_it_keeps_what_was_trained(strategy: WatchedStrategy, context: Context) -> None:
+def test_a_stopped_training_keeps_the_weights(strategy: WatchedStrategy, context: Context) -> None:
     class Stop(Callback):
         def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
             context.control.stop_requested = epoch == 1
@@ -133,15 +133,15 @@ def test_a_step_that_cannot_complete_ends_the_training(
     assert len(history.epoch) == (at > 1)
 
 
-def test_the_same_while_the_chief_wants_to_validate(strategy: WatchedStrategy, context: Context) -> None:
-    """Another replica has left after the last step of the epoch; that is a stop, not a failure."""
+def test_a_stop_before_the_chiefs_validation(strategy: WatchedStrategy, context: Context) -> None:
+    """Another replica ended after the epoch's last step: a stop, not a failure."""
     strategy.stop_at_pull = 5
     history = model().fit(data(), epochs=5, validation_data=data(), callbacks=[EarlyStopping()])
     assert sorted(history.history) == ["accuracy", "loss"]
     assert strategy.made.calls[-3:] == ["pull", "finish", "close"]
 
 
-def test_stopping_in_mid_epoch_does_not_trouble_early_stopping(
+def test_a_stop_inside_an_epoch_does_not_confuse_early_stopping(
     strategy: WatchedStrategy, context: Context
 ) -> None:
     strategy.stop_at_pull = 8  # four steps and a validation, then two steps of the second epoch
@@ -157,9 +157,7 @@ def test_an_aborted_run_raises_and_closes(strategy: WatchedStrategy, context: Co
     assert strategy.made.calls == ["close"]
 
 
-def test_a_failing_training_closes_and_brings_home_what_there_is(
-    strategy: WatchedStrategy, context: Context
-) -> None:
+def test_a_failing_training_closes_and_keeps_the_weights(strategy: WatchedStrategy, context: Context) -> None:
     class Broken(Callback):
         def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
             raise KeyError("mine")
@@ -255,14 +253,14 @@ def test_a_replica_sees_its_share_of_each_batch_and_the_size_of_all() -> None:
     assert seen == [([1], 2), ([3], 2), ([5], 2), ([7], 2), ([], 1)]
     strategy.replica_index = 0
     seen = [(arrays[0].tolist(), size) for arrays, size in strategy.batches(Dataset.range(9).batch(2))]
-    assert seen[-1] == ([8], 1)  # the chief is never the one without examples
+    assert seen[-1] == ([8], 1)  # the chief always has examples
 
 
 # Callbacks and histories.
 
 
 def stops_after(stop: EarlyStopping, values: list[float]) -> int:
-    """Return after how many epochs a callback ends a training; 0 for never."""
+    """Return the number of epochs after which a callback ends a training; 0 for never."""
     stop.on_train_begin()
     for epoch, value in enumerate(values):
         stop.on_epoch_end(epoch, {stop.monitor: value})
@@ -284,14 +282,14 @@ def stops_after(stop: EarlyStopping, values: list[float]) -> int:
         (EarlyStopping("loss", patience=1), [float("nan"), float("nan")], 1),
     ],
 )
-def test_early_stopping_waits_as_long_as_it_says(
+def test_early_stopping_waits_for_its_patience(
     stop: EarlyStopping, values: list[float], expected: int
 ) -> None:
     assert stops_after(stop, values) == expected
-    assert stops_after(stop, values) == expected  # it forgets when another training begins
+    assert stops_after(stop, values) == expected  # a new training resets it
 
 
-def test_a_history_is_like_keras_and_survives_the_journey() -> None:
+def test_a_history_is_like_keras_and_round_trips() -> None:
     history = History(metric_names=["accuracy"])
     for epoch in range(2):
         for step in range(3):
@@ -320,7 +318,7 @@ def test_contexts_nest() -> None:
         assert contexts.current() is outer
 
 
-def test_an_infinite_loss_is_said() -> None:
+def test_an_infinite_loss_is_reported() -> None:
     model = Sequential([Dense(1, kernel_initializer="ones")])
     model.compile(SGD(0.1), "mean_squared_error")
     with pytest.raises(NanLossError, match="the loss is infinite at step 1; that gradient was not applied"):
@@ -345,4 +343,4 @@ def test_the_parts_of_a_step_add_up_to_its_time() -> None:
     assert list(spent) == ["data", "compute", "exchange", "wait"]
     assert spent["compute"] > 0
     assert spent["data"] > 0
-    assert spent["wait"] == 0  # nobody to wait for on one device
+    assert spent["wait"] == 0  # one device never waits

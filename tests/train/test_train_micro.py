@@ -1,4 +1,4 @@
-"""The schedules of a pipeline: who works when, and how much is idle."""
+"""Schedules of a pipeline: order of work and idle time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = (st.integers(1, 6), st.integers(1, 9), st.sampled_from(SCHEDULES))
 
 
 @given(*SIZES)
-def test_every_stage_does_all_work_once_after_what_it_needs(
+def test_every_stage_runs_each_task_once_after_its_inputs(
     stages: int, micro_batches: int, schedule: str
 ) -> None:
     work = pipeline(stages, micro_batches, schedule)
@@ -35,7 +35,7 @@ def test_every_stage_does_all_work_once_after_what_it_needs(
 
 
 @given(*SIZES)
-def test_the_bubble_is_what_the_papers_say(stages: int, micro_batches: int, schedule: str) -> None:
+def test_the_bubble_matches_the_papers(stages: int, micro_batches: int, schedule: str) -> None:
     """Both schedules end a step after M + S - 1 slots forward and as many backward."""
     assert bubble_fraction(stages, micro_batches, schedule) == pytest.approx(
         (stages - 1) / (micro_batches + stages - 1)
@@ -43,7 +43,7 @@ def test_the_bubble_is_what_the_papers_say(stages: int, micro_batches: int, sche
 
 
 @given(st.integers(1, 6), st.integers(1, 9))
-def test_1f1b_keeps_fewer_micro_batches_under_way(stages: int, micro_batches: int) -> None:
+def test_1f1b_keeps_fewer_micro_batches_in_flight(stages: int, micro_batches: int) -> None:
     def most(schedule: str, stage: int) -> int:
         under_way, largest = 0, 0
         for one in pipeline(stages, micro_batches, schedule):
@@ -57,7 +57,7 @@ def test_1f1b_keeps_fewer_micro_batches_under_way(stages: int, micro_batches: in
         assert most("1f1b", stage) == min(micro_batches, stages - stage)
 
 
-def test_a_schedule_that_there_is_not() -> None:
+def test_an_unknown_schedule() -> None:
     with pytest.raises(InvalidArgumentError, match="no schedule 'both'; choose from gpipe, 1f1b"):
         pipeline(2, 2, "both")
 

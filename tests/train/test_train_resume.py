@@ -1,4 +1,4 @@
-"""A training that was stopped and continued is the one that was never stopped, bit for bit."""
+"""A stopped and continued training equals an uninterrupted one, bit for bit."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def scaled(a: Any, b: Any) -> Any:
 
 
 class Stopping(OneDevice):
-    """One device that asks for a stop once it has made so many steps in all."""
+    """One device that requests a stop after a given total number of steps."""
 
     at: int | None = None
     context: Context
@@ -93,7 +93,7 @@ class Stopping(OneDevice):
 
 
 class StoppingStrategy(OneDeviceStrategy):
-    """Makes such replicas."""
+    """Creates replicas that stop."""
 
     at: int | None = None
     context: Context
@@ -105,7 +105,7 @@ class StoppingStrategy(OneDeviceStrategy):
 
 
 class Ended(NamedTuple):
-    """What a body has left."""
+    """The results of a body."""
 
     model: Sequential
     history: dict[str, list[float]]
@@ -114,7 +114,7 @@ class Ended(NamedTuple):
 
 
 class Bench:
-    """Runs a body in contexts that are new each time, as a trial's attempts do."""
+    """Runs a body in a new context each time, like the attempts of a trial."""
 
     def __init__(
         self, folder: Path, strategy: Callable[[], Strategy] = StoppingStrategy, device: str = "CPU:0"
@@ -158,11 +158,11 @@ class Bench:
 
     @property
     def state(self) -> Path:
-        """The state that the last run has left."""
+        """The state file of the last run."""
         return self.folder / str(self._count) / "state.safetensors"
 
     def check(self, body: Callable[[int], Any], epochs: int, stop: int, **options: Any) -> Ended:
-        """Train in one go, and in two parts; both are the same. Return the second part."""
+        """Train without a stop, and in two parts; check that both are equal. Return the second part."""
         whole = self.run(lambda: body(epochs), **options)
         first = self.run(lambda: body(epochs), stop=stop, **options)
         assert first.context.progress.step == stop
@@ -206,7 +206,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.mark.parametrize("stop", [1, 4, 6, 8])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda make: repr(make()))
-def test_every_optimizer_goes_on_from_what_it_has_kept(
+def test_every_optimizer_continues_from_its_state(
     bench: Bench, optimizer: Callable[[], Optimizer], stop: int
 ) -> None:
     """Four steps make an epoch: stops in the middle of one, and between two."""
@@ -215,7 +215,7 @@ def test_every_optimizer_goes_on_from_what_it_has_kept(
 
 @pytest.mark.parametrize("stop", [3, 4])
 @pytest.mark.parametrize("layers", LAYERS)
-def test_layers_draw_and_average_as_if_nothing_had_happened(bench: Bench, layers: str, stop: int) -> None:
+def test_dropout_and_batchnorm_continue_from_their_state(bench: Bench, layers: str, stop: int) -> None:
     bench.check(body_of(LAYERS[layers], validation_data=(x[:7], y[:7])), epochs=3, stop=stop)
 
 
@@ -223,7 +223,7 @@ def test_layers_draw_and_average_as_if_nothing_had_happened(bench: Bench, layers
 @pytest.mark.parametrize("stop", [2, 4, 7])
 @pytest.mark.parametrize("data", DATA)
 def test_the_same_batches_follow(bench: Bench, data: str, stop: int, seed: int | None) -> None:
-    """Without a seed each run is another one, unless the model and the data bring theirs."""
+    """Without a seed runs differ, unless the model and the data have seeds."""
     if seed is not None:
         bench.check(body_of(data=DATA[data]), epochs=3, stop=stop)
         return
@@ -249,7 +249,7 @@ def test_the_same_batches_follow(bench: Bench, data: str, stop: int, seed: int |
     shuffle=st.sampled_from([None, 1, 5, 50]),
     endless=st.booleans(),
 )
-def test_however_it_is_cut(
+def test_stops_at_any_steps(
     tmp_path_factory: pytest.TempPathFactory,
     epochs: int,
     part: float,
@@ -258,7 +258,7 @@ def test_however_it_is_cut(
     shuffle: int | None,
     endless: bool,
 ) -> None:
-    """Two stops anywhere, and what comes out is what comes of none."""
+    """Two stops at any steps do not change the result."""
     bench = Bench(tmp_path_factory.mktemp("cut"))
 
     def data() -> dict[str, Any]:
@@ -295,7 +295,7 @@ def test_the_epochs_of_the_run_count_too(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("epochs", [2, 1])
-def test_if_all_epochs_are_over_nothing_is_trained(
+def test_after_all_epochs_nothing_is_trained(
     bench: Bench, capsys: pytest.CaptureFixture[str], epochs: int
 ) -> None:
     first = bench.run(lambda: body_of()(2))
@@ -334,8 +334,8 @@ def test_a_stop_asked_for_between_epochs(bench: Bench) -> None:
     same(whole, first, bench.run(lambda: body(False), read=bench.state))
 
 
-def test_what_callbacks_log_does_not_end_a_fit_without_a_state(bench: Bench) -> None:
-    """A trial that is to stop ends at its next ``nb.log``; in a fit that is left to the next step."""
+def test_a_log_in_a_callback_does_not_end_fit_before_its_state(bench: Bench) -> None:
+    """A stopping trial ends at its next ``nb.log``; inside fit it ends after the step."""
 
     class Log(Callback):
         def __init__(self, stops: bool) -> None:
@@ -358,8 +358,8 @@ def test_what_callbacks_log_does_not_end_a_fit_without_a_state(bench: Bench) -> 
     assert sorted(first.points["twice"]) == [4, 8]
 
 
-def test_a_rate_that_was_changed_meanwhile_is_in_force(bench: Bench) -> None:
-    """By a callback here, and by the control below; one given anew is a change that is wanted."""
+def test_a_learning_rate_changed_by_a_callback_is_kept(bench: Bench) -> None:
+    """A callback changes the rate here, the control below; a new rate in the model is a wanted change."""
 
     class Halve(Callback):
         def __init__(self, optimizer: Optimizer) -> None:
@@ -379,7 +379,7 @@ def test_a_rate_that_was_changed_meanwhile_is_in_force(bench: Bench) -> None:
     assert other.context.progress.learning_rate == 0.3 / 2
 
 
-def test_a_rate_of_the_control_is_in_force(bench: Bench) -> None:
+def test_a_learning_rate_set_by_the_control_is_kept(bench: Bench) -> None:
     def body(epochs: int, rate: float | None = None) -> tuple[Sequential, Any]:
         if rate is not None:
             current().control.set_rate(rate)
@@ -390,7 +390,7 @@ def test_a_rate_of_the_control_is_in_force(bench: Bench) -> None:
     same(whole, first, bench.run(lambda: body(3), read=bench.state))
 
 
-def test_steps_that_are_no_numbers_are_left_out_again(bench: Bench) -> None:
+def test_steps_with_nan_are_skipped_again(bench: Bench) -> None:
     holed = x.copy()
     holed[[2, 11, 17]] = np.nan
 
@@ -403,10 +403,8 @@ def test_steps_that_are_no_numbers_are_left_out_again(bench: Bench) -> None:
         assert second.context.progress.skipped >= 6
 
 
-def test_the_training_that_was_stopped_goes_on_and_others_are_made_again(
-    bench: Bench, tmp_path: Path
-) -> None:
-    """The first is run as it was and leaves no state; the third, which had no step, is none to go on from."""
+def test_the_stopped_training_continues_and_others_are_repeated(bench: Bench, tmp_path: Path) -> None:
+    """The first training is repeated and writes no state; the third had no step and starts anew."""
     seen: list[int] = []
 
     def body() -> tuple[Sequential, Any]:
@@ -431,7 +429,7 @@ def test_the_training_that_was_stopped_goes_on_and_others_are_made_again(
     assert (states.continued, states.newest, read_state(bench.state).training) == (2, bench.state, 3)
 
 
-def test_a_stop_before_a_training_leaves_what_there_is(bench: Bench) -> None:
+def test_a_stop_before_a_training_keeps_the_state(bench: Bench) -> None:
     bench.run(lambda: body_of()(2), stop=3)
     earlier = bench.state
 
@@ -474,7 +472,7 @@ def test_the_state_is_a_model_that_can_be_loaded(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"layers": lambda: [Dense(6, "tanh")]}, r"layers\[0\].units was 5 and is 6 now"),
         ({"layers": lambda: [Dense(5, "relu")]}, r"layers\[0\].activation was 'tanh' and is 'relu'"),
@@ -486,9 +484,9 @@ def test_the_state_is_a_model_that_can_be_loaded(bench: Bench) -> None:
         ({"steps_per_epoch": 3}, "steps_per_epoch was None and is 3 now"),
     ],
 )
-def test_another_training_is_refused(bench: Bench, change: dict[str, Any], said: str) -> None:
+def test_another_training_is_refused(bench: Bench, change: dict[str, Any], message: str) -> None:
     bench.run(lambda: body_of()(2), stop=3)
-    with pytest.raises(InvalidArgumentError, match=f"is the state of another training: .*{said}"):
+    with pytest.raises(InvalidArgumentError, match=f"is the state of another training: .*{message}"):
         bench.run(lambda: body_of(**change)(2), read=bench.state)
 
 
@@ -532,7 +530,7 @@ def test_an_error_leaves_no_state(bench: Bench) -> None:
     assert not bench.state.exists()
 
 
-def test_a_state_that_cannot_be_written_ends_nothing(
+def test_training_continues_if_its_state_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     context = Context(seed=5, quiet=True)
@@ -541,8 +539,8 @@ def test_a_state_that_cannot_be_written_ends_nothing(
         for _ in range(2):
             _, history = body_of()(2)
             assert len(history["loss"]) == 2
-    said = capsys.readouterr().out
-    assert said.count("the state of training") == 1
+    printed = capsys.readouterr().out
+    assert printed.count("the state of training") == 1
     assert states.error is not None
     assert "FileNotFoundError" in states.error
     (tmp_path / "none").mkdir()
@@ -552,7 +550,7 @@ def test_a_state_that_cannot_be_written_ends_nothing(
     assert read_state(tmp_path / "none" / "state.safetensors").training == 3
 
 
-def test_arrays_on_a_device_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_on_a_device_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are on the device, and what the optimizer keeps is on the host."""
     module = FakeCupy()
     monkeypatch.setattr(backend, "_cupy", lambda: module)
@@ -596,7 +594,7 @@ def test_other_strategies_are_refused(tmp_path: Path, make: Callable[[], Strateg
         bench.run(lambda: body_of()(2), read=alone.state)
 
 
-def test_the_first_difference_is_said() -> None:
+def test_the_first_difference_is_reported() -> None:
     assert difference("", {"a": [1, (2, 3)]}, {"a": [1, [2, 3]]}) is None
     assert difference("", {"a": [1, 2]}, {"a": [1, 2, 3]}) == "a had 2 parts and has 3 now"
     assert difference("", {"a": 1}, {"a": 1, "b": 2}) == "b was None and is 2 now"

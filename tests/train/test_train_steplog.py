@@ -1,4 +1,4 @@
-"""What a replica's steps did when, as the training loop tells it."""
+"""The spans of a replica's steps, as the training loop records them."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ def test_parts_of_a_step_follow_each_other_without_gaps() -> None:
         by_step[span.step].append(span)
     for spans in by_step.values():
         assert [span.kind for span in spans] == ["data", "compute", "apply"]
-        # One device has nothing to pull, but the call that finds that out.
+        # One device has an empty pull.
         assert spans[1].start >= spans[0].end - 1e-9
         assert spans[2].start == pytest.approx(spans[1].end, abs=1e-9)
 
 
-def test_steps_of_later_trainings_go_on_counting() -> None:
+def test_step_numbers_continue_in_later_trainings() -> None:
     context = Context(step_log=StepLog("CPU:0"), quiet=True)
     fit(context, epochs=1)
     fit(context, epochs=2)
     assert Timeline(context.step_log.spans("worker")).steps == tuple(range(1, 13))  # type: ignore[union-attr]
 
 
-def test_validation_is_computing_that_is_no_step() -> None:
+def test_validation_is_compute_outside_of_steps() -> None:
     context = Context(step_log=StepLog("CPU:0"), quiet=True)
     fit(context, epochs=2, validation_data=(X, Y))
     between = [s for s in context.step_log.spans("worker") if s.step is None]  # type: ignore[union-attr]
     assert [(span.kind, span.name) for span in between] == [("compute", "validation")] * 2
 
 
-def test_what_takes_no_time_is_no_news() -> None:
+def test_empty_spans_are_not_recorded() -> None:
     log = StepLog("CPU:0")
     log.note("wait", "the other replicas", 1.0, 1.0 + SHORTEST / 2)
     log.note("wait", "the other replicas", 1.0, 2.0)

@@ -1,4 +1,4 @@
-"""A folder for marks, and sweeps that let go of their engines however a test ends."""
+"""Fixtures: a folder for marker files, and sweeps that free their engines after each test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def marks(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def held() -> Iterator[list[Sweep]]:
-    """Sweeps that are closed, their engines freed, and left when the test ends, whatever became of it."""
+    """Return a list of sweeps that are closed after the test, with their engines freed."""
     sweeps: list[Sweep] = []
     yield sweeps
     for sweep in sweeps:

@@ -40,7 +40,7 @@ def reported(sweep: Sweep, number: int = 0) -> Callable[[], bool]:
 def test_a_trial_is_stopped_and_the_next_one_runs(
     begin: Begin, cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind in ("fit", "log"):  # the word is enough for them, however late it is read
+    if kind in ("fit", "log"):  # the stop command suffices, without a signal
         monkeypatch.setattr(driver, "SIGNAL_AFTER", float("inf"))
     endless = ENDLESS[kind].strip().replace("\n", "\n    ")
     body = f"if lr < 1:\n    lr, val_loss = lr, 0.5\nelse:\n    {endless}"
@@ -60,10 +60,10 @@ def test_a_trial_is_stopped_and_the_next_one_runs(
 
 
 @pytest.mark.parametrize("kind", ["loop", "sleep"])
-def test_a_signal_that_comes_before_the_word_stops_it_too(
+def test_a_signal_before_the_stop_command_stops_the_trial(
     begin: Begin, cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Server of an engine that is very busy hears late that a trial is to stop."""
+    """The Server of a busy engine processes the stop command late."""
     monkeypatch.setattr(driver, "SIGNAL_AFTER", 0.0)
     monkeypatch.setattr(Engines, "stop", lambda *given: None)
     options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
@@ -75,7 +75,7 @@ def test_a_signal_that_comes_before_the_word_stops_it_too(
     assert sweep.trial(0).value == 1.0
 
 
-def test_a_signal_that_comes_after_the_last_line_changes_nothing(begin: Begin, cluster: Cluster) -> None:
+def test_a_signal_after_the_last_line_has_no_effect(begin: Begin, cluster: Cluster) -> None:
     body = """
 import os, signal
 from nbdist.run.task.agent import Agent
@@ -125,7 +125,7 @@ def test_commands_from_many_threads(begin: Begin, cluster: Cluster, marks: Path)
     def guarded(call: Callable[[], Any]) -> None:
         try:
             call()
-        except BaseException as error:  # it is looked at below
+        except BaseException as error:  # checked below
             wrong.append(error)
 
     calls: list[Callable[[], Any]] = [
@@ -141,7 +141,7 @@ def test_commands_from_many_threads(begin: Begin, cluster: Cluster, marks: Path)
     for thread in threads:
         thread.join()
     sweep.resume()
-    until(lambda: {sweep.trial(n).state for n in (0, 1)} == {"stopped"})  # else they may be complete first
+    until(lambda: {sweep.trial(n).state for n in (0, 1)} == {"stopped"})  # otherwise they may finish first
     (marks / "open").touch()
     finished(sweep)
     assert wrong == []
@@ -154,7 +154,7 @@ def test_commands_from_many_threads(begin: Begin, cluster: Cluster, marks: Path)
     assert len({name.split("-")[1] for name in started}) == len(started)  # none ran twice
 
 
-def test_a_trial_is_tried_again_and_gives_the_same(begin: Begin, cluster: Cluster, marks: Path) -> None:
+def test_a_retried_trial_gives_the_same_result(begin: Begin, cluster: Cluster, marks: Path) -> None:
     body = COUNTED.format(folder=str(marks)) + (
         TRAIN.format(optimizer="SGD", epochs=3, callbacks=[])
         + f"if lr == 0.2 and not os.path.exists({str(marks / 'ready')!r}): raise ValueError('not yet')\n"
@@ -174,7 +174,7 @@ def test_a_trial_is_tried_again_and_gives_the_same(begin: Begin, cluster: Cluste
         sweep.retry(9)
 
 
-def test_pause_frees_the_cluster_and_resume_goes_on(begin: Begin, cluster: Cluster, marks: Path) -> None:
+def test_pause_frees_the_cluster_and_resume_continues(begin: Begin, cluster: Cluster, marks: Path) -> None:
     sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(8))}, cluster=cluster)
     until(lambda: len(began(marks)) == 3)
     with pytest.raises(FailedPreconditionError, match=sweep.id):
@@ -239,7 +239,7 @@ def test_add_edit_and_close(begin: Begin, cluster: Cluster, marks: Path) -> None
             call()
 
 
-def test_close_ends_what_runs(begin: Begin, cluster: Cluster, marks: Path) -> None:
+def test_close_stops_running_trials(begin: Begin, cluster: Cluster, marks: Path) -> None:
     sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(8))}, cluster=cluster)
     until(lambda: len(began(marks)) == 3)
     sweep.clone(0)
@@ -251,7 +251,7 @@ def test_close_ends_what_runs(begin: Begin, cluster: Cluster, marks: Path) -> No
     assert start_run("n = 1", Options(), cluster=cluster).wait().results == {"n": 1}
 
 
-def test_one_that_is_done_is_woken(begin: Begin, cluster: Cluster) -> None:
+def test_a_finished_sweep_can_continue(begin: Begin, cluster: Cluster) -> None:
     body = TRAIN.format(optimizer="SGD", epochs=2, callbacks=[])
     options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
     sweep = finished(begin(body, "lr=log(0.01, 0.1)", trials=2, **options))
@@ -271,7 +271,7 @@ def test_one_that_is_done_is_woken(begin: Begin, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("how", ["pruned", "stopped", "finished"])
-def test_promoted_it_goes_on_exactly(
+def test_a_promoted_trial_continues_exactly(
     begin: Begin, cluster: Cluster, marks: Path, optimizer: str, how: str
 ) -> None:
     gate = f"""
@@ -314,7 +314,7 @@ class Gate(nb.train.Callback):
         assert (mine == its).all()
 
 
-def test_promoted_to_the_whole_cluster(begin: Begin, cluster: Cluster) -> None:
+def test_promotion_to_the_whole_cluster(begin: Begin, cluster: Cluster) -> None:
     body = TRAIN.format(optimizer="SGD", epochs=2, callbacks=[])
     options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
     sweep = finished(begin(body, "lr=[0.05, 0.1]", **options))
@@ -344,7 +344,7 @@ def by_rate(lr: float) -> Any:
 by_rate.__module__ = "__main__"
 
 
-def test_a_function_is_promoted_that_knows_no_epochs(begin: Begin, cluster: Cluster) -> None:
+def test_a_function_without_epochs_can_be_promoted(begin: Begin, cluster: Cluster) -> None:
     sweep = finished(begin(by_rate, "lr=[0.1]", metric="val_loss", direction="min", cluster=cluster))
     sweep.promote(0, epochs=4)
     finished(sweep)
@@ -360,7 +360,7 @@ def test_without_a_checkpoint_there_is_no_promotion(begin: Begin, cluster: Clust
 
 
 def prune(sweep: Sweep, number: int) -> None:
-    """Have a trial pruned, as by a pruner."""
+    """Prune a trial, as a pruner does."""
     import time
 
     from nbdist.sweep.events import Pruned

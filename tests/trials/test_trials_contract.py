@@ -1,4 +1,4 @@
-"""What a trial is: its names, its seed, its metrics, its errors, its output. On real engines."""
+"""Trials on real engines: names, seeds, metrics, errors, output."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def by_history(lr: float) -> Any:
 
 
 for function in (by_number, by_dict, by_history):
-    function.__module__ = "__main__"  # as if typed in the notebook; engines cannot import this file
+    function.__module__ = "__main__"  # as if defined in the notebook: engines cannot import this file
 
 
 def not_there(width: int) -> float:
     return width
 
 
-def test_a_function_that_cannot_travel_ends_the_sweep(begin: Begin, cluster: Cluster) -> None:
+def test_a_function_that_cannot_be_sent_ends_the_sweep(begin: Begin, cluster: Cluster) -> None:
     sweep = begin(not_there, "width=[1, 2]", cluster=cluster)
     with pytest.raises(WorkerError, match="No module named 'test_trials_contract'"):
         finished(sweep)
@@ -60,7 +60,7 @@ def test_a_function_that_cannot_travel_ends_the_sweep(begin: Begin, cluster: Clu
     start_run("alive = 1", Options(), cluster=cluster).wait()
 
 
-def test_what_a_function_returns_is_its_metric(begin: Begin, cluster: Cluster) -> None:
+def test_the_value_that_a_function_returns_is_its_metric(begin: Begin, cluster: Cluster) -> None:
     sweep = finished(begin(by_number, "width=[32, 64, 96]", cluster=cluster))
     assert [trial.value for trial in sweep.trials] == [0.32, 0.64, 0.96]
     assert (sweep.best.number, sweep.state) == (2, "finished")  # type: ignore[union-attr]
@@ -91,7 +91,7 @@ def test_a_text_reports_by_a_variable_by_log_and_by_fit(begin: Begin, cluster: C
     assert len(losses(sweep, 0)) == 9
 
 
-def test_a_metric_that_is_missing_or_no_number_fails_the_trial(begin: Begin, cluster: Cluster) -> None:
+def test_a_missing_or_invalid_metric_fails_the_trial(begin: Begin, cluster: Cluster) -> None:
     body = """
 if kind == "number": accuracy = 1.0
 if kind == "nan": accuracy = float("nan")
@@ -111,7 +111,7 @@ if kind == "infinite": accuracy = float("inf")
     assert math.isinf(sweep.trial(5).value)  # type: ignore[arg-type]
 
 
-def test_a_trial_is_alone_in_its_names(begin: Begin, cluster: Cluster) -> None:
+def test_each_trial_has_its_own_namespace(begin: Begin, cluster: Cluster) -> None:
     start_run("shared = [0]\nwidth = 'mine'", Options(), cluster=cluster).wait()
     body = """
 assert "leaked" not in globals(), "of another trial"
@@ -141,7 +141,7 @@ def drawn(sweep: Sweep, number: int) -> list[Any]:
     return [sweep.output(number).strip().splitlines()[-1], losses(sweep, number)]
 
 
-def test_what_a_trial_draws_is_its_seeds(begin: Begin, cluster: Cluster) -> None:
+def test_random_numbers_of_a_trial_follow_its_seed(begin: Begin, cluster: Cluster) -> None:
     options = {"metric": "val_loss", "direction": "min", "cluster": cluster}
     first = finished(begin(DRAWN, "lr=[0.1, 0.2]", **options))
     again = finished(begin(DRAWN, "lr=[0.1, 0.2]", **options))
@@ -156,12 +156,12 @@ def test_what_a_trial_draws_is_its_seeds(begin: Begin, cluster: Cluster) -> None
     assert first.trial(clone).parent == 0
 
 
-def test_one_engine_a_trial_and_none_idle(begin: Begin, cluster: Cluster, marks: Path) -> None:
+def test_each_free_engine_runs_a_trial(begin: Begin, cluster: Cluster, marks: Path) -> None:
     sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(7))}, cluster=cluster)
     until(lambda: len(began(marks)) == 3)
     until(lambda: [one.state for one in sweep.engines()] == ["busy"] * 3)
     assert sorted(one.number for one in sweep.engines()) == [0, 1, 2]  # type: ignore[type-var]
-    for opened in (1, 3, 4):  # whoever gets free has the next at once, and the others are left alone
+    for opened in (1, 3, 4):  # a free engine gets the next trial immediately; the others keep theirs
         (marks / f"open-{opened}").touch()
         until(lambda: sweep.trial(opened).state == "finished")  # noqa: B023
         until(lambda: len(began(marks)) == min(7, 3 + sweep.ledger.counts["finished"]))
@@ -217,8 +217,8 @@ def test_a_body_that_raises_in_all_trials(begin: Begin, cluster: Cluster, count:
     assert counts["waiting"] == counts["running"] == 0
 
 
-def test_a_wrong_body_is_not_tried_for_ever(begin: Begin, cluster: Cluster) -> None:
-    """On one engine: of several, those that are faster go on while another is at its first trial."""
+def test_a_sweep_with_a_wrong_body_ends(begin: Begin, cluster: Cluster) -> None:
+    """On one engine: with several, fast ones continue while another runs its first trial."""
     sweep = begin("accuracy = 1 / 0", {"width": list(range(30))}, on="worker:0", cluster=cluster)
     with pytest.raises(WorkerError, match="all of the first 4 trials failed"):
         finished(sweep)
@@ -256,13 +256,13 @@ def by_strange_names(width: int) -> dict[str, float]:
 by_strange_names.__module__ = "__main__"
 
 
-def test_metrics_whose_names_cannot_travel(begin: Begin, cluster: Cluster) -> None:
+def test_metrics_with_unencodable_names(begin: Begin, cluster: Cluster) -> None:
     sweep = begin(by_strange_names, "width=[1, 2]", cluster=cluster)
     with pytest.raises(WorkerError, match="result of the trial cannot be sent"):
         finished(sweep)
 
 
-def test_what_trials_print(begin: Begin, cluster: Cluster) -> None:
+def test_output_of_trials(begin: Begin, cluster: Cluster) -> None:
     body = """
 import sys
 from IPython.display import HTML, display
@@ -307,7 +307,7 @@ print(repr((opt, drop, flag, size, name, globals().get("momentum"))))
         assert ("momentum" in given) == (given["opt"] == "sgd")
 
 
-def test_nothing_is_left_of_a_sweep_that_cannot_start(cluster: Cluster, begin: Begin, own_home: Path) -> None:
+def test_a_sweep_that_cannot_start_leaves_nothing(cluster: Cluster, begin: Begin, own_home: Path) -> None:
     def folders() -> set[str]:
         return {path.name for path in (own_home / "nbdist" / "sweeps").glob("*")}
 

@@ -1,4 +1,4 @@
-"""What becomes of a sweep when its engines die, freeze, or are taken, and when the disk is full."""
+"""Sweeps with engines that die, freeze or are taken by other runs, and with a full disk."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ Start = Callable[..., "Cluster"]
 def quiet(line: str) -> None: ...
 
 
-def test_a_trial_whose_engine_dies_is_tried_once_more_elsewhere(
-    start: Start, begin: Begin, marks: Path
-) -> None:
+def test_a_trial_of_a_dead_engine_is_retried_elsewhere(start: Start, begin: Begin, marks: Path) -> None:
     cluster = start(workers=3)
     sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(5))}, cluster=cluster)
     until(lambda: len(began(marks)) == 3)
@@ -108,7 +106,7 @@ def test_a_frozen_engine_is_given_up_and_comes_back(
         until(lambda: len(began(marks, 0)) == 2)
     finally:
         os.kill(pid, signal.SIGCONT)
-    # What it is at nobody wants any more: it is ended, and the engine takes part again.
+    # Its present attempt was given up: it ends, and the engine takes new trials.
     until(lambda: {one.rank: one.number for one in sweep.engines()}[rank] in (2, 3))
     assert cluster.tasks[rank].pid == pid
     (marks / "open").touch()
@@ -117,7 +115,7 @@ def test_a_frozen_engine_is_given_up_and_comes_back(
     assert (sweep.trial(0).attempt, len(began(marks))) == (2, 5)
 
 
-def test_a_full_disk_stops_nothing_for_ever(
+def test_a_sweep_continues_after_a_full_disk(
     begin: Begin, cluster: Cluster, marks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, data: bytes, at: int) -> None:
@@ -130,14 +128,14 @@ def test_a_full_disk_stops_nothing_for_ever(
     monkeypatch.setattr(event_log, "write_whole", full)
     (marks / "open").touch()
     assert "No space left on device" in until(lambda: sweep.trouble)
-    assert len(began(marks)) == 3  # what is not written down is not begun
+    assert len(began(marks)) == 3  # a start that cannot be written does not happen
     (marks / "room").touch()
     finished(sweep)
     assert states(sweep) == ["finished"] * 8
     assert len(began(marks)) == 8
 
 
-def test_a_driver_that_is_silent_loses_its_engines_and_wins_them_again(
+def test_a_silent_driver_loses_its_engines_and_gets_them_back(
     start: Start, begin: Begin, marks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = start(workers=2)
@@ -147,14 +145,14 @@ def test_a_driver_that_is_silent_loses_its_engines_and_wins_them_again(
     until(lambda: len(began(marks)) == 1)
     idle = 1 - sweep.trial(0).ranks[0]
 
-    def ran_there() -> dict[str, Any] | None:
+    def results_of_a_run_on_the_idle_engine() -> dict[str, Any] | None:
         try:
             return start_run("n = 1", Options(on=f"worker:{idle}"), cluster=cluster).wait().results
-        except FailedPreconditionError:  # the sweep has it still, or again: by the last word of its driver
+        except FailedPreconditionError:  # the sweep still holds the engine, or holds it again
             return None
 
     monkeypatch.setattr(sweep._driver.engines, "_leaving", True)  # type: ignore[union-attr]
-    assert until(ran_there) == {"n": 1}
+    assert until(results_of_a_run_on_the_idle_engine) == {"n": 1}
     monkeypatch.setattr(sweep._driver.engines, "_leaving", False)  # type: ignore[union-attr]
     monkeypatch.setattr(engine_files, "REGISTER_SECONDS", 0.05)
     sweep.add(1)

@@ -1,4 +1,4 @@
-"""What becomes of a sweep when its driver dies or ends, and who may take it over."""
+"""Sweeps after the death or end of their driver, and processes that take them over."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def drive(marks: Path) -> Iterator[Callable[..., Driven]]:
             pipe.close()
         try:
             Cluster.attach(one.cluster).stop()
-        except NotFoundError:  # it is over
+        except NotFoundError:  # the process has ended
             continue
 
 
 def accounted(sweep: Sweep, marks: Path, trials: int) -> None:
-    """Every trial that was asked for is over, and no attempt at one was made twice."""
+    """Check that every trial has ended, and that no attempt ran twice."""
     assert states(sweep) == ["finished"] * trials, [(t.number, t.state, t.error) for t in sweep.trials]
     assert not sweep.ledger.running
     made = Counter(name.split("-on-")[0] for name in os.listdir(marks) if name.startswith("attempt-"))
@@ -103,7 +103,7 @@ def test_the_driver_is_killed_and_another_takes_over(
 ) -> None:
     driven = drive(trials=7, workers=2, per_trial=per_trial)
     until(lambda: began(marks))
-    time.sleep(random.Random(seed).uniform(0, 1.0))  # the moment is any, and no assertion depends on it
+    time.sleep(random.Random(seed).uniform(0, 1.0))  # a random moment; no assertion depends on it
     driven.kill()
     before = len(began(marks))
     sweep = attach_sweep(driven.sweep, report=quiet)
@@ -117,7 +117,7 @@ def test_the_driver_is_killed_and_another_takes_over(
     sweep.leave()
 
 
-def test_a_kernel_that_ends_leaves_its_trials_to_the_next(
+def test_an_ended_kernel_leaves_its_trials_to_the_next_driver(
     drive: Callable[..., Driven], marks: Path, held: list[Sweep]
 ) -> None:
     driven = drive(trials=6)
@@ -134,7 +134,7 @@ def test_a_kernel_that_ends_leaves_its_trials_to_the_next(
     assert steps == sorted(set(steps))
 
 
-def test_what_ends_while_nobody_drives_is_not_lost(
+def test_trials_that_end_without_a_driver_are_not_lost(
     drive: Callable[..., Driven], marks: Path, held: list[Sweep]
 ) -> None:
     driven = drive(trials=4)
@@ -163,7 +163,7 @@ def test_a_second_process_is_refused_while_the_first_drives(
         attach_sweep("nothing", report=quiet)
 
 
-def test_this_process_gets_the_handle_that_it_has(begin: Begin, cluster: Cluster, marks: Path) -> None:
+def test_attach_in_the_driving_process_returns_its_sweep(begin: Begin, cluster: Cluster, marks: Path) -> None:
     sweep = begin(GATED.format(folder=str(marks)), {"number": [0, 1]}, cluster=cluster)
     assert attach_sweep(sweep.id, report=quiet) is sweep
     (marks / "open").touch()
@@ -178,7 +178,7 @@ def test_this_process_gets_the_handle_that_it_has(begin: Begin, cluster: Cluster
         again.add(1)
 
 
-def test_left_in_the_middle_trials_are_adopted(
+def test_running_trials_of_a_left_sweep_are_adopted(
     begin: Begin, cluster: Cluster, marks: Path, held: list[Sweep]
 ) -> None:
     first = begin(GATED.format(folder=str(marks)), {"number": list(range(8))}, cluster=cluster)
@@ -194,7 +194,7 @@ def test_left_in_the_middle_trials_are_adopted(
     assert len(began(marks)) == 8
 
 
-def test_another_cluster_when_its_own_is_gone(
+def test_another_cluster_after_the_end_of_its_own(
     start: Callable[..., Cluster], begin: Begin, cluster: Cluster, marks: Path, held: list[Sweep]
 ) -> None:
     own = start(workers=2)
@@ -222,25 +222,25 @@ def by_other_width(width: int) -> float:
 by_width.__module__ = by_other_width.__module__ = "__main__"
 
 
-def test_a_function_has_to_be_given_again(begin: Begin, cluster: Cluster, held: list[Sweep]) -> None:
+def test_a_function_must_be_passed_again(begin: Begin, cluster: Cluster, held: list[Sweep]) -> None:
     sweep = finished(begin(by_width, "width=[1, 2]", cluster=cluster))
     sweep.leave()
-    looked = attach_sweep(sweep.id, report=quiet)
-    assert looked.best.value == 2.0  # type: ignore[union-attr]
+    attached = attach_sweep(sweep.id, report=quiet)
+    assert attached.best.value == 2.0  # type: ignore[union-attr]
     with pytest.raises(FailedPreconditionError, match="trial=function"):
-        looked.clone(0)
-    looked.leave()
-    with pytest.raises(FailedPreconditionError, match="trial=function"):  # there is a clone to run
+        attached.clone(0)
+    attached.leave()
+    with pytest.raises(FailedPreconditionError, match="trial=function"):  # a clone waits to run
         attach_sweep(sweep.id, report=quiet)
-    said: list[str] = []
-    again = attach_sweep(sweep.id, trial=by_other_width, cluster=cluster, report=said.append)
+    lines: list[str] = []
+    again = attach_sweep(sweep.id, trial=by_other_width, cluster=cluster, report=lines.append)
     held.append(again)
     finished(again)
     assert again.trial(2).value == 1.5
-    assert "the function is not what" in said[0]
+    assert "the function is not what" in lines[0]
 
 
-def test_a_log_torn_anywhere_in_its_last_record(begin: Begin, cluster: Cluster, held: list[Sweep]) -> None:
+def test_a_torn_last_record_loses_one_event(begin: Begin, cluster: Cluster, held: list[Sweep]) -> None:
     sweep = finished(begin("accuracy = width", "width=[1, 2, 3]", cluster=cluster, on="worker:0"))
     sweep.leave()
     whole = (sweep.folder / LOG).read_bytes()
@@ -252,18 +252,18 @@ def test_a_log_torn_anywhere_in_its_last_record(begin: Begin, cluster: Cluster, 
         folder = sweep.folder.with_name(f"{sweep.id}-torn-{size}")
         shutil.copytree(sweep.folder, folder)
         os.truncate(folder / LOG, len(whole) - size)
-        said: list[str] = []
-        torn = attach_sweep(folder.name, cluster=cluster, report=said.append)
+        lines: list[str] = []
+        torn = attach_sweep(folder.name, cluster=cluster, report=lines.append)
         held.append(torn)
-        assert "cut off" in said[0] or "torn" in said[0], said
+        assert "cut off" in lines[0] or "torn" in lines[0], lines
         finished(torn)
         assert states(torn) == ["finished"] * 3
-        assert [trial.attempt for trial in torn.trials] == [1, 1, 2]  # its end was the record
+        assert [trial.attempt for trial in torn.trials] == [1, 1, 2]  # the torn record was its end
         assert torn.id in sweeps()
 
 
 def count(folder: Path, data: bytes) -> int:
-    """Return how many events a log with these bytes has."""
+    """Return the number of events in a log with these bytes."""
     path = folder / "part"
     path.write_bytes(data)
     path.chmod(0o600)

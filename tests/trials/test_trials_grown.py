@@ -1,4 +1,4 @@
-"""Sweeps on a cluster that gets more workers, or fewer, while they go on."""
+"""Sweeps on a cluster that grows or shrinks while they run."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_new_workers_are_given_trials(start: Start, begin: Begin, marks: Path) -
         cluster.shrink()
     kill(sweep, 3)
     until(lambda: [one.state for one in sweep.engines()].count("gone") == 1)
-    cluster.shrink(report=quiet)  # the dead one leaves, and its trial is tried again by another
+    cluster.shrink(report=quiet)  # removes the dead engine; another retries its trial
     (marks / "open").touch()
     finished(sweep)
     assert states(sweep) == ["finished"] * 6
     assert {rank for trial in sweep.trials for rank in trial.ranks} == {0, 2}
 
 
-def test_a_sweep_on_some_workers_keeps_to_them(start: Start, begin: Begin, marks: Path) -> None:
+def test_a_sweep_on_some_workers_uses_only_them(start: Start, begin: Begin, marks: Path) -> None:
     cluster = start(workers=2)
     space = {"number": list(range(4))}
     sweep = begin(GATED.format(folder=str(marks)), space, cluster=cluster, on="worker:1")
@@ -64,7 +64,7 @@ def test_a_sweep_on_some_workers_keeps_to_them(start: Start, begin: Begin, marks
     assert {rank for trial in sweep.trials for rank in trial.ranks} == {1}
 
 
-def test_who_takes_a_sweep_over_has_the_new_workers(
+def test_a_new_driver_uses_the_new_workers(
     start: Start, begin: Begin, held: list[Sweep], marks: Path
 ) -> None:
     cluster = start(workers=1)
@@ -79,6 +79,6 @@ def test_who_takes_a_sweep_over_has_the_new_workers(
     assert states(held[-1]) == ["finished"] * 4
     assert {rank for trial in held[-1].trials for rank in trial.ranks} == {0, 1}
     cluster.shrink(report=quiet)
-    held[-1].clone(0)  # driven again, with the engines that there are now
+    held[-1].clone(0)  # continues, with the present engines
     finished(held[-1])
     assert held[-1].trials[-1].ranks == (0,)

@@ -1,4 +1,4 @@
-"""A sweep of 10,000 trials is there again in little time."""
+"""A sweep of 10,000 trials is attached within seconds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TRIALS, REPORTS = 10_000, 10
 
 
 def made(space: Space) -> Path:
-    """Make the folder of a sweep that is over."""
+    """Create the folder of a finished sweep."""
     folder = new_sweep_folder("many")
-    about = {"name": "many", "cluster": "gone", "ranks": [0, 1], "strategy": "one_device", "settings": {}}
+    about = {"name": "many", "cluster": "ended", "ranks": [0, 1], "strategy": "one_device", "settings": {}}
     write_about(folder, {**about, "function": False})
     with EventLog.create(folder / LOG) as log:
         log.append(open_sweep(space, metric="accuracy", now=0.0, trials=TRIALS, body="accuracy = 1", seed=7))

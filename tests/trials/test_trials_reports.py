@@ -1,4 +1,4 @@
-"""Reports of a trial: all of them reach the sweep, also those sent while no driver was connected."""
+"""Reports of a trial: all of them reach the sweep, including those made without a connected driver."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def wait_for(name):
 nb.log(m=1.0)
 wait_for("first")
 for i in range(2, 10): nb.log(m=float(i))
-open(os.path.join({folder!r}, f"said-{{x}}"), "w").close()
+open(os.path.join({folder!r}, f"logged-{{x}}"), "w").close()
 wait_for("last")
 """
 
 
-def test_many_reports_are_thinned_and_the_last_one_stays() -> None:
+def test_many_reports_are_thinned_and_the_last_one_is_kept() -> None:
     reports = TrialReports()
     assert reports.frame({}) is None
     for start in range(0, 5 * MOST_STEPS, 100):
@@ -45,7 +45,7 @@ def test_many_reports_are_thinned_and_the_last_one_stays() -> None:
 
 @pytest.mark.engines
 @pytest.mark.parametrize("ends", [False, True], ids=["it runs", "it is over"])
-def test_what_was_said_while_nobody_listened(
+def test_reports_without_a_driver_arrive_later(
     start: Callable[..., Cluster],
     begin: Callable[..., Sweep],
     held: list[Sweep],
@@ -56,7 +56,7 @@ def test_what_was_said_while_nobody_listened(
     until(lambda: all(sweep.ledger.curve(n) for n in (0, 1)))
     sweep.leave()
     (tmp_path / "first").touch()
-    until(lambda: all((tmp_path / f"said-{x}").exists() for x in (1, 2)))
+    until(lambda: all((tmp_path / f"logged-{x}").exists() for x in (1, 2)))
     if ends:
         (tmp_path / "last").touch()
     held.append(attach_sweep(sweep.id, report=lambda line: None))

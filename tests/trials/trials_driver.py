@@ -1,4 +1,4 @@
-"""A driver to be killed: starts a cluster and a sweep, says which, and does as it is told on its input.
+"""A driver for tests to kill: starts a cluster and a sweep, prints their ids, and ends at a line of input.
 
 python trials_driver.py <marks> <how many trials> <how many engines> <per trial>
 """

@@ -1,4 +1,4 @@
-"""A cluster without processes: real desks with a simulated main thread, and connections that the dice cut."""
+"""A cluster without processes: real trial servers, simulated main threads, connections cut at random."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nbdist.wire.rpc.frame import Frame, decode, encode
 
 
 class Clock:
-    """What stands in for the module `time`."""
+    """Replaces the module `time`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -35,21 +35,21 @@ class Clock:
 
 
 class Line:
-    """One connection of one driver to one engine, with what is on its way in both directions."""
+    """One connection of a driver to an engine, with the frames in transit in both directions."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.up, self.told = engine, True, False
-        self.there: deque[Frame] = deque()
-        self.back: deque[Frame] = deque()
+        self.engine, self.up, self.reported = engine, True, False
+        self.to_engine: deque[Frame] = deque()
+        self.to_driver: deque[Frame] = deque()
 
     def push(self, frame: Frame) -> None:
         if not self.up:
-            raise UnavailableError("it has gone")
-        self.back.append(travelled(frame))
+            raise UnavailableError("the connection was closed")
+        self.to_driver.append(travelled(frame))
 
 
 class Peer:
-    """A driver's end: it connects again after a cut."""
+    """A driver's side of a connection: it reconnects after a cut."""
 
     def __init__(self, cluster: Simulated, engine: Engine) -> None:
         self.cluster, self.engine = cluster, engine
@@ -57,15 +57,15 @@ class Peer:
 
     def send(self, kind: str, meta: dict[str, Any]) -> None:
         if self.engine.dead:
-            raise UnavailableError("it is gone")
+            raise UnavailableError("the engine died")
         self._again()
-        self.line.there.append(travelled(Frame(kind, meta)))
+        self.line.to_engine.append(travelled(Frame(kind, meta)))
 
     def receive(self, timeout: float) -> Frame | None:
-        if not self.line.up and not self.line.told:
-            self.line.told = True
+        if not self.line.up and not self.line.reported:
+            self.line.reported = True
             raise UnavailableError("the connection was lost")
-        return self.line.back.popleft() if self.line.back and self.line.up else None
+        return self.line.to_driver.popleft() if self.line.to_driver and self.line.up else None
 
     def wake(self, poller: object) -> None: ...
 
@@ -75,7 +75,7 @@ class Peer:
 
 
 class Calls:
-    """Functions on their way to main threads."""
+    """Calls of functions on main threads."""
 
     def __init__(self, engines: list[Engine]) -> None:
         self.engines = {one.info.rank: one for one in engines}
@@ -91,7 +91,7 @@ class Calls:
 
 
 class Engine:
-    """An engine: a real trial server on a simulated Server, and a main thread that makes a step when told."""
+    """An engine: a real trial server on a simulated Server, and a main thread that tests advance."""
 
     def __init__(self, cluster: Simulated, info: TaskInfo) -> None:
         self.cluster, self.info, self.dead, self.frozen = cluster, info, False, False
@@ -115,8 +115,8 @@ class Engine:
             ),
         )  # fmt: skip
 
-    def hear(self, frame: Frame, line: Line) -> None:
-        """Do what its Server's thread does with a frame."""
+    def receive(self, frame: Frame, line: Line) -> None:
+        """Process a frame as the Server's thread does."""
         if frame.kind in ("run.stop", "run.abort"):
             self.stop[frame.meta["run"]] = "stopped" if frame.kind == "run.stop" else "failed"
         elif frame.kind in self.handlers:
@@ -149,7 +149,7 @@ class Engine:
             else:
                 self.cluster.begun(self, self.trial)
             return
-        self.cluster.go_on(self, self.trial)
+        self.cluster.continue_trial(self, self.trial)
 
     def end(self, state: str, value: float | None) -> None:
         """End the present trial."""
@@ -161,7 +161,7 @@ class Engine:
 
 
 class Simulated:
-    """The cluster: what a driver's `Engines` needs of one."""
+    """The part of a cluster that a driver's `Engines` uses."""
 
     id, stopped = "simulated", False
 
@@ -174,7 +174,7 @@ class Simulated:
         self.begun_at: dict[tuple[int, int, int], int] = {}
         self.left: dict[tuple[int, int], int] = {}
         self.twice = True
-        """Whether it is wrong that two attempts at a trial are under way."""
+        """Whether two attempts at a trial at the same time are an error."""
 
     @property
     def tasks(self) -> list[TaskInfo]:
@@ -215,13 +215,13 @@ class Simulated:
         new = [self.engines[info.rank].info for info in tasks]
         return SimpleNamespace(poll=lambda: True, tasks=new, notes=[])
 
-    # What happens to it.
+    # Faults.
 
     def driver_dies(self) -> None:
-        """Leave the lines of the driver with what it has said; another has its own."""
+        """Disconnect the driver; frames that it has sent stay in transit. The next driver has new lines."""
         self.peers.clear()
         for line in self.lines:
-            line.back.clear()
+            line.to_driver.clear()
 
     def kill(self, rank: int) -> None:
         engine = self.engines[rank]
@@ -240,13 +240,15 @@ class Simulated:
             self.dice.choice(self.lines).up = False
 
     def deliver(self) -> None:
-        """Have one frame arrive, at times twice."""
-        full = [line for line in self.lines if line.there and not line.engine.dead and not line.engine.frozen]
+        """Deliver one frame, occasionally twice."""
+        full = [
+            line for line in self.lines if line.to_engine and not line.engine.dead and not line.engine.frozen
+        ]
         if full:
             line = self.dice.choice(full)
-            frame = line.there.popleft()
+            frame = line.to_engine.popleft()
             for _ in range(1 + (self.dice.random() < 0.1)):
-                line.engine.hear(frame, line)
+                line.engine.receive(frame, line)
 
     def work(self) -> None:
         able = [one for one in self.engines if not one.dead and not one.frozen]
@@ -262,9 +264,9 @@ class Simulated:
             for other in self.engines:
                 at = other.trial
                 if at is not None and not other.dead and at.number == trial.number:
-                    assert at.attempt == trial.attempt, f"{at} goes on while {trial} begins"
+                    assert at.attempt == trial.attempt, f"{at} continues while {trial} begins"
 
-    def go_on(self, engine: Engine, trial: TrialSpec) -> None:
+    def continue_trial(self, engine: Engine, trial: TrialSpec) -> None:
         key = (trial.number, trial.attempt)
         asked = engine.stop.get(f"{cast(TrialServer, engine.server).sweep}.{trial.number}.{trial.attempt}")
         if asked is not None:
@@ -288,5 +290,5 @@ def info_of(rank: int, incarnation: int) -> TaskInfo:
 
 
 def travelled(frame: Frame) -> Frame:
-    """Return a frame as it arrives."""
+    """Return a frame as the receiver decodes it."""
     return decode([bytes(part) for part in encode(frame)])

@@ -1,4 +1,4 @@
-"""What tests of sweeps on engines share: bodies with gates, waiting that ends, sweeps that are closed."""
+"""Helpers for tests of sweeps on engines: bodies with gates, waiting with a limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import os
 def note(what, folder={folder!r}):
     os.close(os.open(os.path.join(folder, what), os.O_CREAT | os.O_EXCL))
 """
-"""Leaves a file of a name in the folder; a second of the same name is an error."""
+"""Creates a marker file in the folder; a second one of the same name is an error."""
 
 GATED = (
     COUNTED
@@ -47,13 +47,13 @@ history = model.fit(data, epochs={epochs}, validation_data=(x, y), callbacks={ca
 
 
 def finished(sweep: Sweep, seconds: float = PATIENCE) -> Sweep:
-    """Wait for a sweep's end, not for ever."""
+    """Wait for a sweep's end, with a limit."""
     until(lambda: sweep.over, seconds)
     return sweep.conclude()
 
 
 def began(folder: Path, number: int | None = None) -> list[str]:
-    """Return the marks of trials that have begun."""
+    """Return the marker files of trials that have begun."""
     start = "began-" if number is None else f"began-{number}-"
     return sorted(one for one in os.listdir(folder) if one.startswith(start))
 
@@ -64,7 +64,7 @@ def states(sweep: Sweep) -> list[str]:
 
 
 def losses(sweep: Sweep, number: int, series: str = "loss") -> dict[int, float]:
-    """Return what a trial has logged in a series by step; of several logs the last to be made counts."""
+    """Return a trial's logged values of a series by step; the newest of several logs counts."""
     found: dict[int, float] = {}
     folder = sweep.folder / "trials" / f"{number:06d}"
     for path in sorted(folder.glob("metrics-*.log"), key=lambda path: path.stat().st_mtime_ns):
@@ -98,4 +98,4 @@ accuracy = float(number)
 note(f"ended-{{attempt}}-on-{{nb.task.rank}}")
 """
 )
-"""A trial that leaves a mark for each attempt and rank (a second one is an error); some end by themselves."""
+"""A trial that creates a marker for each attempt and rank (a second one is an error); some end early."""
