@@ -71,7 +71,7 @@ def test_a_detached_cluster_never_ends_by_itself() -> None:
     assert timeout.next_check(0.0, True) is None
 
 
-def test_only_the_living_count_as_busy(tmp_path: Path) -> None:
+def test_only_living_processes_count_as_busy(tmp_path: Path) -> None:
     with busy_with(tmp_path, "r1"):
         assert runs_on(tmp_path, [os.getpid()]) == ["r1"]
         assert is_busy(tmp_path, [1, os.getpid()])
@@ -83,7 +83,7 @@ def test_only_the_living_count_as_busy(tmp_path: Path) -> None:
         assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+def test_a_later_process_with_the_same_pid_is_distinguished() -> None:
     me = this_process()
     assert is_this_process(me)
     assert is_process_alive(me)
@@ -109,11 +109,11 @@ SMALL = {"id": "a", "workers": 2, "ps": 1, "asked": dict(adoption.REQUESTED)}
         ({"ps": 1, "cluster_id": "a", "timeout": 3.0, "orphan_timeout": 9.0}, ""),
     ],
 )
-def test_a_cluster_fits_or_it_is_said_why_not(wanted: dict[str, object] | None, why: str) -> None:
+def test_a_cluster_fits_or_has_a_reason(wanted: dict[str, object] | None, why: str) -> None:
     assert why_not(AbandonedCluster(SMALL), wanted) == why
 
 
-def test_one_with_a_run_is_adopted_whatever_its_shape() -> None:
+def test_a_cluster_with_a_run_is_adopted_with_any_shape() -> None:
     idle, working = AbandonedCluster(SMALL), AbandonedCluster({**SMALL, "id": "b"}, ("r1",))
     other = AbandonedCluster({**SMALL, "id": "c"}, ("r2",), same_versions=False)
     assert choose([idle, working], {"workers": 7}) is working
@@ -150,7 +150,9 @@ if sys.argv[3] == "killed":
 WAITS = "import os\nwhile not os.path.exists({gate!r}): pass"
 
 
-def elsewhere(patience: float, body: str = "", end: str = "killed", session: str = "") -> tuple[str, int]:
+def start_and_leave(
+    patience: float, body: str = "", end: str = "killed", session: str = ""
+) -> tuple[str, int]:
     """Start a cluster in a process that then ends; return the cluster's id and its worker's pid."""
     environment = {**os.environ, "JPY_SESSION_NAME": session}
     done = subprocess.run(
@@ -169,23 +171,23 @@ def nothing_left(name: str, pid: int) -> bool:
 
 @pytest.mark.engines
 def test_a_busy_cluster_ends_after_its_timeout(tmp_path: Path) -> None:
-    name, pid = elsewhere(0.5, WAITS.format(gate=str(tmp_path / "never")))
+    name, pid = start_and_leave(0.5, WAITS.format(gate=str(tmp_path / "never")))
     until(lambda: nothing_left(name, pid))
 
 
 @pytest.mark.engines
-def test_an_observer_keeps_nothing_alive() -> None:
+def test_an_observer_does_not_keep_a_cluster_alive() -> None:
     """Like ipyparallel's panel in the Jupyter server of an open page."""
-    name, pid = elsewhere(3.0)
+    name, pid = start_and_leave(3.0)
     watching = SupervisorClient.connect(clusters_folder() / name, observe=True)
     until(lambda: nothing_left(name, pid))
     watching.close()
 
 
 @pytest.mark.engines
-def test_a_client_that_ends_lets_its_run_go_on(tmp_path: Path) -> None:
+def test_a_run_continues_after_its_clients_end(tmp_path: Path) -> None:
     gate = tmp_path / "open"
-    name, pid = elsewhere(60.0, WAITS.format(gate=str(gate)), end="normal")
+    name, pid = start_and_leave(60.0, WAITS.format(gate=str(gate)), end="normal")
     cluster = Cluster.attach(name)
     assert len(active_runs(cluster)) == 1
     gate.touch()
@@ -195,9 +197,9 @@ def test_a_client_that_ends_lets_its_run_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.engines
-def test_a_notebook_adopts_what_it_has_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_notebook_adopts_its_abandoned_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gate = tmp_path / "open"
-    name, _ = elsewhere(60.0, WAITS.format(gate=str(gate)), session="mine.ipynb")
+    name, _ = start_and_leave(60.0, WAITS.format(gate=str(gate)), session="mine.ipynb")
     lines: list[str] = []
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     assert abandoned_clusters() == []
@@ -222,8 +224,8 @@ def test_a_notebook_adopts_what_it_has_left(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.engines
-def test_one_that_does_not_fit_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    name, pid = elsewhere(60.0, session="mine.ipynb")
+def test_a_cluster_that_does_not_fit_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, pid = start_and_leave(60.0, session="mine.ipynb")
     monkeypatch.setenv("JPY_SESSION_NAME", "mine.ipynb")
     lines: list[str] = []
     cluster = start_or_adopt(report=lines.append, workers=1, threads=1)
