@@ -1,4 +1,4 @@
-"""A pynvml of two devices, which can be told to fail."""
+"""A fake pynvml with two devices and configurable errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 
 class NVMLError(Exception):
-    """As NVML's own, from which all others are derived."""
+    """The base class of NVML's errors."""
 
 
 class NVMLError_NotFound(NVMLError):
@@ -15,7 +15,7 @@ class NVMLError_NotFound(NVMLError):
 
 
 class NVMLError_InvalidArgument(NVMLError):
-    """No device can have this name."""
+    """Invalid device name."""
 
 
 class NVMLError_NotSupported(NVMLError):
@@ -24,7 +24,7 @@ class NVMLError_NotSupported(NVMLError):
 
 @dataclass
 class FakeNvml:
-    """What the devices say; ``fails`` names functions and what they raise."""
+    """The devices' figures; ``fails`` maps functions to the errors that they raise."""
 
     use: list[int] = field(default_factory=lambda: [10, 90])
     total: int = 80 << 30
@@ -33,7 +33,7 @@ class FakeNvml:
     started: int = 0
 
     def module(self) -> ModuleType:
-        """Return what ``import pynvml`` is to give."""
+        """Return the module for ``import pynvml``."""
         module = ModuleType("pynvml")
         for error in (NVMLError, NVMLError_NotFound, NVMLError_InvalidArgument, NVMLError_NotSupported):
             setattr(module, error.__name__, error)

@@ -20,13 +20,13 @@ from nbdist.wire.hosts import host_identity
 
 
 def a_task(rank: int, pid: int, job: str = "worker", **entries: Any) -> dict[str, Any]:
-    """Return what a cluster.json has of a task."""
+    """Return a task's entry of cluster.json."""
     task = {"job": job, "index": rank, "rank": rank, "host": host_identity(), "pid": pid}
     return {**task, "address": "127.0.0.1:1", "device": "CPU:0", "incarnation": 1, **entries}
 
 
 def a_description(name: str, tasks: list[dict[str, Any]], **entries: Any) -> dict[str, Any]:
-    """Return what a cluster.json says."""
+    """Return the content of a cluster.json."""
     workers = sum(task["job"] == "worker" for task in tasks)
     whole = {"id": name, "created": 1000.0, "workers": workers, "ps": len(tasks) - workers, "tasks": tasks}
     return {**whole, "versions": own_versions(), "asked": {"launcher": "local"}, **entries}
@@ -34,7 +34,7 @@ def a_description(name: str, tasks: list[dict[str, Any]], **entries: Any) -> dic
 
 @contextmanager
 def a_cluster(name: str, tasks: list[dict[str, Any]] | None = None, **entries: Any) -> Iterator[Path]:
-    """A folder whose lock is held, inside a ``with``; read_incarnations if tasks are given."""
+    """Create a cluster folder and hold its lock inside a ``with``; with tasks it has a cluster.json."""
     folder, lock = claim(name)
     try:
         if tasks is not None:
@@ -46,7 +46,7 @@ def a_cluster(name: str, tasks: list[dict[str, Any]] | None = None, **entries: A
 
 
 class FakeSupervisor:
-    """Answers "watch" at a cluster's door with what it was told last, from a thread."""
+    """Answers "watch" on a cluster's socket with `answer`, on a thread."""
 
     def __init__(self, folder: Path, name: str = SOCKET) -> None:
         self.answer: dict[str, Any] = {"pids": {}, "exits": {}, "stopping": False, "tasks": None}
@@ -59,15 +59,15 @@ class FakeSupervisor:
         self._threads[0].start()
 
     def tell(self, **message: Any) -> None:
-        """Send an event to all who watch, once somebody does."""
+        """Send an event to all clients, after the first has subscribed."""
         until(lambda: self.asked)
         for client in self.clients:
             client.sendall(json.dumps(message).encode() + b"\n")
 
     def hang_up(self) -> None:
-        """Close all connections, and take new ones."""
+        """Close all connections, and accept new ones."""
         while self.clients:
-            with suppress(OSError):  # the other end was faster
+            with suppress(OSError):  # the client has closed it
                 self.clients.pop().shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -91,6 +91,6 @@ class FakeSupervisor:
         with client, client.makefile("rb") as lines, suppress(OSError):
             for line in lines:
                 request = json.loads(line)
-                assert request["request"] == "watch", "who only looks must not keep a cluster alive"
+                assert request["request"] == "watch", "an observer must not keep a cluster alive"
                 self.asked += 1
                 client.sendall(json.dumps({"reply": request["id"], **self.answer}).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Run folders as tasks and clients leave them, made by the code that makes them."""
+"""Run folders as tasks and clients write them, created by nbdist's own code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RunFolder:
         write_run(self.record, wait=False)
 
     def raw(self, name: str, content: bytes | str) -> Path:
-        """Put a file into the folder."""
+        """Write a file into the folder."""
         path = self.folder / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
@@ -74,12 +74,12 @@ class RunFolder:
 
     def progress(self, rank: int, step: int, **more: Any) -> None:
         """Write a progress file."""
-        told = asdict(Progress(step=step, total=100, trainings=1, state="running")) | more
+        content = asdict(Progress(step=step, total=100, trainings=1, state="running")) | more
         path = progress_path(self.folder, rank)
-        self._files.setdefault(rank, ProgressFile(path, rank)).see(told, ended=True)
+        self._files.setdefault(rank, ProgressFile(path, rank)).see(content, ended=True)
 
-    def word(self, rank: int, **content: Any) -> None:
-        """Write a progress file with just this in it."""
+    def raw_progress(self, rank: int, **content: Any) -> None:
+        """Write a progress file with only this content."""
         self.raw(f"progress-{rank:04d}.json", json.dumps({"version": 1, "time": time.time(), **content}))
 
 
@@ -94,7 +94,7 @@ def losses(count: int, value: float = 1.0) -> list[tuple[str, int, float]]:
 
 
 def cluster_folder(cluster: str = "c1", incarnations: Sequence[int] = (100, 101)) -> tuple[Path, int]:
-    """Make a cluster's folder with a held lock; returns it and the lock's descriptor, to be closed."""
+    """Create a cluster folder with a held lock; return it and the lock's descriptor."""
     from nbdist.cluster.folder import claim, write_description
 
     folder, lock = claim(cluster)

@@ -1,4 +1,4 @@
-"""Items and listers with the same face as the real ones, for tests of what stands above them."""
+"""Fake items and listers with the interface of the real ones, for tests of the layers above."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def task_item(cluster: str, rank: int, **more: Any) -> Item:
 
 @dataclass
 class FakeLister:
-    """A lister of a test's items; it counts its polls."""
+    """A lister that returns a test's items; it counts its polls."""
 
     items: list[Item] = field(default_factory=list)
     asked: int = 0
@@ -70,7 +70,7 @@ class FakeTaskLister:
 
 @dataclass
 class Fakes:
-    """Everything a service reads, as a test wants it."""
+    """All inputs of a service, set by a test."""
 
     clusters: FakeLister = field(default_factory=FakeLister)
     tasks: FakeTaskLister = field(default_factory=FakeTaskLister)
@@ -94,7 +94,7 @@ class Fakes:
         )  # fmt: skip
 
     def clear(self) -> None:
-        """Have nothing, and nothing that fails."""
+        """Remove all items and errors."""
         for lister in (self.clusters, self.runs, self.sweeps):
             lister.items, lister.asked, lister.fails, lister.waits = [], 0, None, None
         self.tasks.by_cluster, self.tasks.asked = {}, []
@@ -102,7 +102,7 @@ class Fakes:
         self.answer.clear()
 
     def put_into(self, app: Any) -> None:
-        """Have a server's routes read from here."""
+        """Make a server's routes read from these fakes."""
         app.web_app.settings[SERVICE]._make_views = self.views
 
     def service(self) -> Service:
@@ -146,7 +146,7 @@ class Fakes:
 
 
 class _Closing(io.BytesIO):
-    """Tells when it is closed."""
+    """Records that it is closed."""
 
     def __init__(self, data: bytes, fakes: Fakes) -> None:
         super().__init__(data)

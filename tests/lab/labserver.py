@@ -1,4 +1,4 @@
-"""A real Jupyter server inside the test's own process, with our extension alone, on a thread of its own."""
+"""A real Jupyter server with only our extension, on a thread of the test's process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from waiting import until
 Result = TypeVar("Result")
 TOKEN = "a-token-for-tests"
 WITH_TOKEN = {"Authorization": f"token {TOKEN}"}
-BASE = "/user/some one@home/".replace(" ", "%20")  # with signs that a pattern could trip over
+BASE = "/user/some one@home/".replace(" ", "%20")  # with characters that a route pattern must handle
 
 
 @dataclass
@@ -41,19 +41,19 @@ class Answer:
 
 
 def refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is no JSON: no browser reads it")
+    raise AssertionError(f"{constant} is not JSON: browsers cannot read it")
 
 
 @dataclass
 class Client:
-    """Someone who talks to a server on this host."""
+    """An HTTP client of a server on this host."""
 
     port: int
 
     def ask(
         self, verb: str, path: str, body: Any = None, headers: dict[str, str] | None = None, raw: bytes = b""
     ) -> Answer:
-        """Send a request as one who has the token, unless other headers are given."""
+        """Send a request, with the token unless other headers are given."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             sent = raw or (b"" if body is None else json.dumps(body).encode())
@@ -77,7 +77,7 @@ class Client:
         return answer.json
 
     def login(self) -> dict[str, str]:
-        """Return the cookies of one who has logged in with the token, as a browser sends them."""
+        """Log in with the token, and return the cookies as a browser sends them."""
         cookies = []
         for path in ("login", f"nbdist/api/v1/state?token={TOKEN}"):
             answer = self.ask("GET", path, headers={})
@@ -86,26 +86,26 @@ class Client:
         return dict(cookie.split("=", 1) for cookie in cookies)
 
     def stream(self, headers: dict[str, str] | None = None, path: str = "stream") -> websocket.WebSocket:
-        """Open a WebSocket as one who has the token, unless other headers are given."""
+        """Open a WebSocket, with the token unless other headers are given."""
         given = WITH_TOKEN if headers is None else headers
         return websocket.create_connection(
             f"ws://127.0.0.1:{self.port}{BASE}nbdist/api/v1/{path}",
             timeout=30,
             header=given,
             suppress_origin=True,
-            skip_utf8_validation=True,  # it is done byte by byte in Python; the text is decoded anyway
+            skip_utf8_validation=True,  # slow in Python, and the text is decoded anyway
         )
 
 
 @dataclass
 class Server(Client):
-    """A server inside this process."""
+    """A server in this process."""
 
     app: ServerApp
     loop: asyncio.AbstractEventLoop
 
     def do(self, work: Awaitable[Result]) -> Result:
-        """Return what a coroutine returns on the server's loop."""
+        """Run a coroutine on the server's loop and return its result."""
 
         async def done() -> Result:
             return await work
@@ -113,7 +113,7 @@ class Server(Client):
         return asyncio.run_coroutine_threadsafe(done(), self.loop).result(60)
 
     def wait_idle(self) -> None:
-        """Wait until it looks at nothing, for all pages have gone."""
+        """Wait until it stops polling, after the last page has closed."""
         watch = self.app.web_app.settings["nbdist_service"].poller
 
         async def idle() -> None:
@@ -126,7 +126,7 @@ class Server(Client):
 
 @dataclass
 class ServerProcess(Client):
-    """A server that is a process of its own."""
+    """A server in its own process."""
 
     process: subprocess.Popen[bytes]
 
@@ -141,7 +141,7 @@ class ServerProcess(Client):
 
 @contextmanager
 def server_process(folder: Path, *flags: str) -> Iterator[ServerProcess]:
-    """Run ``jupyter server`` as a process of its own, with our extension alone, until the block ends."""
+    """Run ``jupyter server`` in its own process, with only our extension, until the block ends."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
@@ -173,7 +173,7 @@ def serving(folder: Path, prepare: Callable[[ServerApp], object] = id, **options
     thread = threading.Thread(target=loop.run_forever, name="jupyter-server")
     thread.start()
     listening = socket.create_server(("127.0.0.1", 0))
-    listening.setblocking(False)  # as tornado takes it for granted
+    listening.setblocking(False)  # tornado requires it
     port = listening.getsockname()[1]
 
     async def start() -> tuple[ServerApp, HTTPServer]:

@@ -1,4 +1,4 @@
-"""Run folders to be opened in TensorBoard, and what TensorBoard says of them."""
+"""Run folders for TensorBoard, and requests to TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nbdist.metrics.tensorboard import events_folder
 
 
 def make_run(*, own: bool, steps: int, ended: bool = True) -> str:
-    """Make the folder of a run of two workers, with event files of its own or without; returns its id."""
+    """Create the folder of a run of two workers, with or without event files; return its id."""
     run = new_run_id("shown")
     folder = run_folder(run)
     members = [{"rank": rank, "job": "worker", "index": rank} for rank in range(2)]
@@ -37,7 +37,7 @@ def make_run(*, own: bool, steps: int, ended: bool = True) -> str:
 
 
 async def ask_json(boards: Boards, run: str, path: str) -> Any:
-    """Return what a board of a server at /base/ answers."""
+    """Return the JSON answer of a board of a server at /base/."""
     answer = await boards.fetch(run, HTTPRequest(f"http://board/base/nbdist/tensorboard/{run}/{path}"))
     assert answer.code == 200, answer.body
     return json.loads(answer.body)
@@ -50,7 +50,7 @@ async def scalars(boards: Boards, run: str, task: str, tag: str) -> dict[int, fl
 
 
 def processes() -> list[psutil.Process]:
-    """Return the living TensorBoard processes of this home."""
+    """Return the living TensorBoard processes of this state folder."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

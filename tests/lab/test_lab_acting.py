@@ -1,4 +1,4 @@
-"""The routes that have something done, over a real Jupyter server; what is done is a test's own."""
+"""The routes that begin actions, over a real Jupyter server with fake actions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ fakes = Fakes()
 API = "nbdist/api/v1"
 
 
-class Doer:
-    """Says a line, and waits until the test lets it end."""
+class FakeAction:
+    """Reports a line, and waits until the test lets it end."""
 
     def __init__(self) -> None:
         self.requests: list[Mapping[str, Any]] = []
@@ -43,11 +43,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def doer(server: Server) -> Iterator[Doer]:
+def action(server: Server) -> Iterator[FakeAction]:
     fakes.clear()
     actions = server.app.web_app.settings[SERVICE].actions
-    actions._perform = doer = Doer()
-    yield doer
+    actions._perform = action = FakeAction()
+    yield action
 
     async def end() -> None:
         await actions.close()
@@ -56,10 +56,10 @@ def doer(server: Server) -> Iterator[Doer]:
     server.do(end())
 
 
-def let_go(server: Server, doer: Doer, fails: NbdistError | None = None) -> None:
+def let_go(server: Server, action: FakeAction, fails: NbdistError | None = None) -> None:
     async def go() -> None:
-        doer.fails = fails
-        doer.go.set()
+        action.fails = fails
+        action.go.set()
         async with asyncio.timeout(30):
             while server.app.web_app.settings[SERVICE].actions._tasks:
                 await asyncio.sleep(0.001)
@@ -67,16 +67,16 @@ def let_go(server: Server, doer: Doer, fails: NbdistError | None = None) -> None
     server.do(go())
 
 
-def asked(server: Server, doer: Doer) -> list[Mapping[str, Any]]:
-    server.do(asyncio.sleep(0))  # behind what the last request has begun
-    return doer.requests
+def asked(server: Server, action: FakeAction) -> list[Mapping[str, Any]]:
+    server.do(asyncio.sleep(0))  # after the tasks of the last request
+    return action.requests
 
 
 def post(server: Server, path: str, body: Any = None) -> Answer:
     return server.ask("POST", f"{API}{path}", body)
 
 
-def test_a_cluster_is_started(server: Server, doer: Doer) -> None:
+def test_a_cluster_is_started(server: Server, action: FakeAction) -> None:
     answer = post(server, "/clusters", {"workers": 3, "ps": 1, "memory": "2G"})
     assert answer.status == 202
     id = answer.json["id"]
@@ -87,36 +87,36 @@ def test_a_cluster_is_started(server: Server, doer: Doer) -> None:
         4,
         ["controller 0.4 s"],
     )
-    assert asked(server, doer) == [
+    assert asked(server, action) == [
         {"do": "start", "id": id, "workers": 3, "ps": 1, "launcher": "local", "gpus": "auto", "threads": None,
          "memory": "2G", "gpu_memory": None}
     ]  # fmt: skip
-    let_go(server, doer)
+    let_go(server, action)
     assert server.get("/state")["clusters"] == []
 
 
-def test_one_that_does_not_start_stays_until_it_is_dismissed(server: Server, doer: Doer) -> None:
+def test_a_failed_start_is_listed_until_dismissed(server: Server, action: FakeAction) -> None:
     id = post(server, "/clusters").json["id"]
-    let_go(server, doer, UnavailableError("no room"))
+    let_go(server, action, UnavailableError("no room"))
     [item] = server.get("/state")["clusters"]
     assert (item["state"], item["error"]) == ("failed", "no room")
     assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
     assert server.get("/state")["clusters"] == []
 
 
-def test_a_start_is_given_up(server: Server, doer: Doer) -> None:
+def test_a_start_can_be_cancelled(server: Server, action: FakeAction) -> None:
     id = post(server, "/clusters").json["id"]
     assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
-    let_go(server, doer)
+    let_go(server, action)
     assert server.get("/state")["clusters"] == []
 
 
-def test_a_cluster_is_stopped(server: Server, doer: Doer) -> None:
+def test_a_cluster_is_stopped(server: Server, action: FakeAction) -> None:
     fakes.clusters.items = [cluster_item("a"), cluster_item("ipp:mpi:b:c")]
     assert server.ask("DELETE", f"{API}/clusters/a").status == 202
     assert server.ask("DELETE", f"{API}/clusters/ipp%3Ampi%3Ab%3Ac").status == 202
     assert [item["state"] for item in server.get("/state")["clusters"]] == ["stopping", "stopping"]
-    assert asked(server, doer) == [
+    assert asked(server, action) == [
         {"do": "stop", "id": "a"},
         {"do": "stop_parallel", "profile": "mpi", "id": "b:c"},
     ]
@@ -124,20 +124,20 @@ def test_a_cluster_is_stopped(server: Server, doer: Doer) -> None:
     assert (answer.status, answer.json["message"]) == (409, "a: it is being stopped")
 
 
-def test_grow_and_restart(server: Server, doer: Doer) -> None:
+def test_grow_and_restart(server: Server, action: FakeAction) -> None:
     fakes.clusters.items = [cluster_item("a"), cluster_item("b")]
     assert post(server, "/clusters/a/grow", {"workers": 2}).status == 202
     assert post(server, "/clusters/b/restart", {"task": "/job:worker/task:1"}).status == 202
-    assert asked(server, doer) == [
+    assert asked(server, action) == [
         {"do": "grow", "id": "a", "workers": 2},
         {"do": "restart", "id": "b", "task": "worker:1"},
     ]
-    let_go(server, doer, UnavailableError("another client changes it"))
+    let_go(server, action, UnavailableError("another client changes it"))
     assert {item["error"] for item in server.get("/state")["clusters"]} == {"another client changes it"}
     assert post(server, "/clusters/b/restart", {"task": None}).status == 202
 
 
-def test_what_cannot_be_done_is_refused_with_the_reason(server: Server, doer: Doer) -> None:
+def test_impossible_actions_are_refused_with_a_reason(server: Server, action: FakeAction) -> None:
     fakes.clusters.items = [
         cluster_item("a", can={"stop": True, "grow": False}, why={"grow": "an MPI world"})
     ]
@@ -155,13 +155,13 @@ def test_what_cannot_be_done_is_refused_with_the_reason(server: Server, doer: Do
         "there is no cluster 'z' (any more)",
         "there is no run 'z' (any more)",
     ]
-    assert not asked(server, doer)
+    assert not asked(server, action)
 
 
-def test_a_run_is_stopped(server: Server, doer: Doer) -> None:
+def test_a_run_is_stopped(server: Server, action: FakeAction) -> None:
     fakes.runs.items = [run_item("r")]
     assert post(server, "/runs/r/stop", {}).status == 202
-    assert asked(server, doer) == [{"do": "stop_run", "id": "r"}]
+    assert asked(server, action) == [{"do": "stop_run", "id": "r"}]
     assert not any(server.get("/state")["runs"][0]["can"].values())
 
 
@@ -169,28 +169,28 @@ def test_a_run_is_stopped(server: Server, doer: Doer) -> None:
     ("command", "body"), [("pause", {}), ("resume", None), ("set", {"learning_rate": 0.01})]
 )
 def test_a_run_is_paused_and_resumed_and_gets_another_learning_rate(
-    server: Server, doer: Doer, command: str, body: Any
+    server: Server, action: FakeAction, command: str, body: Any
 ) -> None:
     fakes.runs.items = [run_item("r")]
     assert post(server, f"/runs/r/{command}", body).status == 202
     assert post(server, "/runs/r/stop", {}).status == 409
-    assert asked(server, doer) == [{"do": f"{command}_run", "id": "r", **(body or {})}]
-    let_go(server, doer, UnavailableError("a step of it takes longer"))
+    assert asked(server, action) == [{"do": f"{command}_run", "id": "r", **(body or {})}]
+    let_go(server, action, UnavailableError("a step of it takes longer"))
     assert server.get("/state")["runs"][0]["error"] == "a step of it takes longer"
     assert post(server, "/runs/r/fly", {}).status == 404
 
 
 @pytest.mark.parametrize("command", ["pause", "resume", "stop"])
-def test_a_command_is_sent_to_a_sweep(server: Server, doer: Doer, command: str) -> None:
+def test_a_command_is_sent_to_a_sweep(server: Server, action: FakeAction, command: str) -> None:
     fakes.sweeps.items = [sweep_item("s")]
     assert post(server, f"/sweeps/s/{command}", {}).status == 202
     assert post(server, "/sweeps/s/stop", {}).status == 409
     until(lambda: fakes.managed == [("command", "s", command)])
-    assert not asked(server, doer)  # a thread of the server writes it: no process starts
+    assert not asked(server, action)  # a server thread writes it, without a process
     assert set(server.get("/state")["sweeps"][0]["why"]) == {"pause", "resume", "stop"}
     fakes.fails = UnavailableError("its notebook does not answer")
     fakes.answer.set()
-    let_go(server, doer)
+    let_go(server, action)
     assert server.get("/state")["sweeps"][0]["error"] == "its notebook does not answer"
     assert post(server, "/sweeps/s/fly", {}).status == 404
 
@@ -227,12 +227,12 @@ def test_a_command_is_sent_to_a_sweep(server: Server, doer: Doer, command: str) 
         ("/runs/r/set", {"rate": 1}, "no key 'rate'; choose from learning_rate"),
     ],
 )  # fmt: skip
-def test_a_body_that_cannot_be_meant(server: Server, doer: Doer, path: str, body: Any, message: str) -> None:
+def test_invalid_bodies(server: Server, action: FakeAction, path: str, body: Any, message: str) -> None:
     fakes.clusters.items, fakes.runs.items = [cluster_item("a")], [run_item("r")]
     answer = post(server, path, body)
     assert answer.status == 400
     assert answer.json["message"].startswith(message)
-    assert not asked(server, doer)
+    assert not asked(server, action)
 
 
 @pytest.mark.parametrize(
@@ -249,16 +249,16 @@ def test_a_body_that_cannot_be_meant(server: Server, doer: Doer, path: str, body
         (b"  ", 202),
     ],
 )
-def test_a_body_that_is_none(server: Server, doer: Doer, raw: bytes, status: int) -> None:
+def test_bodies_that_are_not_json(server: Server, action: FakeAction, raw: bytes, status: int) -> None:
     answer = server.ask("POST", f"{API}/clusters", raw=raw)
     assert answer.status == status
     assert len(answer.body) < 1000
     assert len(server.get("/state")["clusters"]) == (status == 202)
 
 
-def test_a_cluster_has_the_name_that_was_typed(server: Server, doer: Doer) -> None:
+def test_a_cluster_has_the_given_name(server: Server, action: FakeAction) -> None:
     assert post(server, "/clusters", {"name": "big", "workers": 2}).json == {"id": "big"}
-    assert asked(server, doer)[0]["id"] == "big"
+    assert asked(server, action)[0]["id"] == "big"
     again = post(server, "/clusters", {"name": "big"})
     assert (again.status, "choose another name" in again.json["message"]) == (409, True)
     for name in ("a b", "../x", "", "x" * 49, 7):
@@ -266,14 +266,14 @@ def test_a_cluster_has_the_name_that_was_typed(server: Server, doer: Doer) -> No
         assert (answer.status, "name" in answer.json["message"]) == (400, True)
 
 
-def test_a_cluster_shrinks(server: Server, doer: Doer) -> None:
+def test_a_cluster_shrinks(server: Server, action: FakeAction) -> None:
     fakes.clusters.items = [cluster_item("a")]
     assert post(server, "/clusters/a/shrink", {"workers": 1}).status == 202
-    assert asked(server, doer) == [{"do": "shrink", "id": "a", "workers": 1}]
+    assert asked(server, action) == [{"do": "shrink", "id": "a", "workers": 1}]
     assert server.get("/state")["clusters"][0]["why"]["stop"] == "it is shrinking"
 
 
-@pytest.mark.usefixtures("doer")
+@pytest.mark.usefixtures("action")
 def test_a_run_is_labelled_and_deleted_and_old_ones_are_cleaned(server: Server) -> None:
     fakes.runs.items = [run_item("r1")]
     assert post(server, "/runs/r1/labels", {"name": "baseline", "tags": ["a"]}).status == 200

@@ -1,4 +1,4 @@
-"""What pages begin: one action on an item at a time, and what becomes of it."""
+"""Actions of pages: one at a time for each item, and their ends."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from nbdist.lab.actions import manager as acting
 from nbdist.lab.actions.manager import Actions
 
 
-class Doer:
-    """Does what a test says: says a line, waits to be let go on, then fails or not."""
+class FakeAction:
+    """Reports a line, waits for the test, then returns or fails."""
 
     def __init__(self, fails: Exception | None = None) -> None:
         self.requests: list[Mapping[str, Any]] = []
@@ -42,34 +42,34 @@ class Doer:
             raise self.fails
 
 
-def test_an_action_is_told_and_then_forgotten() -> None:
+def test_an_action_is_listed_until_it_ends() -> None:
     async def main() -> None:
         changed: list[int] = []
-        doer = Doer()
-        actions = Actions(lambda: changed.append(1), perform=doer)
+        action = FakeAction()
+        actions = Actions(lambda: changed.append(1), perform=action)
         actions.begin("clusters", "a", "stop", {"do": "stop", "id": "a"})
         await until_async(lambda: actions.pending[0].lines)
         [now] = actions.pending
         assert (now.about, now.id, now.doing, now.error) == ("clusters", "a", "stop", None)
         with pytest.raises(FailedPreconditionError, match="a: it is being stopped; wait"):
             actions.begin("clusters", "a", "grow", {})
-        actions.begin("runs", "a", "stop", {})  # another item of the same name
-        doer.go.set()
+        actions.begin("runs", "a", "stop", {})  # another kind of item with the same id
+        action.go.set()
         await until_async(lambda: not actions.pending)
         assert len(changed) == 6
 
     asyncio.run(main())
 
 
-def test_what_went_wrong_stays_until_the_next_action() -> None:
+def test_an_error_is_listed_until_the_next_action() -> None:
     async def main() -> None:
-        doer = Doer(UnavailableError("it does not answer"))
-        actions = Actions(lambda: None, perform=doer)
-        doer.go.set()
+        action = FakeAction(UnavailableError("it does not answer"))
+        actions = Actions(lambda: None, perform=action)
+        action.go.set()
         actions.begin("clusters", "a", "grow", {})
         await until_async(lambda: actions.pending[0].error)
         assert actions.pending[0].error == "it does not answer"
-        doer.go.clear()
+        action.go.clear()
         actions.begin("clusters", "a", "restart", {})
         assert actions.pending[0].error is None
         await actions.close()
@@ -77,18 +77,18 @@ def test_what_went_wrong_stays_until_the_next_action() -> None:
     asyncio.run(main())
 
 
-def test_a_start_can_be_given_up_and_a_failure_dismissed() -> None:
+def test_a_start_can_be_cancelled_and_a_failure_dismissed() -> None:
     async def main() -> None:
-        doer = Doer()
-        actions = Actions(lambda: None, perform=doer)
+        action = FakeAction()
+        actions = Actions(lambda: None, perform=action)
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
-        await until_async(lambda: doer.requests)
+        await until_async(lambda: action.requests)
         actions.cancel("clusters", "a")
         assert actions.pending[0].doing == "stop"
         await until_async(lambda: not actions.pending)
-        assert doer.undone
-        doer.fails = FailedPreconditionError("no")
-        doer.go.set()
+        assert action.undone
+        action.fails = FailedPreconditionError("no")
+        action.go.set()
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
         await until_async(lambda: actions.pending[0].error)
         actions.cancel("clusters", "a")
@@ -97,13 +97,13 @@ def test_a_start_can_be_given_up_and_a_failure_dismissed() -> None:
     asyncio.run(main())
 
 
-def test_few_failures_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_failures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acting, "MAX_FAILED", 2)
 
     async def main() -> None:
-        doer = Doer(FailedPreconditionError("no"))
-        doer.go.set()
-        actions = Actions(lambda: None, perform=doer)
+        action = FakeAction(FailedPreconditionError("no"))
+        action.go.set()
+        actions = Actions(lambda: None, perform=action)
         for id in "abcd":
             actions.begin("clusters", id, "grow", {})
             await until_async(lambda: actions.pending[-1].error)
@@ -112,19 +112,19 @@ def test_few_failures_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
-def test_the_end_of_the_server_ends_what_goes_on() -> None:
+def test_the_end_of_the_server_ends_its_actions() -> None:
     async def main() -> None:
-        doer = Doer()
-        actions = Actions(lambda: None, perform=doer)
+        action = FakeAction()
+        actions = Actions(lambda: None, perform=action)
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
-        await until_async(lambda: doer.requests)
+        await until_async(lambda: action.requests)
         await actions.close()
-        assert doer.undone
+        assert action.undone
 
     asyncio.run(main())
 
 
-# The process that acts, with others in its place.
+# The process that performs an action, replaced by others.
 
 
 def acting_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
@@ -162,15 +162,17 @@ def test_lines_and_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         ("import sys; sys.stderr.write('y' * 1000000); print('{\"error\": \"no\"}')", "no"),
     ],
 )
-def test_what_can_go_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, message: str) -> None:
+def test_errors_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, message: str
+) -> None:
     acting_by(monkeypatch, tmp_path, code)
     with pytest.raises(FailedPreconditionError, match=message):
         perform()
 
 
-def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_too_long_action_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(manager, "UNDO_SECONDS", 0.2)
-    (tmp_path / "pid").touch()  # a machine may be so busy that the process does not come to write its own
+    (tmp_path / "pid").touch()  # on a busy machine the process may not write its own
     acting_by(
         monkeypatch,
         tmp_path,
@@ -183,7 +185,7 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_an_action_ends_when_the_server_ends(tmp_path: Path) -> None:
-    """Its end of the pipe is closed by the system, however the server has died."""
+    """The system closes the server's end of the pipe, however it died."""
     code = (
         "import signal, sys, threading\nfrom nbdist.lab.actions import __main__ as act\n"
         "def wait(report, **rest):\n    report('waiting')\n    threading.Event().wait()\n"

@@ -1,4 +1,4 @@
-"""A server whose user has folders with anything in them: it answers, and shows the rest."""
+"""A server with arbitrary files in the state folder: it answers, and lists the valid items."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FILES = [
 
 @settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.sampled_from(FILES), CONTENTS, max_size=5))
-def test_whatever_stands_in_the_files(server: Server, files: dict[str, bytes]) -> None:
+def test_files_with_any_content(server: Server, files: dict[str, bytes]) -> None:
     for name, content in files.items():
         (home / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         (home / name).write_bytes(content)
@@ -68,17 +68,17 @@ def test_whatever_stands_in_the_files(server: Server, files: dict[str, bytes]) -
         (home / name).unlink()
 
 
-def test_what_vanishes_between_two_looks(server: Server) -> None:
-    for name in ("runs/gone", "clusters/gone", "sweeps/gone"):
+def test_folders_that_vanish_between_two_polls(server: Server) -> None:
+    for name in ("runs/removed", "clusters/removed", "sweeps/removed"):
         (home / name).mkdir(mode=0o700)
-        server.get("/state?cluster=gone")
+        server.get("/state?cluster=removed")
         (home / name).rmdir()
-        server.get("/state?cluster=gone")
-    assert server.ask("DELETE", "nbdist/api/v1/clusters/gone").status == 404
-    assert server.ask("POST", "nbdist/api/v1/runs/gone/stop").status == 404
+        server.get("/state?cluster=removed")
+    assert server.ask("DELETE", "nbdist/api/v1/clusters/removed").status == 404
+    assert server.ask("POST", "nbdist/api/v1/runs/removed/stop").status == 404
 
 
-def test_a_home_that_is_none(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_invalid_state_folder(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "file"))
     (tmp_path / "file").write_text("")
     state = server.get("/state")

@@ -1,4 +1,4 @@
-"""What takes long to make is made seldom, and never kept beyond a change of state."""
+"""Slow results are built rarely, and never kept beyond a change of state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbdist.lab.readers.run_detail import Bundle, BundleCache
 
 
 class Slow:
-    """Makes things on a clock of its own, each in so many seconds."""
+    """Builds results on a simulated clock, each in a given time."""
 
     def __init__(self, seconds: float) -> None:
         self.now, self.seconds, self.made = 0.0, seconds, 0
@@ -35,20 +35,20 @@ def get(slow: Slow) -> Callable[..., int]:
     return lambda stamp, state="running", name="r1": bundles.get(name, stamp, state, slow.make)["number"]
 
 
-def test_what_has_not_changed_is_kept(slow: Slow, get: Callable[..., int]) -> None:
+def test_an_unchanged_bundle_is_kept(slow: Slow, get: Callable[..., int]) -> None:
     assert get(1) == 1
     slow.now += 1e6
     assert get(1) == 1
 
 
-def test_what_changes_all_the_time_takes_a_share_of_a_core(slow: Slow, get: Callable[..., int]) -> None:
+def test_a_changing_bundle_uses_a_bounded_share_of_a_core(slow: Slow, get: Callable[..., int]) -> None:
     for second in range(1000):
         slow.now = max(slow.now, second)
         get(second)
     assert slow.made * slow.seconds == pytest.approx(50, rel=0.1)
 
 
-def test_another_state_is_told_at_once(get: Callable[..., int]) -> None:
+def test_a_new_state_is_built_immediately(get: Callable[..., int]) -> None:
     assert get(1) == 1
     assert get(2) == 1
     assert get(2, "finished") == 2
@@ -61,7 +61,7 @@ def test_only_the_last_few_are_kept(slow: Slow, get: Callable[..., int]) -> None
     assert slow.made == 4
 
 
-def test_what_cannot_be_made_is_tried_again(slow: Slow) -> None:
+def test_a_failed_build_is_repeated(slow: Slow) -> None:
     bundles = BundleCache(2, slow.clock)
 
     def fail() -> Bundle:

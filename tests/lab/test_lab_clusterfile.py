@@ -1,4 +1,4 @@
-"""What is made of cluster files, ours and ipyparallel's: anything can stand in them."""
+"""Parsing of cluster files, ours and ipyparallel's, with any content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JSON = st.recursive(
 
 
 def shaped(*names: str) -> st.SearchStrategy[Any]:
-    """Return objects with these names and any values, nested as the files nest them."""
+    """Return objects with these keys and any values, nested like the files."""
     return st.recursive(
         JSON,
         lambda inner: st.dictionaries(st.sampled_from(names), inner) | st.lists(inner, max_size=2),
@@ -59,7 +59,7 @@ def test_any_description_is_shown_or_refused(content: object) -> None:
 
 
 @given(JSON | THEIRS)
-def test_any_file_of_ipyparallel_is_shown_or_passed_over(content: object) -> None:
+def test_any_file_of_ipyparallel_is_shown_or_ignored(content: object) -> None:
     one = parse_parallel(content, "mine")
     if one is not None:
         item = parallel_item(Path("/a/profile_b/security/cluster-mine.json"), one, frozenset(), 0, 1.0)
@@ -67,7 +67,7 @@ def test_any_file_of_ipyparallel_is_shown_or_passed_over(content: object) -> Non
 
 
 @given(JSON | WORDS)
-def test_any_word_of_a_supervisor_is_taken_or_not(content: object) -> None:
+def test_any_message_of_a_supervisor_is_accepted_or_refused(content: object) -> None:
     word = parse_status(content)
     if word is not None:
         tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
@@ -78,22 +78,27 @@ def test_any_word_of_a_supervisor_is_taken_or_not(content: object) -> None:
 def test_a_description() -> None:
     owner = {"host": "h", "pid": 9, "started": 2.5, "session": "a.ipynb"}
     tasks = [a_task(1, 11, device="GPU:0"), a_task(0, 10, device="GPU:0"), a_task(2, 12, "ps", index=0)]
-    said = parse_description(a_description("mine", tasks, owner=owner, gpus=["4", "GPU-6"]))
-    assert said is not None
-    assert (said.created, said.workers, said.ps, said.launcher) == (1000.0, 2, 1, "local")
-    assert [(task.rank, task.pid, task.short) for task in said.tasks] == [
+    description = parse_description(a_description("mine", tasks, owner=owner, gpus=["4", "GPU-6"]))
+    assert description is not None
+    assert (description.created, description.workers, description.ps, description.launcher) == (
+        1000.0,
+        2,
+        1,
+        "local",
+    )
+    assert [(task.rank, task.pid, task.short) for task in description.tasks] == [
         (0, 10, "worker:0"), (1, 11, "worker:1"), (2, 12, "ps:0"),
     ]  # fmt: skip
-    assert said.owner == Owner("h", 9, 2.5, "a.ipynb")
-    assert [said.gpu_of(task) for task in said.tasks] == ["4", "GPU-6", None]
-    fewer = said.now(said.tasks[:1])
+    assert description.owner == Owner("h", 9, 2.5, "a.ipynb")
+    assert [description.gpu_of(task) for task in description.tasks] == ["4", "GPU-6", None]
+    fewer = description.now(description.tasks[:1])
     assert (fewer.workers, fewer.ps, len(fewer.tasks)) == (1, 0, 1)
 
 
-def test_tasks_that_cannot_be() -> None:
+def test_invalid_tasks() -> None:
     for wrong in ({"pid": 0}, {"pid": True}, {"rank": -1}, {"job": 3}, {"index": 1.0}, {"pid": 1 << 40}):
         assert parse_tasks([{**a_task(0, 7), **wrong}]) is None
-    assert parse_tasks([a_task(0, 7), a_task(0, 8)]) is None  # two of one rank
+    assert parse_tasks([a_task(0, 7), a_task(0, 8)]) is None  # two tasks with one rank
     assert parse_description(a_description("mine", []) | {"created": float("nan")}) == ClusterDescription(
         None, 0, 0, "local", (), versions=a_description("mine", [])["versions"]
     )
@@ -106,13 +111,13 @@ def test_an_mpi_world_cannot_grow() -> None:
     assert "MPI world" in item["why"]["grow"]
 
 
-def test_how_a_process_has_ended_in_words() -> None:
-    assert describe_death({"by": "its supervisor is gone"}) == "its supervisor is gone"
+def test_the_text_for_the_end_of_a_process() -> None:
+    assert describe_death({"by": "its supervisor has ended"}) == "its supervisor has ended"
     assert describe_death({"signal": 99, "code": None, "log": "\n \n"}) == "killed by 99"
     assert describe_death({"signal": "?", "log": "one\n" + "x" * 300}).endswith("x" * 200)
 
 
-def test_a_rank_whose_process_the_supervisor_has_not_is_dead() -> None:
+def test_a_rank_without_a_process_of_the_supervisor_is_dead() -> None:
     tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
     assert tasks is not None
     assert describe_deaths(tasks, SupervisorStatus({0: 7})) == {1: "its process has ended"}
@@ -120,7 +125,7 @@ def test_a_rank_whose_process_the_supervisor_has_not_is_dead() -> None:
 
 @pytest.mark.parametrize("launcher", ["nbdist.cluster.ipyparallel_launcher.LocalTaskLauncher", "nbdist"])
 def test_our_own_listing_is_read_as_ours(launcher: str) -> None:
-    """Also when ipyparallel's panel has written it again: then it names the entry point."""
+    """Also after ipyparallel's panel has rewritten it with the entry point's name."""
     content = standard_description(Path("/home/clusters/mine"), 5, 3)
     content["engines"]["class"] = launcher
     one = parse_parallel(content, "mine")
@@ -130,8 +135,8 @@ def test_our_own_listing_is_read_as_ours(launcher: str) -> None:
     assert one.sets == (EngineSet(3, (), "/home/clusters/mine"),)
 
 
-def test_pids_of_other_hosts_say_nothing() -> None:
-    state = {"pid": 5, "hostname": "far", "state": "running"}
+def test_pids_of_other_hosts_are_ignored() -> None:
+    state = {"pid": 5, "hostname": "remote", "state": "running"}
     content = {
         "cluster": {"cluster_id": "a"},
         "controller": {"class": "ssh", "state": state},

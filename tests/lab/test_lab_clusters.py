@@ -1,4 +1,4 @@
-"""Clusters as the sidebar lists them, from folders whose lock a test holds."""
+"""Clusters as the sidebar lists them, from folders with a lock held by the test."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def supervisor() -> Iterator[Callable[[Path], FakeSupervisor]]:
         yield start
 
 
-def test_no_home_yet_is_no_problem_and_none_is_made(clusters: Clusters, home: Path) -> None:
+def test_a_missing_state_folder_is_no_problem_and_not_created(clusters: Clusters, home: Path) -> None:
     assert clusters.poll() == []
     assert clusters.problem is None
     assert not home.exists()
 
 
-def test_a_home_that_cannot_be_used_is_told(clusters: Clusters, home: Path) -> None:
+def test_an_unusable_state_folder_is_reported(clusters: Clusters, home: Path) -> None:
     home.mkdir(mode=0o777)
     home.chmod(0o777)
     assert clusters.poll() == []
@@ -76,21 +76,23 @@ def test_a_home_that_cannot_be_used_is_told(clusters: Clusters, home: Path) -> N
     assert clusters.problem is None
 
 
-def test_another_users_home_is_not_looked_into(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_state_folder_is_not_read(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_cluster("mine", []):
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
         assert clusters.poll() == []
         assert "not to user 12345" in str(clusters.problem)
 
 
-def test_a_home_that_cannot_be_made_is_told(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_folder_that_cannot_be_created_is_reported(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NBDIST_HOME", "/proc/nothing/here")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever runs the tests may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     assert clusters.poll() == []
     assert "/proc/nothing/here cannot be created in /proc; set NBDIST_HOME" in str(clusters.problem)
 
 
-def test_a_read_only_home_is_read(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_state_folder_is_read(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]):
         monkeypatch.setattr(os, "access", lambda path, mode: False)
         assert [item["id"] for item in clusters.poll()] == ["mine"]
@@ -118,7 +120,7 @@ def test_a_cluster_as_it_is_shown(clusters: Clusters, supervisor: Callable[[Path
             assert item["runs"] == ["a_run"]
             assert clusters.poll() == [item]
         assert until(lambda: [one for one in clusters.poll() if one["runs"] == []])
-        assert until(lambda: one.asked) == 1  # and not at every look
+        assert until(lambda: one.asked) == 1  # not in every poll
 
 
 def test_a_starting_cluster_has_no_file_yet(clusters: Clusters) -> None:
@@ -128,11 +130,11 @@ def test_a_starting_cluster_has_no_file_yet(clusters: Clusters) -> None:
         assert item["state"] == "starting"
         assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
         assert item["why"]["grow"] == "it is starting"
-    assert clusters.poll() == []  # its starter has gone, and it never was
-    assert folders.clusters_folder().joinpath("mine").exists()  # who looks removes nothing
+    assert clusters.poll() == []  # its starter has ended before the cluster existed
+    assert folders.clusters_folder().joinpath("mine").exists()  # listing removes nothing
 
 
-def test_a_cluster_whose_supervisor_is_gone_is_stale(clusters: Clusters) -> None:
+def test_a_cluster_without_its_supervisor_is_stale(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]):
         assert clusters.poll()[0]["state"] == "running"
     (item,) = clusters.poll()
@@ -143,7 +145,7 @@ def test_a_cluster_whose_supervisor_is_gone_is_stale(clusters: Clusters) -> None
     assert clusters.poll() == []
 
 
-def test_deaths_are_known_by_the_supervisors_word(
+def test_deaths_are_known_from_the_supervisor(
     clusters: Clusters, supervisor: Callable[[Path], FakeSupervisor]
 ) -> None:
     with a_cluster("mine", [a_task(0, os.getpid()), a_task(1, os.getppid())]) as folder:
@@ -164,18 +166,18 @@ def test_deaths_are_known_by_the_supervisors_word(
         assert item["can"] == {"stop": False, "grow": False, "shrink": False, "restart": False}
 
 
-def test_a_supervisor_that_hangs_is_not_waited_for_again(
+def test_a_hanging_supervisor_is_waited_for_only_once(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
     with (
-        a_cluster("mine", [a_task(0, os.getpid()), a_task(1, gone.pid)]) as folder,
+        a_cluster("mine", [a_task(0, os.getpid()), a_task(1, ended.pid)]) as folder,
         socket.socket(socket.AF_UNIX) as door,
     ):
         door.bind(str(folder / "supervisor.sock"))
-        door.listen(1)  # connections are taken by the kernel, and nobody answers
+        door.listen(1)  # the kernel accepts connections, and no process answers
         from nbdist.lab.readers.supervisor import SupervisorConnection
 
         wait = SupervisorConnection._wait
@@ -184,12 +186,12 @@ def test_a_supervisor_that_hangs_is_not_waited_for_again(
         )
         for _ in range(3):
             (item,) = clusters.poll()
-            assert (item["state"], item["dead"]) == ("running", ["worker:1"])  # by the processes
+            assert (item["state"], item["dead"]) == ("running", ["worker:1"])  # from the processes
         assert sum(seconds > 0 for seconds in waited) == 1
         assert max(waited) <= 0.05
 
 
-def test_a_connection_that_breaks_is_made_again(
+def test_a_broken_connection_is_reopened(
     clusters: Clusters, supervisor: Callable[[Path], FakeSupervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nbdist.lab.readers import supervisor as reader
@@ -205,10 +207,10 @@ def test_a_connection_that_breaks_is_made_again(
         assert clusters.poll()[0]["dead"] == []
 
 
-def test_a_silent_supervisors_task_under_anothers_number_is_dead(clusters: Clusters) -> None:
+def test_without_a_supervisor_a_reused_pid_counts_as_dead(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
         assert clusters.poll()[0]["dead"] == []
-        os.utime(folder / "cluster.json", (1000.0, 1000.0))  # this process is younger than that
+        os.utime(folder / "cluster.json", (1000.0, 1000.0))  # this process started later than that
         assert clusters.poll()[0]["dead"] == ["worker:0"]
 
 
@@ -220,7 +222,7 @@ def test_other_versions_can_only_be_stopped(clusters: Clusters) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b'{"id": "mi', b"[1]", b"\xff", b"[" * 100_000, b'{"tasks": [{}]}'])
-def test_a_torn_description_is_shown_as_such(clusters: Clusters, content: bytes) -> None:
+def test_a_torn_description_is_reported(clusters: Clusters, content: bytes) -> None:
     with a_cluster("mine", []) as folder, a_cluster("other", []):
         (folder / "cluster.json").write_bytes(content)
         items = {item["id"]: item for item in clusters.poll()}
@@ -230,7 +232,7 @@ def test_a_torn_description_is_shown_as_such(clusters: Clusters, content: bytes)
         assert [item["state"] for item in clusters.poll()] == ["running", "running"]
 
 
-def test_a_description_that_others_can_write_is_not_believed(clusters: Clusters) -> None:
+def test_a_description_writable_by_others_is_ignored(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
         (folder / "cluster.json").chmod(0o644)
         (item,) = clusters.poll()
@@ -254,7 +256,7 @@ def test_links_are_not_followed(clusters: Clusters, tmp_path: Path) -> None:
         assert "is a link" in str(clusters.problem)
 
 
-def test_what_is_not_a_clusters_folder_is_passed_over(clusters: Clusters, home: Path) -> None:
+def test_other_folders_are_ignored(clusters: Clusters, home: Path) -> None:
     with a_cluster("mine", []):
         (home / "clusters" / "a file").touch()
         (home / "clusters" / "no-id").mkdir()
@@ -279,7 +281,7 @@ def test_a_cluster_may_vanish_between_two_steps(
         assert clusters.poll() == []
 
 
-def test_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch, clusters: Clusters) -> None:
+def test_unchanged_files_are_not_read_again(monkeypatch: pytest.MonkeyPatch, clusters: Clusters) -> None:
     read: list[Path] = []
     real = watching.read_description
     monkeypatch.setattr(
@@ -294,7 +296,7 @@ def test_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch, clusters: Cluste
         assert read == [folder, folder]
 
 
-def test_the_newest_is_first_and_a_watched_folder_may_come_back(clusters: Clusters) -> None:
+def test_the_newest_is_first_and_a_removed_folder_may_reappear(clusters: Clusters) -> None:
     with a_cluster("old", [], created=1.0), a_cluster("new", [], created=2.0):
         assert [item["id"] for item in clusters.poll()] == ["new", "old"]
         assert all(isinstance(one, ClusterWatcher) for one in clusters._watched.values())

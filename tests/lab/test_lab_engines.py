@@ -1,4 +1,4 @@
-"""A real Jupyter server, a real cluster and no kernel: everything that the page can do with it."""
+"""A real Jupyter server and a real cluster without a kernel: all actions of the page."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ API = "nbdist/api/v1"
 
 
 class Feed:
-    """What a page knows: a state, and the changes made to it."""
+    """The state of a page: the first message with all changes applied."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.page: websocket.WebSocket = server.stream()
-        self.state = self._hear()
+        self.state = self._receive()
         assert self.state.pop("kind") == "state"
 
     def poll(self, cluster: str | None) -> None:
         self.page.send(json.dumps({"kind": "look", "cluster": cluster, "visible": True}))
 
     def until(self, condition: Any) -> Any:
-        """Take in messages until a condition of the state holds."""
+        """Apply messages until a condition of the state holds."""
         self.page.settimeout(60)
         while not (found := condition(self.state)):
-            message = self._hear()
+            message = self._receive()
             assert message.pop("kind") == "changes"
             self.state = applied(self.state, message)
         return found
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         message: dict[str, Any] = json.loads(self.page.recv())
         return message
 
 
 @pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """What is started here lives until somebody stops it, also when a test fails."""
+def end_started_clusters() -> Iterator[None]:
+    """End all clusters that a test has started, also when it fails."""
     before = living()
     yield
     for id in set(living()) - set(before):
@@ -67,7 +67,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process has not ended; one that nobody has reaped has."""
+    """Return whether a process lives; a zombie does not."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
@@ -92,7 +92,7 @@ def test_a_cluster_from_start_to_end(server: ServerProcess) -> None:
 
     os.kill(tasks[1]["pid"], signal.SIGKILL)
     feed.until(lambda state: item(id, state)["dead"] == ["worker:1"])
-    # That it is gone may be seen before its supervisor has said how.
+    # The death may be visible before the supervisor has reported its cause.
     dead = feed.until(lambda state: "SIGKILL" in (state["tasks"][1]["note"] or "") and state["tasks"][1])
     assert dead["state"] == "dead"
 
@@ -116,7 +116,7 @@ def test_a_cluster_from_start_to_end(server: ServerProcess) -> None:
     feed.page.close()
 
 
-def test_a_cluster_outlives_the_server_that_has_started_it(tmp_path: Path) -> None:
+def test_a_cluster_outlives_its_server(tmp_path: Path) -> None:
     with server_process(tmp_path) as server:
         id = server.ask("POST", f"{API}/clusters", {"workers": 1, "gpus": "none"}).json["id"]
         until(lambda: item(id, server.get("/state")).get("state") == "running")
@@ -127,22 +127,24 @@ def test_a_cluster_outlives_the_server_that_has_started_it(tmp_path: Path) -> No
 
 
 def acting(pid: int) -> list[psutil.Process]:
-    """The processes that act for a server."""
+    """Return a server's action processes."""
     found = []
     for one in psutil.Process(pid).children():
-        with suppress(psutil.NoSuchProcess):  # it was a look at something else
+        with suppress(psutil.NoSuchProcess):  # a short process of another request
             if "nbdist.lab.actions" in one.cmdline():
                 found.append(one)
     return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_that_ends_leaves_nothing_half_started(tmp_path: Path, number: int) -> None:
+def test_an_ended_server_leaves_no_partial_start(tmp_path: Path, number: int) -> None:
     with server_process(tmp_path) as server:
         id = server.ask("POST", f"{API}/clusters", {"workers": 2, "gpus": "none"}).json["id"]
         acts = until(lambda: acting(server.process.pid))
         assert len(acts) == 1
-        until(lambda: item(id, server.get("/state"))["lines"])  # the controller is up, and no engine yet
+        until(
+            lambda: item(id, server.get("/state"))["lines"]
+        )  # after the controller's start, before the engines'
         os.kill(server.process.pid, number)
         server.process.wait(60)
     psutil.wait_procs(acts, 30)
@@ -167,8 +169,8 @@ sys.exit(act.main())
 
 
 @pytest.mark.parametrize("line", ["controller", "2 engines"])
-def test_a_start_that_is_killed_leaves_nothing(line: str) -> None:
-    """Nobody is left to undo it but the supervisor itself, at whatever point it was."""
+def test_a_killed_start_leaves_nothing(line: str) -> None:
+    """Only the supervisor itself can clean up, at any point of the start."""
     command = [sys.executable, "-c", STUCK, line]
     act = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert act.stdin is not None
@@ -176,20 +178,20 @@ def test_a_start_that_is_killed_leaves_nothing(line: str) -> None:
     try:
         act.stdin.write(b'{"do": "start", "id": "cut_short", "workers": 2, "gpus": "none"}\n')
         act.stdin.flush()
-        while line.encode() not in (said := act.stdout.readline()):
-            assert said
+        while line.encode() not in (output := act.stdout.readline()):
+            assert output
     finally:
         act.kill()
         act.communicate()
     until(lambda: not (clusters_folder() / "cut_short").exists())
 
 
-def test_a_start_that_is_given_up_leaves_nothing(server: ServerProcess) -> None:
+def test_a_cancelled_start_leaves_nothing(server: ServerProcess) -> None:
     id = server.ask("POST", f"{API}/clusters", {"workers": 2, "gpus": "none"}).json["id"]
 
     def begun() -> bool:
         now = item(id, server.get("/state"))
-        return bool(now["lines"]) or now["state"] == "running"  # it may be quicker than these looks
+        return bool(now["lines"]) or now["state"] == "running"  # the start may be faster than these polls
 
     until(begun)
     assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
@@ -197,7 +199,7 @@ def test_a_start_that_is_given_up_leaves_nothing(server: ServerProcess) -> None:
     assert id not in living()
 
 
-def test_what_cannot_start_says_why(server: ServerProcess) -> None:
+def test_a_failed_start_has_a_reason(server: ServerProcess) -> None:
     id = server.ask("POST", f"{API}/clusters", {"workers": 1, "gpus": 7}).json["id"]
     failed = until(lambda: item(id, server.get("/state")).get("error"))
     assert "gpus=7: this host has" in failed
@@ -218,9 +220,7 @@ cluster.stop()
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_run_is_stopped_whatever_the_process_that_drives_it_is_doing(
-    server: ServerProcess, frozen: bool
-) -> None:
+def test_a_run_is_stopped_while_its_client_is_busy(server: ServerProcess, frozen: bool) -> None:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     try:
@@ -231,10 +231,10 @@ def test_a_run_is_stopped_whatever_the_process_that_drives_it_is_doing(
         assert server.ask("POST", f"{API}/runs/{run}/stop").status == 202
         assert server.ask("POST", f"{API}/runs/{run}/stop").status == 409
         until(lambda: run_of(run, server)["status"] == "stopped")
-        until(lambda: run_of(run, server)["why"].get("stop") == "it has ended")
+        until(lambda: run_of(run, server)["why"].get("stop") == "it has end_started_clusters")
         assert run_of(run, server)["error"] is None
         driver.send_signal(signal.SIGCONT)
-        assert driver.stdout.readline() == "stopped\n"  # the run still belongs to it
+        assert driver.stdout.readline() == "stopped\n"  # the process still drives the run
         assert driver.wait(60) == 0
     finally:
         driver.send_signal(signal.SIGCONT)
@@ -259,7 +259,7 @@ cluster.stop()
 """
 
 
-def test_a_training_is_paused_and_resumed_and_trains_at_another_rate(server: ServerProcess) -> None:
+def test_a_training_is_paused_resumed_and_gets_another_learning_rate(server: ServerProcess) -> None:
     driver = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     try:
@@ -280,7 +280,7 @@ def test_a_training_is_paused_and_resumed_and_trains_at_another_rate(server: Ser
         until(lambda: run_of(run, server)["learning_rate"] == 0.005)
         assert run_of(run, server)["error"] is None
         ask("stop")
-        assert driver.stdout.readlines()[-1] == "stopped 0.005\n"  # the run still belongs to it
+        assert driver.stdout.readlines()[-1] == "stopped 0.005\n"  # the process still drives the run
         assert driver.wait(60) == 0
     finally:
         driver.terminate()
@@ -308,9 +308,7 @@ cluster.stop()
 """
 
 
-def test_a_sweep_is_steered_while_the_process_that_drives_it_is_busy(
-    server: ServerProcess, tmp_path: Path
-) -> None:
+def test_a_sweep_is_controlled_while_its_driver_is_busy(server: ServerProcess, tmp_path: Path) -> None:
     source = SWEEP.format(gate=str(tmp_path / "gate"))
     driver = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
@@ -333,7 +331,7 @@ def test_a_sweep_is_steered_while_the_process_that_drives_it_is_busy(
         os.kill(driver.pid, signal.SIGCONT)
         assert server.ask("POST", f"{API}/sweeps/{sweep}/stop").status == 202
         until(lambda: sweep_of(sweep, server)["state"] == "stopped")
-        until(lambda: sweep_of(sweep, server)["why"]["stop"] == "it has ended")
+        until(lambda: sweep_of(sweep, server)["why"]["stop"] == "it has end_started_clusters")
         assert sweep_of(sweep, server)["error"] is None
         assert driver.stdout.readline() == "stopped\n"
         assert driver.wait(60) == 0
@@ -356,21 +354,21 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_a_cluster_of_ipyparallels_own_is_stopped(server: ServerProcess, gone: bool) -> None:
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_plain_ipyparallel_cluster_is_stopped(server: ServerProcess, dead: bool) -> None:
     id = "ipp:default:theirs"
     done = subprocess.run([sys.executable, "-c", PANEL], capture_output=True, text=True, check=True)
     controller = psutil.Process(int(done.stdout))
     until(lambda: item(id, server.get("/state")).get("state") == "running")
     engine = server.get(f"/state?cluster={id}")["tasks"][0]["pid"]
     try:
-        if gone:
+        if dead:
             controller.kill()
             until(lambda: item(id, server.get("/state")).get("state") == "stale")
         assert server.ask("DELETE", f"{API}/clusters/ipp%3Adefault%3Atheirs").status == 202
         until(lambda: not item(id, server.get("/state")), describe=lambda: server.get("/state")["clusters"])
-        until(lambda: lives(engine) == gone)
+        until(lambda: lives(engine) == dead)
     finally:
-        for leader in (controller.pid, engine):  # ipyparallel gives each a group, with what it has forked
+        for leader in (controller.pid, engine):  # ipyparallel gives each a process group with its children
             with suppress(ProcessLookupError):
                 os.killpg(leader, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Files of a run's folder, and no way out of it."""
+"""Files of a run's folder, and no access outside of it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_files_are_listed_and_read(run: RunFolder) -> None:
         "run.json\0.txt", ".run.json.draft", "a/" * 40 + "b", "\ud800", "checkpoints/..",
     ],
 )  # fmt: skip
-def test_a_path_that_could_lead_elsewhere_is_refused(path: str) -> None:
+def test_a_path_outside_of_the_folder_is_refused(path: str) -> None:
     with pytest.raises(NotAllowedError):
         open_file("r1", path)
 
@@ -69,12 +69,12 @@ def test_a_path_that_could_lead_elsewhere_is_refused(path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["nothing", "checkpoints/nothing", "nothing/at/all", "run.json/x", "a" * 300]
 )
-def test_what_is_not_there_is_not_found(path: str) -> None:
+def test_missing_files_are_not_found(path: str) -> None:
     with pytest.raises((NotFoundError, NotAllowedError)):
         open_file("r1", path)
 
 
-def test_no_link_is_followed_wherever_it_leads(run: RunFolder, tmp_path: Path) -> None:
+def test_no_link_is_followed(run: RunFolder, tmp_path: Path) -> None:
     (run.folder / "out").symlink_to(tmp_path / "secret")
     (run.folder / "in").symlink_to(run.folder / "run.json")
     (run.folder / "near").symlink_to("checkpoints/1.npz")
@@ -96,7 +96,7 @@ def test_only_ordinary_files_are_opened(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(run.folder / "pipe")
-    monkeypatch.chdir(run.folder)  # the path of a socket is short
+    monkeypatch.chdir(run.folder)  # socket paths are short
     with socket.socket(socket.AF_UNIX) as one:
         one.bind("socket")
         for path in ("pipe", "socket", "checkpoints"):
@@ -119,7 +119,7 @@ def test_a_device_is_not_even_opened(run: RunFolder) -> None:
 
 @pytest.mark.usefixtures("run")
 @pytest.mark.parametrize("run_id", ["../r1", "..", ".", "", "r1/checkpoints", "/etc", "r\0"])
-def test_an_id_that_could_lead_elsewhere_is_refused(run_id: str) -> None:
+def test_an_invalid_id_is_refused(run_id: str) -> None:
     for call in (lambda: open_file(run_id, "run.json"), lambda: list_files(run_id)):
         with pytest.raises(InvalidArgumentError):
             call()
@@ -133,14 +133,14 @@ def test_a_run_that_is_a_link_is_not_found(run: RunFolder, home: Path, tmp_path:
         list_files("r2")
 
 
-def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
+def test_a_missing_state_folder_is_not_created(home: Path) -> None:
     with pytest.raises(NotFoundError):
         open_file("r1", "run.json")
     assert not home.exists()
 
 
-def test_no_link_gets_in_while_a_path_is_walked(run: RunFolder, tmp_path: Path) -> None:
-    """A folder that is swapped for a link to another one, again and again, never yields what is there."""
+def test_a_folder_swapped_for_a_link_is_not_followed(run: RunFolder, tmp_path: Path) -> None:
+    """A folder repeatedly swapped for a link never gives access to the link's target."""
     inner, outer = run.folder / "swap", tmp_path / "folder"
     inner.mkdir()
     (inner / "secret").write_text("harmless")

@@ -1,4 +1,4 @@
-"""What `pip install nbdist[lab]` leaves: extension and server part are on, with nothing more to do."""
+"""After `pip install nbdist[lab]` the extension and its server part are enabled."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ COMMANDS = Path(sys.executable).parent
 COLOURS = re.compile(r"\x1b\[\d+m")
 
 
-def said_by(tmp_path: Path, *command: str) -> str:
-    """What a command of Jupyter prints for a user with no settings of their own."""
+def output_of(tmp_path: Path, *command: str) -> str:
+    """Return the output of a Jupyter command for a user without settings."""
     environment = {**os.environ, "HOME": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
     done = subprocess.run(
         [COMMANDS / command[0], *command[1:]],
@@ -29,14 +29,14 @@ def said_by(tmp_path: Path, *command: str) -> str:
 
 
 def test_jupyterlab_lists_the_extension_as_enabled(tmp_path: Path) -> None:
-    said = said_by(tmp_path, "jupyter", "labextension", "list")
-    assert re.search(r"^\s*nbdist v\S+ enabled OK", said, re.MULTILINE), said
+    output = output_of(tmp_path, "jupyter", "labextension", "list")
+    assert re.search(r"^\s*nbdist v\S+ enabled OK", output, re.MULTILINE), output
 
 
 def test_the_server_lists_its_part_as_enabled_and_finds_it(tmp_path: Path) -> None:
-    said = said_by(tmp_path, "jupyter", "server", "extension", "list")
-    assert re.search(r"^\s*nbdist\.lab enabled", said, re.MULTILINE), said
-    assert re.search(r"^\s*nbdist\.lab \S* ?OK", said, re.MULTILINE), said
+    output = output_of(tmp_path, "jupyter", "server", "extension", "list")
+    assert re.search(r"^\s*nbdist\.lab enabled", output, re.MULTILINE), output
+    assert re.search(r"^\s*nbdist\.lab \S* ?OK", output, re.MULTILINE), output
 
 
 def test_what_is_installed_was_built_from_this_checkout() -> None:

@@ -1,4 +1,4 @@
-"""The Jupyter server stays light: what it reads clusters and tasks with brings no heavy package along."""
+"""The Jupyter server stays light: its modules for clusters and tasks import no heavy package."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ HEAVY = ("matplotlib", "ipywidgets", "anywidget", "optuna", "ipyparallel", "skle
 
 
 @pytest.mark.parametrize("module", ["clusters", "tasks"])
-def test_looking_at_clusters_imports_nothing_heavy(module: str) -> None:
+def test_listing_clusters_imports_no_heavy_package(module: str) -> None:
     code = (
         f"import sys, nbdist.lab.readers.{module}, nbdist.lab.readers.clusters as c; c.Clusters().poll(); "
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

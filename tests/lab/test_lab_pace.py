@@ -1,4 +1,4 @@
-"""How far a run is and how fast, from reports that its replicas write once a second."""
+"""Progress and speed of a run, from reports that its replicas write once a second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def report(step: int, time: float, busy: float, *, wait: float = 0.0, **more: An
                    "time": 1e9 + time, **more})  # fmt: skip
 
 
-def test_a_rate_is_measured_between_words() -> None:
+def test_a_rate_is_measured_between_reports() -> None:
     progress = RunProgress(1, synchronous=True)
     for second in range(6):
         progress.add(0, report(20 * second, second, second * 1.0), 500.0 + second)
@@ -30,20 +30,20 @@ def test_a_rate_is_measured_between_words() -> None:
     assert standing.seconds_left == pytest.approx(45)
 
 
-def test_the_first_word_alone_tells_a_rate_too() -> None:
+def test_the_first_report_alone_gives_a_rate() -> None:
     progress = RunProgress(1, synchronous=True)
     progress.add(0, report(300, 0.0, 2.0, wait=1.0), 7.0)
     assert progress.by_replica()[0]["steps_per_second"] == pytest.approx(100)
 
 
-def test_a_first_word_without_times_tells_none() -> None:
+def test_a_first_report_without_times_gives_no_rate() -> None:
     progress = RunProgress(1, synchronous=True)
     progress.add(0, report(300, 0.0, 0.0), 7.0)
     assert not progress.knows_rate
     assert progress.by_replica()[0]["steps_per_second"] is None
 
 
-def test_replicas_that_go_their_own_ways_add_up() -> None:
+def test_rates_of_independent_replicas_add_up() -> None:
     for synchronous, steps, total in ((True, 30, 1000), (False, 50, 2000)):
         progress = RunProgress(2, synchronous)
         progress.add(0, report(20, 1.0, 1.0), 0.0)
@@ -53,7 +53,7 @@ def test_replicas_that_go_their_own_ways_add_up() -> None:
         assert (standing.step, standing.total) == (steps, total)
 
 
-def test_a_rate_falls_when_nothing_goes_on_and_comes_back() -> None:
+def test_a_rate_falls_without_steps_and_recovers() -> None:
     progress = RunProgress(1, synchronous=True)
     for second in range(4):
         progress.add(0, report(10 * second, second, second * 1.0), second)
@@ -65,7 +65,7 @@ def test_a_rate_falls_when_nothing_goes_on_and_comes_back() -> None:
     assert progress.by_replica()[0]["steps_per_second"] == pytest.approx(10)
 
 
-def test_a_pause_is_seen_and_costs_no_rate() -> None:
+def test_a_pause_does_not_change_the_rate() -> None:
     progress = RunProgress(2, synchronous=True)
     for second in range(4):
         for replica in range(2):
@@ -81,14 +81,14 @@ def test_a_pause_is_seen_and_costs_no_rate() -> None:
     assert progress.by_replica()[0]["steps_per_second"] > 3
 
 
-def test_a_replica_that_takes_thirty_percent_longer_is_named_in_a_few_seconds() -> None:
-    """Words once a second, and noise: fifteen percent between two steps, and a pause for the garbage."""
+def test_a_replica_slower_by_thirty_percent_is_found_in_seconds() -> None:
+    """Reports once a second, with noise: fifteen percent between two steps, and a pause for the garbage."""
     chance = random.Random(3)
     progress, named = RunProgress(4, synchronous=True), None
     busy = [0.0] * 4
     step = 0
     for second in range(1, 20):
-        for _ in range(50):  # together they make the slowest one's steps: the others wait for it
+        for _ in range(50):  # synchronous replicas step at the slowest one's pace
             step += 1
             for replica in range(4):
                 pause = 0.2 if chance.random() < 0.002 else 0.0
@@ -104,7 +104,7 @@ def test_a_replica_that_takes_thirty_percent_longer_is_named_in_a_few_seconds() 
     assert named <= 5
 
 
-def test_a_clock_that_is_put_back_begins_anew() -> None:
+def test_a_clock_set_back_restarts_the_measurement() -> None:
     progress = RunProgress(2, synchronous=True)
     for second in range(4):
         for replica in range(2):
@@ -117,14 +117,14 @@ def test_a_clock_that_is_put_back_begins_anew() -> None:
         assert 9 < one["steps_per_second"] < 11
 
 
-def test_a_clock_that_is_put_forward_costs_a_few_seconds_of_wrong_rates() -> None:
+def test_a_clock_set_forward_distorts_rates_for_seconds() -> None:
     progress = RunProgress(1, synchronous=True)
     for second in range(12):
         progress.add(0, report(10 * second, second + (1e6 if second > 4 else 0), second * 1.0), second)
     assert progress.by_replica()[0]["steps_per_second"] == pytest.approx(10)
 
 
-def test_a_number_that_no_replica_has_is_left_out() -> None:
+def test_an_unknown_replica_number_is_ignored() -> None:
     progress = RunProgress(2, synchronous=True)
     progress.add(7, report(1, 1.0, 1.0), 0.0)
     assert progress.by_replica() == {}
@@ -140,12 +140,12 @@ KEYS = ("version", "state", "step", "total", "training", "spent", "time", "globa
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_word_never_raise(content: bytes) -> None:
+def test_invalid_bytes_never_raise(content: bytes) -> None:
     parse_progress(content)
 
 
 @given(st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON)), max_size=6), st.floats(0, 1e6))
-def test_whatever_json_a_file_holds_nothing_raises(contents: list[dict[str, Any]], now: float) -> None:
+def test_any_json_never_raises(contents: list[dict[str, Any]], now: float) -> None:
     good = {"state": "running", "step": 1, "time": 1.0, "spent": {"compute": 1.0}}
     progress = RunProgress(2, synchronous=False)
     for content in contents:
@@ -158,5 +158,5 @@ def test_whatever_json_a_file_holds_nothing_raises(contents: list[dict[str, Any]
     progress.standing()
 
 
-def test_deeply_nested_json_is_no_word() -> None:
+def test_deeply_nested_json_is_ignored() -> None:
     assert parse_progress(b"[" * 60_000) is None

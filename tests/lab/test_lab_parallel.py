@@ -1,4 +1,4 @@
-"""Clusters of ipyparallel's own, from files as it writes them; and one real one."""
+"""Plain ipyparallel clusters, from files in its format; and a real one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nbdist.lab.readers.clusters import Clusters
 from nbdist.lab.readers.tasks import ClusterTasks
 from nbdist.runtime.task import TaskInfo
 
-# What the panel's server does, in a process of its own: it tells when the cluster is up, and stops it when
+# Acts like the panel's server in its own process: prints a line when the cluster is up, and stops it when
 # its standard input ends.
 PANEL = """
 import sys, ipyparallel as ipp
@@ -51,8 +51,8 @@ def clusters() -> Iterator[Clusters]:
 
 
 @pytest.fixture
-def gone() -> int:
-    """The number of a process that has ended."""
+def ended_pid() -> int:
+    """Return the pid of an ended process."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
@@ -67,7 +67,7 @@ class NoRuns:
 
 
 def standard(controller: int, engines: list[int], **cluster: Any) -> dict[str, Any]:
-    """Return what ipyparallel writes of a controller and engines of this host."""
+    """Return ipyparallel's file for a controller and engines of this host."""
     state = {"profile_dir": "/x", "cluster_id": "a", "state": "running"}
     each = {str(i): {**state, "pid": pid, "output_file": "/x"} for i, pid in enumerate(engines)}
     sets = {"1763683200": {**state, "n": len(engines), "engines": each}}
@@ -78,9 +78,9 @@ def standard(controller: int, engines: list[int], **cluster: Any) -> dict[str, A
     }
 
 
-def test_a_running_one_and_its_engines(clusters: Clusters, profile: Path, gone: int) -> None:
+def test_a_running_cluster_and_its_engines(clusters: Clusters, profile: Path, ended_pid: int) -> None:
     path = profile / "security" / "cluster-a.json"
-    path.write_text(json.dumps(standard(os.getpid(), [os.getpid(), gone])))
+    path.write_text(json.dumps(standard(os.getpid(), [os.getpid(), ended_pid])))
     (item,) = clusters.poll()
     assert item == json.loads(json.dumps(item))
     assert (item["id"], item["title"], item["kind"]) == ("ipp:default:a", "a (default)", "ipyparallel")
@@ -92,31 +92,31 @@ def test_a_running_one_and_its_engines(clusters: Clusters, profile: Path, gone: 
     rows = ClusterTasks(NoRuns(), clusters).poll("ipp:default:a")
     assert [(row["name"], row["state"], row["pid"]) for row in rows] == [
         ("/job:engine/task:0", "idle", os.getpid()),
-        ("/job:engine/task:1", "dead", gone),
+        ("/job:engine/task:1", "dead", ended_pid),
     ]
 
 
-def test_one_without_its_controller_is_stale(clusters: Clusters, profile: Path, gone: int) -> None:
+def test_a_cluster_without_its_controller_is_stale(clusters: Clusters, profile: Path, ended_pid: int) -> None:
     path = profile / "security" / "cluster-a.json"
-    path.write_text(json.dumps(standard(gone, [])))
+    path.write_text(json.dumps(standard(ended_pid, [])))
     (item,) = clusters.poll()
     assert item["state"] == "stale"
-    assert f"its controller (pid {gone}) ended" in item["error"]
+    assert f"its controller (pid {ended_pid}) ended" in item["error"]
     path.write_text(json.dumps(standard(os.getpid(), [])))
-    os.utime(path, (1000.0, 1000.0))  # this process is younger than that: it has only got the number
+    os.utime(path, (1000.0, 1000.0))  # this process started later: the pid was reused
     assert clusters.poll()[0]["state"] == "stale"
     path.unlink()
     assert clusters.poll() == []
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"cluster": 3}', b"\xff", b"[" * 100_000])
-def test_torn_files_are_passed_over(clusters: Clusters, profile: Path, content: bytes) -> None:
+def test_torn_files_are_ignored(clusters: Clusters, profile: Path, content: bytes) -> None:
     (profile / "security" / "cluster-a.json").write_bytes(content)
     (profile / "security" / "cluster-b.json").write_text(json.dumps(standard(os.getpid(), [])))
     assert [item["id"] for item in clusters.poll()] == ["ipp:default:b"]
 
 
-def test_files_that_are_not_ours_are_passed_over(clusters: Clusters, profile: Path, tmp_path: Path) -> None:
+def test_files_of_other_users_are_ignored(clusters: Clusters, profile: Path, tmp_path: Path) -> None:
     security = profile / "security"
     elsewhere = tmp_path / "elsewhere.json"
     elsewhere.write_text(json.dumps(standard(os.getpid(), [])))
@@ -129,7 +129,7 @@ def test_files_that_are_not_ours_are_passed_over(clusters: Clusters, profile: Pa
     assert clusters.poll() == []
 
 
-def test_ours_are_listed_there_and_shown_once(clusters: Clusters, profile: Path) -> None:
+def test_our_clusters_are_shown_once(clusters: Clusters, profile: Path) -> None:
     info = TaskInfo("worker", 0, 0, "here", os.getpid(), "127.0.0.1:1", "CPU:0", 1)
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
         listing = write_ipyparallel_files(folder, os.getpid(), (info,))
@@ -140,7 +140,7 @@ def test_ours_are_listed_there_and_shown_once(clusters: Clusters, profile: Path)
 
 
 def test_our_launcher_under_ipyparallels_cluster_is_shown_as_its(clusters: Clusters, profile: Path) -> None:
-    with a_cluster("a_1763683200") as folder:  # which has no description of its own
+    with a_cluster("a_1763683200") as folder:  # it has no cluster.json
         content = standard(os.getpid(), [])
         content["engines"] = {"class": "nbdist", "sets": {"1": {"n": 2, "supervisor_folder": str(folder)}}}
         (profile / "security" / "cluster-a.json").write_text(json.dumps(content))
@@ -149,7 +149,7 @@ def test_our_launcher_under_ipyparallels_cluster_is_shown_as_its(clusters: Clust
     assert clusters.poll()[0]["engines"] == 0
 
 
-def test_those_of_another_home_are_not_ipyparallels(
+def test_clusters_of_another_state_folder_are_not_listed(
     clusters: Clusters, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = TaskInfo("worker", 0, 0, "here", os.getpid(), "127.0.0.1:1", "CPU:0", 1)
@@ -162,7 +162,7 @@ def test_those_of_another_home_are_not_ipyparallels(
 
 
 @pytest.mark.engines
-def test_a_real_one_as_the_panel_starts_it(clusters: Clusters, profile: Path) -> None:
+def test_a_real_cluster_started_like_the_panel(clusters: Clusters, profile: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PANEL, str(profile)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as panel:
@@ -179,8 +179,8 @@ def test_a_real_one_as_the_panel_starts_it(clusters: Clusters, profile: Path) ->
             assert psutil.Process(row["pid"]).is_running()
             check = "rc.wait_for_engines(1, timeout=60)\nprint(rc[:].apply_sync(__import__('os').getpid))"
             code = f"{item['attach']}\n{check}\nrc.close()"
-            said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-            assert f"[{row['pid']}]" in said.stdout
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            assert f"[{row['pid']}]" in done.stdout
         finally:
             panel.stdin.close()
             panel.wait(60)

@@ -1,4 +1,4 @@
-"""Ids and paths that are no names: found nowhere, and never more than an answer; with the real readers."""
+"""Invalid ids and paths are not found by the real readers."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         with serving(tmp_path_factory.mktemp("jupyter")) as one:
             before = sorted(home.rglob("*"))
             yield one
-            assert sorted(home.rglob("*")) == before, "something was made, or is gone"
+            assert sorted(home.rglob("*")) == before, "a file was created or removed"
 
 
 @pytest.mark.parametrize("nasty", NASTY, ids=lambda text: text[:20])
-def test_what_is_no_name(server: Server, nasty: str) -> None:
+def test_invalid_names(server: Server, nasty: str) -> None:
     for verb, address in ADDRESSES:
         path = "nbdist/api/v1/" + address.replace("{}", nasty)
         answer = server.ask(verb, path)
@@ -69,7 +69,7 @@ def test_what_is_no_name(server: Server, nasty: str) -> None:
 
 
 @pytest.mark.parametrize("nasty", NASTY, ids=lambda text: text[:20])
-def test_the_state_of_a_cluster_that_is_none(server: Server, nasty: str) -> None:
+def test_the_state_of_an_invalid_cluster(server: Server, nasty: str) -> None:
     answer = server.ask("GET", f"nbdist/api/v1/state?cluster={nasty}")
     assert answer.status in (200, 400, 404)
     if answer.status == 200:
@@ -81,7 +81,7 @@ def test_a_link_is_not_followed(server: Server) -> None:
     assert server.ask("GET", "nbdist/api/v1/runs/run-1/files/../secret").status == 403
 
 
-def test_what_is_there_is_found(server: Server) -> None:
-    """All of the above would pass as well where nothing can be had."""
+def test_valid_items_are_found(server: Server) -> None:
+    """Valid ids are found, so the tests above are not vacuous."""
     answer = server.ask("GET", "nbdist/api/v1/runs/run-1/files/checkpoints/1.bin")
     assert (answer.status, answer.body) == (200, b"weights")

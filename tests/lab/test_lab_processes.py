@@ -1,4 +1,4 @@
-"""Processes that are looked at again and again: those of a file, and not later ones under their numbers."""
+"""Processes polled repeatedly: those of a file, and no later ones with the same pids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_process_is_found_until_it_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         written = psutil.Process(process.pid).create_time()
         assert processes.find(process.pid, written) is not None
-        assert processes.find(process.pid, written - CLOCK_SECONDS - 1) is None  # it is younger than that
+        assert processes.find(process.pid, written - CLOCK_SECONDS - 1) is None  # it started later than that
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert processes.find(process.pid, written) is None
@@ -24,7 +24,7 @@ def test_a_process_is_found_until_it_ends() -> None:
     assert processes.find(1 << 30, written) is None
 
 
-def test_a_number_that_another_process_got_is_noticed() -> None:
+def test_a_reused_pid_is_noticed() -> None:
     now = [0.0]
     processes = Processes(now=lambda: now[0])
     mine = processes.find(os.getpid(), 1e12)
@@ -37,7 +37,7 @@ def test_a_number_that_another_process_got_is_noticed() -> None:
     assert processes.find(os.getpid(), 1e12) is None
 
 
-def test_what_is_not_asked_for_is_forgotten() -> None:
+def test_processes_no_longer_polled_are_dropped() -> None:
     processes = Processes()
     first = processes.find(os.getpid(), 1e12)
     processes.forget_unused()

@@ -1,4 +1,4 @@
-"""The notebook that the launcher's card opens: it is one, and it runs as it is."""
+"""The notebook that the launcher's card opens: it is valid and runs unchanged."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_it_is_a_notebook_without_outputs() -> None:
 
 @pytest.mark.engines
 @pytest.mark.timeout(400)
-def test_it_trains_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error stops it with the traceback; the cluster then ends a minute after the kernel."""
+def test_it_trains_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error stops it with the traceback; the cluster ends a minute after the kernel."""
     from nbclient import NotebookClient
 
     monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))

@@ -1,6 +1,6 @@
-"""Every route x verb x credential: only who may gets through, and who may not changes and learns nothing.
+"""Every route x verb x credential: requests without permission change and reveal nothing.
 
-The routes are those that the server itself has: one that is added without an entry here fails the test.
+The routes come from the server itself: a new route without an entry here fails the test.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UPGRADE = {
 
 @dataclass(frozen=True)
 class Route:
-    """An address that a pattern matches, and what each verb that is offered there answers to who may."""
+    """An address that a pattern matches, and the status of each offered verb for a permitted user."""
 
     path: str
     offered: Mapping[str, int]
@@ -66,7 +66,7 @@ ROUTES = {
 
 @dataclass
 class Touched:
-    """Everything that a request can set going, or read."""
+    """Everything that a request can start or read."""
 
     fakes: Fakes = field(default_factory=Fakes)
     begun: list[Mapping[str, Any]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Touched:
 
 
 class Denies(Authorizer):
-    """Lets nobody do anything with what is ours."""
+    """An authorizer that denies all actions on nbdist."""
 
     asked: list[tuple[str, str]] = []
 
@@ -141,7 +141,7 @@ def something_to_see(server: Server, cookies: dict[str, str]) -> None:
 
 
 def ours(rules: list[Rule]) -> Iterator[tuple[str, type[RequestHandler]]]:
-    """Give the patterns and handlers of all rules, at any depth, that lead to a handler of ours."""
+    """Yield the patterns and handlers of all rules, at any depth, with a handler of nbdist."""
     for rule in rules:
         if isinstance(rule.matcher, HostMatches) or not isinstance(rule.target, type):
             yield from ours(getattr(rule.target, "rules", []))
@@ -161,14 +161,14 @@ def as_browser(cookies: Mapping[str, str], **more: str) -> dict[str, str]:
     return {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items()), **more}
 
 
-def test_every_route_of_ours_is_tried_here(server: Server) -> None:
+def test_every_route_is_in_the_table(server: Server) -> None:
     start = re.escape(BASE.rstrip("/"))
     found = [pattern for pattern, _ in ours(server.app.web_app.default_router.rules)]
     assert sorted(pattern.removeprefix(start).removesuffix("$") for pattern in found) == sorted(ROUTES)
 
 
-def test_jupyters_own_check_finds_nothing_that_was_forgotten(server: Server) -> None:
-    """It warns the owner of a server that is set to ``allow_unauthenticated_access=False``."""
+def test_jupyters_check_finds_no_unprotected_route(server: Server) -> None:
+    """Jupyter checks this for servers with ``allow_unauthenticated_access=False``."""
     for pattern, handler in ours(server.app.web_app.default_router.rules):
         assert server.app.web_app._check_handler_auth(pattern, handler) == []
 
@@ -181,7 +181,9 @@ class TestEachRoute:
         answer = send(server, verb, route.path)
         assert answer.status == route.offered.get(verb, route.else_)
         if answer.status >= 400 and verb != "HEAD":
-            if answer.status != 400 and "tensorboard/(" not in pattern:  # 400 is tornado's own: no WebSocket
+            if (
+                answer.status != 400 and "tensorboard/(" not in pattern
+            ):  # 400 is tornado's answer without a WebSocket
                 assert answer.json.keys() == {"message", "reason"}
             assert not touched.begun
             assert not touched.fakes.managed
@@ -198,10 +200,10 @@ class TestEachRoute:
     def test_a_login_without_xsrf(
         self, server: Server, cookies: dict[str, str], pattern: str, verb: str
     ) -> None:
-        """What a form, or an image, on another page can do: send the cookies along."""
+        """Like a form or an image on another page, which sends the cookies."""
         answer = send(server, verb, ROUTES[pattern].path, as_browser(cookies))
         if verb in ("GET", "HEAD", "OPTIONS", "WEBSOCKET") and "files" not in pattern:
-            # Reading changes nothing, and the other page cannot see what comes.
+            # A read changes nothing, and the other page cannot see the answer.
             assert answer.status == ROUTES[pattern].offered.get(verb, ROUTES[pattern].else_)
         elif "files" in pattern and verb in ("HEAD", "OPTIONS"):
             assert answer.status == 405
@@ -224,14 +226,14 @@ class TestEachRoute:
         answer = send(server, verb, ROUTES[pattern].path, as_browser(cookies, **foreign))
         if verb == "OPTIONS":
             assert answer.status in (404, 405)
-        elif "stream" in pattern and verb != "WEBSOCKET":  # no connection, and nothing is told
+        elif "stream" in pattern and verb != "WEBSOCKET":  # no connection, and no data
             assert answer.status in (400, 403, 404, 405)
         else:
             refused(answer)
         assert SECRET.encode() not in answer.body
         assert "Access-Control-Allow-Origin" not in answer.headers
 
-    def test_a_user_who_may_not(
+    def test_a_user_without_permission(
         self, server: Server, monkeypatch: pytest.MonkeyPatch, pattern: str, verb: str
     ) -> None:
         Denies.asked.clear()
@@ -246,13 +248,13 @@ class TestEachRoute:
 
 
 def refused(answer: Answer) -> None:
-    """Check that an answer lets nothing be seen, and that nothing was touched."""
+    """Check that an answer reveals nothing, and that nothing was touched."""
     assert answer.status in (403, 404), answer
     assert SECRET.encode() not in answer.body
     assert touched.count == 0
 
 
-def test_a_browser_that_is_logged_in(server: Server, cookies: dict[str, str]) -> None:
+def test_a_logged_in_browser(server: Server, cookies: dict[str, str]) -> None:
     same = {"Origin": f"http://127.0.0.1:{server.port}", "X-XSRFToken": cookies["_xsrf"]}
     for route in ROUTES.values():
         for verb, status in route.offered.items():
@@ -261,17 +263,15 @@ def test_a_browser_that_is_logged_in(server: Server, cookies: dict[str, str]) ->
             assert answer.status == status, (route, verb, answer)
 
 
-def test_a_file_is_for_links_on_our_own_pages(server: Server, cookies: dict[str, str]) -> None:
-    """A link has no XSRF token; where it stands is said by the browser."""
+def test_a_file_needs_a_link_on_the_servers_pages(server: Server, cookies: dict[str, str]) -> None:
+    """A link has no XSRF token; the browser sends its page as Referer."""
     path = f"{API}/runs/{SECRET}/files/{SECRET}"
     for origin, status in ((f"http://127.0.0.1:{server.port}", 200), ("http://evil.example", 403)):
         answer = send(server, "GET", path, as_browser(cookies, Referer=f"{origin}/lab"))
         assert answer.status == status
 
 
-def test_another_origin_may_ask_first_where_the_server_lets_it(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preflight_requests_of_an_allowed_origin(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(server.app.web_app.settings, "allow_origin", "https://lab.example")
     asked = {"Origin": "https://lab.example", "Access-Control-Request-Method": "POST"}
     answer = send(server, "OPTIONS", f"{API}/clusters", asked)

@@ -23,7 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_details_say_all_that_run_json_does() -> None:
+def test_details_have_all_of_run_json() -> None:
     run = RunFolder(
         "r1", status="finished", code="<script>1</script>", ended=2e9, options={"alpha": float("nan")}
     )
@@ -38,7 +38,7 @@ def test_details_say_all_that_run_json_does() -> None:
     assert found["status"] == "finished"
 
 
-def test_details_of_a_damaged_run_say_why() -> None:
+def test_details_of_a_damaged_run_have_the_reason() -> None:
     RunFolder("r1").raw("run.json", "{")
     found = run_details("r1")
     assert (found["status"], found["code"]) == ("damaged", "")
@@ -46,7 +46,7 @@ def test_details_of_a_damaged_run_say_why() -> None:
 
 
 @pytest.mark.parametrize("view", [run_details, run_bundle])
-def test_what_is_not_there_is_not_found(view: object) -> None:
+def test_a_missing_run_is_not_found(view: object) -> None:
     assert callable(view)
     with pytest.raises(NotFoundError):
         view("r1")
@@ -54,7 +54,7 @@ def test_what_is_not_there_is_not_found(view: object) -> None:
         view("../r1")
 
 
-def test_a_bundle_is_what_a_frozen_output_holds() -> None:
+def test_a_bundle_equals_a_frozen_output() -> None:
     run = RunFolder("r1", status="finished", created=1e9, ended=1e9 + 10)
     for rank in range(2):
         run.log(rank, [*losses(40, 1.0 + rank), ("val_loss", 39, 2.0), ("step_ms", 1, 3.0)])
@@ -94,13 +94,13 @@ def test_a_bundle_is_made_once_while_nothing_changes(monkeypatch: pytest.MonkeyP
     recorder.close()
 
 
-def test_a_run_that_logged_nothing_has_an_empty_bundle() -> None:
+def test_a_run_without_points_has_an_empty_bundle() -> None:
     RunFolder("r1", status="finished", ended=2e9)
     found = run_bundle("r1")
     assert (found["charts"], found["series"]) == ([], [])
 
 
-def test_not_a_number_stays_in_the_text_of_a_curve() -> None:
+def test_nan_is_kept_in_a_curve() -> None:
     RunFolder("r1", status="failed").log(0, [("loss", 1, float("nan")), ("loss", 2, float("inf"))])
     found = run_bundle("r1")
     json.dumps(found, allow_nan=False)
@@ -108,14 +108,14 @@ def test_not_a_number_stays_in_the_text_of_a_curve() -> None:
     assert found["series"][0]["values"] == "nan inf"
 
 
-def test_of_very_long_logs_parts_are_read_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_long_logs_are_read_in_part_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder("r1", status="finished")
     for rank in range(2):
         recorder = run.log(rank, [], close=False)
         for start in range(0, 60_000, 500):
             add(recorder, [("loss", step, step * 1.0) for step in range(start, start + 500)])
         recorder.close()
-    assert load_store(run.folder)[1] == []  # a few megabytes are read whole
+    assert load_store(run.folder)[1] == []  # a log of a few megabytes is read completely
     size = (run.folder / "metrics-0000.log").stat().st_size
     monkeypatch.setattr(run_curves, "MAX_LOG_BYTES", size // 2)
     monkeypatch.setattr(run_curves, "PART_BYTES", 1 << 16)
@@ -129,7 +129,7 @@ def test_of_very_long_logs_parts_are_read_and_that_is_said(monkeypatch: pytest.M
     assert any("MB of them" in remark for remark in run_bundle("r1")["remarks"])
 
 
-def test_what_is_no_log_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_a_log_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder("r1", status="finished")
     run.raw("metrics-0000.log", "this is text, and no log at all")
     run.log(1, losses(2))
@@ -138,7 +138,7 @@ def test_what_is_no_log_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [note.partition(" of")[0] for note in notes] == ["metrics-0000.log is not a metrics log"]
 
 
-def test_a_folder_that_has_gone_is_not_found() -> None:
+def test_a_removed_folder_is_not_found() -> None:
     run = RunFolder("r1", status="finished")
     runs = Runs()
     runs.poll()
@@ -147,7 +147,7 @@ def test_a_folder_that_has_gone_is_not_found() -> None:
         run_details("r1", runs)
 
 
-def test_the_end_of_what_each_task_printed() -> None:
+def test_the_end_of_each_tasks_output() -> None:
     run = RunFolder("r1", workers=3)
     run.write(
         code="print(1)", options={"strategy": "ps", "synchronous": True, "fetch": ["a", "b"], "name": "x"}

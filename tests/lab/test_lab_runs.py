@@ -1,4 +1,4 @@
-"""Runs as the panel lists them: from real folders, and from folders in every state of disrepair."""
+"""Runs as the panel lists them, from valid and damaged folders."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def only(runs: Runs) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_run_that_goes_on() -> None:
+def test_an_active_run() -> None:
     run = RunFolder("261121-090000-mnist")
     for rank in range(2):
         run.log(rank, [("step_ms", 1, 5.0), ("accuracy", 1, 0.1), ("loss", 1, 3.0 - rank), ("loss", 2, 1.0)])
@@ -77,13 +77,17 @@ def test_a_run_that_goes_on() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_which_runs_go_on_on_a_cluster() -> None:
-    for name, status, where in (("r1", "running", "c1"), ("r2", "finished", "c1"), ("r3", "running", "gone")):
+def test_active_runs_of_a_cluster() -> None:
+    for name, status, where in (
+        ("r1", "running", "c1"),
+        ("r2", "finished", "c1"),
+        ("r3", "running", "ended"),
+    ):
         RunFolder(name, status=status, cluster=where)
     runs = Runs()
-    assert runs.on_cluster("c1") == []  # nobody has looked
+    assert runs.on_cluster("c1") == []  # before the first poll
     runs.poll()
-    assert (runs.on_cluster("c1"), runs.on_cluster("gone"), runs.on_cluster("../x")) == (["r1"], [], [])
+    assert (runs.on_cluster("c1"), runs.on_cluster("ended"), runs.on_cluster("../x")) == (["r1"], [], [])
 
 
 @pytest.mark.usefixtures("cluster")
@@ -105,16 +109,18 @@ def test_a_run_is_followed_until_it_has_ended() -> None:
     assert [command for command, can in item["can"].items() if can] == ["delete"]
 
 
-def test_a_failed_run_says_first_what_was_raised() -> None:
-    told = 'Traceback (most recent call last):\n  File "<distribute r1>", line 4, in <module>\n    fit()\n'
-    error = f"{told}ValueError: late\n\nraised on /job:worker/task:1 (pid 7)"
+def test_a_failed_run_starts_with_its_error() -> None:
+    traceback = (
+        'Traceback (most recent call last):\n  File "<distribute r1>", line 4, in <module>\n    fit()\n'
+    )
+    error = f"{traceback}ValueError: late\n\nraised on /job:worker/task:1 (pid 7)"
     RunFolder("r1").write(status="failed", error=error)
     item = only(Runs())
     assert item["error_line"] == "ValueError: late (line 4, worker 1)"
     assert item["error"] == error
 
 
-def test_a_run_has_the_name_and_tags_that_its_user_has_given_it() -> None:
+def test_a_run_has_its_labels() -> None:
     run, runs = RunFolder("r1"), Runs()
     run.write(status="finished", ended=time.time(), trained=False)
     item = only(runs)
@@ -129,14 +135,15 @@ def test_a_run_has_the_name_and_tags_that_its_user_has_given_it() -> None:
     assert runs.poll() == []
 
 
-def test_replicas_by_rank_and_one_that_is_slow() -> None:
+def test_replicas_by_rank_with_a_straggler() -> None:
     run, runs = RunFolder("r1", workers=3), Runs()
     run.write(cluster={**run.record.cluster, "workers": [1, 2]})
     for second in range(8):
         for rank, slow in ((1, 1.0), (2, 1.4)):
             busy = second * 0.7 * slow
-            run.word(rank, state="running", step=30 * second, total=300, training=1, time=1e9 + second,
-                     spent={"compute": busy, "wait": second - busy})  # fmt: skip
+            spent = {"compute": busy, "wait": second - busy}
+            more = {"total": 300, "training": 1, "time": 1e9 + second, "spent": spent}
+            run.raw_progress(rank, state="running", step=30 * second, **more)
         runs.poll()
     tasks = runs.tasks_of("r1")
     assert tasks.keys() == {1, 2}
@@ -145,7 +152,7 @@ def test_replicas_by_rank_and_one_that_is_slow() -> None:
     assert runs.tasks_of("r2") == {}
 
 
-def test_towers_are_their_workers() -> None:
+def test_towers_are_listed_as_workers() -> None:
     run, runs = RunFolder("r1", workers=2), Runs()
     run.write(
         cluster={**run.record.cluster, "workers": [3, 5]},
@@ -157,7 +164,7 @@ def test_towers_are_their_workers() -> None:
     assert {rank: one["step"] for rank, one in runs.tasks_of("r1").items()} == {3: 7, 5: 8}
 
 
-def test_newest_first_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_first_with_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs_module, "MAX_RUNS", 3)
     for i in range(5):
         RunFolder(f"r{i}", created=1e9 + i, status="finished")
@@ -167,7 +174,7 @@ def test_newest_first_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs.item("r0")["id"] == "r0"
 
 
-def test_where_the_file_browser_shows_it(home: Path, tmp_path: Path) -> None:
+def test_the_path_for_the_file_browser(home: Path, tmp_path: Path) -> None:
     RunFolder("r1", status="finished")
     assert only(Runs())["browse"] is None
     assert only(Runs(tmp_path))["browse"] == "home/runs/r1"
@@ -181,7 +188,7 @@ def test_where_the_file_browser_shows_it(home: Path, tmp_path: Path) -> None:
     assert only(Runs(tmp_path))["browse"] is None
 
 
-def test_event_files_are_seen() -> None:
+def test_event_files_are_reported() -> None:
     run = RunFolder("r1", status="finished")
     assert not only(Runs())["tensorboard"]
     (run.folder / "tensorboard").mkdir()
@@ -203,21 +210,21 @@ def test_a_pause_is_a_status() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_seconds_of_pauses() -> None:
     run, runs = RunFolder("r1", workers=1), Runs()
-    run.word(0, state="running", step=5, time=1000.0)
+    run.raw_progress(0, state="running", step=5, time=1000.0)
     assert only(runs)["paused"] == 0
-    run.word(0, state="paused", step=5, time=1010.0)
-    run.word(0, state="paused", step=5, time=1010.0)
+    run.raw_progress(0, state="paused", step=5, time=1010.0)
+    run.raw_progress(0, state="paused", step=5, time=1010.0)
     assert only(runs)["paused"] == 0
-    run.word(0, state="running", step=5, time=1070.0)
+    run.raw_progress(0, state="running", step=5, time=1070.0)
     assert only(runs)["paused"] == 60
-    # The server has not seen this pause: it was started afterwards.
-    run.word(0, state="running", step=9, time=1200.0, rested=90.0)
+    # The server started after this pause.
+    run.raw_progress(0, state="running", step=9, time=1200.0, rested=90.0)
     assert (only(runs)["paused"], only(Runs())["paused"]) == (90, 90)
     run.write(status="finished", ended=run.record.created + 300, paused=91.5)
     assert (only(runs)["paused"], only(Runs())["paused"]) == (91.5, 91.5)
 
 
-def test_the_first_series_counts_where_there_is_no_loss() -> None:
+def test_the_first_series_is_shown_without_a_loss() -> None:
     run = RunFolder("r1", status="finished")
     run.log(0, [("step_ms", 1, 3.0), ("reward", 1, 7.0), ("speed", 1, 9.0)])
     item = only(Runs())
@@ -225,7 +232,7 @@ def test_the_first_series_counts_where_there_is_no_loss() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_loss_that_comes_later_takes_its_place() -> None:
+def test_a_later_loss_replaces_it() -> None:
     run, runs = RunFolder("r1", workers=1), Runs()
     recorder = run.log(0, [("reward", 1, 7.0)], close=False)
     assert only(runs)["metric"] == "reward"
@@ -259,17 +266,17 @@ def test_a_curve_has_at_most_sixty_points() -> None:
     assert set(item["curve"]["y"]) == {0.25}
 
 
-# What goes on, and what only seems to.
+# Active runs, and runs that only seem active.
 
 
-def test_a_run_whose_cluster_is_gone_is_lost() -> None:
+def test_a_run_of_an_ended_cluster_is_lost() -> None:
     RunFolder("r1").progress(0, 5)
     item = only(Runs())
     assert (item["status"], item["note"]) == ("lost", "its cluster c1 has ended")
     assert item["why"] == dict.fromkeys(("stop", "pause", "resume", "set"), "its cluster has ended")
 
 
-def test_a_later_cluster_of_the_same_name_is_another_one() -> None:
+def test_a_later_cluster_with_the_same_id_is_distinguished() -> None:
     _, lock = cluster_folder("c1", [7, 8])
     try:
         RunFolder("r1")
@@ -293,11 +300,11 @@ def test_an_in_graph_run_ends_with_its_process() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_bodies_that_are_over_while_nobody_follows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_bodies_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     run, runs = RunFolder("r1"), Runs()
     for rank in range(2):
         run.progress(rank, 100, state="finished")
-    assert only(runs)["status"] == "running"  # its driver is about to say how it ended
+    assert only(runs)["status"] == "running"  # its client has not yet written the end
     monkeypatch.setattr(runs_module, "QUIET_SECONDS", -1.0)
     item = only(runs)
     assert item["status"] == "finished"
@@ -313,13 +320,13 @@ def test_a_cluster_that_dies_is_noticed() -> None:
     finally:
         os.close(lock)
     assert only(runs)["status"] == "lost"
-    assert (folder / "lock").exists()  # looking removes nothing
+    assert (folder / "lock").exists()  # listing removes nothing
 
 
-# Bad input.
+# Invalid input.
 
 
-def test_a_run_json_that_is_torn() -> None:
+def test_a_torn_run_json() -> None:
     run = RunFolder("r1")
     run.raw("run.json", (run.folder / "run.json").read_bytes()[:100])
     item = only(Runs())
@@ -330,7 +337,7 @@ def test_a_run_json_that_is_torn() -> None:
     assert only(Runs())["status"] == "finished"
 
 
-def test_a_metrics_log_that_is_torn() -> None:
+def test_a_torn_metrics_log() -> None:
     run = RunFolder("r1", workers=1, status="failed")
     run.log(0, losses(3))
     path = run.folder / "metrics-0000.log"
@@ -339,7 +346,7 @@ def test_a_metrics_log_that_is_torn() -> None:
     assert "at the end of metrics-0000.log are an incomplete record" in note
 
 
-def test_a_log_that_is_no_log() -> None:
+def test_a_file_that_is_not_a_log() -> None:
     run = RunFolder("r1", workers=1, status="finished")
     run.raw("metrics-0000.log", "hello, this is text")
     item = only(Runs())
@@ -348,7 +355,7 @@ def test_a_log_that_is_no_log() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_torn_log_of_a_run_that_goes_on_is_no_news() -> None:
+def test_a_torn_log_of_an_active_run_is_no_problem() -> None:
     run = RunFolder("r1", workers=1)
     run.log(0, losses(3))
     with (run.folder / "metrics-0000.log").open("ab") as file:
@@ -356,7 +363,7 @@ def test_a_torn_log_of_a_run_that_goes_on_is_no_news() -> None:
     assert only(Runs())["note"] is None
 
 
-def test_a_folder_that_vanishes_in_mid_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_vanishes_during_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     run, runs = RunFolder("r1"), Runs()
     RunFolder("r0", status="finished")
     before = knownrun.record_of
@@ -372,13 +379,13 @@ def test_a_folder_that_vanishes_in_mid_look(monkeypatch: pytest.MonkeyPatch) -> 
     assert [item["id"] for item in runs.poll()] == ["r0"]
 
 
-def test_a_folder_without_a_run_json_is_being_made(home: Path) -> None:
+def test_a_new_folder_without_run_json_is_ignored(home: Path) -> None:
     RunFolder("r1", status="finished")
     (home / "runs" / "r2").mkdir(mode=0o700)
     assert [item["id"] for item in Runs().poll()] == ["r1"]
 
 
-def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
+def test_a_missing_state_folder_is_not_created(home: Path) -> None:
     runs = Runs()
     assert runs.poll() == []
     assert not home.exists()
@@ -390,7 +397,7 @@ def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
         runs.item("r1")
 
 
-def test_a_home_that_others_could_write_into_is_not_trusted(home: Path) -> None:
+def test_a_state_folder_writable_by_others_is_not_trusted(home: Path) -> None:
     RunFolder("r1", status="finished")
     home.chmod(0o777)
     runs = Runs()
@@ -399,7 +406,7 @@ def test_a_home_that_others_could_write_into_is_not_trusted(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_home_that_is_read_only_is_read(home: Path) -> None:
+def test_a_read_only_state_folder_is_read(home: Path) -> None:
     run = RunFolder("r1", status="finished")
     run.log(0, losses(2))
     for folder in (run.folder, home / "runs", home):
@@ -411,7 +418,7 @@ def test_a_home_that_is_read_only_is_read(home: Path) -> None:
             folder.chmod(0o700)
 
 
-def test_a_cluster_is_alive_also_for_who_may_not_write(cluster: Path) -> None:
+def test_a_cluster_is_alive_also_without_write_permission(cluster: Path) -> None:
     RunFolder("r1")
     (cluster / "lock").chmod(0o400)
     with pytest.MonkeyPatch.context() as patch:
@@ -426,7 +433,7 @@ def test_a_cluster_is_alive_also_for_who_may_not_write(cluster: Path) -> None:
         assert only(Runs())["status"] == "running"
 
 
-def test_a_link_among_the_runs_is_no_run(home: Path, tmp_path: Path) -> None:
+def test_a_link_among_the_runs_is_ignored(home: Path, tmp_path: Path) -> None:
     run = RunFolder("r1", status="finished")
     run.folder.rename(tmp_path / "elsewhere")
     (home / "runs" / "r1").symlink_to(tmp_path / "elsewhere")
@@ -474,7 +481,7 @@ def test_names_are_text() -> None:
 
 
 @pytest.mark.parametrize("run_id", ["../r1", "..", "", "r1/x", "/etc", "a" * 99, "r\0", ".hidden"])
-def test_an_id_that_could_lead_elsewhere_is_refused(run_id: str) -> None:
+def test_an_invalid_id_is_refused(run_id: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is not a run id"):
         Runs().item(run_id)
 
@@ -496,9 +503,7 @@ FIELDS = dict.fromkeys(("name", "created", "ended", "error", "code", "seed", "ve
     word=JSON,
     status=st.sampled_from(["running", "finished", "failed"]),
 )
-def test_whatever_json_stands_in_a_folder_it_is_listed(
-    home: Path, found: dict[str, Any], word: Any, status: str
-) -> None:
+def test_a_run_with_any_json_is_listed(home: Path, found: dict[str, Any], word: Any, status: str) -> None:
     shutil.rmtree(home, ignore_errors=True)
     run = RunFolder("r1")
     run.raw("run.json", json.dumps({"id": "r1", "status": status, **found}))
@@ -508,7 +513,7 @@ def test_whatever_json_stands_in_a_folder_it_is_listed(
     json.dumps(runs.tasks_of("r1"), allow_nan=False)
 
 
-def test_a_clock_that_is_wrong_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_clock_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder("r1", status="finished", created=9e9)
     os.utime(run.folder, (9e9, 9e9))
     runs = Runs()
@@ -517,15 +522,15 @@ def test_a_clock_that_is_wrong_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert only(runs)["status"] == "finished"
 
 
-def test_a_record_of_anything_is_a_record() -> None:
+def test_any_record_is_accepted() -> None:
     for content in (b"", b"[]", b"7", b"null", b"\xff", b'{"id": "other"}', b"[" * 100_000):
         assert record_of("r1", content, 5.0).status == "damaged"
 
 
-# What it costs.
+# Cost.
 
 
-def test_a_long_log_is_read_over_several_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_read_over_several_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs_module, "LOG_BYTES", 100_000)
     run, runs = RunFolder("r1", workers=2, status="finished"), Runs()
     for rank in range(2):
@@ -537,7 +542,7 @@ def test_a_long_log_is_read_over_several_looks(monkeypatch: pytest.MonkeyPatch) 
     assert runs.poll()[0]["curve"]["x"][-1] == 59_999
 
 
-def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_files_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(5):
         run = RunFolder(f"r{i}", status="finished")
         run.log(0, losses(5))
@@ -555,14 +560,14 @@ def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.processes
 def test_a_server_stays_light() -> None:
-    """No part of this drags in what takes a second to import, or does not belong into a server."""
+    """No module here imports packages that are slow to import or unfit for a server."""
     code = (
         "import sys, nbdist.lab.readers.runs, nbdist.lab.readers.run_detail\n"
         "import nbdist.lab.readers.sweeps, nbdist.lab.readers.sweep_detail\n"
         "heavy = 'matplotlib ipywidgets anywidget optuna sklearn ipyparallel.client IPython'.split()\n"
         "print([one for one in heavy if one in sys.modules])"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
-    assert told.stdout.strip() == "[]"
+    assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Real runs on real engines, seen from their folders alone."""
+"""Real runs on real engines, read from their folders only."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FOR_EVER = 1_000_000
 
 
 @pytest.fixture
-def going(cluster: Cluster) -> Iterator[Callable[..., Run]]:
-    """Start runs that go on until they are stopped, at the latest when the test ends."""
+def start_endless(cluster: Cluster) -> Iterator[Callable[..., Run]]:
+    """Start runs that last until they are stopped, at the latest at the end of the test."""
     begun: list[Run] = []
 
     def begin(**options: Any) -> Run:
@@ -52,10 +52,10 @@ def item_of(runs: Runs, run: Run) -> dict[str, Any]:
     [{"strategy": "multi_worker"}, {"strategy": "ps"}, {"replication": "in-graph"}],
     ids=["multi_worker", "ps", "in-graph"],
 )
-def test_a_run_is_seen_from_its_beginning_to_its_end(
-    going: Callable[..., Run], cluster: Cluster, options: dict[str, Any]
+def test_a_run_is_listed_from_start_to_end(
+    start_endless: Callable[..., Run], cluster: Cluster, options: dict[str, Any]
 ) -> None:
-    runs, run = Runs(), going(name="look", **options)
+    runs, run = Runs(), start_endless(name="look", **options)
 
     def all_train() -> bool:
         item_of(runs, run)
@@ -81,8 +81,8 @@ def test_a_run_is_seen_from_its_beginning_to_its_end(
     assert names >= {"run.json", "metrics-0000.log", "progress-0000.json", "progress-0002.json"}
 
 
-def test_a_pause_is_seen(going: Callable[..., Run]) -> None:
-    runs, run = Runs(), going(strategy="multi_worker")
+def test_a_pause_is_listed(start_endless: Callable[..., Run]) -> None:
+    runs, run = Runs(), start_endless(strategy="multi_worker")
     until(lambda: item_of(runs, run)["steps_per_second"], during=run)
     run.pause()
     until(lambda: item_of(runs, run)["status"] == "paused", during=run)

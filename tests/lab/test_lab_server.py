@@ -31,7 +31,7 @@ def nothing_listed() -> None:
     fakes.clear()
 
 
-def test_what_the_server_is_said(server: Server) -> None:
+def test_the_version_route(server: Server) -> None:
     assert server.get("") == {"version": 1}
     assert server.get("/") == {"version": 1}
     headers = server.ask("GET", "nbdist/api/v1").headers
@@ -50,7 +50,7 @@ def test_the_state_has_everything(server: Server) -> None:
     assert server.get("/state?cluster=a")["tasks"] == [task_item("a", 0)]
 
 
-def test_one_lister_that_fails_takes_no_other_with_it(server: Server) -> None:
+def test_a_failing_lister_does_not_affect_others(server: Server) -> None:
     fakes.clusters.fails = NotAllowedError("the folder is not yours")
     fakes.sweeps.fails = ZeroDivisionError()
     fakes.runs.items = [run_item("a")]
@@ -62,7 +62,7 @@ def test_one_lister_that_fails_takes_no_other_with_it(server: Server) -> None:
     ]
 
 
-def test_what_json_has_not_is_null(server: Server) -> None:
+def test_values_outside_of_json_are_null(server: Server) -> None:
     fakes.runs.items = [run_item("a", value=float("nan"), curve={"x": [0, 1], "y": [1.0, float("inf")]})]
     [run] = server.get("/state")["runs"]
     assert (run["value"], run["curve"]["y"]) == (None, [1.0, None])
@@ -102,7 +102,7 @@ def test_a_file_is_sent_as_it_is(server: Server) -> None:
     assert answer.headers["Content-Length"] == str(len(data))
 
 
-def test_a_page_that_gives_up_a_file_is_no_error(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_aborted_download_is_no_error(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     fakes.files = {("a", "large"): bytes(32 << 20)}
     with socket.create_connection(("127.0.0.1", server.port)) as page:
         page.sendall(
@@ -115,7 +115,7 @@ def test_a_page_that_gives_up_a_file_is_no_error(server: Server, caplog: pytest.
     assert "Uncaught" not in caplog.text
 
 
-def test_a_disk_that_does_not_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_disk(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "READ_SECONDS", 0.05)
     hangs = threading.Event()
     fakes.runs.waits = hangs
@@ -126,13 +126,13 @@ def test_a_disk_that_does_not_answer(server: Server, monkeypatch: pytest.MonkeyP
             assert "has taken more than 0.05 s" in answer.json["message"]
         assert server.ask("DELETE", "nbdist/api/v1/clusters/a").status == 503
         monkeypatch.undo()
-        assert server.get("") == {"version": 1}  # what needs no look goes on
+        assert server.get("") == {"version": 1}  # requests without a poll still work
     finally:
         hangs.set()
     assert server.get("/state")["version"] == 1
 
 
-def test_what_this_host_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert about()["launchers"] == ["local", "mpi"]
     monkeypatch.setattr("nbdist.cluster.launchers.mpi.find_spec", lambda name: None)
     found = about()
@@ -146,8 +146,8 @@ def test_what_this_host_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.processes
-def test_the_server_is_not_burdened() -> None:
-    """What takes long to import, or much memory, is left to the processes that act."""
+def test_the_server_imports_no_heavy_package() -> None:
+    """Slow or large imports are left to the action processes."""
     heavy = ("matplotlib", "ipywidgets", "anywidget", "optuna", "ipyparallel", "sklearn", "tensorboard")
     code = (
         "import sys, nbdist.lab.app, nbdist.lab.state as views\n"
@@ -155,11 +155,11 @@ def test_the_server_is_not_burdened() -> None:
         "print(*(len(one.poll()) for one in (real.clusters, real.runs, real.sweeps)), real.tasks.poll('a'))\n"
         f"real.about()\nprint([name for name in {heavy!r} if name in sys.modules])"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.splitlines()[1] == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1] == "[]"
 
 
-def test_looking_does_not_count_as_activity(server: Server) -> None:
+def test_polling_does_not_count_as_activity(server: Server) -> None:
     server.app.web_app.settings.pop("api_last_activity", None)
     server.get("/state")
     assert "api_last_activity" not in server.app.web_app.settings

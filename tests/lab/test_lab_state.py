@@ -1,4 +1,4 @@
-"""The state that pages show: its changes are all that they need, and what is under way is in it."""
+"""The state of pages: its changes are sufficient, and it contains pending actions."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_changes_are_all_that_a_page_needs(before: dict[str, Any], after: dict[s
 
 
 @given(states(), states(), states())
-def test_changes_that_are_left_out_are_made_up_for(one: Any, two: Any, three: Any) -> None:
-    """A page that reads slowly is told from where it was to where all is by now."""
+def test_skipped_changes_are_merged(one: Any, two: Any, three: Any) -> None:
+    """A slow page receives one message from its last state to the newest."""
     assert applied(one, changes(one, three)) == applied(applied(one, changes(one, two)), changes(two, three))
 
 
 @given(states(), states())
-def test_nothing_is_said_twice(before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_an_unchanged_state_sends_nothing(before: dict[str, Any], after: dict[str, Any]) -> None:
     for name, change in changes(before, after).items():
         assert name not in ("clusters", "runs", "sweeps") or change["set"] or change["removed"]
 
@@ -65,7 +65,7 @@ def state_of(**listed: Any) -> PanelState:
     )
 
 
-def test_a_cluster_that_starts_is_there_at_once() -> None:
+def test_a_starting_cluster_is_listed_immediately() -> None:
     state = state_of(clusters=[cluster_item("a")], pending=[START]).poll()
     assert [(one["id"], one["state"], one["lines"]) for one in state["clusters"]] == [
         ("c", "starting", ["engines"]),
@@ -75,23 +75,23 @@ def test_a_cluster_that_starts_is_there_at_once() -> None:
     assert state["clusters"][0]["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
 
 
-def test_while_it_starts_its_own_file_does_not_make_it_run() -> None:
+def test_a_starting_cluster_with_a_file_is_still_starting() -> None:
     [one] = state_of(clusters=[cluster_item("c")], pending=[START]).poll()["clusters"]
     assert (one["state"], one["can"]["stop"], one["can"]["grow"]) == ("starting", True, False)
 
 
-def test_what_did_not_start_stays_with_its_error() -> None:
+def test_a_failed_start_is_listed_with_its_error() -> None:
     [one] = state_of(pending=[START.failed("no room")]).poll()["clusters"]
     assert (one["state"], one["error"], one["can"]["stop"]) == ("failed", "no room", True)
 
 
-def test_a_cluster_whose_file_names_no_tasks_yet_is_as_large_as_it_will_be() -> None:
+def test_a_cluster_without_tasks_yet_has_its_planned_size() -> None:
     early = cluster_item("c", workers=0, ps=0, engines=0)
     [one] = state_of(clusters=[early], pending=[START]).poll()["clusters"]
     assert (one["state"], one["workers"], one["engines"]) == ("starting", 2, 3)
 
 
-def test_what_is_done_to_a_cluster_is_shown() -> None:
+def test_actions_on_a_cluster_are_shown() -> None:
     stop = PendingAction("clusters", "a", "stop", 1.0)
     [one] = state_of(clusters=[cluster_item("a")], pending=[stop]).poll()["clusters"]
     assert (one["state"], one["can"]["grow"], one["why"]["grow"]) == (
@@ -103,7 +103,7 @@ def test_what_is_done_to_a_cluster_is_shown() -> None:
     assert (one["state"], one["can"]["grow"], one["error"]) == ("running", True, "it hangs")
 
 
-def test_what_is_done_to_runs_and_sweeps_is_shown() -> None:
+def test_actions_on_runs_and_sweeps_are_shown() -> None:
     pending = [
         PendingAction("runs", "r", "stop", 1.0),
         PendingAction("sweeps", "s", "pause", 1.0).failed("no"),
@@ -113,20 +113,20 @@ def test_what_is_done_to_runs_and_sweeps_is_shown() -> None:
     assert [(one["id"], one["error"]) for one in state["sweeps"]] == [("s", "no"), ("r", None)]
 
 
-def test_the_oldest_runs_are_left_out_and_counted() -> None:
+def test_the_oldest_runs_are_omitted_and_counted() -> None:
     state = state_of(runs=[run_item(f"{n:03}", created=float(n)) for n in range(203)]).poll()
     assert [run["id"] for run in state["runs"]][::199] == ["202", "003"]
     assert state["problems"] == ["3 older runs are not shown"]
 
 
-def test_the_next_look_comes_soon_while_something_goes_on() -> None:
+def test_polls_are_frequent_while_items_are_active() -> None:
     assert not state_of(clusters=[cluster_item("a")], runs=[run_item("r")]).snapshot().active
     assert not state_of(runs=[run_item("r", status="paused"), run_item("s", status="lost")]).snapshot().active
     assert state_of(clusters=[cluster_item("a")], runs=[run_item("r", status="running")]).snapshot().active
     assert state_of(pending=[START]).snapshot().active
 
 
-def test_tasks_of_the_clusters_that_pages_look_at() -> None:
+def test_tasks_of_the_clusters_that_pages_show() -> None:
     seen = state_of(tasks={"a": [task_item("a", 0)], "b": [task_item("b", 0)]}).snapshot(["a", "b"])
     assert [seen.for_cluster(one)["tasks"] for one in ("a", "b", None, "c")] == [
         [task_item("a", 0)],

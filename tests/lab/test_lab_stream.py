@@ -1,4 +1,4 @@
-"""The stream over a real Jupyter server: a state, then changes; only for who may, and says what it should."""
+"""The stream over a real Jupyter server: a state, then changes; invalid messages close it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_listed() -> None:
+def clear_fakes() -> None:
     fakes.clear()
 
 
-def hear(page: websocket.WebSocket) -> dict[str, Any]:
+def receive(page: websocket.WebSocket) -> dict[str, Any]:
     message: dict[str, Any] = json.loads(page.recv())
     return message
 
 
-def say(page: websocket.WebSocket, **said: Any) -> None:
-    page.send(json.dumps({"kind": "look", **said}))
+def send(page: websocket.WebSocket, **fields: Any) -> None:
+    page.send(json.dumps({"kind": "look", **fields}))
 
 
 def code_of_end(page: websocket.WebSocket) -> int:
@@ -49,12 +49,12 @@ def code_of_end(page: websocket.WebSocket) -> int:
 def test_a_state_and_then_what_changes(server: Server) -> None:
     fakes.runs.items = [run_item("a"), run_item("b")]
     page = server.stream()
-    first = hear(page)
+    first = receive(page)
     assert (first["kind"], first["version"], first["cluster"]) == ("state", 1, None)
     assert [run["id"] for run in first["runs"]] == ["b", "a"]
     fakes.runs.items = [run_item("a", step=7), run_item("c", status="running")]
-    say(page, cluster=None, visible=True)
-    assert hear(page) == {
+    send(page, cluster=None, visible=True)
+    assert receive(page) == {
         "kind": "changes",
         "runs": {"set": [run_item("c", status="running"), run_item("a", step=7)], "removed": ["b"]},
     }
@@ -62,28 +62,28 @@ def test_a_state_and_then_what_changes(server: Server) -> None:
     server.wait_idle()
 
 
-def test_the_tasks_of_the_cluster_that_is_looked_at(server: Server) -> None:
+def test_tasks_of_the_shown_cluster(server: Server) -> None:
     fakes.clusters.items = [cluster_item("a")]
     fakes.tasks.by_cluster = {"a": [task_item("a", 0), task_item("a", 1)]}
     page = server.stream()
-    assert hear(page)["tasks"] == []
-    say(page, cluster="a", visible=True)
-    told = hear(page)
-    assert told == {
+    assert receive(page)["tasks"] == []
+    send(page, cluster="a", visible=True)
+    changes = receive(page)
+    assert changes == {
         "kind": "changes",
         "tasks": {"set": fakes.tasks.by_cluster["a"], "removed": []},
         "cluster": "a",
     }
-    say(page, cluster=None, visible=True)
-    assert hear(page) == {"kind": "changes", "cluster": None}
+    send(page, cluster=None, visible=True)
+    assert receive(page) == {"kind": "changes", "cluster": None}
     page.close()
     server.wait_idle()
 
 
-def test_what_nobody_sees_is_not_read(server: Server) -> None:
+def test_nothing_is_read_for_hidden_pages(server: Server) -> None:
     page = server.stream()
-    hear(page)
-    say(page, visible=False)
+    receive(page)
+    send(page, visible=False)
     server.wait_idle()
     asked = fakes.runs.asked
     fakes.runs.items = [run_item("a")]
@@ -92,20 +92,20 @@ def test_what_nobody_sees_is_not_read(server: Server) -> None:
         page.recv()
     assert fakes.runs.asked == asked
     page.settimeout(30)
-    say(page, visible=True)
-    assert hear(page)["runs"]["set"]
+    send(page, visible=True)
+    assert receive(page)["runs"]["set"]
     page.close()
     server.wait_idle()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["", "{", "[]", '{"kind": "stop"}', '{"kind": "look", "clutser": null}', '{"kind": "look", "visible": 1}',
      '{"kind": "look", "cluster": 1}', '{"kind": "look", "cluster": "../a"}', "[" * 4000],
 )  # fmt: skip
-def test_who_says_something_else_is_hung_up_on(server: Server, said: str) -> None:
+def test_an_invalid_message_closes_the_connection(server: Server, message: str) -> None:
     page = server.stream()
-    page.send(said)
+    page.send(message)
     assert code_of_end(page) == 1003
     page.shutdown()
     server.wait_idle()
@@ -119,7 +119,7 @@ def test_a_message_that_is_too_long_ends_the_connection(server: Server) -> None:
     server.wait_idle()
 
 
-def test_it_is_kept_alive(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_sends_pings(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(server.app.web_app.settings, "ws_ping_interval", 10)
     page = server.stream()
     frames = [page.recv_frame().opcode for _ in range(3)]
@@ -128,27 +128,27 @@ def test_it_is_kept_alive(server: Server, monkeypatch: pytest.MonkeyPatch) -> No
     server.wait_idle()
 
 
-def test_a_page_that_reads_nothing_gets_the_newest_in_the_end(
+def test_a_slow_page_gets_the_newest_state_in_the_end(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it does not take stays where it is: one message on its way, and no row of them behind it."""
+    """At most one message is in transit to a slow page, and no queue behind it."""
     monkeypatch.setattr(service, "ACTIVE_SECONDS", service.MIN_SECONDS)
     page = server.stream()
-    hear(page)
+    receive(page)
     for number in range(3):
         asked = fakes.runs.asked
         fakes.runs.items = [run_item("a", step=number, status="running", text="x" * 8_000_000)]
-        say(page, visible=True)
+        send(page, visible=True)
         until(lambda asked=asked: fakes.runs.asked > asked + 1)  # type: ignore[misc]
-    steps = [hear(page)["runs"]["set"][0]["step"]]
+    steps = [receive(page)["runs"]["set"][0]["step"]]
     while steps[-1] < 2:
-        steps.append(hear(page)["runs"]["set"][0]["step"])
+        steps.append(receive(page)["runs"]["set"][0]["step"])
     assert len(steps) <= 2
     page.close()
     server.wait_idle()
 
 
-def test_what_a_page_says() -> None:
+def test_messages_of_a_page() -> None:
     assert parse_view('{"kind": "look"}', "a", False) == ("a", False)
     assert parse_view('{"kind": "look", "cluster": null, "visible": true}', "a", False) == (None, True)
     with pytest.raises(InvalidArgumentError, match="no key 'x'; choose from kind, cluster, visible"):

@@ -1,4 +1,4 @@
-"""Sweeps as the panel lists them: from the logs that drivers write, and from logs in every state."""
+"""Sweeps as the panel lists them, from valid and damaged logs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Driven:
-    """A sweep whose log is held, and written by hand."""
+    """A sweep with a locked log that the test writes."""
 
     def __init__(self, *, trials: int | None = 4, sampler: str = "random", name: str = "digits") -> None:
         self.folder = new_sweep_folder(name)
@@ -101,7 +101,7 @@ def only(sweeps: Sweeps) -> dict[str, Any]:
     return item
 
 
-def test_a_sweep_is_followed_until_it_is_over(drive: Callable[..., Driven]) -> None:
+def test_a_sweep_is_listed_until_its_end(drive: Callable[..., Driven]) -> None:
     one, sweeps = drive(), Sweeps()
     one.trial(0, 0.5, 1.0)
     one.trial(1, None, 2.0)
@@ -128,7 +128,7 @@ def test_a_sweep_is_followed_until_it_is_over(drive: Callable[..., Driven]) -> N
     assert (only(sweeps)["state"], only(sweeps)["wanted"]) == ("running", 6)
 
 
-def test_what_may_be_wished_of_it_and_only_while_it_is_driven(drive: Callable[..., Driven]) -> None:
+def test_commands_need_a_driver(drive: Callable[..., Driven]) -> None:
     one = drive()
     one.trial(0, None)
     item = only(Sweeps())
@@ -144,7 +144,7 @@ def test_what_may_be_wished_of_it_and_only_while_it_is_driven(drive: Callable[..
     assert item["why"]["stop"] == "it is being stopped: its last trials end"
 
 
-def test_nothing_may_be_wished_where_nobody_drives_it(drive: Callable[..., Driven]) -> None:
+def test_without_a_driver_there_are_no_commands(drive: Callable[..., Driven]) -> None:
     one = drive()
     one.trial(0, None)
     one.log.close()
@@ -174,13 +174,13 @@ def test_paused_stopped_failed_and_a_used_up_grid(drive: Callable[..., Driven]) 
     assert found["grid"]["state"] == "finished"
 
 
-def test_a_value_that_is_no_number_is_no_best(drive: Callable[..., Driven]) -> None:
+def test_nan_is_never_the_best(drive: Callable[..., Driven]) -> None:
     one = drive()
     one.trial(0, float("nan"))
     assert only(Sweeps())["best"] is None
     one.trial(1, float("inf"))
     item = only(Sweeps())
-    assert item["best"] is None  # a training that diverged is not the best, nor with --max
+    assert item["best"] is None  # a diverged training is never the best, not even with --max
     assert item["curve"] == {"x": [], "y": []}
 
 
@@ -193,7 +193,7 @@ def test_a_curve_has_at_most_sixty_points(drive: Callable[..., Driven]) -> None:
     assert (curve["x"][0], curve["y"][0], curve["x"][-1], curve["y"][-1]) == (0, 0, 199, 199)
 
 
-def test_only_what_is_new_is_read(drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_records_are_read(drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch) -> None:
     one, sweeps = drive(), Sweeps()
     for number in range(4):
         one.trial(number, 0.5)
@@ -205,7 +205,7 @@ def test_only_what_is_new_is_read(drive: Callable[..., Driven], monkeypatch: pyt
     assert opened == []
 
 
-def test_a_long_log_is_read_over_several_looks(
+def test_a_long_log_is_read_over_several_polls(
     drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeps_module, "LOG_BYTES", 1)
@@ -219,7 +219,7 @@ def test_a_long_log_is_read_over_several_looks(
     assert items[0]["counts"]["waiting"] == 30_000
 
 
-def test_newest_first_and_only_so_many(drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_first_with_a_limit(drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeps_module, "MAX_SWEEPS", 2)
     for name in ("a", "b", "c"):
         drive(name=name)
@@ -228,10 +228,10 @@ def test_newest_first_and_only_so_many(drive: Callable[..., Driven], monkeypatch
     assert sweeps.problems == ["1 older sweeps are not shown"]
 
 
-# Bad input.
+# Invalid input.
 
 
-def test_a_log_that_is_torn(drive: Callable[..., Driven]) -> None:
+def test_a_torn_log(drive: Callable[..., Driven]) -> None:
     one = drive()
     one.trial(0, 0.5)
     one.log.close()
@@ -253,7 +253,7 @@ def test_a_log_that_is_torn(drive: Callable[..., Driven]) -> None:
         ),
     ],
 )
-def test_a_log_that_is_no_log(drive: Callable[..., Driven], content: bytes, why: str) -> None:
+def test_a_file_that_is_not_a_log(drive: Callable[..., Driven], content: bytes, why: str) -> None:
     one, sweeps = drive(), Sweeps()
     one.log.close()
     (one.folder / LOG).write_bytes(content)
@@ -265,7 +265,7 @@ def test_a_log_that_is_no_log(drive: Callable[..., Driven], content: bytes, why:
             view(one.folder.name)
 
 
-def test_a_log_that_its_maker_has_only_just_begun(drive: Callable[..., Driven]) -> None:
+def test_a_new_empty_log(drive: Callable[..., Driven]) -> None:
     one = drive()
     (one.folder / LOG).write_bytes(MAGIC[:5])
     assert Sweeps().poll() == []
@@ -274,7 +274,7 @@ def test_a_log_that_its_maker_has_only_just_begun(drive: Callable[..., Driven]) 
 @pytest.mark.parametrize(
     "about", [b"", b"[]", b"{", b'{"name": 7, "cluster": [], "owner": 3}', b"\xff" * 9, None]
 )
-def test_a_sweep_json_of_anything(drive: Callable[..., Driven], about: bytes | None) -> None:
+def test_any_sweep_json(drive: Callable[..., Driven], about: bytes | None) -> None:
     one = drive()
     (one.folder / ABOUT).unlink()
     if about is not None:
@@ -306,7 +306,7 @@ def test_links_are_not_followed(drive: Callable[..., Driven], home: Path, tmp_pa
     assert Sweeps().poll() == []
 
 
-def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
+def test_a_missing_state_folder_is_not_created(home: Path) -> None:
     assert Sweeps().poll() == []
     assert not home.exists()
     for view in (sweep_details, sweep_bundle):
@@ -345,7 +345,7 @@ def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
         max_size=8,
     )
 )
-def test_whatever_events_a_log_has_it_is_listed(home: Path, events: list[dict[str, Any]]) -> None:
+def test_a_log_with_any_events_is_listed(home: Path, events: list[dict[str, Any]]) -> None:
     shutil.rmtree(home, ignore_errors=True)
     one = Driven()
     one.log.close()
@@ -361,7 +361,7 @@ def test_names_are_text(drive: Callable[..., Driven]) -> None:
     assert only(Sweeps())["name"] == "<script>alert(1)</script>"
 
 
-# One in full.
+# Details of a sweep.
 
 
 def test_details_and_the_bundle(drive: Callable[..., Driven]) -> None:
@@ -396,7 +396,7 @@ def test_a_bundle_is_made_once_while_nothing_changes(
     assert len(json.dumps(sweep_bundle(one.folder.name), indent=1)) < sweep_detail.LIMIT
 
 
-def test_a_sweep_that_is_over_can_be_read_in_full(drive: Callable[..., Driven]) -> None:
+def test_a_finished_sweep_has_all_details(drive: Callable[..., Driven]) -> None:
     one, sweeps = drive(), Sweeps()
     for number in range(4):
         one.trial(number, 0.5)
@@ -406,10 +406,10 @@ def test_a_sweep_that_is_over_can_be_read_in_full(drive: Callable[..., Driven]) 
     assert len(ledger.trials) == 4
 
 
-# Who drives it.
+# Its driver.
 
 
-def test_who_takes_a_sweep_waits_for_who_only_looks(
+def test_a_new_driver_waits_for_readers(
     drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_log, "LOCK_SECONDS", 60.0)
@@ -424,7 +424,7 @@ def test_who_takes_a_sweep_waits_for_who_only_looks(
         timer.join()
 
 
-def test_looking_at_a_lock_takes_nothing(drive: Callable[..., Driven]) -> None:
+def test_checking_a_lock_does_not_take_it(drive: Callable[..., Driven]) -> None:
     one = drive()
     path = one.folder / LOG
     assert holder_of(path) == os.getpid()
@@ -439,10 +439,10 @@ def test_looking_at_a_lock_takes_nothing(drive: Callable[..., Driven]) -> None:
     assert holder_of(path) is None
 
 
-def test_a_bundle_of_a_sweep_that_has_ended_is_never_an_old_one(
+def test_the_bundle_of_an_ended_sweep_is_current(
     drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_detail, "SHARE", 1e-9)  # what was made is kept for ever, in the same state
+    monkeypatch.setattr(run_detail, "SHARE", 1e-9)  # a built bundle is kept while the state is the same
     one, sweeps = drive(), Sweeps()
     one.trial(0, 0.5)
     sweeps.poll()

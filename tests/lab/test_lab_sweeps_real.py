@@ -1,4 +1,4 @@
-"""A real sweep on real engines, seen from its folder alone."""
+"""A real sweep on real engines, read from its folder only."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def item_of(sweeps: Sweeps, sweep: Sweep) -> dict[str, Any]:
     return next(item for item in sweeps.poll() if item["id"] == sweep.id)
 
 
-def test_a_sweep_is_seen_to_its_end(sweep: Sweep, cluster: Cluster) -> None:
+def test_a_sweep_is_listed_to_its_end(sweep: Sweep, cluster: Cluster) -> None:
     sweeps = Sweeps()
     first = item_of(sweeps, sweep)
     assert (first["cluster"], first["session"]) == (cluster.id, "notebooks/sweep.ipynb")
-    if first["state"] == "running":  # else it was quicker than this look
+    if first["state"] == "running":  # otherwise the sweep ended before this poll
         assert first["can"] == {"pause": True, "resume": False, "stop": True}
     deadline, pause = time.monotonic() + 60 + PATIENCE, threading.Event()
     while item_of(sweeps, sweep)["state"] != "finished":

@@ -1,4 +1,4 @@
-"""A file of frames is followed in pieces, whatever happens to it meanwhile."""
+"""A file of frames is read in pieces, despite damage and replacement."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails, "MAX_TORN", 2048)
 
 
-def test_what_is_new_is_read_once(path: Path, tail: Tail[LogPart]) -> None:
+def test_new_frames_are_read_once(path: Path, tail: Tail[LogPart]) -> None:
     path.write_bytes(MAGIC + points(3))
     assert steps(tail) == [0, 1, 2]
     assert steps(tail) == []
@@ -56,20 +56,20 @@ def test_what_is_new_is_read_once(path: Path, tail: Tail[LogPart]) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_long_log_and_a_long_frame_come_in_pieces(path: Path) -> None:
+def test_a_long_log_and_a_long_frame_are_read_in_pieces(path: Path) -> None:
     path.write_bytes(MAGIC + b"".join(points(1, i) for i in range(50)) + points(60, 50))
     assert steps(Tail(path, FORMAT, parse)) == list(range(110))
 
 
 @pytest.mark.usefixtures("small")
-def test_a_long_stretch_of_damage_is_stepped_over(path: Path) -> None:
+def test_a_long_stretch_of_damage_is_skipped(path: Path) -> None:
     path.write_bytes(MAGIC + points(2) + b"x" * 5000 + points(2, 2))
     tail = Tail(path, FORMAT, parse)
     assert steps(tail) == [0, 1, 2, 3]
     assert tail.damaged == 5000
 
 
-def test_a_frame_that_is_cut_off_waits_for_its_end(path: Path, tail: Tail[LogPart]) -> None:
+def test_an_incomplete_frame_waits_for_its_end(path: Path, tail: Tail[LogPart]) -> None:
     whole = MAGIC + points(2) + points(3, 2)
     path.write_bytes(whole[:-5])
     assert steps(tail) == [0, 1]
@@ -78,7 +78,7 @@ def test_a_frame_that_is_cut_off_waits_for_its_end(path: Path, tail: Tail[LogPar
     assert steps(tail) == [2, 3, 4]
 
 
-def test_a_log_that_its_writer_has_only_just_made(path: Path, tail: Tail[LogPart]) -> None:
+def test_a_new_empty_log(path: Path, tail: Tail[LogPart]) -> None:
     path.write_bytes(MAGIC[:4])
     assert steps(tail) == []
     path.write_bytes(MAGIC)
@@ -88,14 +88,14 @@ def test_a_log_that_its_writer_has_only_just_made(path: Path, tail: Tail[LogPart
     assert not tail.error
 
 
-def test_what_is_no_log_is_said_and_left_alone(path: Path, tail: Tail[LogPart]) -> None:
+def test_a_file_that_is_not_a_log_is_reported_and_not_read(path: Path, tail: Tail[LogPart]) -> None:
     path.write_bytes(b"\x7fELF, or whatever")
     assert steps(tail) == []
     assert "is not a metrics log" in tail.error
     assert tail.left == 0
 
 
-def test_a_pipe_is_not_waited_for(path: Path, tail: Tail[LogPart]) -> None:
+def test_a_pipe_does_not_block(path: Path, tail: Tail[LogPart]) -> None:
     os.mkfifo(path)
     assert steps(tail) == []
     assert "is not a regular file" in tail.error
@@ -109,7 +109,7 @@ def test_a_link_is_not_followed(path: Path, tail: Tail[LogPart], tmp_path: Path)
 
 
 @pytest.mark.parametrize("again", [b"", MAGIC + points(1)])
-def test_a_log_that_was_replaced_is_noticed(path: Path, tail: Tail[LogPart], again: bytes) -> None:
+def test_a_replaced_log_is_noticed(path: Path, tail: Tail[LogPart], again: bytes) -> None:
     path.write_bytes(MAGIC + points(5))
     steps(tail)
     (path.parent / "new").write_bytes(again)
@@ -120,7 +120,7 @@ def test_a_log_that_was_replaced_is_noticed(path: Path, tail: Tail[LogPart], aga
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 400))
-def test_rubbish_never_raises(tmp_path_factory: pytest.TempPathFactory, rubbish: bytes, cut: int) -> None:
+def test_random_bytes_never_raise(tmp_path_factory: pytest.TempPathFactory, rubbish: bytes, cut: int) -> None:
     path = tmp_path_factory.mktemp("tail") / "metrics-0000.log"
     path.write_bytes((MAGIC + points(2) + rubbish + frame(9, rubbish) + frame(1, rubbish))[:cut])
     tail = Tail(path, FORMAT, parse)

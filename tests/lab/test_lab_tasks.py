@@ -1,4 +1,4 @@
-"""Rows of tasks, from real processes under cluster folders that a test holds."""
+"""Rows of tasks, from real processes in cluster folders of the test."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ KEYS = {
 
 
 class FakeRuns:
-    """Knows one run, which may go on on any cluster without its tasks knowing."""
+    """Has one run, active on any cluster."""
 
-    def __init__(self, told: dict[int, dict[str, Any]] | None = None, driven: bool = False) -> None:
-        self.told, self.driven = told or {}, driven
+    def __init__(self, replicas: dict[int, dict[str, Any]] | None = None, driven: bool = False) -> None:
+        self.by_rank, self.driven = replicas or {}, driven
 
     def on_cluster(self, cluster_id: str) -> list[str]:
         return ["a_run"] if self.driven else []
@@ -52,7 +52,7 @@ class FakeRuns:
     def tasks_of(self, run_id: str) -> dict[int, dict[str, Any]]:
         if run_id != "a_run":
             raise NotFoundError(f"no run {run_id!r}")
-        return self.told
+        return self.by_rank
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def clusters() -> Iterator[Clusters]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits until it is ended, and has begun to: while Python starts its memory grows."""
+    """Start a waiting process, and wait until Python's start has ended and its memory is stable."""
     command = [sys.executable, "-c", "print('up', flush=True); input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -82,12 +82,12 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_row(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
-    told = {0: {"state": "running", "step": 5, "steps_per_second": 2.0, "straggler": 1.4}}
+    replicas = {0: {"state": "running", "step": 5, "steps_per_second": 2.0, "straggler": 1.4}}
     with a_cluster("mine", [a_task(0, sleeper.pid), a_task(1, sleeper.pid)]) as folder:
         (folder / "busy").mkdir()
         (folder / "busy" / str(sleeper.pid)).write_text("a_run")
         clusters.poll()
-        rows = ClusterTasks(FakeRuns(told), clusters).poll("mine")
+        rows = ClusterTasks(FakeRuns(replicas), clusters).poll("mine")
     assert rows == json.loads(json.dumps(rows))
     row, other = rows
     assert row.keys() == other.keys() == KEYS
@@ -101,7 +101,7 @@ def test_a_row(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     assert (other["state"], other["run"], other["step"]) == ("busy", "a_run", None)
 
 
-def test_an_in_graph_run_is_known_by_its_folder_alone(
+def test_an_in_graph_run_is_known_from_its_folder(
     clusters: Clusters, sleeper: subprocess.Popen[bytes]
 ) -> None:
     runs = FakeRuns({1: {"state": "paused", "step": 5}}, driven=True)
@@ -116,7 +116,7 @@ def test_an_in_graph_run_is_known_by_its_folder_alone(
         knowing.close()
 
 
-def test_an_idle_clusters_rows_stay_as_they_are(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+def test_rows_of_an_idle_cluster_do_not_change(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid)]):
         tasks = ClusterTasks(FakeRuns(), clusters)
         clusters.poll()
@@ -132,17 +132,17 @@ def test_no_such_cluster_has_no_tasks(clusters: Clusters) -> None:
         assert [tasks.poll(name) for name in ("starting", "torn", "none", "../x", "ipp:a:b")] == [[]] * 5
 
 
-def test_tasks_that_look_for_themselves(sleeper: subprocess.Popen[bytes]) -> None:
+def test_tasks_without_a_supervisor(sleeper: subprocess.Popen[bytes]) -> None:
     tasks = ClusterTasks(FakeRuns())
     assert tasks.poll("mine") == []
     with a_cluster("mine", [a_task(0, sleeper.pid)]):
         assert [row["state"] for row in tasks.poll("mine")] == ["idle"]
     assert [row["state"] for row in tasks.poll("mine")] == [
         "dead"
-    ]  # the lock is free: its supervisor is gone
+    ]  # the lock is free: its supervisor has ended
 
 
-def test_a_frozen_one_and_a_dead_one(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_frozen_and_a_dead_task(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid)]):
         clusters.poll()
         tasks = ClusterTasks(FakeRuns(), clusters)
@@ -151,7 +151,7 @@ def test_a_frozen_one_and_a_dead_one(clusters: Clusters, sleeper: subprocess.Pop
         sleeper.send_signal(signal.SIGCONT)
         assert tasks.poll("mine")[0]["state"] == "idle"
         sleeper.kill()
-        os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not reaped yet
+        os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # a zombie
         (row,) = tasks.poll("mine")
         assert (row["state"], row["cpu"], row["memory"]) == ("dead", None, None)
         assert row["note"] == "its process has ended"
@@ -161,7 +161,7 @@ def test_a_frozen_one_and_a_dead_one(clusters: Clusters, sleeper: subprocess.Pop
         assert "the cluster process does not answer" in tasks.poll("mine")[0]["note"]
 
 
-def test_how_it_died_is_its_note(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+def test_the_cause_of_death_is_the_note(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid)]) as folder:
         supervisor = FakeSupervisor(folder)
         try:
@@ -174,13 +174,13 @@ def test_how_it_died_is_its_note(clusters: Clusters, sleeper: subprocess.Popen[b
     assert row["note"] == "exited with code 3; its log ends with: no"
 
 
-def test_a_number_that_is_anothers_by_now(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_reused_pid(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid)]) as folder:
         os.utime(folder / "cluster.json", (1000.0, 1000.0))
         clusters.poll()
         assert ClusterTasks(FakeRuns(), clusters).poll("mine")[0]["state"] == "dead"
         supervisor = FakeSupervisor(folder)
-        try:  # but the supervisor knows its own, whatever the clock says
+        try:  # the supervisor knows its children, with any clock
             supervisor.answer["pids"] = {"0": sleeper.pid}
             with closing(Clusters()) as again:
                 tasks = ClusterTasks(FakeRuns(), again)
@@ -197,7 +197,7 @@ def test_another_host_has_no_figures(clusters: Clusters) -> None:
     assert (row["cpu"], row["memory"], row["note"]) == (None, None, ELSEWHERE)
 
 
-def test_a_sweep_tells_nothing_of_its_tasks(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+def test_tasks_of_a_sweep_have_no_progress(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid)]) as folder:
         (folder / "busy").mkdir()
         (folder / "busy" / str(sleeper.pid)).write_text("a_sweep")
@@ -218,14 +218,14 @@ def test_gpus_of_tasks(
         rows = ClusterTasks(FakeRuns(), clusters)
         used = {"use": 90, "memory": 64 * MEGABYTE, "total": 80 << 30}
         assert [row["gpu"] for row in rows.poll("mine")] == [used, None]
-        fake.fails["nvmlDeviceGetMemoryInfo"] = OSError("gone")
+        fake.fails["nvmlDeviceGetMemoryInfo"] = OSError("lost")
         failed, ps = rows.poll("mine")
-        assert (failed["gpu"], failed["note"]) == (None, "its GPU cannot be measured: NVML failed: gone")
+        assert (failed["gpu"], failed["note"]) == (None, "its GPU cannot be measured: NVML failed: lost")
         assert ps["note"] is None
     usage._nvml.cache_clear()
 
 
-def test_processor_time_is_taken_over_a_while() -> None:
+def test_cpu_usage_is_averaged() -> None:
     now, used = 0.0, 0.0
     measured: Measured | None = None
 
@@ -237,16 +237,16 @@ def test_processor_time_is_taken_over_a_while() -> None:
         return measured.load.cpu
 
     assert look(0.0, 0.0) is None
-    assert look(WINDOW_SECONDS / 2, 80.0) is None  # a tick of the clock would show
+    assert look(WINDOW_SECONDS / 2, 80.0) is None  # one clock tick would be visible
     assert look(WINDOW_SECONDS / 2, 20.0) == 50
     assert look(WINDOW_SECONDS / 2, 99.0) == 50
     assert look(WINDOW_SECONDS, 0.0) == 33
     assert look(WINDOW_SECONDS, 0.3) == 0
-    assert look(WINDOW_SECONDS, 1.2) == 0  # as an idle engine does now and then
+    assert look(WINDOW_SECONDS, 1.2) == 0  # like an idle engine
     assert look(WINDOW_SECONDS, 300.0) == 300
 
 
-def test_figures_stay_while_they_hardly_change() -> None:
+def test_small_changes_of_figures_are_not_sent() -> None:
     assert [steady(None, now) for now in (0.4, 1.6, 99.5)] == [0, 2, 100]
     assert [steady(98, now) for now in (97.0, 99.0, 99.4, 99.6)] == [98, 98, 98, 100]
     assert steady(10 * MEGABYTE, 11.4 * MEGABYTE, MEGABYTE) == 10 * MEGABYTE
@@ -276,7 +276,7 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
     cluster.signal(1, signal.SIGKILL)
     assert until(lambda: seen()["dead"]) == [
         "worker:1"
-    ]  # by its process, if the supervisor is slow to say how
+    ]  # from its process, if the supervisor's report is late
     until(lambda: seen() and tasks.poll(cluster.id)[1]["note"].startswith("killed by SIGKILL"))
     row = tasks.poll(cluster.id)[1]
     assert row["state"] == "dead"
@@ -295,7 +295,7 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
     freeze(supervisor.pid)
     try:
         os.kill(cluster.tasks[2].pid, signal.SIGKILL)
-        with closing(Clusters()) as later:  # which has never heard this supervisor
+        with closing(Clusters()) as later:  # not yet connected to this supervisor
             until(lambda: [one for one in later.poll() if one["id"] == cluster.id and one["dead"]])
             row = ClusterTasks(FakeRuns(), later).poll(cluster.id)[2]
         assert (row["state"], "the cluster process does not answer" in row["note"]) == ("dead", True)

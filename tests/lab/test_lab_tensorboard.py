@@ -1,4 +1,4 @@
-"""TensorBoard's process for a run: real ones, asked over their sockets."""
+"""TensorBoard's processes for runs: real ones, requested over their sockets."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of temporary files: one of our own, that must be empty at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="tb"))  # a socket's path is short
+    """A folder for temporary files, which must be empty at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="tb"))  # socket paths are short
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder
     assert not list(folder.iterdir())
@@ -56,7 +56,7 @@ def with_boards(work: Callable[[Boards], Awaitable[Any]], **options: Any) -> Any
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_run_is_shown_whether_it_has_event_files_or_not(temporary: Path, own: bool) -> None:
+def test_a_run_is_shown_with_and_without_event_files(temporary: Path, own: bool) -> None:
     run = make_run(own=own, steps=50)
 
     async def look(boards: Boards) -> None:
@@ -93,7 +93,7 @@ def test_all_runs_can_be_compared(temporary: Path, tmp_path: Path, monkeypatch: 
     with_boards(look)
 
 
-def test_a_run_that_goes_on_is_kept_up_with(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_active_run_is_followed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager, "REFRESH_SECONDS", 0.5)
     run = make_run(own=False, steps=3, ended=False)
 
@@ -130,7 +130,7 @@ def test_a_long_run_is_thinned_and_keeps_its_ends(temporary: Path) -> None:
     with_boards(look)
 
 
-def test_a_torn_log_and_one_of_something_else_take_nothing_from_the_rest(temporary: Path) -> None:
+def test_damaged_and_foreign_logs_do_not_affect_others(temporary: Path) -> None:
     run = make_run(own=False, steps=5)
     folder = run_folder(run)
     with (folder / "metrics-0000.log").open("ab") as log:
@@ -161,9 +161,7 @@ def test_nothing_listens_on_a_port_and_no_file_is_for_others(temporary: Path) ->
         with_boards(look)
 
 
-def test_tensorflow_is_not_waited_for(
-    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorflow_is_not_imported(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorflow.py").write_text("import os; os._exit(7)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = make_run(own=True, steps=5)
@@ -177,7 +175,7 @@ def test_tensorflow_is_not_waited_for(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_cannot_connect(temporary: Path) -> None:
-    temporary.chmod(0o1777)  # as /tmp is
+    temporary.chmod(0o1777)  # like /tmp
     run = make_run(own=True, steps=1)
     script = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
 
@@ -193,7 +191,7 @@ def test_another_user_cannot_connect(temporary: Path) -> None:
     with_boards(look)
 
 
-def test_a_dead_process_is_replaced_when_somebody_asks(temporary: Path) -> None:
+def test_a_dead_process_is_replaced_at_the_next_request(temporary: Path) -> None:
     run = make_run(own=True, steps=5)
 
     async def look(boards: Boards) -> None:
@@ -210,7 +208,7 @@ def test_a_dead_process_is_replaced_when_somebody_asks(temporary: Path) -> None:
     with_boards(look)
 
 
-def test_many_ask_at_once_and_one_process_starts(temporary: Path) -> None:
+def test_concurrent_requests_start_one_process(temporary: Path) -> None:
     run = make_run(own=True, steps=5)
 
     async def look(boards: Boards) -> None:
@@ -221,7 +219,7 @@ def test_many_ask_at_once_and_one_process_starts(temporary: Path) -> None:
     with_boards(look)
 
 
-def test_the_one_unused_longest_makes_room(temporary: Path) -> None:
+def test_the_least_recently_used_process_is_ended(temporary: Path) -> None:
     runs = [make_run(own=True, steps=1) for _ in range(3)]
 
     async def look(boards: Boards) -> None:
@@ -238,19 +236,19 @@ def test_the_one_unused_longest_makes_room(temporary: Path) -> None:
     with_boards(look, most=2)
 
 
-def test_it_ends_when_nobody_asks(temporary: Path) -> None:
+def test_an_unused_process_ends(temporary: Path) -> None:
     run = make_run(own=False, steps=1)
 
     async def look(boards: Boards) -> None:
         await boards.open(run)
         while processes() or list(temporary.iterdir()):
             await asyncio.sleep(0.02)
-        await boards.open(run)  # and is there again for who does
+        await boards.open(run)  # the next request starts it again
 
     with_boards(look, idle_seconds=0.2)
 
 
-def test_one_that_is_frozen_is_ended_too(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_process_is_ended(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager, "END_SECONDS", 0.1)
     run = make_run(own=False, steps=1)
 
@@ -286,7 +284,7 @@ asyncio.run(main())
     assert not list(temporary.iterdir())
 
 
-def test_one_that_does_not_come_up_says_why(
+def test_a_failed_start_has_a_reason(
     temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(own=True, steps=1)
@@ -309,7 +307,7 @@ def test_one_that_does_not_come_up_says_why(
     assert processes() == []
 
 
-def test_what_is_no_run_is_not_opened(temporary: Path) -> None:
+def test_an_invalid_run_is_not_opened(temporary: Path) -> None:
     async def look(boards: Boards) -> None:
         for run in ("..", "../runs", "a/../b", "a..b", "", ".", "/etc", "a\0b"):
             with pytest.raises(InvalidArgumentError):
@@ -321,7 +319,7 @@ def test_what_is_no_run_is_not_opened(temporary: Path) -> None:
     assert processes() == []
 
 
-def test_without_tensorboard_the_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_the_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem() is None
     run = make_run(own=True, steps=1)
     monkeypatch.setattr(manager, "find_spec", lambda name: None)
@@ -334,7 +332,7 @@ def test_without_tensorboard_the_command_is_said(monkeypatch: pytest.MonkeyPatch
     with_boards(look)
 
 
-def test_no_room_for_its_folder_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_nbdist_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = make_run(own=True, steps=1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
 
@@ -353,12 +351,12 @@ def test_an_answer_that_is_too_large_is_refused(temporary: Path, monkeypatch: py
         await boards.open(run)
         with pytest.raises(UnavailableError, match="1 MB"):
             await boards.fetch(run, HTTPRequest(f"http://board/base/nbdist/tensorboard/{run}/index.js"))
-        assert await ask_json(boards, run, "data/runs")  # the board itself goes on
+        assert await ask_json(boards, run, "data/runs")  # the board itself continues
 
     with_boards(look)
 
 
-def test_what_a_killed_server_has_left_is_swept(temporary: Path) -> None:
+def test_files_of_a_killed_server_are_removed(temporary: Path) -> None:
     old, used, new, other = (
         temporary / f"{name}" for name in ("nbdist-board-o", "nbdist-board-u", "nbdist-board-n", "else")
     )

@@ -1,4 +1,4 @@
-"""Event files made from logs: a damaged log or run.json costs itself, and the runs beside it are compared."""
+"""Event files made from logs: a damaged log or run.json does not affect the comparison of other runs."""
 
 from __future__ import annotations
 

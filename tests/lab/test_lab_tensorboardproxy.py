@@ -1,4 +1,4 @@
-"""TensorBoard's pages through a real Jupyter server: who gets them, and what passes by."""
+"""TensorBoard's pages through a real Jupyter server: permissions and headers."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def page(run: str) -> str:
 
 @pytest.fixture(scope="module")
 def cookie(server: Server, page: str) -> dict[str, str]:
-    """What a browser sends that has logged in."""
+    """Return the headers of a logged-in browser."""
     answer = server.ask("GET", f"{page}?token={TOKEN}", headers={})
     assert answer.status == 200
     cookies = SimpleCookie(answer.headers["Set-Cookie"])
-    assert list(cookies) == [f"username-127-0-0-1-{server.port}"]  # Jupyter's own, and no other
+    assert list(cookies) == [f"username-127-0-0-1-{server.port}"]  # only Jupyter's cookie
     return {"Cookie": "; ".join(f"{name}={one.coded_value}" for name, one in cookies.items())}
 
 
@@ -67,7 +67,7 @@ def test_it_is_opened_by_the_sidebar(server: Server, page: str, run: str) -> Non
     assert server.ask("GET", f"{page}data/runs").json == ["worker-0", "worker-0/validation", "worker-1"]
 
 
-def test_a_question_as_the_page_posts_it(server: Server, page: str, cookie: dict[str, str]) -> None:
+def test_a_post_of_the_page(server: Server, page: str, cookie: dict[str, str]) -> None:
     origin = {
         "Origin": f"http://127.0.0.1:{server.port}",
         "X-XSRF-Protected": "1",
@@ -85,12 +85,12 @@ def test_a_question_as_the_page_posts_it(server: Server, page: str, cookie: dict
     )
 
 
-def test_without_a_slash_at_its_end(server: Server, page: str, cookie: dict[str, str]) -> None:
+def test_without_a_trailing_slash(server: Server, page: str, cookie: dict[str, str]) -> None:
     answer = server.ask("GET", page.rstrip("/"), headers=cookie)
     assert (answer.status, answer.headers["Location"]) == (302, BASE + page)
 
 
-def test_compressed_content_is_handed_on(server: Server, page: str, cookie: dict[str, str]) -> None:
+def test_compressed_content_is_forwarded(server: Server, page: str, cookie: dict[str, str]) -> None:
     path = f"{page}index.js"
     packed = server.ask("GET", path, headers={**cookie, "Accept-Encoding": "gzip"})
     plain = server.ask("GET", path, headers=cookie)
@@ -104,7 +104,9 @@ def test_compressed_content_is_handed_on(server: Server, page: str, cookie: dict
 @pytest.mark.parametrize(
     "rest", ["", "/", "/data/runs", "/data/plugin/scalars/scalars?run=worker-0&tag=loss"]
 )
-def test_who_is_refused(server: Server, run: str, cookie: dict[str, str], verb: str, rest: str) -> None:
+def test_requests_without_permission_are_refused(
+    server: Server, run: str, cookie: dict[str, str], verb: str, rest: str
+) -> None:
     path = f"nbdist/tensorboard/{run}{rest}"
     own = f"http://127.0.0.1:{server.port}"
     xsrf = {"X-XSRF-Protected": "1"}
@@ -129,7 +131,7 @@ def test_who_is_refused(server: Server, run: str, cookie: dict[str, str], verb: 
     ]
     if verb not in READS:
         refused += [ask(**cookie), ask(**cookie, Origin=own), ask(**cookie, X_XSRF_Protected="0", Origin=own)]
-    # Jupyter minds no origin in a question about origins; there is no answer to it here, for anybody.
+    # Jupyter does not check the origin of a preflight request; it has no answer here.
     allowed = {403, 404, 405} if verb == "OPTIONS" else {403, 404}
     assert {answer.status for answer in refused} <= allowed, [answer.status for answer in refused]
     assert {answer.status for answer in refused[:5]} == {403}
@@ -140,7 +142,7 @@ def test_who_is_refused(server: Server, run: str, cookie: dict[str, str], verb: 
         assert ask(**cookie, **xsrf, Origin=own).status == 405
 
 
-def test_nobody_unknown_starts_anything(server: Server) -> None:
+def test_unauthenticated_requests_start_nothing(server: Server) -> None:
     run, before = make_run(own=True, steps=1), processes()
     for headers in ({}, {"Authorization": "token wrong"}, {"X-XSRF-Protected": "1"}):
         for verb in VERBS:
@@ -148,13 +150,13 @@ def test_nobody_unknown_starts_anything(server: Server) -> None:
     assert processes() == before
 
 
-def test_who_is_not_logged_in_and_wants_to_see_the_page_may_log_in(server: Server, page: str) -> None:
+def test_the_page_redirects_to_the_login(server: Server, page: str) -> None:
     answer = server.ask("GET", page, headers={"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "none"})
     assert answer.status == 302
     assert answer.headers["Location"].startswith(f"{BASE}login?next=")
 
 
-def test_a_link_from_elsewhere_may_lead_here(server: Server, page: str, cookie: dict[str, str]) -> None:
+def test_links_from_other_sites_work(server: Server, page: str, cookie: dict[str, str]) -> None:
     headers = {**cookie, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "cross-site"}
     assert server.ask("GET", page, headers=headers).status == 200
 
@@ -172,7 +174,7 @@ def test_an_authorizer_is_obeyed(server: Server, page: str, monkeypatch: pytest.
     assert asked == [("read", "nbdist"), ("write", "nbdist")]
 
 
-def test_what_is_jupyters_stays_there(
+def test_jupyters_cookies_are_not_forwarded(
     server: Server, run: str, page: str, cookie: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[HTTPRequest] = []
@@ -198,7 +200,7 @@ def test_what_is_jupyters_stays_there(
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_scripts_are_kept_to_their_own_path(server: Server, page: str, cookie: dict[str, str]) -> None:
+def test_scripts_are_restricted_to_their_path(server: Server, page: str, cookie: dict[str, str]) -> None:
     answer = server.ask("GET", page, headers=cookie)
     policies = answer.headers["Content-Security-Policy"].split(", ")
     own = "*:*/user/some%20one%40home/" + page
@@ -213,13 +215,13 @@ def test_scripts_are_kept_to_their_own_path(server: Server, page: str, cookie: d
     assert "unsafe" not in script
 
 
-def test_what_is_too_long_is_refused(server: Server, page: str) -> None:
+def test_too_long_requests_are_refused(server: Server, page: str) -> None:
     answer = server.ask("POST", f"{page}data/runs", raw=b"x" * (proxy.MAX_BYTES + 1))
     assert answer.status == 413
 
 
 @pytest.mark.parametrize("run", ["..", "%2e%2e", "..%2f..%2fetc", "a%00b", "nothing-like-it", "a..b", "-x"])
-def test_what_is_no_run(server: Server, run: str) -> None:
+def test_invalid_runs(server: Server, run: str) -> None:
     for verb in ("GET", "HEAD", "POST"):
         answer = server.ask(verb, f"nbdist/tensorboard/{run}/")
         assert answer.status in (400, 404)
@@ -235,7 +237,7 @@ def test_a_name_that_could_break_a_header_is_refused(server: Server, name: str) 
 
 
 @pytest.mark.processes
-def test_paths_in_a_page_lead_nowhere_else(server: Server, page: str, cookie: dict[str, str]) -> None:
+def test_paths_stay_below_the_board(server: Server, page: str, cookie: dict[str, str]) -> None:
     for path in (
         "../../../api/contents",
         "%2e%2e/%2e%2e/etc/passwd",

@@ -1,4 +1,4 @@
-"""What tasks use of GPUs, by a pynvml that says what it is told to."""
+"""GPU usage of tasks, with a fake pynvml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """NVML is asked for anew in each test, and after them."""
+    """Reset the cached NVML module for each test."""
     tasks._nvml.cache_clear()
     yield
     tasks._nvml.cache_clear()
@@ -29,18 +29,18 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     return fake
 
 
-def test_without_pynvml_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pynvml_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml_problem() == 'pynvml is not installed: pip install "nbdist[gpu]"'
     assert GpuMonitor().poll({7: "0"}) == ({}, nvml_problem())
-    assert GpuMonitor().poll({}) == ({}, None)  # nobody has a GPU: nothing is missing
+    assert GpuMonitor().poll({}) == ({}, None)  # no task has a GPU: nothing is missing
 
 
-def test_without_a_driver_it_is_said_why(nvml: FakeNvml) -> None:
+def test_without_a_driver_there_is_a_reason(nvml: FakeNvml) -> None:
     nvml.fails["nvmlInit"] = NVMLError("NVML Shared Library Not Found")
     assert nvml_problem() == "NVML cannot be used here: NVML Shared Library Not Found"
     nvml.fails.clear()
-    assert nvml_problem() is not None  # it is asked once
+    assert nvml_problem() is not None  # one attempt
     assert nvml.started == 0
 
 
@@ -49,20 +49,20 @@ def test_each_process_has_its_device_and_its_own_memory(nvml: FakeNvml) -> None:
     used, problem = GpuMonitor().poll({7: "0", 8: "GPU-1", 9: "0", 10: "1"})
     assert problem is None
     assert used[7] == {"use": 10, "memory": 500 * MB, "total": 80 << 30}
-    assert used[8] == {"use": 90, "memory": None, "total": 80 << 30}  # the driver does not say
+    assert used[8] == {"use": 90, "memory": None, "total": 80 << 30}  # unknown to the driver
     assert used[9]["memory"] == 3 * MB
-    assert used[10] == {"use": 90, "memory": None, "total": 80 << 30}  # it has not used it yet
+    assert used[10] == {"use": 90, "memory": None, "total": 80 << 30}  # not used yet
     assert nvml.started == 1
 
 
-def test_where_a_process_is_seen_counts_more_than_the_number(nvml: FakeNvml) -> None:
-    nvml.processes = [{8: 5 * MB}, {7: 6 * MB}]  # CUDA numbers the devices the other way round
+def test_the_device_of_a_process_overrides_its_number(nvml: FakeNvml) -> None:
+    nvml.processes = [{8: 5 * MB}, {7: 6 * MB}]  # CUDA has another order of devices
     used, _ = GpuMonitor().poll({7: "0", 8: "1"})
     assert (used[7]["use"], used[7]["memory"]) == (90, 6 * MB)
     assert (used[8]["use"], used[8]["memory"]) == (10, 5 * MB)
 
 
-def test_figures_that_hardly_change_stay(nvml: FakeNvml) -> None:
+def test_small_changes_are_not_reported(nvml: FakeNvml) -> None:
     gpus = GpuMonitor()
     nvml.processes[0] = {7: 500 * MB}
     first, _ = gpus.poll({7: "0"})
@@ -72,7 +72,7 @@ def test_figures_that_hardly_change_stay(nvml: FakeNvml) -> None:
     assert gpus.poll({7: "0"})[0][7]["use"] == 12
 
 
-def test_a_device_that_is_not_there_is_named(nvml: FakeNvml) -> None:
+def test_a_missing_device_is_named(nvml: FakeNvml) -> None:
     used, problem = GpuMonitor().poll({7: "0", 8: "5", 9: "MIG-x"})
     assert used.keys() == {7}
     assert problem == "NVML knows no GPU 5, MIG-x"
@@ -104,7 +104,7 @@ def test_a_figure_that_a_device_does_not_have(nvml: FakeNvml, name: str, missing
     ],
 )
 @pytest.mark.parametrize("error", [NVMLError("GPU is lost"), OSError("GPU is lost")])
-def test_a_failure_midway_is_told_and_may_pass(nvml: FakeNvml, name: str, error: Exception) -> None:
+def test_a_temporary_failure_is_reported(nvml: FakeNvml, name: str, error: Exception) -> None:
     gpus = GpuMonitor()
     assert gpus.poll({7: "0"})[1] is None
     nvml.fails[name] = error

@@ -1,4 +1,4 @@
-"""FakePoll are made for pages that are seen, one at a time. A page is told what it does not know."""
+"""The poller polls while a page is visible, one poll at a time, and sends each page its changes."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class FakePage:
 
 
 class FakePoll:
-    """Answers each poll with its number; ``open`` lets polls finish."""
+    """Answers each poll with its number; polls wait for ``open``."""
 
     def __init__(self) -> None:
         self.asked: list[frozenset[str]] = []
-        self.at_once = self.most = 0
+        self.concurrent = self.most = 0
         self.open = asyncio.Event()
         self.open.set()
 
     async def __call__(self, clusters: frozenset[str]) -> Snapshot:
         self.asked.append(clusters)
-        self.at_once += 1
-        self.most = max(self.most, self.at_once)
+        self.concurrent += 1
+        self.most = max(self.most, self.concurrent)
         await self.open.wait()
-        self.at_once -= 1
+        self.concurrent -= 1
         lists: dict[str, Any] = {"clusters": [], "runs": [], "sweeps": [], "problems": [str(len(self.asked))]}
         return Snapshot(lists, {one: ([{"rank": 0}], []) for one in clusters})
 
 
-def test_nobody_there_nothing_read() -> None:
+def test_without_visible_pages_nothing_is_polled() -> None:
     async def main() -> None:
         polls = FakePoll()
         poller = Poller(polls)
@@ -72,7 +72,7 @@ def test_nobody_there_nothing_read() -> None:
     asyncio.run(main())
 
 
-def test_a_look_that_hangs_is_the_only_one() -> None:
+def test_a_hanging_poll_is_not_repeated() -> None:
     async def main() -> None:
         polls = FakePoll()
         polls.open.clear()
@@ -102,7 +102,7 @@ def test_each_page_gets_the_tasks_of_its_own_cluster() -> None:
         assert frozenset("ab") in polls.asked
         assert [page.states[-1]["cluster"] for page in (one, two, three)] == ["a", "b", None]
         assert [len(page.states[-1]["tasks"]) for page in (one, two, three)] == [1, 1, 0]
-        two.cluster = "c"  # while a look goes on that does not know of it
+        two.cluster = "c"  # during a poll for the former cluster
         poller.wake()
         await until_async(lambda: two.states[-1]["cluster"] == "c")
         assert two.states[-1]["tasks"]
@@ -111,7 +111,7 @@ def test_each_page_gets_the_tasks_of_its_own_cluster() -> None:
     asyncio.run(main())
 
 
-def test_a_look_that_fails_is_followed_by_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_poll_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         polls = FakePoll()
 
@@ -130,7 +130,7 @@ def test_a_look_that_fails_is_followed_by_others(caplog: pytest.LogCaptureFixtur
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_slow_page_gets_what_changed_together() -> None:
+def test_a_slow_page_gets_merged_changes() -> None:
     async def main() -> None:
         sent: list[dict[str, Any]] = []
         taken = asyncio.Event()
@@ -142,7 +142,7 @@ def test_a_slow_page_gets_what_changed_together() -> None:
         sender = ChangeSender(send)
         sender.offer({"problems": ["0"]})
         await until_async(lambda: sent)
-        for number in range(1, 1000):  # it reads nothing meanwhile
+        for number in range(1, 1000):  # the page does not read
             sender.offer({"problems": [str(number)]})
         await asyncio.sleep(0.01)
         assert len(sent) == 1
@@ -158,7 +158,7 @@ def test_a_slow_page_gets_what_changed_together() -> None:
     asyncio.run(main())
 
 
-def test_messages_keep_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_have_a_minimum_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "SEND_SECONDS", 0.05)
 
     async def main() -> None:
@@ -179,7 +179,7 @@ def test_messages_keep_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
-def test_what_waits_for_a_page_that_is_hidden_is_dropped() -> None:
+def test_messages_for_a_hidden_page_are_dropped() -> None:
     async def main() -> None:
         sent: list[dict[str, Any]] = []
 

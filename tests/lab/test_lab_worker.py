@@ -1,4 +1,4 @@
-"""Threads that read for the event loop: their answers, and what becomes of a call that hangs."""
+"""Threads that read for the event loop: results, errors and hanging calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_results_and_errors_come_back() -> None:
     asyncio.run(main())
 
 
-def test_no_thread_before_there_is_work_and_none_afterwards() -> None:
+def test_threads_exist_only_while_there_is_work() -> None:
     async def main() -> None:
         before = threading.active_count()
         worker = Worker("test", threads=3)
@@ -49,7 +49,7 @@ def test_no_thread_before_there_is_work_and_none_afterwards() -> None:
     asyncio.run(main())
 
 
-def test_one_that_hangs_holds_up_no_other(gate: threading.Event) -> None:
+def test_a_hanging_call_blocks_no_other(gate: threading.Event) -> None:
     async def main() -> None:
         worker = Worker("test", threads=2)
         hanging = asyncio.create_task(worker.run(gate.wait))
@@ -62,7 +62,7 @@ def test_one_that_hangs_holds_up_no_other(gate: threading.Event) -> None:
     asyncio.run(main())
 
 
-def test_what_cannot_be_read_in_time_is_refused_and_does_not_pile_up(gate: threading.Event) -> None:
+def test_a_call_past_its_deadline_is_refused_and_not_queued(gate: threading.Event) -> None:
     async def main() -> None:
         worker = Worker("test", waiting=2)
         for _ in range(3):
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_in_time_is_refused_and_does_not_pile_up(gate: threa
     asyncio.run(main())
 
 
-def test_a_loop_that_has_ended_is_not_told(gate: threading.Event) -> None:
+def test_an_ended_loop_gets_no_result(gate: threading.Event) -> None:
     async def main() -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(worker.run(gate.wait), 0.01)
