@@ -251,7 +251,10 @@ history = model.fit(data, epochs=2, nan="skip")
         ("nb.collective.all_reduce(np.ones(3), ['sum', 'sum', 'max'][rank])", "op='sum'.*op='max'"),
         ("nb.collective.barrier() if rank else nb.collective.broadcast(1)", "broadcast.*barrier"),
         ("rank and nb.collective.barrier()", "has ended its part of the run"),
-        ("nb.collective.barrier()\nrank == 1 or nb.collective.barrier()", r"rank 1 .*has left the group; barrier"),
+        (
+            "nb.collective.barrier()\nrank == 1 or nb.collective.barrier()",
+            r"rank 1 .*has left the group; barrier",
+        ),
         ("model.fit(data) if rank else None", "has ended its part of the run"),
     ],
 )
