@@ -13,6 +13,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.metrics.log import POINT, Batch, LogWriter, Points
 from nbdist.metrics.tensorboard import EventFiles
+from nbdist.text import clip
 
 WIDTH = 4  # series, step, value, time: one point is four neighbours in a flat list
 FULL = 2_000_000 * WIDTH  # what may wait if the flushing thread is held up
@@ -158,7 +159,7 @@ def check_name(name: object) -> None:
         raise InvalidArgumentError(f"a series is named by text, not by {name!r}; write {str(name)!r}")
     if not name or len(name) > LONGEST_NAME:
         raise InvalidArgumentError(
-            f"the name of a series has 1 to {LONGEST_NAME} characters; {clipped(name)!r} has {len(name)}"
+            f"the name of a series has 1 to {LONGEST_NAME} characters; {clip(name, 40)!r} has {len(name)}"
         )
     try:
         name.encode()
@@ -166,11 +167,6 @@ def check_name(name: object) -> None:
         raise InvalidArgumentError(
             f"{name!r} cannot be written as UTF-8: give the series another name"
         ) from None
-
-
-def clipped(name: str) -> str:
-    """Return the beginning of a name that is too long to print."""
-    return name if len(name) <= 40 else name[:40] + "..."
 
 
 def as_points(flat: list[float], origin: float = 0.0) -> Points:

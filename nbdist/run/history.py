@@ -48,6 +48,7 @@ from nbdist.metrics.run_folder import (
     runs_folder,
     write_whole_file,
 )
+from nbdist.text import clip
 
 Row = TypeVar("Row")
 
@@ -364,7 +365,7 @@ def row(run: RunFile) -> tuple[str, ...]:
     size = disk_bytes(run_folder(run.id)) if isinstance(run, ListedRun) else 0
     return (
         run.id,
-        shortened(run.name),
+        clip(run.name, LONGEST_ERROR),
         run.status,
         time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
         "" if run.ended is None else duration(max(0.0, run.ended - run.created - run.paused)),
@@ -388,17 +389,12 @@ def error_line(error: str) -> str:
     indented = max((at for at, line in enumerate(lines) if line.startswith("  ")), default=-1)
     traced = lines[0].startswith(("Traceback", "  File"))
     raised = lines[min(indented + 1, len(lines) - 1)] if traced else lines[0]
-    raised = shortened(raised.removeprefix("nbdist.errors."))
+    raised = clip(raised.removeprefix("nbdist.errors."), LONGEST_ERROR)
     number = [int(found[1]) for line in lines if traced and (found := CELL_LINE.match(line))]
     task = TASK.match(where)
     places = [f"line {number[-1]}"] if number else []
     places += [f"{task[1]} {task[2]}"] if task else []
     return f"{raised} ({', '.join(places)})" if places else raised
-
-
-def shortened(line: str) -> str:
-    """Return a line cut to the width of a table's column."""
-    return line if len(line) <= LONGEST_ERROR else line[: LONGEST_ERROR - 1] + "…"
 
 
 # Disk use and deletion.

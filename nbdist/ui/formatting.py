@@ -1,4 +1,4 @@
-"""Cuts that say what they cut."""
+"""Plain values and texts that fit into a notebook file; cuts are marked."""
 
 from __future__ import annotations
 
@@ -24,17 +24,6 @@ class Room:
 
 K = TypeVar("K")
 V = TypeVar("V")
-MOST_NAME = 80  # characters of a name that is shown
-
-
-def clip(name: object, limit: int = MOST_NAME) -> str:
-    """Return a name on one line, of at most ``limit`` characters.
-
-    >>> clip("a b" + chr(10) + "c", 4), clip("abcdefgh", 4)
-    ('a b…', 'abc…')
-    """
-    line = "".join(letter if letter.isprintable() else " " for letter in str(name)[: limit + 1])
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def well_formed(value: Any) -> Any:

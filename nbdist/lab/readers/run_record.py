@@ -23,6 +23,7 @@ from nbdist.metrics.run_folder import STATUSES
 from nbdist.metrics.store import RunStore
 from nbdist.run.history import Labels, error_line
 from nbdist.run.progress import BUSY, PAUSED, ProgressTracker, Standing
+from nbdist.text import cut_middle
 
 LONGEST = run_folder.LONGEST
 ACTIVE = ("preparing", "running", "paused")
@@ -241,7 +242,7 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
         "metric": folder_status.metric,
         "value": folder_status.curve[1][-1] if folder_status.curve[1] else None,
         "curve": {"x": folder_status.curve[0], "y": folder_status.curve[1]},
-        "error": shortened(record.error) or None,
+        "error": cut_middle(record.error, LONGEST_ERROR) or None,
         "error_line": error_line(record.error) or None,
         "note": "; ".join([*note, *folder_status.notes]) or None,
         "session": session_of(record),
@@ -337,14 +338,6 @@ def session_of(record: RunRecord) -> str:
     """Return the notebook that started a run, "" if unknown."""
     found = record.owner.get("session")
     return found if isinstance(found, str) else ""
-
-
-def shortened(error: str) -> str:
-    """Return an error; a long one without its middle."""
-    if len(error) <= LONGEST_ERROR:
-        return error
-    half = LONGEST_ERROR // 2
-    return f"{error[:half]}\n... {len(error) - 2 * half:,} characters left out ...\n{error[-half:]}"
 
 
 # Progress and rate of a run, from its replicas' progress files. Pure: the time is an argument.

@@ -27,13 +27,13 @@ from nbdist.lab.readers.files import (
 )
 from nbdist.lab.readers.run_curves import Budget
 from nbdist.lab.readers.run_record import (
+    LONGEST_ERROR,
     LONGEST_NAME,
     attach_call,
     attach_code,
     mapping,
     number,
     rounded,
-    shortened,
     text,
 )
 from nbdist.sweep.commands import REMOTE
@@ -41,6 +41,7 @@ from nbdist.sweep.event_log import FORMAT, EventLogPart, holder_of, parse
 from nbdist.sweep.events import Closed, Created
 from nbdist.sweep.scheduler import state_of
 from nbdist.sweep.state import STATES, Ledger
+from nbdist.text import cut_middle
 from nbdist.trials.store import ABOUT, LOG, MOST_ABOUT
 from nbdist.ui.formatting import jsonable
 from nbdist.ui.widgets.sweep_feed import ended_at
@@ -297,7 +298,7 @@ def item_of(
         "cluster": text(about.get("cluster")) or None,
         "session": session,
         "note": "; ".join(notes) or None,
-        "error": shortened(reason) if state == "failed" else None,
+        "error": cut_middle(reason, LONGEST_ERROR) if state == "failed" else None,
         "attach": attach_code(sweep),
         "can": {command: command not in why for command in REMOTE},
         "why": why,
@@ -320,7 +321,7 @@ def broken_item(sweep: str, name: str, why: str, about: Mapping[str, Any], chang
         "cluster": text(about.get("cluster")) or None,
         "session": "",
         "note": None,
-        "error": shortened(why),
+        "error": cut_middle(why, LONGEST_ERROR),
         "attach": attach_code(sweep),
         "can": dict.fromkeys(REMOTE, False),
         "why": dict.fromkeys(REMOTE, "its log cannot be read"),

@@ -40,6 +40,7 @@ from nbdist.run.task.reporting import ActiveRun, Output, displaying_to, printing
 from nbdist.run.task.signals import bodies_only, interruptible
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
+from nbdist.text import cut_middle
 from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
 from nbdist.train.context import Checkpoints
@@ -276,20 +277,12 @@ def describe_error(error: BaseException, control: contexts.Control) -> dict[str,
         message = f"(its message cannot be printed: {type(unprintable).__name__})"
     return {
         "type": type(error).__name__,
-        "message": _cut(message, MOST_MESSAGE),
-        "traceback": _cut("".join(lines), MOST_TRACEBACK),
+        "message": cut_middle(message, MOST_MESSAGE),
+        "traceback": cut_middle("".join(lines), MOST_TRACEBACK),
         "aborted": isinstance(error, CUT_OFF) and cut_off,
         "interrupted": isinstance(error, KeyboardInterrupt),
         "undefined": (getattr(error, "name", None) or "") if isinstance(error, NameError) else "",
     }
-
-
-def _cut(text: str, most: int) -> str:
-    """Leave the middle out of a text that is too long."""
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
 
 
 # Bodies given as source text: executed in the namespace of the notebook or the engine.

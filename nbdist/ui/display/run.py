@@ -25,8 +25,8 @@ from nbdist.metrics.run_folder import duration
 from nbdist.run.progress import LOST, PAUSED, SILENT, ReplicaStanding, Standing
 from nbdist.run.run import Run, training_seconds
 from nbdist.run.task.reporting import Displayed
+from nbdist.text import clip
 from nbdist.ui.ansi import plain
-from nbdist.ui.formatting import clip
 from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE, frozen
 from nbdist.ui.frozen.summary import Mark, MarkKind, Summary, number, of_last_epoch, rate, short_task

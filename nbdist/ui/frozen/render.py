@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from nbdist.text import clip
 from nbdist.ui.ansi import part, plain, spans, styled
-from nbdist.ui.formatting import Room, clip, cut_words, first_of, fitting, longest, shorten
+from nbdist.ui.formatting import Room, cut_words, first_of, fitting, longest, shorten
 from nbdist.ui.frozen.summary import Summary, apart, headline, is_plain, marks_line, number, short_task
 
 MOST_COLUMNS = 8

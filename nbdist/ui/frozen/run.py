@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from nbdist.ui.formatting import Room, clip, first_of, jsonable, well_formed
+from nbdist.text import clip
+from nbdist.ui.formatting import Room, first_of, jsonable, well_formed
 from nbdist.ui.frozen.render import html, text
 from nbdist.ui.frozen.run_figure import columns_of, picture
 from nbdist.ui.frozen.summary import Summary, axis_words, is_plain

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.ui.formatting import clip
+from nbdist.text import clip
 from nbdist.ui.frozen.summary import Mark, short_task
 from nbdist.ui.widgets.run_feed import Chart, course
 
@@ -139,7 +139,7 @@ def add_legend(figure: Figure, keys: Mapping[str, Any], columns: int) -> None:
         handle.set(**({"alpha": 0.35, "linewidth": 5} if name == EACH else {"alpha": 1}))
 
 
-def encode(figure: Figure, dots: int, colours: Sequence[int] | None = None) -> bytes:
+def encode(figure: Figure, dots: float, colours: Sequence[int] | None = None) -> bytes:
     """Return the figure as a PNG of few colours: thin curves lose nothing by it, a notebook file gains.
 
     ``colours`` are red, green, blue, red, ... of at most 256 (default: those of a run's curves).

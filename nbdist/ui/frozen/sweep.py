@@ -26,7 +26,8 @@ from nbdist.metrics.series import shape_weights
 from nbdist.sweep.parameters import Value, literal
 from nbdist.sweep.reports import Curve
 from nbdist.sweep.state import Ledger, State, Trial
-from nbdist.ui.formatting import clip, shorten, well_formed
+from nbdist.text import clip
+from nbdist.ui.formatting import shorten, well_formed
 from nbdist.ui.frozen.render import PICTURE_WIDTH, line, rows_table, rows_text
 from nbdist.ui.frozen.sweep_axes import by_weight, ranked
 from nbdist.ui.frozen.sweep_figure import picture

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from nbdist.sweep.events import Direction
 from nbdist.sweep.parameters import Choice, Integer, Parameter, Real, Value, is_number, literal, same_key
 from nbdist.sweep.state import Ledger, Trial
-from nbdist.ui.formatting import clip
+from nbdist.text import clip
 from nbdist.ui.frozen.run_figure import GRID, INK, LARGEST, MUTED, PAPER, STEPS
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from nbdist.sweep.state import Ledger, Trial
-from nbdist.ui.formatting import clip
+from nbdist.text import clip
 from nbdist.ui.frozen.run_figure import (
     FAN,
     GRID,

@@ -13,7 +13,7 @@ from nbdist.graph.device import DeviceSpec
 from nbdist.graph.layout.collapse import Box, PlaneEdge, walk
 from nbdist.graph.layout.nodes import Node
 from nbdist.graph.layout.stretch import Spread, Way
-from nbdist.ui.formatting import clip
+from nbdist.text import clip
 from nbdist.ui.graph.style import DEVICES
 
 Point = tuple[float, float]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from nbdist.graph.layout.stretch import Spread
+from nbdist.ui.frozen.run_figure import encode
 from nbdist.ui.graph.marks import (
     Command,
     Mark,
@@ -60,7 +58,9 @@ def png(shown: Spread, scale: float) -> bytes:
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()  # a notebook's own style may be made for other figures
         warnings.simplefilter("ignore")  # of letters that the font lacks
-        return _encoded(_figure(marks, wide, high, scale))
+        figure = _figure(marks, wide, high, scale)
+        palette = [part for shade in shades() for part in bytes.fromhex(shade[1:])]
+        return encode(figure, figure.dpi, palette)
 
 
 def png_within(shown: Spread, limit: int) -> bytes:
@@ -160,30 +160,6 @@ def round_corners(rect: Rect) -> tuple[Command, ...]:
         ("Q", ((left, top), (left + r, top))),
         ("Z", ()),
     )
-
-
-def _encoded(figure: Figure) -> bytes:
-    """Return the figure as a PNG of few colours, as a drawing has; a notebook file gains by it."""
-    from PIL import Image
-
-    canvas: Any = figure.canvas
-    canvas.draw()
-    parts = np.asarray(canvas.buffer_rgba()).astype(np.uint32)
-    colours = parts[..., 0] << 16 | parts[..., 1] << 8 | parts[..., 2]
-    present = np.zeros(1 << 24, bool)
-    present[colours] = True
-    used = np.flatnonzero(present)
-    palette = np.array([list(bytes.fromhex(shade[1:])) for shade in shades()], np.int32)
-    each = np.stack([used >> 16, used >> 8 & 255, used & 255], axis=1).astype(np.int32)
-    nearest = np.zeros(1 << 24, np.uint8)
-    for start in range(0, len(used), 1024):
-        apart = np.square(each[start : start + 1024, None] - palette).sum(axis=2)
-        nearest[used[start : start + 1024]] = apart.argmin(axis=1)
-    image = Image.fromarray(nearest[colours], "P")
-    image.putpalette(palette.astype(np.uint8).tobytes())
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return file.getvalue()
 
 
 def shades() -> list[str]:

@@ -39,7 +39,7 @@ MOST_BOXES = 1_500  # that can be opened in a page; the file would be too large 
 
 def svg(shown: Spread, label: str) -> str:
     """Return the picture as a file: what is closed in it is not there."""
-    return _document(shown, label, _Writer(live=False))
+    return _document(shown, label, _SvgWriter(live=False))
 
 
 def live_svg(shown: Spread, label: str) -> tuple[str, list[Sheet], dict[Box, int]]:
@@ -47,7 +47,7 @@ def live_svg(shown: Spread, label: str) -> tuple[str, list[Sheet], dict[Box, int
 
     With it come the sheets in the order of its groups, and which of them is that of a scope.
     """
-    writer = _Writer(live=True)
+    writer = _SvgWriter(live=True)
     return _document(shown, label, writer), writer.sheets, writer.numbers
 
 
@@ -58,7 +58,7 @@ def page_size(shown: Spread) -> tuple[float, float, list[Mark]]:
     return wide, shown.height + BELOW + high, keys
 
 
-def _document(shown: Spread, label: str, writer: _Writer) -> str:
+def _document(shown: Spread, label: str, writer: _SvgWriter) -> str:
     wide, high, keys = page_size(shown)
     wide, high = wide + 2 * MARGIN, high + 2 * MARGIN
     paper = f'<rect class="nbd-page" x="{-MARGIN:g}" y="{-MARGIN:g}" width="100%" height="100%"/>'
@@ -71,7 +71,7 @@ def _document(shown: Spread, label: str, writer: _Writer) -> str:
     )
 
 
-class _Writer:
+class _SvgWriter:
     """Writes sheets as groups: frames, then lines, then their texts, then boxes."""
 
     def __init__(self, live: bool) -> None:

@@ -25,7 +25,7 @@ from nbdist.sweep.parse import MOST_TEXT, as_space
 from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
 from nbdist.sweep.space import Space
-from nbdist.ui.formatting import clip
+from nbdist.text import clip
 from nbdist.ui.kernel import run_below, same_page, this_cell
 from nbdist.ui.space_editor.draft import KINDS, Condition, Draft, Drafts, drafts_of, edited, literals
 from nbdist.ui.space_editor.validate import Checked, Problem, Trials, check, count_trials

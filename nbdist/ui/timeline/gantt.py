@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.metrics.timeline import KINDS, Span, Timeline
-from nbdist.ui.formatting import clip
+from nbdist.text import clip
 from nbdist.ui.frozen.run_figure import FAN, GRID, INK, MUTED, PAPER, REPLICAS, TRAIN, VALIDATION
 from nbdist.ui.frozen.summary import short_task
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, NbdistError
-from nbdist.ui.formatting import clip
+from nbdist.text import clip
 
 KINDS = ("pause", "resume", "stop", "checkpoint", "set")
 

@@ -21,7 +21,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
-from nbdist.ui.formatting import clip, jsonable
+from nbdist.text import clip
+from nbdist.ui.formatting import jsonable
 from nbdist.ui.frozen.summary import Mark
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.base import StreamingView

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from nbdist.errors import NbdistError
 from nbdist.sweep.commands import COMMANDS, NUMBER
 from nbdist.sweep.events import Event
-from nbdist.ui.formatting import clip
+from nbdist.text import clip
 from nbdist.ui.widgets.base import StreamingView
 from nbdist.ui.widgets.sweep_feed import SweepFeed, SweepSeen
 

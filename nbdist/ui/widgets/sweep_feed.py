@@ -28,7 +28,7 @@ from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, jso
 from nbdist.sweep.reports import Curve
 from nbdist.sweep.space import Space
 from nbdist.sweep.state import STATES, AttemptSpan, Ledger, Trial, cause
-from nbdist.ui.formatting import clip
+from nbdist.text import clip
 
 MANY = 500  # trials above which each gets fewer points and a shorter error
 MOST_POINTS = {False: 256, True: 64}  # of a curve on the page, by whether there are many trials

@@ -1,0 +1,29 @@
+"""Texts of limited length: `clip` cuts the end off, `cut_middle` leaves the middle out. Pure."""
+
+from __future__ import annotations
+
+LONGEST_NAME = 80  # characters
+
+
+def clip(text: object, limit: int = LONGEST_NAME) -> str:
+    """Return a text on one line, of at most ``limit`` characters.
+
+    >>> clip("a b" + chr(10) + "c", 4), clip("abcdefgh", 4)
+    ('a b…', 'abc…')
+    """
+    line = "".join(letter if letter.isprintable() else " " for letter in str(text)[: limit + 1])
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """Return a text with about ``limit`` characters of its beginning and its end.
+
+    >>> print(cut_middle("first." + "x" * 500 + ".last", 12))
+    first.
+    ... 499 characters left out ...
+    x.last
+    """
+    half = limit // 2
+    if len(text) <= limit:
+        return text
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
