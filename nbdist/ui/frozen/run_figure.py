@@ -139,10 +139,11 @@ def add_legend(figure: Figure, keys: Mapping[str, Any], columns: int) -> None:
         handle.set(**({"alpha": 0.35, "linewidth": 5} if name == EACH else {"alpha": 1}))
 
 
-def encode(figure: Figure, dots: float, colours: Sequence[int] | None = None) -> bytes:
-    """Return the figure as a PNG of few colours: thin curves lose nothing by it, a notebook file gains.
+def encode(figure: Figure, dots: float, colours: Sequence[int] | int | None = None) -> bytes:
+    """Return the figure as a PNG of few colours, which keeps notebook files small.
 
-    ``colours`` are red, green, blue, red, ... of at most 256 (default: those of a run's curves).
+    ``colours`` are a palette (red, green, blue, red, ... of at most 256), to which colours are mapped
+    approximately, or the number of colours that fit the figure best; None is the palette of a run's curves.
     """
     from PIL import Image
 
@@ -150,10 +151,14 @@ def encode(figure: Figure, dots: float, colours: Sequence[int] | None = None) ->
     canvas: Any = figure.canvas
     canvas.draw()
     pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    table = Image.new("P", (1, 1))
-    table.putpalette(shades() if colours is None else list(colours))
     file = io.BytesIO()
-    pixels.quantize(palette=table, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+    if isinstance(colours, int):
+        few = pixels.quantize(colours, dither=Image.Dither.NONE)
+    else:
+        palette = Image.new("P", (1, 1))
+        palette.putpalette(shades() if colours is None else list(colours))
+        few = pixels.quantize(palette=palette, dither=Image.Dither.NONE)
+    few.save(file, "PNG", optimize=True)
     return file.getvalue()
 
 

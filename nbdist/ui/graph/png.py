@@ -22,7 +22,7 @@ from nbdist.ui.graph.marks import (
     line_role,
     open_marks,
 )  # fmt: skip
-from nbdist.ui.graph.style import DEVICES, LOOKS, WORDS, colour, tint
+from nbdist.ui.graph.style import LOOKS, WORDS, colour
 from nbdist.ui.graph.svg import BELOW, MARGIN, page_size
 
 if TYPE_CHECKING:
@@ -32,16 +32,6 @@ Placed = tuple[Mark, float, float]
 """A mark, and where its origin is."""
 
 
-STEPS = (1.0, 0.75, 0.5, 0.25)
-ON_GROUND = {
-    "paper": ("frame",),
-    "ground": ("ink", "muted", "thread", "accent", "variable", "placeholder", "gradient", "frame", *DEVICES),
-    "inside": ("ink", "muted", "thread", "accent"),
-    "raised": ("ink", "muted", "thread", "accent"),
-    "~variable": ("ink", "muted", "variable"),
-    "~placeholder": ("ink", "muted", "placeholder"),
-    "~gradient": ("ink", "muted", "gradient"),
-}
 ALIGNED = {"start": "left", "middle": "center"}
 MOST_PIXELS, USUAL_PIXELS = 12_000_000, 2_000_000  # of any picture; of one in a notebook
 SHARPEST, COARSEST = 2.0, 0.15  # dots per pixel
@@ -59,8 +49,7 @@ def png(shown: Spread, scale: float) -> bytes:
         matplotlib.rcdefaults()  # a notebook's own style may be made for other figures
         warnings.simplefilter("ignore")  # of letters that the font lacks
         figure = _figure(marks, wide, high, scale)
-        palette = [part for shade in shades() for part in bytes.fromhex(shade[1:])]
-        return encode(figure, figure.dpi, palette)
+        return encode(figure, figure.dpi, 96)
 
 
 def png_within(shown: Spread, limit: int) -> bytes:
@@ -160,17 +149,3 @@ def round_corners(rect: Rect) -> tuple[Command, ...]:
         ("Q", ((left, top), (left + r, top))),
         ("Z", ()),
     )
-
-
-def shades() -> list[str]:
-    """Return the colours of a picture: each ground, and on it what may be drawn there, in some shades.
-
-    >>> len(shades()) <= 256
-    True
-    """
-    found: dict[str, None] = {}
-    for ground, names in ON_GROUND.items():
-        for name in names:
-            found |= {tint(colour(name), colour(ground), share): None for share in STEPS}
-        found[colour(ground)] = None
-    return list(found)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.metrics.timeline import KINDS, Span, Timeline
 from nbdist.text import clip
-from nbdist.ui.frozen.run_figure import FAN, GRID, INK, MUTED, PAPER, REPLICAS, TRAIN, VALIDATION
+from nbdist.ui.frozen.run_figure import FAN, GRID, INK, MUTED, PAPER, REPLICAS, TRAIN, VALIDATION, encode
 from nbdist.ui.frozen.summary import short_task
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def png(timeline: Timeline, theme: str = "light", limit: int | None = None) -> b
     with _own_style():
         figure = draw(timeline, theme_of(theme))
         dots = SHARPEST
-        image = _few_colours(_rendered(figure, "png", dpi=dots))
+        image = encode(figure, dots, 96)
         while limit is not None and len(image) > limit and dots > COARSEST:
             dots = max(COARSEST, min(dots - 6, int(dots * (limit / len(image)) ** 0.8)))
-            image = _few_colours(_rendered(figure, "png", dpi=dots))
+            image = encode(figure, dots, 96)
     return image
 
 
@@ -221,16 +221,6 @@ def _own_style() -> Iterator[None]:
 def _rendered(figure: Figure, format: str, **options: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format=format, **options)
-    return file.getvalue()
-
-
-def _few_colours(image: bytes) -> bytes:
-    """Return a PNG with few colours, for a notebook's sake."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    pixels = Image.open(io.BytesIO(image)).convert("RGB")
-    pixels.quantize(96, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
