@@ -41,8 +41,11 @@ class Row:
 
 def png(timeline: Timeline, theme: str = "light", limit: int | None = None) -> bytes:
     """Return the chart as a PNG, less sharp if it would take more than ``limit`` bytes; opaque."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     with _own_style():
         figure = draw(timeline, theme_of(theme))
+        FigureCanvasAgg(figure)
         dots = SHARPEST
         image = encode(figure, dots, 96)
         while limit is not None and len(image) > limit and dots > COARSEST:
