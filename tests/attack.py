@@ -1,4 +1,4 @@
-"""What another user of the host may try on a port; run as that user, by its text. Prints every byte it got.
+"""Attacks of another user on a port; run as that user with `-c`. Prints every byte that it received.
 
 python -c <this text> host port[,port...] [public key of the server]
 """
@@ -18,7 +18,7 @@ KNOCKS = (
     # A correct greeting, then a frame that claims to be 2**40 bytes long, then a lot of it.
     greeting + b"\x06" + struct.pack(">Q", 1 << 40) + bytes(1 << 20),
     greeting + b"\x06" + struct.pack(">Q", 1 << 29) + bytes(1 << 20),
-    greeting[:10],  # and then nothing: slow
+    greeting[:10],  # incomplete, then silence
 )
 got = b""
 for port in ports:

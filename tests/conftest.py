@@ -1,4 +1,4 @@
-"""What tests share: a home of their own, a cluster for those that only look, a check that nothing stays."""
+"""Shared fixtures: a state folder, a cluster for tests that do not change it, and checks for leftovers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 SEGMENT = re.compile(r"/dev/shm/(nbdist-[\w-]+)")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is loaded; engines get their own share
 
-# How long one example takes says nothing: the machine may be busy. How large the first few are is chance, and
-# says as little. A test takes the settings of the moment at which it is defined, so this is said before any
-# is, whichever tests are run and in whatever order.
+# The time of one example and the size of the first few are no reason for a failure: the machine may be busy,
+# and sizes are random. A test uses the settings that are loaded at its definition, so they are loaded here.
 CHANCE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-# In CI each run looks at the same examples: what is new is looked for where somebody can look into it.
+# CI repeats the same examples; new ones are drawn on developers' machines.
 same = bool(os.environ.get("CI"))
 settings.register_profile(
     "unhurried",
@@ -46,15 +45,15 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_collection_finish() -> None:
-    """Take ten thousand tests and all modules out of what each garbage collection looks at."""
+    """Exclude the collected tests and all modules from garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A state folder and an IPython folder for this session; when it ends, nothing of it may be left."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins without it
+    """A state folder and an IPython folder for this session; its end checks for leftovers."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
     home = tmp_path_factory.mktemp("home")
     home.chmod(0o700)
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +74,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster(own_home: Path) -> Iterator[Cluster]:
-    """Three workers and a parameter server, for tests that leave them as they were."""
+    """Three workers and a parameter server, for tests that do not change them."""
     from nbdist.cluster.launch import start_cluster
 
     cluster = start_cluster(workers=3, ps=1, report=None)
@@ -100,7 +99,7 @@ def start(own_home: Path) -> Iterator[Callable[..., Cluster]]:
 
 
 def lasting(found: Callable[[], list[str]], seconds: float = 10.0) -> list[str]:
-    """Return what is found still after a while: what was ended just now may take a moment to be gone."""
+    """Return what ``found`` still returns after ``seconds``: ended processes may take a moment to vanish."""
     deadline, pause = time.monotonic() + seconds, threading.Event()
     while (left := found()) and time.monotonic() < deadline:
         pause.wait(0.05)
@@ -108,7 +107,7 @@ def lasting(found: Callable[[], list[str]], seconds: float = 10.0) -> list[str]:
 
 
 def processes_of(home: Path) -> list[str]:
-    """Return the living processes, but this one, whose NBDIST_HOME is the session's."""
+    """Return the living processes, except this one, with the session's NBDIST_HOME."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -130,12 +129,12 @@ def open_listeners() -> list[str]:
 
 
 def shared_segments() -> set[str]:
-    """Return the names of nbdist's shared segments on this host, whoever made them."""
+    """Return the names of all nbdist shared segments on this host."""
     return {path.name for path in Path("/dev/shm").glob("nbdist-*")}
 
 
 def segments_of_others() -> set[str]:
-    """Return the names of the segments that another process has open: not this session's to answer for."""
+    """Return the names of segments that other processes have open; this session does not own them."""
     names: set[str] = set()
     for pid in set(psutil.pids()) - {os.getpid()}:
         folder = Path(f"/proc/{pid}")

@@ -1,7 +1,7 @@
-"""A stand-in for CuPy on NumPy: its arrays refuse to meet host arrays, and its streams record calls.
+"""A fake CuPy on NumPy: its arrays refuse host arrays as operands, and its streams record calls.
 
-What is done on a stream that records is not done, but noted; the graph does it when it is launched, on the
-memory that was used then. Nothing can be looked at on the host meanwhile.
+A recording stream records calls without executing them; a launch of the graph executes them, on the same
+memory. The host cannot read arrays during the recording.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return copies.setdefault(id(value), value.host.copy())
         return tuple(copied(v) for v in value) if isinstance(value, tuple) else down(value)
 
-    result = call(copied)  # on copies: only to learn what memory the result is in
+    result = call(copied)  # on copies: only to find the memory of the result
     if not isinstance(result, (np.ndarray, np.generic)):
         Stream.recording.append(call)
         return result
@@ -115,7 +115,7 @@ def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             Stream.recording.append(call)
             return value
     if any(np.shares_memory(result, copy) for copy in copies.values()):
-        return up(call())  # a view is nothing that a device does
+        return up(call())  # a view is not a device operation
     made = DeviceArray(np.empty_like(np.asarray(result)))
     Stream.recording.append(lambda: np.copyto(made.host, call()))
     return made
@@ -133,7 +133,7 @@ _operators()
 
 
 class Graph:
-    """Calls that were recorded."""
+    """Recorded calls."""
 
     def __init__(self, calls: list[Callable[[], Any]]) -> None:
         self.calls, self.launches = calls, 0
@@ -145,7 +145,7 @@ class Graph:
 
 
 class Stream:
-    """A stream; recording is what belongs to the process, as there is one thread."""
+    """A stream; the recording is a state of the process, which has one thread."""
 
     recording: list[Callable[[], Any]] | None = None
     graphs: list[Graph] = []

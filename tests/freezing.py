@@ -1,4 +1,4 @@
-"""A process that is frozen: all of it, for a signal takes a moment to reach each thread."""
+"""Freeze a process: SIGSTOP takes a moment to stop every thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from waiting import PATIENCE
 
 
 def freeze(pid: int) -> None:
-    """Stop a process, and wait until none of its threads runs any more."""
+    """Stop a process, and wait until all its threads have stopped."""
     os.kill(pid, signal.SIGSTOP)
     deadline, pause = time.monotonic() + PATIENCE, threading.Event()
     while not is_frozen(pid):
-        assert time.monotonic() < deadline, f"process {pid} goes on"
+        assert time.monotonic() < deadline, f"process {pid} still runs"
         pause.wait(0.001)
 
 

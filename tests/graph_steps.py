@@ -1,4 +1,4 @@
-"""Random steps on random devices, what they mean, and pieces that are run the way tasks run them.
+"""Random steps on random devices, their defined results, and pieces that run like those of tasks.
 
 A step is a function: a variable that is used is the value from before, a ``read`` is the value after the
 assignments that come before it, an assignment's value is that assignment's. ``Meaning`` computes just that,
@@ -46,7 +46,7 @@ UNARY: list[Callable[..., Any]] = [
 
 
 class Step:
-    """A graph, what is fetched and fed, and what its variables hold before."""
+    """A graph, its fetches and feeds, and the initial values of its variables."""
 
     def __init__(self, graph: Graph, fetches: list[Tensor], feeds: list[Tensor]) -> None:
         self.graph, self.fetches = graph, fetches
@@ -110,7 +110,7 @@ def _random_op(draw: random.Random, variables: list[Variable], made: list[Tensor
 
 
 class Meaning:
-    """What a step computes, by definition."""
+    """The result of a step, by definition."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -135,7 +135,7 @@ class Meaning:
         return self._known[t, part]
 
     def _version(self, v: Tensor, number: int) -> Array:
-        """Return a variable's value after so many of its assignments."""
+        """Return a variable's value after a number of its assignments."""
         if number == 0:
             return self.step.values[v]  # type: ignore[index]  # it is a variable
         writer = self.chains[v][number - 1]
@@ -192,7 +192,7 @@ def cut_for(fetches: list[Tensor], feeds: Mapping[Tensor, Any]) -> Plan:
 
 @dataclass(frozen=True)
 class Pieces:
-    """A plan's pieces, compiled and joined by queues, as those of tasks are by letters."""
+    """A plan's pieces, compiled and joined by queues instead of messages."""
 
     plan: Plan
     programs: list[Program]
@@ -200,14 +200,14 @@ class Pieces:
 
     @classmethod
     def of(cls, plan: Plan, variables: dict[str, Array], patience: float = 20.0) -> Pieces:
-        """Compile a plan on these variables; who waits in vain for so many seconds raises queue.Empty."""
+        """Compile a plan on these variables; a wait longer than ``patience`` s raises queue.Empty."""
         queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in plan.edges]
 
         def kernel(node: Tensor) -> Callable[..., Any]:
-            way = queues[node.attrs["edge"]]
+            channel = queues[node.attrs["edge"]]
             if node.type in ("receive", "await"):
-                return lambda: way.get(timeout=patience)
-            return lambda *value: way.put(value[0].copy() if value else None)
+                return lambda: channel.get(timeout=patience)
+            return lambda *value: channel.put(value[0].copy() if value else None)
 
         programs = [
             compile_program(
@@ -223,7 +223,7 @@ class Pieces:
         return cls(plan, programs, queues)
 
     def run(self, feeds: Sequence[Array]) -> list[Array | None]:
-        """Run all pieces at once, each on a thread, and return what was fetched."""
+        """Run all pieces together, each on a thread, and return the fetched values."""
         results: list[Array | None] = [None] * self.plan.fetches
         failures: list[BaseException] = []
 
@@ -243,5 +243,5 @@ class Pieces:
             thread.join()
         if failures:
             raise failures[0]
-        assert all(way.empty() for way in self.queues), "something was sent that nobody took"
+        assert all(channel.empty() for channel in self.queues), "a sent value was not received"
         return results

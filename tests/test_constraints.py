@@ -26,7 +26,7 @@ def pinned() -> dict[str, str]:
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
-def test_the_extras_of_make_are_all_followed() -> None:
+def test_constraints_cover_the_extras_of_make() -> None:
     names = {Requirement(one).name for one in WANTED}
     assert {"numpy", "jupyterlab", "mpich", "optuna", "tensorboard", "pytest", "hatchling"} <= names
     assert "nbdist" not in names

@@ -1,4 +1,4 @@
-"""The code of README and docs: the blocks of a page run in order, in one fresh notebook."""
+"""The code of README and docs: the blocks of a page run in order, in one new kernel."""
 
 from __future__ import annotations
 

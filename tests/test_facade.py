@@ -1,4 +1,4 @@
-"""The public names: they load, they are explained, and they cost nothing until they are used."""
+"""The public names: they load, have docstrings, and are imported lazily."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAVY = ("numpy", "matplotlib", "ipywidgets", "anywidget", "sklearn", "ipyparall
 
 
 def python(code: str) -> str:
-    """Return what a fresh interpreter prints."""
+    """Return the output of code in a fresh interpreter."""
     found = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
@@ -63,7 +63,7 @@ def public_objects() -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def test_everything_public_is_explained() -> None:
+def test_every_public_name_has_a_docstring() -> None:
     found = dict(public_objects())
     assert len(found) > 150
     silent = [name for name, value in found.items() if not (value.__doc__ or "").strip()]
@@ -80,10 +80,10 @@ def test_docstrings_are_sentences() -> None:
             and ">>>" not in first
         ):
             odd.append(name)
-    assert not odd, f"the first paragraph is no sentence: {odd}"
+    assert not odd, f"the first paragraph is not a sentence: {odd}"
 
 
-def test_every_error_is_public_and_can_be_caught_as_one() -> None:
+def test_every_error_is_public_and_an_nbdist_error() -> None:
     kinds = [e for e in vars(nb.errors).values() if inspect.isclass(e) and issubclass(e, Exception)]
     assert len(kinds) >= 14
     for kind in kinds:
@@ -94,7 +94,7 @@ def test_every_error_is_public_and_can_be_caught_as_one() -> None:
     assert str(nb.errors.MissingExtra("gpu", "GPUs")) == 'pip install "nbdist[gpu]" (needed for GPUs)'
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = []
     for found in pkgutil.walk_packages(nb.__path__, "nbdist."):
         if not found.name.endswith("__main__") and not import_module(found.name).__doc__:
@@ -102,13 +102,13 @@ def test_every_module_says_what_it_is() -> None:
     assert not silent
 
 
-def test_an_unknown_name_is_told_with_those_there_are() -> None:
+def test_the_error_for_an_unknown_name_lists_the_names() -> None:
     with pytest.raises(AttributeError, match=r"module 'nbdist' has no name 'Sesion'; it has .*Session"):
         nb.Sesion  # noqa: B018
     assert not hasattr(nb, "__path_of_nothing__")
 
 
-def test_the_task_is_of_the_moment() -> None:
+def test_the_task_is_the_current_one() -> None:
     with pytest.raises((NbdistError, AttributeError), match="this process is not a task of a cluster"):
         nb.task  # noqa: B018
 
@@ -120,7 +120,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("module", ["nn", "optim", "data", "train", "distribute", "Session", "gradients"])
-def test_what_an_engine_uses_imports_no_front_end(module: str) -> None:
+def test_modules_of_engines_import_no_front_end(module: str) -> None:
     code = (
         f"import sys, nbdist; nbdist.{module}; "
         "print([n for n in ('matplotlib', 'ipywidgets', 'anywidget', 'sklearn', 'IPython', 'cupy') "

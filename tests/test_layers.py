@@ -24,7 +24,7 @@ FLOORS = {
 
 
 def imported(path: Path) -> set[str]:
-    """Names of nbdist's own parts that a module imports, wherever the import stands."""
+    """Return the nbdist modules that a module imports, at any place in its code."""
     package = ("nbdist", *path.relative_to(PACKAGE).parent.parts)
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -81,7 +81,7 @@ NAMES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def at_import(path: Path) -> set[str]:
-    """Modules of nbdist that a module imports while it is itself imported."""
+    """Return the nbdist modules that a module imports during its own import."""
     found: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
@@ -93,7 +93,7 @@ def at_import(path: Path) -> set[str]:
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
-    """Kahn's algorithm: remove modules whose imports are all removed; what stays is part of a circle."""
+    """Kahn's algorithm: remove modules whose imports are all removed; the rest are parts of circles."""
     left = {name: at_import(path) - {name} for name, path in NAMES.items()}
     while ready := {name for name, needs in left.items() if not needs}:
         left = {name: needs - ready for name, needs in left.items() if name not in ready}

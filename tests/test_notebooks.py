@@ -1,4 +1,4 @@
-"""The teaching notebooks: without outputs as they are kept, without errors as they are run."""
+"""The teaching notebooks: saved without outputs, and run without errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-SAYS = {  # what a notebook is about to show, and would not if it went wrong without an error
+SAYS = {  # texts that the outputs must contain
     "02_clusters_devices_and_the_graph.ipynb": ["is not initialised", "Singular matrix", "cannot be placed"],
     "03_in_graph_between_graph_and_splitting_a_model.ipynb": ["largest difference", "task's limit"],
     "04_synchronous_asynchronous_and_the_slow_worker.ipynb": ["gradients dropped", "taken: 15.0", "bound 2"],
@@ -39,7 +39,7 @@ def read(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+def test_a_notebook_is_saved_without_outputs(path: Path) -> None:
     nbformat.validate(read(path))
     for cell in read(path).cells:
         assert not cell.get("outputs")

@@ -1,4 +1,4 @@
-"""Optimizers against their formulas, written plainly in float64."""
+"""Optimizers compared with their formulas in float64."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_rate_may_change_between_steps() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [case[0] for case in CASES], ids=repr)
-def test_an_optimizer_survives_the_journey(optimizer: Optimizer) -> None:
+def test_an_optimizer_can_be_pickled(optimizer: Optimizer) -> None:
     config = optimizer.to_config()
     assert all(isinstance(value, (str, float, int, bool)) for value in config.values())
     assert optim.from_config(config) == optimizer
@@ -202,7 +202,7 @@ def test_numpy_scalars_are_numbers() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [case[0] for case in CASES[3:]], ids=repr)
-def test_parameters_of_many_blocks_are_changed_alike_and_the_gradient_is_only_read(
+def test_parameters_of_many_blocks_are_updated_and_the_gradient_is_only_read(
     optimizer: Optimizer,
 ) -> None:
     size = 3 * optim.base.BLOCK + 7

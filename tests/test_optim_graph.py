@@ -1,4 +1,4 @@
-"""Optimizers in a graph: the same numbers as fit, rows that change alone, places, names, what is refused."""
+"""Optimizers in a graph: the same numbers as fit, sparse rows, devices, names, refused arguments."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def started() -> Session:
 
 
 @every_optimizer
-def test_a_step_is_a_step_of_fit(make: Any) -> None:
+def test_a_step_equals_a_step_of_fit(make: Any) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(48, 5)).astype(np.float32), rng.integers(0, 3, 48)
     model = Sequential([Dense(7, "tanh"), Dense(3, "softmax")], seed=2)
@@ -95,7 +95,7 @@ def test_a_step_is_a_step_of_fit(make: Any) -> None:
 
 
 def by_rows(make: Any, table: Array, batches: list[Array], weights: list[Array]) -> list[Array]:
-    """Train a table plainly: only rows that are looked up change, and what is kept for them."""
+    """Train a table as a reference: only looked-up rows and their slots change."""
     optimizer, table = make(), table.copy()
     kept = optimizer.new_slots(table)
     for step, (ids, weight) in enumerate(zip(batches, weights, strict=True), 1):
@@ -113,7 +113,7 @@ def by_rows(make: Any, table: Array, batches: list[Array], weights: list[Array])
     batches=st.lists(arrays(np.int64, st.integers(0, 5), elements=st.integers(0, 7)), min_size=1, max_size=4)
 )
 @settings(deadline=None, max_examples=examples(8))
-def test_only_rows_that_were_looked_up_change(make: Any, shards: int | None, batches: list[Array]) -> None:
+def test_only_looked_up_rows_change(make: Any, shards: int | None, batches: list[Array]) -> None:
     rng = np.random.default_rng(len(batches))
     first = rng.normal(size=(8, 3))
     weights = [rng.normal(size=(len(ids), 3)) for ids in batches]
@@ -138,7 +138,7 @@ def test_only_rows_that_were_looked_up_change(make: Any, shards: int | None, bat
 
 @pytest.mark.parametrize("make", [MAKERS[0], MAKERS[-1]])
 def test_rows_change_as_the_dense_gradient_would_change_them(make: Any) -> None:
-    """Of rules under which a gradient of 0 changes nothing."""
+    """For rules under which a gradient of 0 changes nothing."""
 
     def trained(dense: bool) -> Array:
         with Graph().as_default():
@@ -158,7 +158,7 @@ def test_rows_change_as_the_dense_gradient_would_change_them(make: Any) -> None:
 
 
 @every_optimizer
-def test_shards_are_trained_as_the_whole_bit_for_bit(make: Any) -> None:
+def test_shards_train_like_the_whole_table_bit_for_bit(make: Any) -> None:
     def trained(partitioner: Any) -> list[Array]:
         with Graph().as_default():
             count = get_or_create_global_step()
@@ -228,10 +228,10 @@ def test_the_step_is_counted_after_all_updates() -> None:
         for expected in (1, 2, 3):
             session.run(step)
             assert session.run(count) == expected
-        assert [v.name for v in global_variables()] == ["global_step", "a", "b"]  # no count of its own
+        assert [v.name for v in global_variables()] == ["global_step", "a", "b"]  # no own step count
 
 
-def test_adam_counts_by_itself_unless_it_is_given_a_count() -> None:
+def test_adam_counts_steps_unless_a_count_is_given() -> None:
     rate, epsilon = 0.1, 1e-7
     with Graph().as_default():
         w = Variable(np.array(1.0), name="w")
@@ -255,7 +255,7 @@ def test_adam_counts_by_itself_unless_it_is_given_a_count() -> None:
         assert session.run(w) == pytest.approx(1 - rate * size, rel=1e-5)
 
 
-def test_one_optimizer_may_apply_twice_and_two_keep_apart() -> None:
+def test_one_optimizer_may_apply_twice_and_two_have_separate_slots() -> None:
     with Graph().as_default():
         w = Variable(np.array([1.0, 2.0]), name="w")
         adam = Adam(0.1)
@@ -280,10 +280,10 @@ def test_two_losses_in_one_run() -> None:
         assert session.run([a, b]) == [-0.5, -1]
 
 
-# What is kept
+# Slots
 
 
-def test_slots_live_beside_their_variable() -> None:
+def test_slots_are_on_the_device_of_their_variable() -> None:
     with Graph().as_default():
         with device(replica_device_setter(ps_tasks=2)), container("mine"), name_scope("model"):
             table = get_variable("t", (5, 2), np.float64, partitioner=fixed_size_partitioner(2))
@@ -311,7 +311,7 @@ def test_slots_live_beside_their_variable() -> None:
             SGD(0.1).get_slot(w, "velocity")
 
 
-def test_workers_that_build_alike_meet_in_the_same_names() -> None:
+def test_equal_graphs_have_equal_slot_names() -> None:
     def build() -> list[tuple[str, str]]:
         with Graph().as_default():
             with device(replica_device_setter(ps_tasks=3)):
@@ -336,7 +336,7 @@ def test_updates_run_where_the_variables_are() -> None:
         assert graph.tensor("global_step/next").device == count.device
 
 
-def test_what_an_optimizer_has_in_a_graph_does_not_travel() -> None:
+def test_graph_state_of_an_optimizer_is_not_pickled() -> None:
     adam = Adam(0.25)
     with Graph().as_default():
         adam.minimize(Variable(1.0) * 2)
@@ -346,10 +346,10 @@ def test_what_an_optimizer_has_in_a_graph_does_not_travel() -> None:
         assert not other.graph_state.slots
 
 
-# Gradients in between
+# Changed gradients
 
 
-def test_gradients_may_be_changed_on_the_way() -> None:
+def test_gradients_may_be_changed_before_apply() -> None:
     with Graph().as_default():
         a, b, c = Variable(np.ones(2), name="a"), Variable(np.ones(2, np.float32), name="b"), Variable(1.0)
         pairs = SGD(1.0).compute_gradients(np.sum(a * 10) + np.sum(b), [a, b, c])
@@ -366,7 +366,7 @@ def test_gradients_may_be_changed_on_the_way() -> None:
     assert found[2] == 1
 
 
-def test_a_gradient_is_not_written_over() -> None:
+def test_gradients_are_not_overwritten() -> None:
     with Graph().as_default():
         w = Variable(np.ones(3), name="w")
         g = constant(np.array([1.0, 2.0, 3.0]))
@@ -379,7 +379,7 @@ def test_a_gradient_is_not_written_over() -> None:
         np.testing.assert_allclose(session.run(w), 1 - (0.1 + 0.19) * np.array([1, 2, 3]))
 
 
-def test_where_a_loss_begins_may_be_given() -> None:
+def test_the_initial_gradient_of_a_loss_may_be_given() -> None:
     with Graph().as_default():
         w = Variable(np.ones(2), name="w")
         step = SGD(1.0).minimize(w * w, grad_loss=np.array([0.5, 0.25]))
@@ -388,7 +388,7 @@ def test_where_a_loss_begins_may_be_given() -> None:
         np.testing.assert_array_equal(session.run(w), [0, 0.5])
 
 
-def test_an_optimizer_of_ones_own() -> None:
+def test_a_custom_optimizer() -> None:
     @dataclass
     class Signs(Optimizer):
         slots = ("seen",)
@@ -417,7 +417,7 @@ def test_an_optimizer_of_ones_own() -> None:
 @every_optimizer
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 def test_a_rate_may_be_a_variable(make: Any, rows: bool) -> None:
-    """A step at a rate that was assigned is one of an optimizer that has that rate."""
+    """A step at an assigned rate equals one of an optimizer with that rate."""
     found, expected = [], []
     with Graph().as_default():
         w, optimizer = Variable(np.array([[1.0, 2.0], [3.0, 4.0]]), name="w"), make()
@@ -457,12 +457,12 @@ def test_ops_with_as_many_slots_as_any_optimizer_has() -> None:
         op_name(9, sparse=False)
 
 
-# What is refused
+# Refused arguments
 
 
 def foreign() -> Variable:
     with Graph().as_default():
-        return Variable(1.0, name="far")
+        return Variable(1.0, name="foreign")
 
 
 @pytest.mark.parametrize(
@@ -474,10 +474,10 @@ def foreign() -> Variable:
         (lambda w, o: o.apply_gradients([(w, w * 2)]), "changes variables, got <Tensor 'multiply'"),
         (lambda w, o: o.apply_gradients([(3.0, w)]), "the gradient of variable 'w' is a tensor, got 3.0"),
         (lambda w, o: o.apply_gradients([(w[0], w)]), r"'w' of shape \(2,\) has a gradient of its shape"),
-        (lambda w, o: o.apply_gradients([(w, w), (None, foreign())]), "'far' belongs to another graph"),
+        (lambda w, o: o.apply_gradients([(w, w), (None, foreign())]), "'foreign' belongs to another graph"),
         (
             lambda w, o: o.apply_gradients([(w, foreign())]),
-            "'far' belongs to another graph than its gradient",
+            "'foreign' belongs to another graph than its gradient",
         ),
         (lambda w, o: o.apply_gradients([(w, Variable(3, name="n"))]), "'n' of int64 cannot be trained"),
         (lambda w, o: o.apply_gradients([(w, w)], Variable(1.0)), "global_step is a variable that holds one"),
@@ -486,7 +486,7 @@ def foreign() -> Variable:
         (lambda w, o: o.minimize(np.sum(w), var_list=["w"]), "an optimizer changes variables, got 'w'"),
         (
             lambda w, o: o.minimize(np.sum(w), var_list=[foreign()]),
-            "'far' belongs to another graph than 'sum'",
+            "'foreign' belongs to another graph than 'sum'",
         ),
         (lambda w, o: o.minimize(constant(1.0) * 2), "depends on none of the variables w; look"),
         (lambda w, o: o.minimize(1.0), "a loss is a tensor, got 1.0"),
@@ -499,7 +499,7 @@ def foreign() -> Variable:
         ),
     ],
 )
-def test_what_is_refused_at_once(attempt: Any, words: str) -> None:
+def test_invalid_arguments_are_refused(attempt: Any, words: str) -> None:
     with Graph().as_default():
         w = Variable(np.ones(2), name="w")
         with pytest.raises(ValueError, match=words):
@@ -567,7 +567,7 @@ def test_a_learning_rate_may_be_a_function_of_the_step_or_of_nothing() -> None:
     assert descents(lambda step: step + 1) == [1, 3, 6, 10]
 
 
-def test_the_rate_of_a_tensor_is_the_rate_of_a_number() -> None:
+def test_a_tensor_as_rate_equals_a_number() -> None:
     for kind in (SGD, Adam, RMSprop, Adagrad):
         np.testing.assert_allclose(descents(lambda: constant(0.25), kind), descents(0.25, kind), rtol=1e-12)
 
@@ -584,7 +584,7 @@ def test_a_learning_rate_counts_with_the_global_step() -> None:
             assert session.run([w, counter]) == [-15, 6]
 
 
-def test_what_is_no_learning_rate_is_named() -> None:
+def test_invalid_learning_rates_are_named() -> None:
     with Graph().as_default():
         w = Variable(np.zeros(2), name="w")
         with pytest.raises(

@@ -19,7 +19,7 @@ CLOSE = 0.0021  # µs: times are rounded to the nanosecond
 
 
 def problems(trace: Any) -> list[str]:
-    """Return what breaks the rules; none is an empty list."""
+    """Return the violated rules; an empty list if there are none."""
     try:
         trace = json.loads(json.dumps(trace, allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -1,11 +1,11 @@
-"""How tests wait: for a condition, with a limit that only a hang reaches.
+"""Waiting in tests: for a condition, with a limit that only a hang reaches.
 
     until(lambda: path.exists())
-    until(lambda: run.standing().step > 3, during=run)  # follows the run meanwhile; fails at once if it ends
-    assert time.monotonic() - begun < 2 + SLACK_SECONDS  # a promise: 2 s
+    until(lambda: run.standing().step > 3, during=run)  # polls the run; fails immediately if it ends
+    assert time.monotonic() - begun < 2 + SLACK_SECONDS  # a guarantee: 2 s
 
-A promise about time is asserted as it is promised. A machine that other processes use takes longer:
-``NBDIST_TEST_SLACK`` gives the seconds that it gets in addition (0 by default; CI sets it and prints it).
+A guaranteed time is asserted as documented. A machine under other load takes longer: ``NBDIST_TEST_SLACK``
+adds seconds to each such limit (0 by default; CI sets it and prints it).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 Result = TypeVar("Result")
 
-PATIENCE = 90.0  # seconds after which something is taken to hang
+PATIENCE = 90.0  # seconds until a condition counts as hanging
 SLACK_SECONDS = float(os.environ.get("NBDIST_TEST_SLACK") or 0)
 POLL_SECONDS = 0.005
 
@@ -29,7 +29,7 @@ class Followed(Protocol):
 
     @property
     def error(self) -> object:
-        """What went wrong in it."""
+        """The run's error, or None."""
 
     def poll(self) -> bool:
         """Handle what has arrived; return whether the run is over."""
@@ -41,11 +41,11 @@ def until(
     during: Followed | None = None,
     describe: Callable[[], object] = str,
 ) -> Result:
-    """Return what a condition gives, once that is true; fail after some seconds, or when ``during`` ends."""
+    """Return the first true value of a condition; fail after ``seconds``, or when ``during`` ends."""
     deadline, pause = time.monotonic() + seconds + SLACK_SECONDS, threading.Event()
     while not (found := condition()):
         assert during is None or not during.poll(), f"the run is over: {during and during.error}"
-        assert time.monotonic() < deadline, f"it did not happen within {seconds:g} s. {describe()}"
+        assert time.monotonic() < deadline, f"the condition was not met within {seconds:g} s. {describe()}"
         pause.wait(POLL_SECONDS)
     return found
 

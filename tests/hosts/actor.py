@@ -1,4 +1,4 @@
-"""What a process on a host does: it reads orders, tables with "do", a line each, and answers with a line."""
+"""The loop of a process on a test host: it reads orders, JSON with "do", and prints an answer to each."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from nbdist.errors import NbdistError
 
-answers, sys.stdout = sys.stdout, sys.stderr  # what code prints is no answer
+answers, sys.stdout = sys.stdout, sys.stderr  # prints of other code go to stderr
 
 
-def say(value: Any) -> None:
-    """Answer, as often as one likes before the order is done."""
+def send(value: Any) -> None:
+    """Print an answer; an order may have several."""
     print(json.dumps(value), file=answers, flush=True)
 
 
-def hear() -> Any:
-    """Return the next line."""
+def receive() -> Any:
+    """Return the next line of input."""
     return json.loads(sys.stdin.readline())
 
 
 def serve(orders: dict[str, Callable[..., Any]]) -> None:
-    """Do what is asked until nobody asks any more; an error of nbdist is the answer [its name, its text]."""
+    """Execute orders until the end of the input; an nbdist error is answered as [name, text]."""
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     while line := sys.stdin.readline():
         order = json.loads(line)
@@ -33,4 +33,4 @@ def serve(orders: dict[str, Callable[..., Any]]) -> None:
             value = orders[order.pop("do")](**order)
         except NbdistError as error:
             value = [type(error).__name__, str(error)]
-        say(value)
+        send(value)

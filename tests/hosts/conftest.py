@@ -1,4 +1,4 @@
-"""Hosts of their own for each test; nothing may be left in their shared memory."""
+"""New hosts for each test; nothing may be left in their shared memory."""
 
 from __future__ import annotations
 

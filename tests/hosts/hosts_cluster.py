@@ -1,4 +1,4 @@
-"""Clusters whose tasks are processes on two hosts."""
+"""Clusters with tasks that are processes on two hosts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from waiting import SLACK_SECONDS
 
 from nbdist.wire.keys import ClusterKeys
 
-NOTICED_SECONDS = 2.0  # that a process is gone
-CUT_OFF_SECONDS = 10.0  # that a host is cut off
+NOTICED_SECONDS = 2.0  # until a dead process is noticed
+CUT_OFF_SECONDS = 10.0  # until a cut connection is noticed
 
 
 class HostsCluster:
@@ -42,7 +42,7 @@ class HostsCluster:
             if through_proxy and (other := through_proxy.get(name)):
                 self.proxies[name] = hosts.run(places[name], "proxy_actor.py")
                 bind, (address, _, port) = ADDRESSES[places[name]], self.address(other).partition(":")
-                door = self.proxies[name].do(do="stand", bind=bind, address=address, port=int(port))
+                door = self.proxies[name].do(do="listen", bind=bind, address=address, port=int(port))
                 seen[other] = {**seen[other], "address": door}
             task.ask(do="join", roster=list(seen.values()), cluster_id=self.id)
         assert [task.answer() for task in self.tasks.values()] == [
@@ -57,17 +57,17 @@ class HostsCluster:
         return {name: task for name, task in self.tasks.items() if name.startswith("worker")}
 
     def address(self, name: str) -> str:
-        """Where a task is called."""
+        """Return a task's address."""
         return str(self.infos[name]["address"])
 
     def target(self, name: str) -> str:
-        """What names a task for a session."""
+        """Return a task's target for a session."""
         return f"nbdist://{self.address(name)}"
 
     def begin(
         self, strategy: str, options: dict[str, Any], *, pause: bool = False, **model: Any
     ) -> list[list[str]]:
-        """Begin a training on all workers, perhaps up to its midst; return how each reaches the others."""
+        """Begin a training on all workers, with ``pause`` up to its middle; return each one's transports."""
         self.run = f"run{next(self._runs)}"
         order = {"run": self.run, "strategy": strategy, "options": options, "pause": pause}
         for worker in self.workers.values():
@@ -76,18 +76,18 @@ class HostsCluster:
         assert not pause or set(self.results()) == {"in the middle"}
         return reached
 
-    def go_on(self) -> None:
-        """Let workers that have paused, and live, go on."""
+    def resume(self) -> None:
+        """Let living workers that have paused continue."""
         for worker in self.workers.values():
             if worker.process.poll() is None:
-                worker.tell("go on")
+                worker.tell("continue")
 
     def results(self) -> list[Any]:
-        """Return what each worker answers."""
+        """Return the answer of each worker."""
         return [worker.answer() for worker in self.workers.values()]
 
     def error(self, name: str, begun: float, within: float) -> str:
-        """Return the error that ends a worker's training, so many seconds after it begun at most."""
+        """Return the error that ends a worker's training, at most ``within`` seconds after ``begun``."""
         found = self[name].answer()
         took = time.monotonic() - begun
         print(f"{name}: {took:.2f} s: {found}")
@@ -98,13 +98,13 @@ class HostsCluster:
         return str(text)
 
     def errors(self, within: float) -> list[str]:
-        """Return the errors that end the training on all living workers, so many seconds from now at most."""
+        """Return the errors that end training on all living workers within ``within`` seconds."""
         begun = time.monotonic()
         alive = [name for name, worker in self.workers.items() if worker.process.poll() is None]
         return [self.error(name, begun, within) for name in alive]
 
     def close(self) -> None:
-        """End the tasks that live, in peace."""
+        """Close the living tasks."""
         alive = [task for task in self.tasks.values() if task.process.poll() is None]
         for task in alive:
             task.ask(do="close")

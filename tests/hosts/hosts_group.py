@@ -1,4 +1,4 @@
-"""Groups of ranks on two hosts, each rank in a process of its own."""
+"""Groups of ranks on two hosts, each rank in its own process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Group:
         self.keys = ClusterKeys.create()
 
     def form(self, kind: str = "auto", change: Callable[[Infos], Infos] = lambda infos: infos) -> set[str]:
-        """Form a group of all, forgetting one that they have; return its kinds."""
+        """Form a new group of all ranks; return its kinds."""
         shared = {
             "hosts": self.identities,
             "names": [f"/job:worker/task:{rank}" for rank in range(len(self.places))],
@@ -39,15 +39,15 @@ class Group:
         return set(self.answers())
 
     def ask(self, **order: Any) -> None:
-        """Give all the same order."""
+        """Send all ranks the same order."""
         for rank in self.ranks:
             rank.ask(**order)
 
     def answers(self, ranks: Sequence[Actor] = ()) -> list[Any]:
-        """Return what all answer, or some."""
+        """Return the answers of all or some ranks."""
         return [rank.answer() for rank in ranks or self.ranks]
 
     def all(self, **order: Any) -> list[Any]:
-        """Give all the same order; return their answers."""
+        """Send all ranks the same order; return their answers."""
         self.ask(**order)
         return self.answers()

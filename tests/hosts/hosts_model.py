@@ -1,4 +1,4 @@
-"""What is trained on two hosts, and on one device for comparison."""
+"""The training on two hosts, and on one device for comparison."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fit_alone(**model: Any) -> dict[str, Any]:
 
 
 def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """The weights and the number of steps are those of one device, to rounding."""
+    """Check that the weights and the number of steps equal those of one device, to rounding."""
     assert found["global_step"] == expected["global_step"], found
     for ours, theirs in zip(found["weights"], expected["weights"], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)

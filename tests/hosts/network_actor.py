@@ -1,4 +1,4 @@
-"""A process that says where it is and talks to another through a plain socket."""
+"""A process that returns its location and connects to another through a plain socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy on a host: it passes bytes on, and resets its connections when told."""
+"""A proxy on a host: it forwards bytes, and resets its connections on request."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import threading
 
 from actor import serve
 
-RESET = struct.pack("ii", 1, 0)  # to linger for no time: the far side gets a RST
+RESET = struct.pack("ii", 1, 0)  # linger for 0 s: the peer receives a RST
 connections: list[socket.socket] = []
 passed = threading.Event()
 
 
-def stand(bind: str, address: str, port: int) -> str:
-    """Listen on an address; pass all that comes on to another."""
+def listen(bind: str, address: str, port: int) -> str:
+    """Listen on an address; forward all bytes to another."""
     server = socket.create_server((bind, 0))
     threading.Thread(target=_accept, args=(server, address, port), daemon=True).start()
     return f"{bind}:{server.getsockname()[1]}"
 
 
 def reset() -> None:
-    """Reset all connections as soon as the next bytes have been passed on, so in the middle of something."""
+    """Reset all connections right after the next large chunk, in the middle of a message."""
     passed.clear()
     passed.wait(10.0)
     for one in connections:
@@ -33,10 +33,10 @@ def reset() -> None:
 
 def _accept(server: socket.socket, address: str, port: int) -> None:
     while True:
-        near, _ = server.accept()
-        far = socket.create_connection((address, port))
-        connections.extend((near, far))
-        for source, target in ((near, far), (far, near)):
+        client, _ = server.accept()
+        server_side = socket.create_connection((address, port))
+        connections.extend((client, server_side))
+        for source, target in ((client, server_side), (server_side, client)):
             threading.Thread(target=_pass, args=(source, target), daemon=True).start()
 
 
@@ -50,4 +50,4 @@ def _pass(source: socket.socket, target: socket.socket) -> None:
         pass
 
 
-serve({"stand": stand, "reset": reset})
+serve({"listen": listen, "reset": reset})

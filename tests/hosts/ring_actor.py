@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from actor import hear, say, serve
+from actor import receive, send, serve
 
 from nbdist.wire.collective.base import Collective, Member
 from nbdist.wire.collective.registry import form
@@ -30,8 +30,8 @@ def where() -> dict[str, str]:
 
 def meet(kind: str, member: dict[str, Any], timeout: float = 20.0) -> str:
     def exchange(info: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        say({"info": info})
-        return list(hear())
+        send({"info": info})
+        return list(receive())
 
     keys = member.pop("keys")
     lists = {name: tuple(member.pop(name)) for name in ("hosts", "names")}
@@ -48,7 +48,7 @@ def sits_without_keys(bind: str) -> str:
 
 
 def calls() -> list[str]:
-    """Make every kind of call; return those whose result is not NumPy's."""
+    """Make every kind of call; return those with a result other than NumPy's."""
     wrong = []
     for number, (dtype, shape) in enumerate(CASES):
         wrong += _calls(held["group"], number, dtype, shape)
@@ -86,9 +86,9 @@ def _calls(group: Collective, seed: int, dtype: str, shape: tuple[int, ...]) -> 
 
 
 def add_up(count: int, times: int) -> list[float]:
-    """Return the sums of some all-reduces, each of the one before."""
+    """Return the sums of some all-reduces, each of the previous result."""
     x = np.full(count, held["group"].rank + 1.0)
-    say("begun")
+    send("begun")
     for _ in range(times):
         held["group"].all_reduce(x, "mean", out=x)
     return [float(x.min()), float(x.max())]
@@ -97,7 +97,7 @@ def add_up(count: int, times: int) -> list[float]:
 def for_ever(count: int) -> None:
     x = np.ones(count, np.float32)
     held["group"].all_reduce(x)
-    say("begun")
+    send("begun")
     while True:
         held["group"].all_reduce(x)
 
@@ -108,7 +108,7 @@ def wait() -> None:
     def begun() -> None:
         while held["group"].sequence == before:
             pass
-        say("begun")
+        send("begun")
 
     threading.Thread(target=begun, daemon=True).start()
     held["group"].barrier()

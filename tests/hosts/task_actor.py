@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from actor import hear, say, serve
+from actor import receive, send, serve
 from hosts_model import fit
 
 from nbdist.cluster.task_setup import close_task, join_roster, open_task
@@ -40,8 +40,8 @@ OF_WORLD: dict[str, Callable[..., Strategy]] = {
 held: dict[str, Any] = {}
 
 
-def open_one(**who: Any) -> dict[str, Any]:
-    return open_task(**who)
+def open_one(**fields: Any) -> dict[str, Any]:
+    return open_task(**fields)
 
 
 def join(roster: list[dict[str, Any]], cluster_id: str) -> str:
@@ -51,16 +51,16 @@ def join(roster: list[dict[str, Any]], cluster_id: str) -> str:
 
 
 class Pause(Callback):
-    """Says when some epochs are over, and waits for a word to go on."""
+    """Reports the end of the third epoch, and waits for a line of input."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         if epoch == 2:
-            say("in the middle")
-            hear()
+            send("in the middle")
+            receive()
 
 
 def train(run: str, strategy: str, options: dict[str, Any], pause: bool, **model: Any) -> dict[str, Any]:
-    """Train; answers how the others are reached, when it pauses, and what came out."""
+    """Train; answer with the transports, at a pause, and with the results."""
     task = tasks.current()
     ranks = [info.rank for info in task.roster if info.job == "worker"]
     context = Context(is_chief=task.rank == ranks[0], seed=7, quiet=True)
@@ -68,15 +68,15 @@ def train(run: str, strategy: str, options: dict[str, Any], pause: bool, **model
     made = strategy_of(strategy, context, options)
     begin = made.replica
 
-    def say_and_begin(*given: Any) -> Replica:
+    def begin_and_report(*given: Any) -> Replica:
         replica: Any = begin(*given)
         held["staleness"] = []
         for link in getattr(replica, "_links", ()):
             link.outcome = noting(link.outcome)
-        say(replica.transports if strategy == "ps" else [replica._group.kind])
+        send(replica.transports if strategy == "ps" else [replica._group.kind])
         return replica
 
-    made.replica = say_and_begin  # type: ignore[method-assign]
+    made.replica = begin_and_report  # type: ignore[method-assign]
     context.strategy = made
     with use(context):
         try:
@@ -87,7 +87,7 @@ def train(run: str, strategy: str, options: dict[str, Any], pause: bool, **model
 
 
 def noting(outcome: Callable[[int], tuple[int, int]]) -> Callable[[int], tuple[int, int]]:
-    """Keep how late each gradient was."""
+    """Record the staleness of each gradient."""
 
     def noted(slot: int) -> tuple[int, int]:
         what, staleness = outcome(slot)
@@ -107,39 +107,39 @@ def strategy_of(name: str, context: Context, options: dict[str, Any]) -> Strateg
 
 
 def served(run: str) -> list[int]:
-    """Return, by training of a run that is held here, how many updates it has had."""
+    """Return the number of updates of each training of a run on this server."""
     hosted = agent().parameters._hosted
     return [h.shard.updates for name, h in hosted.items() if name.startswith(f"{run}/") and h.shard]
 
 
 def release(run: str) -> None:
-    """Give up what is held here for a run, as its client has it done."""
+    """Free a run's state on this task, like its client."""
     tasks.current().peer(tasks.current().rank).call("run.release", {"run": run})
 
 
-def tell_of_loss(first: int, run: str, ranks: list[int]) -> None:
-    """Tell the first task of a run that others are gone, as its client does when their processes end."""
+def report_lost(first: int, run: str, ranks: list[int]) -> None:
+    """Report ended ranks to the first task of a run, like its client."""
     tasks.current().peer(first).call("run.lost", {"run": run, "ranks": ranks})
 
 
 def ping(rank: int) -> str:
-    """Call another task over the connection that this one keeps."""
+    """Call another task over the cached connection."""
     return str(tasks.current().peer(rank).call("ping").meta["name"])
 
 
 def knock(address: str) -> str:
-    """Call a task with keys that are not its cluster's."""
+    """Call a task with the keys of another cluster."""
     with Peer(address, ClusterKeys.create()) as stranger:
         return stranger.call("ping").kind
 
 
 def sweep(prefix: str) -> list[str]:
-    """Remove the shared files of a cluster's tasks on this host, as is done when one was killed."""
+    """Remove the shared files of a cluster's tasks on this host, as after a kill."""
     return remove_all(prefix)
 
 
 def session(target: str, keys: dict[str, str], place: str) -> None:
-    """Open a session for a product on a device, fed from here."""
+    """Open a session for a product on a device, with feeds of this process."""
     with Graph().as_default() as graph:
         x = placeholder(np.float64, (None, 40), name="x")
         with device(place):
@@ -151,7 +151,7 @@ def session(target: str, keys: dict[str, str], place: str) -> None:
 
 
 def product(rows: int) -> bool:
-    """Run the session; return whether the result is NumPy's."""
+    """Run the session; return whether the result equals NumPy's."""
     x, y = held["product"]
     fed = np.random.default_rng(rows).normal(size=(rows, 40))
     found = held["session"].run(y, {x: fed})
@@ -159,7 +159,7 @@ def product(rows: int) -> bool:
 
 
 def products_for_ever(rows: int) -> None:
-    say("begun")
+    send("begun")
     while True:
         product(rows)
 
@@ -174,7 +174,7 @@ def close() -> None:
 
 
 ORDERS = (
-    open_one, join, train, served, release, tell_of_loss, ping, knock, sweep,
+    open_one, join, train, served, release, report_lost, ping, knock, sweep,
     session, product, products_for_ever, end_session, close,
 )  # fmt: skip
 serve({order.__name__: order for order in ORDERS})

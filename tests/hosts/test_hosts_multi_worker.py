@@ -1,4 +1,4 @@
-"""Training with a copy on every worker of two hosts, by collectives between them."""
+"""Training with a replica on every worker of two hosts, by collectives between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from waiting import SLACK_SECONDS
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 
-AGAIN_SECONDS = 15.0  # until those that are left have formed a group again
+AGAIN_SECONDS = 15.0  # until the remaining ranks have formed a new group
 PAIR = {"worker0": "a", "worker1": "b"}
 FOUR = {"worker0": "a", "worker1": "a", "worker2": "b", "worker3": "b"}
 
@@ -22,7 +22,7 @@ FOUR = {"worker0": "a", "worker1": "a", "worker2": "b", "worker3": "b"}
     [(PAIR, "auto", "ring"), (FOUR, "auto", "hierarchical"), (FOUR, "ring", "ring")],
     ids=["pair", "four", "four in a ring"],
 )
-def test_training_is_that_of_one_device(
+def test_training_equals_one_device(
     two_hosts: TwoHosts, places: dict[str, str], asked: str, kind: str
 ) -> None:
     cluster = HostsCluster(two_hosts, places)
@@ -50,12 +50,12 @@ def test_central_storage_is_of_one_host(two_hosts: TwoHosts) -> None:
     cluster.close()
 
 
-def test_who_is_cut_off_errs_and_the_others_go_on(two_hosts: TwoHosts) -> None:
+def test_ranks_that_are_cut_off_raise_and_the_others_continue(two_hosts: TwoHosts) -> None:
     cluster = HostsCluster(two_hosts, FOUR)
     cluster.begin("multi_worker", {}, pause=True, epochs=30)
     two_hosts.cut("b")
     begun = time.monotonic()
-    cluster.go_on()
+    cluster.resume()
     for name in ("worker2", "worker3"):
         cluster.error(name, begun, CUT_OFF_SECONDS)
     for name in ("worker0", "worker1"):
@@ -70,14 +70,14 @@ def test_who_is_cut_off_errs_and_the_others_go_on(two_hosts: TwoHosts) -> None:
     cluster.close()
 
 
-def test_after_a_death_the_others_of_both_hosts_go_on(two_hosts: TwoHosts) -> None:
+def test_after_a_death_the_others_of_both_hosts_continue(two_hosts: TwoHosts) -> None:
     cluster = HostsCluster(two_hosts, {"driver0": "a", **FOUR})
     cluster.begin("multi_worker", {}, pause=True, epochs=30)
     cluster["worker2"].kill()
     begun = time.monotonic()
-    first, gone = (cluster.infos[name]["rank"] for name in ("worker0", "worker2"))
-    assert cluster["driver0"].do(do="tell_of_loss", first=first, run=cluster.run, ranks=[gone]) is None
-    cluster.go_on()
+    first, lost = (cluster.infos[name]["rank"] for name in ("worker0", "worker2"))
+    assert cluster["driver0"].do(do="report_lost", first=first, run=cluster.run, ranks=[lost]) is None
+    cluster.resume()
     for name in ("worker0", "worker1", "worker3"):
         assert_alike(cluster[name].answer(), fit_alone(epochs=30))
     took = time.monotonic() - begun

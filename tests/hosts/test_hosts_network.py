@@ -1,4 +1,4 @@
-"""The hosts themselves: what they share, what they do not, and that nothing of them stays."""
+"""The test hosts: shared and separate resources, and their clean-up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_hosts_have_names_and_shared_memory_of_their_own(two_hosts: TwoHosts) -> None:
+def test_hosts_have_their_own_names_and_shared_memory(two_hosts: TwoHosts) -> None:
     a, b = two_hosts.run("a", "network_actor.py"), two_hosts.run("b", "network_actor.py")
     again = two_hosts.run("a", "network_actor.py")
     a.do(do="leave", name="nbdist-left")
@@ -40,7 +40,7 @@ def test_hosts_have_names_and_shared_memory_of_their_own(two_hosts: TwoHosts) ->
     a.do(do="remove", name="nbdist-left")
 
 
-def test_a_cable_that_is_cut_and_mended(two_hosts: TwoHosts) -> None:
+def test_a_cut_and_healed_link(two_hosts: TwoHosts) -> None:
     a, b = two_hosts.run("a", "network_actor.py"), two_hosts.run("b", "network_actor.py")
     port = a.do(do="listen", address=ADDRESSES["a"])
     a.ask(do="accept")
@@ -51,13 +51,13 @@ def test_a_cable_that_is_cut_and_mended(two_hosts: TwoHosts) -> None:
     assert a.answer() == "here"
 
 
-def test_this_machine_has_no_part_in_their_network(two_hosts: TwoHosts) -> None:
+def test_this_machine_is_not_in_their_network(two_hosts: TwoHosts) -> None:
     links = subprocess.run(["ip", "-oneline", "address"], capture_output=True, text=True, check=True).stdout
     assert not any(address in links for address in ADDRESSES.values())
     assert "bridge" not in links
 
 
-def test_nothing_stays_when_the_test_is_killed() -> None:
+def test_a_killed_test_leaves_nothing() -> None:
     if why := why_not():
         pytest.skip(why)
     done = subprocess.run(

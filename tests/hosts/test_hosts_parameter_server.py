@@ -1,4 +1,4 @@
-"""Training through a parameter server on one host with workers on both: right, slow, cut off, mended."""
+"""Training through a parameter server on one host with workers on both: results, slow links, cuts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 PLACES = {"ps0": "a", "worker0": "a", "worker1": "b"}
 REACHED = [["shared memory"], ["socket"]]
 SYNC, ASYNC = {"synchronous": True}, {"synchronous": False}
-SLOW = {"width": 5_000, "epochs": 2}  # 160 kilobytes: 0.3 seconds of a link of 4 Mbit/s
+SLOW = {"width": 5_000, "epochs": 2}  # 160 kB: 0.3 s on a link of 4 Mbit/s
 GONE = ("/job:ps/task:0", "replica 1 (/job:worker/task:1, pid ")
 
 
-def test_synchronous_training_is_that_of_one_device(two_hosts: TwoHosts) -> None:
+def test_synchronous_training_equals_one_device(two_hosts: TwoHosts) -> None:
     cluster = HostsCluster(two_hosts, PLACES)
     for _ in range(2):
         assert cluster.begin("ps", SYNC) == REACHED
@@ -41,18 +41,18 @@ def test_asynchronous_training_counts_every_update(two_hosts: TwoHosts) -> None:
 
 @pytest.mark.parametrize("doing", ["waiting", "sending"])
 def test_a_cut_ends_synchronous_training_on_both_sides(two_hosts: TwoHosts, doing: str) -> None:
-    """Who is in the middle of what fills the kernel's buffers cannot even ask whether the other is there."""
+    """A sender with full kernel buffers cannot even ask whether its peer lives."""
     cluster = HostsCluster(two_hosts, PLACES)
     cluster.begin("ps", SYNC, epochs=10, pause=True, width=400_000 if doing == "sending" else 6)
     if doing == "sending":
-        two_hosts.slow("b", rate="20mbit")  # for thirteen megabytes, five seconds
-        cluster.go_on()
+        two_hosts.slow("b", rate="20mbit")  # 13 MB take 5 s
+        cluster.resume()
         assert cluster["worker1"].silent(1.0)
         two_hosts.cut("b")
         two_hosts.slow("b", rate="10gbit")
     else:
         two_hosts.cut("b")
-        cluster.go_on()
+        cluster.resume()
     texts = cluster.errors(CUT_OFF_SECONDS)
     assert all(any(name in text for name in GONE) for text in texts), texts
     run = cluster.run
@@ -61,17 +61,17 @@ def test_a_cut_ends_synchronous_training_on_both_sides(two_hosts: TwoHosts, doin
     assert cluster.begin("ps", SYNC) == REACHED
     for found in cluster.results():
         assert_alike(found, fit_alone())
-    assert cluster["ps0"].do(do="served", run=run) == made  # nothing that was under way was applied late
+    assert cluster["ps0"].do(do="served", run=run) == made  # no gradient in transit was applied later
     cluster["ps0"].do(do="release", run=run)
     cluster.close()
 
 
-def test_a_cut_that_is_mended_soon_changes_no_result(two_hosts: TwoHosts) -> None:
+def test_a_short_cut_changes_no_result(two_hosts: TwoHosts) -> None:
     cluster = HostsCluster(two_hosts, PLACES)
     expected = fit_alone(epochs=30)
     cluster.begin("ps", SYNC, epochs=30, pause=True)
     two_hosts.cut("b")
-    cluster.go_on()
+    cluster.resume()
     assert cluster["worker0"].silent(2.0)
     two_hosts.heal("b")
     for found in cluster.results():
@@ -79,10 +79,10 @@ def test_a_cut_that_is_mended_soon_changes_no_result(two_hosts: TwoHosts) -> Non
     cluster.close()
 
 
-def test_a_connection_that_is_reset_in_the_middle_of_a_gradient(two_hosts: TwoHosts) -> None:
+def test_a_connection_reset_inside_a_gradient(two_hosts: TwoHosts) -> None:
     cluster = HostsCluster(two_hosts, PLACES, through_proxy={"worker1": "ps0"})
     assert cluster.begin("ps", SYNC, epochs=10_000, pause=True, width=10_000) == REACHED
-    cluster.go_on()
+    cluster.resume()
     cluster.proxies["worker1"].do(do="reset")
     begun = time.monotonic()
     answers = [worker.answer() for worker in cluster.workers.values()]
@@ -96,21 +96,21 @@ def test_a_connection_that_is_reset_in_the_middle_of_a_gradient(two_hosts: TwoHo
     cluster.close()
 
 
-def test_of_asynchronous_workers_the_one_that_is_not_cut_off_goes_on(two_hosts: TwoHosts) -> None:
-    """All that it did counts, and of the other one what had arrived: once, however the cable is mended."""
+def test_an_asynchronous_worker_continues_without_a_cut_off_one(two_hosts: TwoHosts) -> None:
+    """All its updates and the arrived ones of the other count once, also after the link heals."""
     cluster = HostsCluster(two_hosts, PLACES)
-    near, far = cluster.workers.values()
+    near, remote = cluster.workers.values()
     epochs = 30
     cluster.begin("ps", ASYNC, epochs=epochs, pause=True)
     two_hosts.cut("b")
-    cluster.go_on()
-    lost = far.answer()
+    cluster.resume()
+    lost = remote.answer()
     assert lost["error"][0] == "UnavailableError", lost
     two_hosts.heal("b")
     found = near.answer()
     assert found["steps"] == epochs * 3
     assert 0 <= found["global_step"] - found["steps"] <= lost["steps"]
-    assert lost["steps"] - (found["global_step"] - found["steps"]) <= 2  # those that were under way
+    assert lost["steps"] - (found["global_step"] - found["steps"]) <= 2  # gradients in transit
     cluster.close()
 
 
@@ -125,16 +125,18 @@ def test_a_slow_link_changes_no_step_of_synchronous_training(two_hosts: TwoHosts
 
 
 @pytest.mark.parametrize("bound", [None, 1])
-def test_all_steps_count_of_one_who_is_behind_a_slow_link(two_hosts: TwoHosts, bound: int | None) -> None:
-    """Who is not, is ahead of it as far as the bound allows: how late gradients can be follows from that."""
+def test_all_steps_of_a_worker_behind_a_slow_link_count(two_hosts: TwoHosts, bound: int | None) -> None:
+    """The other worker runs ahead as far as the bound allows, which bounds the staleness."""
     cluster = HostsCluster(two_hosts, PLACES)
     two_hosts.slow("b", rate="4mbit")
     cluster.begin("ps", {**ASYNC, "staleness": bound}, **SLOW)
-    near, far = cluster.results()
-    assert near["global_step"] == far["global_step"] == 2 * 2 * 3
-    assert len(near["staleness"]) == len(far["staleness"]) == 2 * 3
-    most = Rules(replicas=2, staleness=bound).most_stale() or 2 * 3 + 1  # all of the other's, one of its own
-    assert max(near["staleness"] + far["staleness"]) <= most
+    near, remote = cluster.results()
+    assert near["global_step"] == remote["global_step"] == 2 * 2 * 3
+    assert len(near["staleness"]) == len(remote["staleness"]) == 2 * 3
+    most = (
+        Rules(replicas=2, staleness=bound).most_stale() or 2 * 3 + 1
+    )  # all of the other's, and one of its own
+    assert max(near["staleness"] + remote["staleness"]) <= most
     cluster.close()
 
 
@@ -143,11 +145,11 @@ def test_a_death_is_noticed_on_both_hosts(two_hosts: TwoHosts, victim: str) -> N
     cluster = HostsCluster(two_hosts, PLACES)
     cluster.begin("ps", SYNC, epochs=10, pause=True)
     cluster[victim].kill()
-    cluster.go_on()
+    cluster.resume()
     texts = cluster.errors(NOTICED_SECONDS)
     assert all(any(name in text for name in GONE) for text in texts), texts
     if victim == "worker1":
         cluster["ps0"].do(do="release", run=cluster.run)
     cluster.close()
-    if victim == "ps0":  # it could not take its files away
+    if victim == "ps0":  # the killed server could not remove its files
         assert len(two_hosts.run("a", "task_actor.py").do(do="sweep", prefix=f"nbdist-{cluster.id}")) == 2

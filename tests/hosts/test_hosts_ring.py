@@ -1,4 +1,4 @@
-"""Collectives between two hosts: right, and ended in time by a death, a cut cable or a reset."""
+"""Collectives between two hosts: results, and timely errors after a death, a cut or a reset."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from waiting import SLACK_SECONDS
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 
-NOTICED_SECONDS = 2.0  # that a process is gone
-CUT_OFF_SECONDS = 10.0  # that a host is cut off
-LARGE = 2_000_000  # items: eight megabytes, more than what the kernel keeps for a connection
+NOTICED_SECONDS = 2.0  # until a dead process is noticed
+CUT_OFF_SECONDS = 10.0  # until a cut connection is noticed
+LARGE = 2_000_000  # items: eight megabytes, more than the kernel's buffers of a connection
 
 
 def errors(ranks: list[Actor], since: float, within: float, *kinds: str) -> list[str]:
-    """Return the texts of the errors that these ranks answer with, all of them within so many seconds."""
+    """Return the error texts that these ranks answer with, all within a limit."""
     texts = []
     for rank in ranks:
         answer = rank.answer()
@@ -35,7 +35,7 @@ def errors(ranks: list[Actor], since: float, within: float, *kinds: str) -> list
     ("places", "asked", "kind"),
     [("ab", "auto", "ring"), ("aabb", "auto", "hierarchical"), ("abab", "ring", "ring")],
 )
-def test_all_calls_are_numpys(two_hosts: TwoHosts, places: str, asked: str, kind: str) -> None:
+def test_all_calls_equal_numpy(two_hosts: TwoHosts, places: str, asked: str, kind: str) -> None:
     group = Group(two_hosts, places)
     assert len(set(group.identities)) == 2
     assert group.form(asked) == {kind}
@@ -43,7 +43,7 @@ def test_all_calls_are_numpys(two_hosts: TwoHosts, places: str, asked: str, kind
     assert group.all(do="close") == [None] * len(places)
 
 
-def test_no_address_that_others_reach_is_bound_without_keys(two_hosts: TwoHosts) -> None:
+def test_without_keys_only_loopback_is_bound(two_hosts: TwoHosts) -> None:
     alone = two_hosts.run("a", "ring_actor.py")
     name, text = alone.do(do="sits_without_keys", bind=ADDRESSES["a"])
     assert name == "InvalidArgumentError"
@@ -55,7 +55,7 @@ def test_no_address_that_others_reach_is_bound_without_keys(two_hosts: TwoHosts)
 def test_a_death_on_the_other_host(two_hosts: TwoHosts, places: str, doing: str) -> None:
     group = Group(two_hosts, places)
     group.form()
-    number = len(places) // 2  # the one of its host that is connected to the other host
+    number = len(places) // 2  # the rank connected to the other host
     victim, others = group.ranks[number], [*group.ranks[:number], *group.ranks[number + 1 :]]
     if doing == "waiting":
         for rank in others:
@@ -87,7 +87,7 @@ def test_a_silent_cut_is_noticed_by_both_sides(two_hosts: TwoHosts, places: str,
     group.all(do="close")
 
 
-def test_a_cut_that_is_mended_soon_only_takes_time(two_hosts: TwoHosts) -> None:
+def test_a_short_cut_only_takes_time(two_hosts: TwoHosts) -> None:
     group = Group(two_hosts, "ab")
     group.form()
     assert set(group.all(do="add_up", count=LARGE // 4, times=60)) == {"begun"}
@@ -99,8 +99,8 @@ def test_a_cut_that_is_mended_soon_only_takes_time(two_hosts: TwoHosts) -> None:
     group.all(do="close")
 
 
-def test_a_slow_link_is_no_lost_one(two_hosts: TwoHosts) -> None:
-    """Eight megabits, so that a piece is under way longer than heartbeats are apart."""
+def test_a_slow_link_is_not_lost(two_hosts: TwoHosts) -> None:
+    """8 Mbit/s: a piece is in transit longer than the interval of heartbeats."""
     group = Group(two_hosts, "ab")
     group.form()
     two_hosts.slow("a", rate="8mbit")
@@ -120,14 +120,14 @@ def test_hosts_far_apart(two_hosts: TwoHosts) -> None:
     group.all(do="close")
 
 
-def test_a_connection_that_is_reset_in_the_middle_of_a_piece(two_hosts: TwoHosts) -> None:
+def test_a_connection_reset_inside_a_piece(two_hosts: TwoHosts) -> None:
     group = Group(two_hosts, "ab")
     proxy = two_hosts.run("b", "proxy_actor.py")
 
     def through_proxy(infos: Infos) -> Infos:
         address: dict[str, Any] = infos[1]["address"]
         host, _, port = address["socket"].partition(":")
-        address["socket"] = proxy.do(do="stand", bind=host, address=host, port=int(port))
+        address["socket"] = proxy.do(do="listen", bind=host, address=host, port=int(port))
         return infos
 
     group.form("ring", through_proxy)

@@ -1,4 +1,4 @@
-"""Sessions of a client on one host whose tasks are on the other."""
+"""Sessions between a client on one host and tasks on the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from waiting import SLACK_SECONDS
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 
 CUT_OFF_SECONDS = 10.0
-BACK_SECONDS = 5.0  # after which a mended cable is used again
+BACK_SECONDS = 5.0  # until a healed link is used again
 PLACES = {"worker0": "a", "worker1": "b"}
 THERE = "/job:worker/task:1"
 
@@ -25,12 +25,12 @@ def test_a_product_on_the_other_host_is_fed_from_this_one(
     driver = two_hosts.run("a", "task_actor.py") if client == "outside" else cluster[client]
     assert driver.do(do="session", target=cluster.target(target), keys=cluster.keys, place=THERE) is None
     assert driver.do(do="product", rows=3) is True
-    assert driver.do(do="product", rows=50_000) is True  # 16 megabytes there
+    assert driver.do(do="product", rows=50_000) is True  # 16 MB of feeds
     assert driver.do(do="end_session") is None
     cluster.close()
 
 
-def test_a_stranger_on_the_other_host_is_not_let_in(two_hosts: TwoHosts) -> None:
+def test_a_client_with_other_keys_is_refused(two_hosts: TwoHosts) -> None:
     cluster = HostsCluster(two_hosts, PLACES)
     assert cluster["worker0"].do(do="ping", rank=1) == THERE
     name, text = two_hosts.run("a", "task_actor.py").do(do="knock", address=cluster.address("worker1"))
@@ -38,7 +38,7 @@ def test_a_stranger_on_the_other_host_is_not_let_in(two_hosts: TwoHosts) -> None
     cluster.close()
 
 
-def test_a_connection_that_was_lost_to_a_cut_comes_back(two_hosts: TwoHosts) -> None:
+def test_a_connection_lost_by_a_cut_is_reopened(two_hosts: TwoHosts) -> None:
     cluster = HostsCluster(two_hosts, PLACES)
     assert cluster["worker0"].do(do="ping", rank=1) == THERE
     two_hosts.cut("b")
@@ -54,7 +54,7 @@ def test_a_connection_that_was_lost_to_a_cut_comes_back(two_hosts: TwoHosts) -> 
     cluster.close()
 
 
-def test_a_session_whose_host_is_cut_off_says_so_and_another_works(two_hosts: TwoHosts) -> None:
+def test_a_session_with_a_cut_off_host_raises_and_another_works(two_hosts: TwoHosts) -> None:
     cluster = HostsCluster(two_hosts, PLACES)
     driver, order = cluster["worker0"], {"target": cluster.target("worker0"), "keys": cluster.keys}
     assert driver.do(do="session", **order, place=THERE) is None

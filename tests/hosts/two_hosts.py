@@ -1,14 +1,14 @@
 """Two hosts on this machine: namespaces on a bridge, each with a name and a /dev/shm of its own.
 
     hosts = TwoHosts()
-    task = hosts.run("a", "echo_actor.py")       # a process on host a, which does what it is told
+    task = hosts.run("a", "echo_actor.py")       # a process on host a that executes orders
     task.ask(do="add", one=1, other=2)
     task.answer()
-    hosts.cut("b")                               # its cable is out; heal("b") puts it back
+    hosts.cut("b")                               # its link is down; heal("b") restores it
     hosts.close()
 
-The bridge stands in a third network namespace, so that nothing touches this machine's own network. No
-namespace has a name: it lives as long as a process in it, and each of these dies with the test's process.
+The bridge is in a third network namespace, so that this machine's own network is not touched. No namespace
+has a name: each lives as long as a process in it, and all these processes die with the test's process.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ HERE = Path(__file__).parent
 ADDRESSES = {"a": "10.91.7.1", "b": "10.91.7.2"}
 DIES_WITH_TEST = ["setpriv", "--pdeathsig", "KILL"]
 HOLD = "ip link set lo up && mount -t tmpfs -o mode=1777,size=256m tmpfs /dev/shm && echo up && exec cat"
-ANSWER_SECONDS = 30.0  # after which a process counts as one that hangs
+ANSWER_SECONDS = 30.0  # until a process counts as hanging
 
 
 @lru_cache(maxsize=1)
 def why_not() -> str:
-    """Return why this process cannot make hosts; empty if it can."""
+    """Return the reason why this process cannot create hosts; empty if it can."""
     missing = [name for name in ("ip", "tc", "unshare", "nsenter", "setpriv") if not shutil.which(name)]
     if missing:
         return f"no {', '.join(missing)} here: apt-get install iproute2 util-linux"
@@ -77,7 +77,7 @@ class TwoHosts:
         return self._actors[-1]
 
     def cut(self, host: str) -> None:
-        """Take a host off the bridge; what it sends and what is sent to it is lost, silently."""
+        """Take a host off the bridge; its traffic is lost silently."""
         self._ip("bridge", f"link set port_{host} nomaster")
 
     def heal(self, host: str) -> None:
@@ -101,7 +101,7 @@ class TwoHosts:
         return sorted(path.name for path in folder.glob("nbdist-*"))
 
     def close(self) -> None:
-        """End all processes in the namespaces, which go with them."""
+        """End all processes in the namespaces, and thereby the namespaces."""
         for actor in self._actors:
             actor.kill()
         inside = {number for name in self._holders for number in self._namespaces(name)}
@@ -137,18 +137,18 @@ class TwoHosts:
 
 
 class Actor:
-    """A process that does what it is told, one order a line; what it says beside goes to a file."""
+    """A process that executes orders, one a line; its stderr goes to a file."""
 
     def __init__(self, command: list[str], name: str) -> None:
         self.name = name
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed by kill)
-        self._heard = b""
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed by kill)
+        self._received = b""
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr
         )
 
     def ask(self, **order: Any) -> None:
-        """Give an order."""
+        """Send an order."""
         self.tell(order)
 
     def tell(self, value: Any) -> None:
@@ -158,20 +158,20 @@ class Actor:
         self.process.stdin.flush()
 
     def answer(self, seconds: float = ANSWER_SECONDS) -> Any:
-        """Return what it answers; an assertion if it does not in time."""
+        """Return the next answer; fail after ``seconds``."""
         deadline = time.monotonic() + seconds
-        while b"\n" not in self._heard:
+        while b"\n" not in self._received:
             late = self.silent(max(0.0, deadline - time.monotonic()))
-            assert not late, f"{self.name} did not answer within {seconds:.0f} s\n{self.said()}"
+            assert not late, f"{self.name} did not answer within {seconds:.0f} s\n{self.stderr()}"
             chunk = os.read(self._answers, 1 << 16)
-            assert chunk, f"{self.name} has ended\n{self.said()}"
-            self._heard += chunk
-        line, _, self._heard = self._heard.partition(b"\n")
+            assert chunk, f"{self.name} has ended\n{self.stderr()}"
+            self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
 
     def silent(self, seconds: float) -> bool:
-        """Return whether it answers nothing for so long."""
-        return not self._heard and not select.select([self._answers], [], [], seconds)[0]
+        """Return whether no answer arrives within ``seconds``."""
+        return not self._received and not select.select([self._answers], [], [], seconds)[0]
 
     @property
     def _answers(self) -> int:
@@ -179,25 +179,25 @@ class Actor:
         return self.process.stdout.fileno()
 
     def do(self, **order: Any) -> Any:
-        """Give an order and return the answer."""
+        """Send an order and return the answer."""
         self.ask(**order)
         return self.answer()
 
-    def said(self) -> str:
-        """Return what it has written to stderr, after asking it for its stacks if it still runs."""
+    def stderr(self) -> str:
+        """Return its stderr, with the stacks of its threads if it still runs."""
         if self.process.poll() is None:
             self.process.send_signal(12)  # SIGUSR2: actor.py dumps all stacks
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.5)
-        self._said.seek(0)
-        return self._said.read()
+        self._stderr.seek(0)
+        return self._stderr.read()
 
     def kill(self) -> None:
         """End it with SIGKILL; safe to repeat."""
-        if not self._said.closed:
+        if not self._stderr.closed:
             self.process.kill()
             self.process.communicate()
-            self._said.close()
+            self._stderr.close()
 
 
 def processes_in(namespaces: set[str], seconds: float = 5.0) -> list[str]:
