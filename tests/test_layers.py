@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "nbdist"
 
 FLOORS = {
-    "errors": 0, "text": 0, "home": 0.5,
+    "errors": 0, "numbers": 0, "text": 0, "home": 0.5,
     "graph": 1, "wire": 1, "data": 1, "metrics": 1,
     "optim": 1.5,
     "runtime": 2,

@@ -46,6 +46,7 @@ from nbdist.errors import (
     NbdistError,
     UnavailableError,
 )
+from nbdist.numbers import is_whole
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.rpc.frame import Frame
 
@@ -385,7 +386,7 @@ def check_more(workers: int, tasks: int) -> None:
     >>> check_more(509, 3)
     """
     most = MOST_TASKS - tasks
-    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= most:
+    if not is_whole(workers, 1, most):
         raise InvalidArgumentError(
             f"workers is a whole number of 1 to {most}, not {workers!r}: a host may have {MOST_TASKS} tasks"
         )
@@ -461,7 +462,7 @@ def last_workers(tasks: Sequence[TaskInfo], workers: int) -> list[TaskInfo]:
         raise FailedPreconditionError(
             "the cluster has one worker, the chief, which stays; %cluster stop ends it"
         )
-    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= most:
+    if not is_whole(workers, 1, most):
         raise InvalidArgumentError(
             f"workers is a whole number of 1 to {most}, not {workers!r}: the cluster has {most + 1} workers, "
             "and the first, the chief, stays"

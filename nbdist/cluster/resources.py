@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nbdist.errors import InvalidArgumentError, MissingExtra
+from nbdist.numbers import is_whole
 
 # A library reads its variable when it is loaded, so the variable must be set before the process starts.
 THREAD_VARIABLES = (
@@ -136,7 +137,7 @@ def check_counts(workers: int, ps: int, threads: int | None, gpu_memory: float |
     for name, value, least in (("workers", workers, 1), ("ps", ps, 0), ("threads", threads, 1)):
         if value is None and name == "threads":
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_whole(value, least):
             raise InvalidArgumentError(f"{name} is a whole number of {least} or more, not {value!r}")
     if workers + ps > MOST_TASKS:
         raise InvalidArgumentError(

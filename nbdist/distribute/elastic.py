@@ -16,6 +16,7 @@ from nbdist.data import Dataset
 from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.spec import COLLECTIVE, Setting, StrategySpec, whole_number
 from nbdist.errors import InvalidArgumentError
+from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.train.context import current
@@ -55,7 +56,7 @@ class ElasticAveragingStrategy(Strategy):
         world: World | None = None,
     ) -> None:
         self.world = current().world if world is None else world
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        if not is_whole(every, 1):
             raise InvalidArgumentError(f"every is a whole number of steps above 0, got {every!r}")
         self.every, self.collective = every, collective
         self.alpha = 0.9 / self.world.size if alpha is None else float(alpha)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, choices
+from nbdist.numbers import is_whole
 from nbdist.runtime.groups import World
 from nbdist.train.strategy import Strategy
 from nbdist.wire.collective.registry import COLLECTIVES, KINDS
@@ -70,7 +71,7 @@ def whole_number(name: str, shows: str, help: str, least: int, **options: Any) -
     """
 
     def is_valid(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return is_whole(value, least)
 
     expected = f"a whole number of {least} or more"
     return Setting(name, help, int, shows, is_valid=is_valid, expected=expected, **options)

@@ -18,6 +18,7 @@ from typing import Any
 
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
 from nbdist.home import home, private_folder
+from nbdist.numbers import is_whole
 
 __all__ = ["home", "new_run_id", "run_folder", "runs_folder"]
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
@@ -168,7 +169,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_whole_or_none(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+    return value is None or is_whole(value)
 
 
 def _is_flag_or_none(value: object) -> bool:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, choices
+from nbdist.numbers import is_whole
 from nbdist.train.pipeline import SCHEDULES
 
 
@@ -27,7 +28,7 @@ class Pipeline:
         chosen = tuple(stages) if isinstance(stages, (list, tuple)) else stages
         number = len(chosen) if isinstance(chosen, tuple) else chosen
         for name, value in (("stages", number), ("micro_batches", micro_batches)):
-            whole = isinstance(value, int) and not isinstance(value, bool)
+            whole = is_whole(value)
             if not (value is None and name == "micro_batches") and (not whole or value < 1):
                 raise InvalidArgumentError(f"{name} is a whole number above 0, got {value!r}")
         if micro_batches is None:

@@ -26,6 +26,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
     choices,
 )
+from nbdist.numbers import is_whole
 from nbdist.optim.base import number
 from nbdist.train.context import Context, Control
 
@@ -56,7 +57,7 @@ def apply_command(control: Control, command: Mapping[str, Any]) -> None:
 
 def _whole(command: Mapping[str, Any]) -> int:
     found = command.get("number")
-    if isinstance(found, bool) or not isinstance(found, int):
+    if not is_whole(found):
         raise InvalidArgumentError(f"number is a whole number, got {found!r}")
     return found
 

@@ -48,6 +48,7 @@ from nbdist.metrics.run_folder import (
     runs_folder,
     write_whole_file,
 )
+from nbdist.numbers import is_whole
 from nbdist.text import clip
 
 Row = TypeVar("Row")
@@ -517,7 +518,7 @@ def clean(
         nb.clean(older_than="30d", keep=20)                  # shows them
         nb.clean(older_than="30d", keep=20, dry_run=False)   # deletes them
     """
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
+    if keep is not None and not is_whole(keep, 0):
         raise InvalidArgumentError(f"keep is a whole number of runs, 0 or more, not {keep!r:.60}")
     if not isinstance(dry_run, bool):
         raise InvalidArgumentError(f"dry_run is True or False, not {dry_run!r:.60}")

@@ -10,6 +10,7 @@ from typing import Any
 from nbdist.distribute.registry import SETTINGS, STRATEGIES, default_strategy, owners, training_spec
 from nbdist.distribute.spec import COLLECTIVE, StrategySpec, TrainingSpec
 from nbdist.errors import InvalidArgumentError, choices
+from nbdist.numbers import is_whole
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.collective.registry import COLLECTIVES
 
@@ -76,9 +77,9 @@ class Options:
                 "--data workers belongs to --replication in-graph; between-graph, each worker reads its own "
                 "data in any case: drop --data"
             )
-        if self.epochs is not None and not _whole(self.epochs, 1):
+        if self.epochs is not None and not is_whole(self.epochs, 1):
             raise InvalidArgumentError(f"--epochs is a whole number above 0, got {self.epochs!r}")
-        if self.seed is not None and not _whole(self.seed, 0):
+        if self.seed is not None and not is_whole(self.seed, 0):
             raise InvalidArgumentError(f"--seed is a whole number of 0 or more, got {self.seed!r}")
         if self.on is not None:
             parse_on(self.on)
@@ -191,10 +192,6 @@ class Options:
             spec.check(settings, None)
         for setting in SETTINGS.values():
             setting.check(getattr(self, setting.name))
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def check_numbers(options: Options, workers: int) -> None:

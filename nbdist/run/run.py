@@ -29,6 +29,7 @@ from nbdist.metrics.run_folder import RunFile
 from nbdist.metrics.store import RunStore
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
+from nbdist.numbers import is_whole
 from nbdist.run import finish
 from nbdist.run.backfill import collect, steps_of
 from nbdist.run.control import KEPT_SECONDS, RunControls
@@ -216,7 +217,7 @@ class Run(Labelled):
             run = nb.launch(body, background=True)
             run.wait_until(step=1_000).set(learning_rate=0.001)
         """
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        if not is_whole(step, 0):
             raise InvalidArgumentError(f"step is a whole number of 0 or more, got {step!r}")
         if timeout is not None and not 0 <= timeout < math.inf:
             raise InvalidArgumentError(

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.numbers import is_whole
 from nbdist.sweep.events import (
     Added,
     Cloned,
@@ -125,7 +126,7 @@ def positive(what: str) -> Callable[[object], int]:
     """Return a check for a whole number of at least 1."""
 
     def check(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_whole(value, 1):
             raise InvalidArgumentError(f"{what} must be a whole number of at least 1, got {value!r:.80}")
         return value
 

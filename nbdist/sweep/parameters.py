@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.numbers import is_whole
 
 MOST_VALUES = 10_000
 
@@ -266,7 +267,7 @@ class Integer(Parameter):
 
     def contains(self, value: object) -> bool:
         """Return whether a trial may have this value."""
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not is_whole(value):
             return False
         return self.low <= value <= self.high and (value - self.low) % self.step == 0
 

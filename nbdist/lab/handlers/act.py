@@ -16,6 +16,7 @@ from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.lab.handlers.base import ApiHandler, checked_id
 from nbdist.lab.readers.run_record import number
+from nbdist.numbers import is_whole
 
 
 class NewClusterHandler(ApiHandler):
@@ -180,7 +181,7 @@ def parse_cluster(body: Body) -> dict[str, Any]:
     if wanted["memory"] is not None:
         parse_memory(_plain(wanted["memory"]))
     gpus = wanted["gpus"]
-    if gpus not in ("auto", "none") and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 0):
+    if gpus not in ("auto", "none") and not is_whole(gpus, 0):
         raise InvalidArgumentError(f"gpus is 'auto', 'none' or a number, not {shown(gpus)}")
     return wanted
 
@@ -193,7 +194,7 @@ def parse_growth(body: Body) -> int:
     """
     check_keys(body, ("workers",))
     workers = body.get("workers", 1)
-    if isinstance(workers, bool) or not isinstance(workers, int) or not 0 < workers <= MOST_TASKS:
+    if not is_whole(workers, 1, MOST_TASKS):
         raise InvalidArgumentError(f"workers is a whole number from 1 to {MOST_TASKS}, not {shown(workers)}")
     return workers
 
@@ -235,7 +236,7 @@ def parse_cleaning(body: Body) -> tuple[str | None, int | None, bool]:
     age, keep = body.get("older_than"), body.get("keep")
     if age is not None and not isinstance(age, str):
         raise InvalidArgumentError(f"older_than is a text such as '30d', or null, not {shown(age)}")
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int)):
+    if keep is not None and not is_whole(keep):
         raise InvalidArgumentError(f"keep is a whole number, or null, not {shown(keep)}")
     return age, keep, flag(body, "dry_run") if "dry_run" in body else True
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER
+from nbdist.numbers import is_whole
 
 MOST_PID = 1 << 31
 MOST_TASKS = 4096
@@ -111,7 +112,7 @@ def parse_tasks(entries: object) -> tuple[TaskEntry, ...] | None:
 
 def whole(value: object, most: int = MOST_PID) -> int | None:
     """Return a whole number from 0 to below ``most``; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
+    if not is_whole(value, 0, most - 1):
         return None
     return value
 

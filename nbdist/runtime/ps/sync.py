@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.numbers import is_whole
 from nbdist.runtime.ps.mailbox import SLOTS
 
 MOST = 0xFFFF  # replicas and servers have numbers of two bytes on the wire
@@ -34,7 +35,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         for name, number in (("replicas", self.replicas), ("servers", self.servers)):
-            if not _whole(number) or not 1 <= number <= MOST:
+            if not is_whole(number, 1, MOST):
                 raise InvalidArgumentError(f"{name}={number!r}: a training has 1 to {MOST:,} {name}")
         if self.aggregate is not None:
             if not self.synchronous:
@@ -42,7 +43,7 @@ class Rules:
                     f"aggregate={self.aggregate!r} says how many gradients make a synchronous step, and "
                     "asynchronous ones are applied one by one: add synchronous=True, or drop it"
                 )
-            if not _whole(self.aggregate) or self.aggregate < 1:
+            if not is_whole(self.aggregate, 1):
                 raise InvalidArgumentError(
                     f"aggregate={self.aggregate!r}: a synchronous step is made of 1 or more gradients; with "
                     f"{self.replicas} replicas, {self.replicas} is one of each, fewer make the others "
@@ -54,7 +55,7 @@ class Rules:
                     f"staleness={self.staleness!r} bounds how far asynchronous replicas get apart, and "
                     "synchronous=True keeps them together anyway: drop one of the two"
                 )
-            if not _whole(self.staleness) or self.staleness < 0:
+            if not is_whole(self.staleness, 0):
                 raise InvalidArgumentError(
                     f"staleness={self.staleness!r}: how many steps a replica may be ahead of the slowest is "
                     "a whole number of 0 or more; None sets no bound"
@@ -126,10 +127,6 @@ class Rules:
     def to_wire(self) -> dict[str, Any]:
         """Return plain values, from which ``Rules(**values)`` is the same."""
         return asdict(self)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 # The quorum of a synchronous step: the first R gradients that arrive make it. A state machine, without

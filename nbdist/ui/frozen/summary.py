@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nbdist.metrics.run_folder import duration
+from nbdist.numbers import is_whole
 
 MarkKind = Literal["rate", "pause", "checkpoint", "lost"]
 
@@ -103,7 +104,7 @@ def number(value: object) -> str:
     >>> number(0.123456), number(57600), number("worker 0")
     ('0.1235', '57,600', 'worker 0')
     """
-    if isinstance(value, int) and not isinstance(value, bool):
+    if is_whole(value):
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
