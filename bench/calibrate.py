@@ -1,6 +1,6 @@
-"""What the simulation's costs are on this machine: ``python -m bench.calibrate``. Two processes, two cores.
+"""Measures the simulation's costs on this machine: ``python -m bench.calibrate``. Two processes, two cores.
 
-Each figure is the best of many batches, for whatever else the machine does only makes them worse.
+Each figure is the best of many batches, because other load on the machine only makes them worse.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def main() -> int:
 
 
 class PrivateKernel(AsyncKernelManager):  # type: ignore[misc]  # jupyter_client is not typed here
-    """A kernel whose sockets are encrypted, where Jupyter can do that."""
+    """A kernel with encrypted sockets, if Jupyter supports them."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)

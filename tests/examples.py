@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 SHARE = float(os.environ.get("NBDIST_TEST_EXAMPLES") or 1)
-LEAST = 5  # examples, whatever the share: the first ones are the simplest values
+LEAST = 5  # examples, for any share: the first ones are the simplest values
 
 
 def examples(count: int) -> int:

@@ -2,7 +2,7 @@
 
 A step is a function: a variable that is used is the value from before, a ``read`` is the value after the
 assignments that come before it, an assignment's value is that assignment's. ``Meaning`` computes just that,
-in no order at all; whatever cuts and orders a graph has to give the same.
+in no order at all; every partition and order of a graph must give the same.
 """
 
 from __future__ import annotations

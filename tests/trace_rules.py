@@ -23,10 +23,10 @@ def problems(trace: Any) -> list[str]:
     try:
         trace = json.loads(json.dumps(trace, allow_nan=False))
     except (TypeError, ValueError) as error:
-        return [f"it is no JSON: {error}"]
+        return [f"not JSON: {error}"]
     found = [] if trace.get("displayTimeUnit") in ("ms", "ns") else ["displayTimeUnit is neither ms nor ns"]
     if not isinstance(trace.get("traceEvents"), list):
-        return [*found, "traceEvents is no list"]
+        return [*found, "traceEvents is not a list"]
     lanes: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     flows: dict[Any, dict[str, dict[str, Any]]] = defaultdict(dict)
     for event in trace["traceEvents"]:

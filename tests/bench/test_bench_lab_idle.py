@@ -1,4 +1,4 @@
-"""lab.idle on a small cluster: its figures are there, whatever they are."""
+"""lab.idle on a small cluster returns all its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lab.panel for a few changes: its figures are there, whatever they are."""
+"""lab.panel for a few changes returns all its figures."""
 
 from __future__ import annotations
 

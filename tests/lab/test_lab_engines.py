@@ -142,9 +142,8 @@ def test_an_ended_server_leaves_no_partial_start(tmp_path: Path, number: int) ->
         id = server.ask("POST", f"{API}/clusters", {"workers": 2, "gpus": "none"}).json["id"]
         acts = until(lambda: acting(server.process.pid))
         assert len(acts) == 1
-        until(
-            lambda: item(id, server.get("/state"))["lines"]
-        )  # after the controller's start, before the engines'
+        # After the controller's start, before the engines':
+        until(lambda: item(id, server.get("/state"))["lines"])
         os.kill(server.process.pid, number)
         server.process.wait(60)
     psutil.wait_procs(acts, 30)
@@ -231,7 +230,7 @@ def test_a_run_is_stopped_while_its_client_is_busy(server: ServerProcess, frozen
         assert server.ask("POST", f"{API}/runs/{run}/stop").status == 202
         assert server.ask("POST", f"{API}/runs/{run}/stop").status == 409
         until(lambda: run_of(run, server)["status"] == "stopped")
-        until(lambda: run_of(run, server)["why"].get("stop") == "it has end_started_clusters")
+        until(lambda: run_of(run, server)["why"].get("stop") == "it has ended")
         assert run_of(run, server)["error"] is None
         driver.send_signal(signal.SIGCONT)
         assert driver.stdout.readline() == "stopped\n"  # the process still drives the run
@@ -331,7 +330,7 @@ def test_a_sweep_is_controlled_while_its_driver_is_busy(server: ServerProcess, t
         os.kill(driver.pid, signal.SIGCONT)
         assert server.ask("POST", f"{API}/sweeps/{sweep}/stop").status == 202
         until(lambda: sweep_of(sweep, server)["state"] == "stopped")
-        until(lambda: sweep_of(sweep, server)["why"]["stop"] == "it has end_started_clusters")
+        until(lambda: sweep_of(sweep, server)["why"]["stop"] == "it has ended")
         assert sweep_of(sweep, server)["error"] is None
         assert driver.stdout.readline() == "stopped\n"
         assert driver.wait(60) == 0

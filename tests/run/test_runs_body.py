@@ -40,7 +40,7 @@ def test_a_long_message_is_truncated_with_a_note() -> None:
 def test_a_lone_surrogate_in_an_error_is_escaped() -> None:
     """A kernel cannot send a lone surrogate: its cell would never end."""
     info = TaskInfo("worker", 1, 1, "host", 7, "", "CPU:0", 0)
-    name = b"caf\xe9".decode("utf-8", "surrogateescape")  # as os.listdir names a file that is no UTF-8
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")  # like os.listdir for a name that is not UTF-8
     error = body_error(info, describe_error(ValueError(f"no picture in {name}"), Control()))
     assert error.evalue == "no picture in caf\\udce9"
     assert "ValueError: no picture in caf\\udce9\n" in str(error)

@@ -148,9 +148,9 @@ def test_a_frozen_and_a_killed_worker_are_noticed_in_ten_seconds(
     assert run.error is None
     died, stood = run.notes
     assert died.startswith(f"{killed.name} (pid {killed.pid}) died: ")
-    assert died.endswith("training continue_and_wait_until_free on 3 workers")
+    assert died.endswith("training continued on 3 workers")
     assert stood.startswith(f"{frozen.name} (pid {frozen.pid}) is frozen")
-    assert stood.endswith("training continue_and_wait_until_free on 2 workers")
+    assert stood.endswith("training continued on 2 workers")
     assert capsys.readouterr().out.splitlines() == run.notes
     os.kill(frozen.pid, signal.SIGCONT)
 
