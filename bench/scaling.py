@@ -136,8 +136,8 @@ def _counts(cluster: Any) -> Counter[str]:
 def _per_step(few: Counter[str], many: Counter[str]) -> dict[str, float]:
     """Return the messages of one step of all workers: the difference of two trainings, divided by the steps.
 
-    Progress reports do not count: a task sends at most ten a second, for any number of steps. The messages at the
-    end of a training vary by one or two with the order in which the workers finish: hence one digit.
+    Progress reports do not count: a task sends at most ten a second, for any number of steps. The messages
+    at the end of a training vary by one or two with the order in which the workers finish: hence one digit.
     """
     more = Counter(many)
     more.subtract(few)

@@ -140,7 +140,7 @@ def test_a_chrome_trace_keeps_the_rules_of_its_format(spans: list[Span]) -> None
     [
         (lambda events: events[-1].pop("dur"), "a slice without a duration"),
         (lambda events: events[-1].update(ts=-1.0), "ts and cat are needed"),
-        (lambda events: events[-1].update(ts=float("nan")), "it is no JSON"),
+        (lambda events: events[-1].update(ts=float("nan")), "not JSON"),
         (lambda events: events[-1].update(pid="ps"), "pid and tid are whole numbers"),
         (lambda events: events[-1].update(ph="Z"), "an unknown phase"),
         (lambda events: events[0].update(args={}), "metadata without its argument"),
