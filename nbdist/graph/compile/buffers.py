@@ -15,13 +15,13 @@ from nbdist.graph.backend import Array
 from nbdist.graph.op import Spec
 
 ALIGNMENT = 64  # a cache line; BLAS and SIMD loops start faster on it
-MOST_TRIES, WORK = 40, 4_000  # so often other orders are tried, for so many values in all
-FEW = 60  # values for which many more tries cost little, and may be needed
+MOST_TRIES, WORK = 40, 4_000  # random orders to try at most; orders times values at most
+FEW = 60  # up to so many values, many more tries are cheap and may be needed
 
 
 @dataclass(slots=True)
 class Slot:
-    """Memory that is taken from one step up to another, by one value or by several in turn."""
+    """Memory in use from step ``first`` to step ``last``, by one value or by several in turn."""
 
     size: int
     first: int
@@ -55,11 +55,12 @@ def peak(slots: Sequence[Slot]) -> int:
 
 
 def place(slots: Sequence[Slot]) -> tuple[list[int], int]:
-    """Return an offset for each slot such that no two that are alive at once overlap, and the slab's size.
+    """Return an offset for each slot, and the slab's size; slots in use at the same time do not overlap.
 
-    To find the smallest slab is NP-hard (dynamic storage allocation; Garey and Johnson 1979). One after the
-    other gets the lowest place that is free while it lives; the largest first comes near the least most often
-    (Pisarchyk and Lee 2020). Where it does not, other orders are tried, and places from the top.
+    Finding the smallest slab is NP-hard (dynamic storage allocation; Garey and Johnson 1979). Each slot in
+    turn gets the lowest offset that is free while it is in use. Placing the largest first comes near the
+    minimum most often (Pisarchyk and Lee 2020). Where it does not, other orders are tried, and offsets from
+    the top.
     """
     sizes = np.array([aligned(slot.size) for slot in slots], np.int64)
     firsts = np.array([slot.first for slot in slots], np.int64)
@@ -78,9 +79,9 @@ def place(slots: Sequence[Slot]) -> tuple[list[int], int]:
 
 
 def _tries(sizes: Array, firsts: Array, lasts: Array) -> Iterator[tuple[Array, Array, float]]:
-    """Yield numbers by which slots are put in order, which are placed from the top, and what is good enough.
+    """Yield (sort keys of the slots, which of them to place from the top, a size that is good enough).
 
-    The more often others failed, the more is good enough, in multiples of what is alive at once.
+    The size is a multiple of the peak; the last tries accept a larger one.
     """
     lives = lasts - firsts + 1
     none = np.zeros(len(sizes), bool)
@@ -102,7 +103,7 @@ def _place_in_order(
         others = np.array(order[:n], np.intp)
         others = others[(firsts[others] <= lasts[slot]) & (lasts[others] >= firsts[slot])]
         others = others[offsets[others].argsort(kind="stable")]
-        # The gaps: from what is used up to there until the next begins, or up to what is alive at most.
+        # The gaps between slots in use; the last gap ends at the peak, or as far up as the slot needs.
         begins = np.maximum.accumulate(np.concatenate([[0], ends[others]]))
         room = np.concatenate([offsets[others], [max(least, begins[-1] + sizes[slot])]]) - begins
         fits = np.flatnonzero(room >= sizes[slot])
@@ -113,7 +114,7 @@ def _place_in_order(
 
 
 def slab(xp: ModuleType, size: int) -> Array:
-    """Return so many bytes that begin at a multiple of ``ALIGNMENT``."""
+    """Return ``size`` bytes that begin at a multiple of ``ALIGNMENT``."""
     raw: Array = xp.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT if xp is np else 0
     return raw[start : start + size]
@@ -122,7 +123,7 @@ def slab(xp: ModuleType, size: int) -> Array:
 def dummy(spec: Spec) -> Array:
     """Return an array of a value's shape that takes no memory.
 
-    Its strides are those of a C-ordered array, so that NumPy answers about views as for the real one.
+    Its strides are those of a C-ordered array, so that NumPy decides on views as for the real one.
     """
     strides, step = [], spec.dtype.itemsize
     for n in reversed(spec.shape):

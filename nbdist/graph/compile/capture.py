@@ -2,8 +2,8 @@
 
     program = compile_program([loss], feeds=[x], shapes=[(100, 64)], into=[g], xp=cupy, capture=True)
 
-Small ops take a GPU less time than Python and the driver take to launch them; a graph is one launch. It is
-tied to memory: what is fed is copied to where it was when the calls were recorded, targets from there.
+Small ops take a GPU less time than Python and the driver take to launch them; a graph is one launch. It uses
+the memory addresses of the recorded calls: each call copies feeds to there, and targets from there.
 
 This follows CuPy's documentation (Stream.begin_capture, Graph.launch) and is tested with a stand-in for CuPy.
 It has not run on a GPU yet; therefore a program is captured only on request.
@@ -28,7 +28,7 @@ from nbdist.graph.tensor import Tensor
 def check_capture(steps: Iterable[Sequence[Tensor]], values: Values) -> None:
     """Raise InvalidArgumentError if a program has an op whose work cannot be the same at every call.
 
-    What looks at values on the host is found when it is recorded: CuPy refuses that.
+    An op that reads values on the host is found only during recording: CuPy refuses it.
     """
     if values.xp is np:
         raise InvalidArgumentError("capture=True is for programs on a GPU; this one is compiled for NumPy")
@@ -44,20 +44,20 @@ def check_capture(steps: Iterable[Sequence[Tensor]], values: Values) -> None:
 
 def _not_recordable(node: Tensor, values: Values) -> str:
     if node.op is not None and node.op.external and node not in values.fed:
-        return "meets other devices"
+        return "communicates with other devices"
     if not values.specs.exact(node):
-        return "has a shape that only the run knows"
+        return "has a shape that is known only at run time"
     if values.kinds.get(node) in (ValueKind.MADE, ValueKind.COMPUTED) and not node.inputs:
         return "is computed on the host"
     return ""
 
 
 class Captured:
-    """A program's function: the first call runs it, the second records it, all from then on launch the graph.
+    """A program's function: the first call runs it, the second records it, all later ones launch the graph.
 
-    The first run lets CuPy compile its kernels and cuBLAS take its workspace, which cannot be while calls are
-    recorded. All their allocations come from a pool of their own, which they keep: a graph continues to use
-    those addresses.
+    In the first run CuPy compiles its kernels and cuBLAS allocates its workspace; neither is possible during
+    recording. All allocations come from a memory pool of the program's own, which keeps them: the graph
+    continues to use those addresses.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Captured:
         try:
             self._run()
         except Exception as error:
-            with suppress(Exception):  # what was recorded so far is of no use
+            with suppress(Exception):  # an incomplete recording is of no use
                 self._stream.end_capture()
             error.add_note("This happened while the program was recorded as a CUDA graph (capture=True).")
             raise
         self._graph = self._stream.end_capture()
 
     def _apart(self, work: Callable[[], None]) -> None:
-        """Do work on the program's own stream, in its own memory, between what comes before and after."""
+        """Run ``work`` on the program's own stream and memory pool; synchronizes before and after."""
         cuda = self._xp.cuda
         cuda.get_current_stream().synchronize()
         with cuda.using_allocator(self._pool.malloc), self._stream:

@@ -3,7 +3,7 @@
     for chain in find_chains(order, values, BlockSizes()):
         registers = assign(chain, values, free={result: 0})  # where the chain keeps its inner values
         run = Blockwise(chain, kernels, operands)
-        run(batch, gradient)  # the operands whose memory comes with each call
+        run(batch, gradient)  # the operands that are passed at each call
 
 An op by itself reads its inputs from memory and writes its value to memory. A chain does all its ops on one
 block of rows before it starts the next block, so a value that only the chain uses never takes more than one
@@ -31,10 +31,10 @@ from nbdist.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class Chain:
-    """Ops that run block by block, in order. ``inner`` are the values that nothing else uses.
+    """Ops that run block by block, in order. ``inner`` are the values that only the chain uses.
 
-    The ``leading`` axes are one axis of rows here; ``bounds`` are the blocks of rows. A block of any value
-    takes at most ``block_bytes``.
+    The first ``leading`` axes count as one axis of rows, which ``bounds`` cut into blocks. A block of any
+    value takes at most ``block_bytes``.
     """
 
     members: tuple[Tensor, ...]
@@ -50,12 +50,12 @@ class Chain:
         return self.shape[self.leading :]
 
     def cut(self, layout: Array) -> Cut:
-        """Return how an operand that lies in memory like ``layout`` is cut."""
+        """Return how an operand with the memory layout of ``layout`` is cut."""
         return cut_of(layout, self.shape, self.leading, self.bounds)
 
 
 def find_chains(order: Sequence[Tensor], values: Values, sizes: BlockSizes) -> list[Chain]:
-    """Return the chains in an order. Each can run where its last op is."""
+    """Return the chains in an order. Each can run in the place of its last op."""
     finder = _Finder(order, values, sizes)
     for node in order:
         finder.look(node)
@@ -64,7 +64,7 @@ def find_chains(order: Sequence[Tensor], values: Values, sizes: BlockSizes) -> l
 
 
 class _Finder:
-    """Collects ops that follow each other; a run of them may be several chains side by side."""
+    """Collects consecutive ops into a run, which may contain several independent chains."""
 
     def __init__(self, order: Sequence[Tensor], values: Values, sizes: BlockSizes) -> None:
         self.values, self.sizes = values, sizes
@@ -91,11 +91,11 @@ class _Finder:
         self.splits = splits & self.splits if self.run else splits
         self.run[node] = None
         if node in self.values.elsewhere:
-            # That memory may be a variable's, which what is passed over would have to read before.
+            # That memory may be a variable's: an op that was passed over may have to read it first.
             self.close()
 
     def close(self) -> None:
-        """End the run: what hangs together in it is a chain, if that saves anything."""
+        """End the run: each connected part of it is a chain, if that saves memory traffic."""
         for members in _connected(list(self.run), self.values):
             own = frozenset(members)
             inner = frozenset(t for t in members if self._is_inner(t, own))
@@ -104,7 +104,7 @@ class _Finder:
         self.run = {}
 
     def _splits(self, node: Tensor) -> frozenset[int]:
-        """Return how many of the leading axes can be cut to blocks: none outside of a chain."""
+        """Return the numbers of leading axes that blocks can cut; none if the op cannot be in a chain."""
         values, op = self.values, node.op
         if (
             values.xp is not np
@@ -123,14 +123,14 @@ class _Finder:
         return frozenset(found)
 
     def _joins(self, node: Tensor) -> bool:
-        """Whether an op goes with the run: same shape, and of the run's values it reads no views."""
+        """Whether an op can join the run: it has the same shape, and reads no views of the run's values."""
         values = self.values
         if values.specs[node].shape != values.specs[self._first].shape:
             return False
         return all(i in self.run or values.roots[i] not in self.run for i in values.reads(node))
 
     def _may_stand_between(self, node: Tensor) -> bool:
-        """Whether the run may as well come after an op: it is small, and touches nothing of the run's."""
+        """Whether an op can run before the whole run: it is small, and reads none of the run's values."""
         values, op = self.values, node.op
         if op is None or op.writes or op.external or node in values.elsewhere or not values.specs.exact(node):
             return False
@@ -148,7 +148,7 @@ class _Finder:
         return t not in self.kept and bool(users) and all(u in members for u in users)
 
     def _touched(self, members: Sequence[Tensor], inner: Collection[Tensor]) -> int:
-        """Return how many bytes the ops would touch by themselves: inputs, and what is alive at once."""
+        """Return how many bytes the ops would touch one by one: inputs, and the peak of their values."""
         values = self.values
         size = {t: size_of(values.specs[t]) for node in members for t in (node, *values.reads(node))}
         last = {i: n for n, node in enumerate(members) for i in values.reads(node)}
@@ -170,7 +170,7 @@ class _Finder:
         row_bytes = prod(shape[leading:]) * widest
         rows = max(self.sizes.block_bytes // row_bytes, 1)
         if leading == len(shape):
-            rows = max(rows // 64 * 64, min(rows, 64))  # whole registers of the processor
+            rows = max(rows // 64 * 64, min(rows, 64))  # a multiple of any SIMD width
         blocks = bounds(prod(shape[:leading]), rows)
         longest = aligned(max(stop - start for start, stop in blocks) * row_bytes)
         return Chain(members, inner, shape, leading, blocks, longest)
@@ -196,12 +196,12 @@ def _connected(run: Sequence[Tensor], values: Values) -> Iterable[tuple[Tensor, 
     return [tuple(sorted(members, key=places.__getitem__)) for members in parts.values()]
 
 
-# Registers: the block-sized memory of a chain's inner values, in the place of a result's block or apart.
+# Registers: the block-sized memory of a chain's inner values, either a result's block or separate.
 #
-# To compute in the result's own memory takes less of the cache than to bring the last value there.
+# Computing in a result's own memory uses less of the cache than copying the last value there.
 
 Register = int | Tensor
-"""The number of one that is a block large, or the result whose memory it is."""
+"""The number of a separate register, or the result whose memory is used."""
 
 
 @dataclass
@@ -213,12 +213,12 @@ class Registers:
 
     @property
     def count(self) -> int:
-        """How many are apart."""
+        """How many separate ones there are."""
         return len({r for r in (*self.values.values(), *self.scratch.values()) if isinstance(r, int)})
 
 
 def assign(chain: Chain, values: Values, free: Mapping[Tensor, int]) -> Registers:
-    """Return registers, as few as will do; ``free`` says from which op on a result's memory is free."""
+    """Return registers; ``free`` has the index of the op from which on a result's memory is unused."""
     assigner = _Assigner(chain, values, free)
     for place, node in enumerate(chain.members):
         assigner.next(place, node)
@@ -232,11 +232,11 @@ class _Assigner:
         self.places = {node: n for n, node in enumerate(chain.members)}
         self.last = {i: n for n, node in enumerate(chain.members) for i in values.reads(node)}
         self.busy: dict[Register, int] = {}
-        """Up to which op a register holds something."""
+        """The index of the last op that uses a register."""
         self.made = 0
 
     def next(self, place: int, node: Tensor) -> None:
-        """Give one op's value a register, and its kernel scratch memory, if they need some."""
+        """Give one op's value a register, and its kernel scratch memory, if they need one."""
         if node in self.chain.inner:
             register = self._over(place, node)
             if register is None:
@@ -262,7 +262,7 @@ class _Assigner:
         return None
 
     def _unused(self, place: int, node: Tensor | None, until: int, size: int) -> Register:
-        """Return a register that holds nothing: memory of a result that is not there yet, or one apart."""
+        """Return an unused register: memory of a result that is not computed yet, or a separate one."""
         for result, begin in self.free.items():
             fits = self._size(result) == size and begin <= place < self.places[result]
             if fits and self.busy.get(result, -1) < place and self._leaves(node, until, result):
@@ -274,7 +274,7 @@ class _Assigner:
         return self.made - 1
 
     def _leaves(self, node: Tensor | None, until: int, result: Tensor) -> bool:
-        """Whether a value is done with when the result comes; at the latest the result is written over it."""
+        """Whether a value's last use is before the result is written, or is the op that overwrites it."""
         end = self.places[result]
         if until == end and node is not None:
             return self.values.specs[node].dtype == self.values.specs[result].dtype and may_overwrite(
@@ -300,11 +300,11 @@ class BlockSizes:
     """When ops run block by block, and how large a block of one value is; measured in bench/NOTES.md."""
 
     cache_bytes: int = 1 << 24
-    """Ops that touch no more than this run whole: all stays in the last cache, where calls cost more."""
+    """Ops that touch no more than this run whole: all fits the last-level cache, and calls cost more."""
     least_bytes: int = 1 << 20
-    """Of one value: smaller ones are always computed whole."""
+    """Values smaller than this are always computed whole."""
     block_bytes: int = 1 << 18
-    """Of one value: two or three of them fit a usual second-level cache."""
+    """A block of one value: two or three of them fit a usual second-level cache."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ class Cut:
     """How an array is cut: by its rows, or not at all where each block needs all of it."""
 
     narrow: tuple[slice, ...]
-    """Takes the one element of each axis along which it is repeated."""
+    """An index that takes one element of each axis along which the array is repeated."""
     shape: tuple[int, ...]
     bounds: Bounds | None
 
@@ -325,7 +325,7 @@ class Cut:
 
 
 def cut_of(layout: Array, shape: tuple[int, ...], leading: int, bounds: Bounds) -> Cut:
-    """Return how an array that lies in memory like ``layout`` is cut if ``leading`` axes are one of rows."""
+    """Return how an array with the memory layout of ``layout`` is cut if ``leading`` axes are one of rows."""
     narrow, effective = _effective(layout, len(shape))
     rows, row = effective[:leading], effective[leading:]
     if rows == shape[:leading]:
@@ -334,7 +334,7 @@ def cut_of(layout: Array, shape: tuple[int, ...], leading: int, bounds: Bounds) 
 
 
 def splits_of(layout: Array, shape: tuple[int, ...]) -> set[int]:
-    """Return how many leading axes of ``shape`` an array has either all of, in one piece, or none of.
+    """Return the numbers of leading axes of ``shape`` that an array has fully, in one piece, or not at all.
 
     >>> import numpy as np
     >>> splits_of(np.zeros((2, 3, 4)), (2, 3, 4)), splits_of(np.zeros(4), (2, 3, 4))
@@ -351,7 +351,7 @@ def splits_of(layout: Array, shape: tuple[int, ...]) -> set[int]:
 
 
 def bounds(rows: int, step: int) -> Bounds:
-    """Return blocks of ``step`` rows; the last is up to twice as long, for none is to be very short.
+    """Return blocks of ``step`` rows; the last is up to twice as long, so that none is very short.
 
     >>> bounds(10, 4)
     ((0, 4), (4, 10))
@@ -361,7 +361,7 @@ def bounds(rows: int, step: int) -> Bounds:
 
 
 def _effective(layout: Array, ndim: int) -> tuple[tuple[slice, ...], tuple[int, ...]]:
-    """Return what takes an array without its repetitions, and its shape then, filled up to ``ndim`` axes."""
+    """Return an index that removes an array's repetitions, and the shape after it, with ``ndim`` axes."""
     repeated = [stride == 0 and n > 1 for n, stride in zip(layout.shape, layout.strides, strict=True)]
     narrow = tuple(slice(0, 1) if again else slice(None) for again in repeated) if any(repeated) else ()
     shape = tuple(1 if again else n for n, again in zip(layout.shape, repeated, strict=True))
@@ -369,7 +369,7 @@ def _effective(layout: Array, ndim: int) -> tuple[tuple[slice, ...], tuple[int, 
 
 
 def _one_piece(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether axes can be taken for one without a copy."""
+    """Whether axes can be merged into one without a copy."""
     long = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n > 1]
     return all(outer == n * inner for (_, outer), (n, inner) in pairwise(long))
 
@@ -377,22 +377,22 @@ def _one_piece(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 # Execution.
 #
 # run = Blockwise(chain, kernels, operands)
-# run(batch, gradient)         # those of its operands whose memory comes with each call
+# run(batch, gradient)         # the operands that are passed at each call
 
 Arguments = list[tuple[Array, ...]]
-"""What a kernel is called with, by block."""
+"""The arguments of a kernel, by block."""
 
 
 @dataclass(frozen=True)
 class CallOperand:
-    """An operand that comes with each call: which of the call's arguments, and how it is cut."""
+    """An operand that is passed at each call: the index of the argument, and how it is cut."""
 
     position: int
     cut: Cut
 
 
 Operand = CallOperand | Sequence[Array]
-"""Where a kernel's argument is: a part for each block, or an array that comes with the call."""
+"""A kernel's argument: a part for each block, or an array that is passed at each call."""
 
 
 class Blockwise:
@@ -415,10 +415,10 @@ class Blockwise:
             for arguments in operands
         ]
         self.failed: Tensor | None = None
-        """What could not be computed, when a call has raised."""
+        """The tensor that could not be computed, after a call has raised."""
 
     def __call__(self, *given: Array) -> None:
-        """Compute all values, from and to the arrays that are given here."""
+        """Compute all values; ``given`` are the arrays that are passed at each call."""
         parts = [self._given[n].parts(array, self.blocks) for n, array in enumerate(given)]
         calls = [
             fixed if fixed is not None else _by_block(operands, parts)
@@ -441,6 +441,6 @@ def _by_block(operands: Sequence[Operand], given: Sequence[Sequence[Array]]) -> 
 
 
 def _copy_back(array: Array, parts: Sequence[Array]) -> None:
-    """Copy blocks to the array that they were cut from, if they are copies: its rows are no one axis."""
+    """Copy blocks back to their array if they are copies: its leading axes could not be merged."""
     if not np.may_share_memory(array, parts[0]):
         np.copyto(array, np.concatenate(parts).reshape(array.shape))

@@ -1,7 +1,8 @@
 """Locked calls on variables: readers see a whole update or none, and no update is lost.
 
-A call takes the locks of all variables in whose memory it looks, in one order for all threads, and gives them
-back when it returns. What hands a value on, and may wait while it does, is given a copy.
+A kernel call holds the locks of all variables that it reads or changes. All threads take locks in one order,
+so they cannot deadlock. An external op, such as a send, may wait while it uses a value: it gets a copy, and
+holds no lock.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def guarded(kernel: Kernel, nodes: Sequence[Tensor], values: Values, locks: Lock
 
 
 def fenced(kernel: Kernel, nodes: Sequence[Tensor], values: Values, fence: Lock | None) -> Kernel:
-    """Return a kernel that enters ``fence`` if ``nodes`` change a variable; it may raise.
+    """Return a kernel that enters ``fence`` if ``nodes`` change a variable; entering it may raise.
 
     The fence is inside the locks of the variables, so a kernel waits for no lock between fence and change.
     """
@@ -46,7 +47,7 @@ def _lock_of(value: Tensor, values: Values, locks: Locks) -> Lock | None:
 
 
 def _under(kernel: Kernel, wanted: Iterable[Lock | None]) -> Kernel:
-    # In one order everywhere: two that took each other's second lock would wait for ever.
+    # In one order everywhere: two threads that hold each other's second lock would wait forever.
     held = sorted({id(lock): lock for lock in wanted if lock is not None}.values(), key=id)
     if not held:
         return kernel

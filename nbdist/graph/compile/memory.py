@@ -3,7 +3,7 @@
     layout = lay_out(steps, values, chains)
     layout.peak_bytes, layout.slots, layout.owners[hidden]
 
-Steps are what is done one after the other: an op each, or the ops of a chain that run block by block.
+A step is one op, or the ops of a chain, which run block by block.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class MemoryPlan:
     owners: dict[Tensor, int] = field(default_factory=dict)
     scratch: dict[Tensor, int] = field(default_factory=dict)
     registers: dict[Tensor, Registers] = field(default_factory=dict)
-    """Both by the last op of the step."""
+    """Scratch memory and registers, by the last op of the step."""
     value_bytes: int = 0
-    """What all values would take, each in memory of its own."""
+    """Bytes of all values without sharing."""
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is alive at one step."""
+        """The most bytes alive at one step."""
         return peak(self.slots)
 
 
 def last_uses(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[Tensor, int]:
     """Return the step at which each root is read or written for the last time.
 
-    What is wanted is read when all is done: fetches are returned then, and targets that no kernel could
-    write (views, leaves) are copied then.
+    Fetches and targets are read after the last step: fetches are returned then, and targets that no kernel
+    can write (views, leaves) are copied then.
     """
     last: dict[Tensor, int] = {}
     for now, step in enumerate(steps):
@@ -68,10 +68,10 @@ def unneeded_after(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[in
 
 
 def lay_out(steps: Sequence[Sequence[Tensor]], values: Values, chains: Mapping[Tensor, Chain]) -> MemoryPlan:
-    """Give each computed value a slot: a dying input's, if it may be written over that.
+    """Give each computed value a slot: that of an input which it may overwrite, or a new one.
 
-    ``chains`` holds, by their last op, the steps that run block by block. What only such a step uses has no
-    slot but the step's scratch memory.
+    ``chains`` holds, by their last op, the steps that run block by block. A value that only such a step uses
+    has no slot: it lies in the step's scratch memory.
     """
     layout, last = MemoryPlan(), last_uses(steps, values)
     ending: dict[int, set[Tensor]] = {}
@@ -110,9 +110,9 @@ def _scratch_bytes(node: Tensor, values: Values) -> int | None:
 
 
 class _Dying:
-    """Values that no later step needs: results of the step that may be written over them are.
+    """The inputs of a step that no later step needs: its results may overwrite them.
 
-    ``free`` says, of each result, from which of the step's ops on its memory is free.
+    ``free`` has, for each result, the index of the step's op from which on the result's memory is unused.
     """
 
     def __init__(self, step: Sequence[Tensor], values: Values, dying: set[Tensor]) -> None:
@@ -120,7 +120,7 @@ class _Dying:
         self.free: dict[Tensor, int] = {}
 
     def take(self, node: Tensor, place: int) -> Tensor | None:
-        """Return the value whose memory the step's op at ``place`` may write to, which is taken then."""
+        """Remove and return an input that the step's op at ``place`` may overwrite; None if there is none."""
         self.free[node] = 0
         for other in self._step[: place + 1]:
             for i in self._values.reads(other):

@@ -2,8 +2,14 @@
 
     order = thrifty_order(values, order)
 
-A gradient graph in the order of its fetches computes all that leads to the first layer's gradient, and keeps
-what the other layers' gradients are made of until then.
+In the order of its fetches, a gradient graph first computes all that leads to the first layer's gradient,
+and keeps the inputs of the other layers' gradients until then.
+
+The order with the smallest peak is NP-hard to find (register sufficiency; Sethi 1975). This is greedy list
+scheduling by bytes freed, as in XLA's ListScheduler (hlo_memory_scheduler.cc): of the ops that are ready, one
+that frees no less memory than it takes runs immediately, the one that frees most first. Unlike in XLA, all
+other ops keep the given order, so that the result differs from it only where memory is saved. The greedy
+order can be worse than the given one; `compile_program` plans both and takes the one with the lower peak.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from nbdist.graph.tensor import Tensor, Variable
 
 
 def may_be_reordered(values: Values, order: Sequence[Tensor]) -> bool:
-    """Whether nothing but what is read has to come before: nothing waits, changes a variable, or sends."""
+    """Whether only inputs constrain the order: no control inputs, assignments or external ops."""
     return not any(
         node.control_inputs or (node.op is not None and (node.op.writes or node.op.external))
         for node in order
@@ -28,8 +34,8 @@ def may_be_reordered(values: Values, order: Sequence[Tensor]) -> bool:
 def thrifty_order(values: Values, order: Sequence[Tensor]) -> list[Tensor]:
     """Return the same ops, inputs before users; those that free no less memory than they take come first.
 
-    Other ops keep the given order. Whatever reads a variable in that order before a target of the same
-    shape and dtype is computed still does: the target may be that variable's memory.
+    Other ops keep the given order. An op that reads a variable stays before each target of the same shape and
+    dtype that it precedes in ``order``: the target may be that variable's memory.
     """
     return _Scheduler(values, order).run()
 
@@ -82,7 +88,7 @@ class _Scheduler:
         return done
 
     def _offer(self, node: Tensor) -> None:
-        """Note that an op can be done now, first of all if that saves memory."""
+        """Queue an op that is ready; those that save memory have a queue that is emptied first."""
         takes = self._takes(node)
         if takes <= 0:
             heapq.heappush(self.saving, (takes, self.places[node]))
@@ -105,7 +111,7 @@ class _Scheduler:
 def _keep_reads_before_targets(
     values: Values, order: Sequence[Tensor], before: dict[Tensor, set[Tensor]]
 ) -> None:
-    """Let a target come after what reads a variable that it may be, as in the given order."""
+    """Keep each target after the reads of a variable that may be its memory, as in the given order."""
     reads: dict[object, list[Tensor]] = {}
     for node in order:
         if node in values.targets:

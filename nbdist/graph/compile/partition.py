@@ -1,10 +1,19 @@
-"""Partitions a placed graph into one subgraph per device, joined by sends and receives..
+"""Partitions a placed graph into one subgraph per device, joined by sends and receives.
 
     plan = partition([loss], feeds=[x], shapes=[(100, 64)], devices=cluster_devices, default=here)
     for piece in plan.pieces: print(piece.device, [t.name for t in piece.order])
 
-Each value that crosses to a device becomes one edge, shared by all that use it there; a control dependency
-that crosses becomes an edge of nothing. Constants and what is fed go to each device that needs them.
+The method is that of Abadi et al. 2015 (TensorFlow white paper, section 3.2):
+
+1. Each op gets a device. Ops that read or change a variable run on the variable's device.
+2. From the fetches back, each value that a device needs becomes one `Item` there. A value of another device
+   becomes a send there and a receive here: one edge per value and target device, shared by all its users. A
+   control dependency between devices becomes a signal and an await, an edge without a value.
+3. Feeds and constants, and small values computed from constants and shapes alone, are never sent: each device
+   that needs one has its own.
+4. `schedule` puts the items of all devices into one order. A receive comes after its send in it, so a step
+   cannot deadlock; `nbdist.graph.compile.schedule` has the argument.
+5. Each device's items, in this order, are copied into a graph of their own, which the device compiles.
 """
 
 from __future__ import annotations
@@ -34,12 +43,13 @@ def partition(
 ) -> Plan:
     """Return the subgraphs that compute ``fetches``, given feeds of these shapes.
 
-    ``devices`` are all there are; what names none runs on ``default``. Subgraphs contain only what is needed.
+    ``devices`` lists all devices; an op that names none runs on ``default``. With ``soft``, an op whose
+    device type is missing may run on a CPU instead. Subgraphs contain only what the fetches need.
     """
-    return _Cutter(feeds, shapes, devices, default, soft).cut(list(fetches))
+    return _Partitioner(feeds, shapes, devices, default, soft).plan(list(fetches))
 
 
-class _Cutter:
+class _Partitioner:
     def __init__(
         self,
         feeds: Sequence[Tensor],
@@ -60,7 +70,7 @@ class _Cutter:
         self.signals: dict[tuple[Tensor, str], Item] = {}
         self.edges: list[Edge] = []
 
-    def cut(self, fetches: list[Tensor]) -> Plan:
+    def plan(self, fetches: list[Tensor]) -> Plan:
         self._find_portable(fetches)
         results = [self._fetched(t) for t in fetches]
         for effect in self._all_of(t for t in fetches if t.op is not None and not t.op.has_value):
@@ -81,12 +91,12 @@ class _Cutter:
         item = self._value(t, self._task_device(t))
         if variable_behind(item) is None:
             return item
-        copy = Item("copy", t, item.device, [item], rank=item.rank)  # what it is now, not at the step's end
+        copy = Item("copy", t, item.device, [item], rank=item.rank)  # its value now, not at the step's end
         self.items.append(copy)
         return copy
 
     def _wait_late(self) -> None:
-        """Rank what is received right before its first user."""
+        """Rank each receive just before its first user."""
         first: dict[Item, float] = {}
         for user in self.items:
             for item in user.before_it:
@@ -120,7 +130,7 @@ class _Cutter:
         return self.chosen[t.device]
 
     def _value(self, wanted: Tensor, device: str) -> Item:
-        """Return the item that has a value on a device, with all that it needs."""
+        """Return the item that provides a value on a device; makes it, and the items that it needs."""
         stack: list[tuple[Tensor, str]] = [(wanted, device)]  # not recursion: graphs are deep
         entered: set[tuple[Tensor, str]] = set()
         while stack:
@@ -141,13 +151,13 @@ class _Cutter:
         return self.values[wanted, device]
 
     def _find_portable(self, fetches: list[Tensor]) -> None:
-        """Find what is made of shapes and constants alone, and small: making it costs less than sending."""
+        """Find small values made of shapes and constants alone: computing one costs less than sending it."""
         for t in value_order(fetches, self.specs, self.feeds):
             if isinstance(t, Constant):
                 portable = not t.control_inputs
             elif t.op is None or not t.op.shape_only or t in self.feeds or t.control_inputs:
                 portable = False
-            else:  # the ones that a gradient begins with, say
+            else:  # such as the ones that a gradient starts from
                 made_of = all(i in self.portable for i in self.specs.reads(t))
                 portable = made_of and self.specs.exact(t) and size_of(self.specs[t]) <= PORTABLE_BYTES
             if portable:
@@ -163,7 +173,7 @@ class _Cutter:
         return needs + [(c, self._task_device(c)) for c in self._controls(node)]
 
     def _local(self, node: Tensor) -> bool:
-        """Whether a value is put on every device that needs it, instead of being sent there."""
+        """Whether each device that needs a value has its own copy, so that it is never sent."""
         return node in self.feeds or node in self.portable
 
     def _make(self, node: Tensor, place: str) -> None:
@@ -211,11 +221,11 @@ class _Cutter:
         return [] if node in self.feeds else self._effects(node)
 
     def _effects(self, node: Tensor) -> list[Tensor]:
-        """Return what ``node`` has to come after."""
+        """Return the ops that have to run before ``node``."""
         return self._all_of(node.control_inputs)
 
     def _all_of(self, ops: Iterable[Tensor]) -> list[Tensor]:
-        """Return these ops, each once; a group stands for what is in it."""
+        """Return these ops, each once; a group is replaced by its members."""
         found: dict[Tensor, None] = {}
         stack = [*ops][::-1]
         seen: set[Tensor] = set()

@@ -49,18 +49,18 @@ class Program:
     buffer_bytes: int
     """Memory that is allocated for intermediate values."""
     value_bytes: int
-    """What they would take without sharing: the sum of all values."""
+    """Memory that they would take without sharing: the sum of all values."""
     peak_live_bytes: int = 0
-    """The most that is alive at once, in this order: no plan of the buffers could do with less."""
+    """The most bytes alive at one time in this order: a lower bound for any plan of the buffers."""
     nodes: tuple[Tensor, ...] = field(repr=False, default=())
-    """What each line of the source computes; of several, the last."""
+    """The tensor that each line of the source computes; of several, the last."""
     scope: dict[str, Any] = field(repr=False, default_factory=dict)
     chains: Mapping[Tensor, Blockwise] = field(repr=False, default_factory=dict)
     """The lines that compute several values block by block, by the last of them."""
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Run the calls; feeds first, then the arrays to write into."""
-        with np.errstate(all="ignore"):  # inf and nan are values here; the training loop looks at the loss
+        with np.errstate(all="ignore"):  # inf and nan are values here; the training loop checks the loss
             return self.function(*arrays)
 
     def traced(self, *arrays: Array) -> tuple[tuple[Array, ...], list[tuple[Tensor, float, float]]]:
@@ -92,7 +92,7 @@ class Program:
 def _function(source: str, scope: dict[str, Any]) -> Callable[..., tuple[Array, ...]]:
     own = dict(scope)
     exec(compile(source, f"<nbdist program {next(_numbers)}>", "exec"), own)
-    return own.pop("step")  # type: ignore[no-any-return]  # not in its own globals: a circle
+    return own.pop("step")  # type: ignore[no-any-return]  # not in its own globals: a reference cycle
 
 
 def compile_program(
@@ -115,11 +115,11 @@ def compile_program(
     """Compile what ``fetches`` and ``into`` need, for feeds of exactly these shapes.
 
     ``values`` holds each variable's array, which is read (and assigned) in place. The values of ``into``
-    are written to arrays that each call passes after the feeds (a gradient goes straight to where it is
-    sent from). ``order`` has the tensors to compute, inputs before users; ``kernels`` returns the
-    function that is called for an external op, ``memory`` the bytes that intermediate values are kept in.
+    are written to arrays that each call passes after the feeds (a gradient is written directly into the
+    memory that it is sent from). ``order`` has the tensors to compute, inputs before users; ``kernels``
+    returns the function that is called for an external op, ``memory`` the bytes for intermediate values.
     ``written`` holds functions that are called as soon as a value of ``into`` is in its array: gradients of a
-    bucket can travel while others are computed. ``locks`` are taken where their variables are looked at or
+    bucket can be sent while others are computed. ``locks`` are held while their variables are read or
     changed. ``fence`` is entered for each change of a variable: it raises if the step may no longer change
     variables. ``capture`` makes a CUDA graph of a CuPy program, see :mod:`nbdist.graph.compile.capture`.
     """
@@ -135,7 +135,7 @@ def compile_program(
 
 
 def _plan(wanted: _Wanted, order: Sequence[Tensor] | None, blocks: BlockSizes) -> _Plan:
-    """Return the plan that takes less memory, of two orders, where none is given."""
+    """Return the plan for ``order``; if that is None, the one of two orders that takes less memory."""
     if order is not None:
         return _Plan(wanted, order, blocks)
     plain = _Plan(
@@ -159,13 +159,13 @@ class _Wanted:
     xp: ModuleType
 
     def values(self, order: Sequence[Tensor]) -> Values:
-        """Return what each value of an order is."""
+        """Classify the values of an order."""
         wanted, targets = frozenset([*self.fetches, *self.into]), frozenset(self.into)
         return Values(order, self.specs, frozenset(self.feeds), self.held, wanted, targets, self.xp)
 
 
 class _Plan:
-    """A program before it has memory: its steps in an order, and what memory they take."""
+    """A program that has no memory yet: its steps in order, and the plan of their memory."""
 
     def __init__(self, wanted: _Wanted, order: Sequence[Tensor], blocks: BlockSizes) -> None:
         self.wanted, self.order, self.values = wanted, order, wanted.values(order)
@@ -186,7 +186,7 @@ class _Plan:
         locks: Locks,
         fence: Lock | None = None,
     ) -> Program:
-        """Return the program, with memory."""
+        """Allocate the memory; return the program."""
         wanted = self.wanted
         source = FunctionSource(
             self.order,

@@ -1,7 +1,21 @@
-"""Orders a step's ops: inputs first, and a variable is read before it is assigned. Pure.
+"""Orders a step's items over all devices: dependencies first, reads before assignments. Pure.
 
-All pieces of a plan follow one order, each its own part of it. So a piece may wait for what it receives
-where it stands: whoever sends it comes before in that order and never waits for something later.
+One order covers the items of all pieces; each piece runs its own items in this order, on one thread.
+
+Why a step cannot deadlock: a receive depends on its send, so the send is earlier in the order. Take the
+earliest item that has not run. All that it depends on is earlier, so it has run; so have all earlier items
+of its piece. The item can run, so some piece always continues. A send does not wait for its receive: the
+value is stored on the target until the receive takes it, and an executor that waits for a full pipe keeps
+taking in what arrives for it.
+
+An op that waits for other steps (`Op.waits`: taking gradients from an accumulator) may wait for long. It
+comes after all items that do not depend on it, because another step may wait for one of these items.
+
+Among items that are ready the order is: fewest device hops first, then order of creation. So a device does
+all it can before it waits for another one. A graph with ``in_order`` has the order of creation alone.
+
+What a step reads of a variable is defined without this order; `schedule` states the rules. `_Versions` adds
+the constraints, and copies of old values, that make each order obey them.
 """
 
 from __future__ import annotations
@@ -17,9 +31,9 @@ from nbdist.graph.tensor import Tensor, Variable
 
 @dataclass(eq=False)
 class Item:
-    """One thing that is done on one device: ``what`` is "op", "send", "receive", "signal", "await", "copy".
+    """One action on one device: ``what`` is "op", "send", "receive", "signal", "await" or "copy".
 
-    ``inputs`` are the items whose values it takes, ``after`` those that have to be done before.
+    ``inputs`` are the items whose values it uses, ``after`` other items that have to be done before it.
     """
 
     what: str
@@ -29,26 +43,26 @@ class Item:
     after: list[Item] = field(default_factory=list)
     edge: int = -1
     rank: float = 0.0
-    """Where it stands among what could be done next: the user's order of creation."""
+    """Its place among items that are ready, lowest first: at first the order of creation."""
 
     @property
     def before_it(self) -> Iterable[Item]:
-        """All items that come first."""
+        """All items that have to be done before this one."""
         return (*self.inputs, *self.after)
 
     @property
     def writes(self) -> frozenset[int]:
-        """Which of the inputs are variables that it changes."""
+        """The indices of the inputs that are variables it changes."""
         return self.node.op.writes if self.what == "op" and self.node.op is not None else frozenset()
 
     @property
     def waits(self) -> bool:
-        """Whether it may wait for what other steps do."""
+        """Whether it may wait for other steps."""
         return self.what == "op" and self.node.op is not None and self.node.op.waits
 
     @property
     def reads(self) -> bool:
-        """Whether it stands for a variable's value as it is when what it comes after is done."""
+        """Whether it is a ``read``: a variable's value after all that it depends on is done."""
         return self.what == "op" and self.node.type == "read"
 
     @property
@@ -59,12 +73,12 @@ class Item:
 
 
 def schedule(items: Sequence[Item], nearest: bool = True) -> list[Item]:
-    """Return the items in the order in which they are done, with copies where a step needs an old value.
+    """Return the items in execution order, with copies where the step needs a variable's old value.
 
-    What a step's reading of a variable means does not depend on the order. A variable that is used is its
-    value from before the step; a ``read`` is the value after those of the step's assignments that come
-    before it; an assignment's own value is that after it. Assignments of one variable follow each other
-    in order of creation. What needs nothing from elsewhere is done before what has to wait, if ``nearest``.
+    The meaning of a read does not depend on the order. A variable used as it is has its value from before
+    the step; a ``read`` has the value after those of the step's assignments that it depends on; an
+    assignment's own value is the one after it. Assignments of one variable run in order of creation. With
+    ``nearest``, items that need nothing from other devices come first.
     """
     ordered = _sorted(items)
     writers = _writers(ordered)
@@ -78,10 +92,10 @@ def schedule(items: Sequence[Item], nearest: bool = True) -> list[Item]:
 
 
 def _rank_by_hops(items: Sequence[Item]) -> None:
-    """Rank what needs nothing from elsewhere before what has to wait for it, and so on, hop by hop.
+    """Rank items by the number of receives on their longest dependency path; equals keep their ranks.
 
-    A piece then does all it can before it waits; among equals the order of creation decides, as before. What
-    waits for other steps comes after all else: they may be waiting for it.
+    A piece then does all it can before it waits. An op that waits for other steps counts as more hops than
+    any path has, so it comes last with all that depends on it: those steps may wait for this one.
     """
     hops: dict[Item, int] = {}
     for item in _sorted(items):
@@ -130,13 +144,14 @@ def _writers(ordered: Sequence[Item]) -> dict[Tensor, list[Item]]:
 
 
 class _Versions:
-    """Lets whatever looks at a variable's memory find there the value that it means, or a copy of it.
+    """Gives each reader of a variable's memory the version that it means: the memory itself, or a copy.
 
-    A variable's version n is its value after its n-th assignment of the step. Whoever wants version n looks
-    before assignment n + 1. That alone could make a circle: two that each follow the other's assignment. So
-    only those look at the memory itself that come before the assignment in one certain order, and all others
-    at a copy, made as soon as that version is there. The order: first what follows no assignment at all,
-    then the rest as ``ordered``. No requirement here contradicts that order, so there is no cycle.
+    Version n of a variable is its value after its n-th assignment of the step. A reader of version n has to
+    run before assignment n + 1. These constraints alone could form a cycle: two readers that each depend on
+    the assignment that the other has to precede. So there is one fixed order: first the items that depend on
+    no assignment, then the rest as ``ordered``. A reader that precedes the assignment in this order reads the
+    memory. All others read a copy, made as soon as the version exists. Every constraint agrees with the fixed
+    order, so there is no cycle.
     """
 
     def __init__(self, ordered: Sequence[Item], writers: dict[Tensor, list[Item]]) -> None:
@@ -146,32 +161,32 @@ class _Versions:
         for chain in writers.values():
             for item in chain:
                 self._bits.setdefault(item, 1 << len(self._bits))
-        self._follows: dict[Item, int] = {}  # which assignments come before an item, as bits
+        self._follows: dict[Item, int] = {}  # bit mask of the assignments before an item
         for item in ordered:
             mask = 0
             for first in item.before_it:
                 mask |= self._follows[first] | self._bits.get(first, 0)
             self._follows[item] = mask
-        self._memory: dict[Item, tuple[Variable, int]] = {}  # whose memory a value lies in, in which version
+        self._memory: dict[Item, tuple[Variable, int]] = {}  # the memory that a value shares
         self._variables: dict[Tensor, Item] = {}
         self._copies: dict[tuple[Item, int], Item] = {}
 
     def keep(self) -> list[Item]:
-        """Add what has to come before each assignment; return the copies that are needed."""
+        """Add the constraints before each assignment; return the copies that are needed."""
         for item in self._ordered:
             if item.what == "op" and item.node in self._writers and isinstance(item.node, Variable):
                 self._memory[item], self._variables[item.node] = (item.node, 0), item
                 continue
             for i, source in enumerate(item.inputs):
                 if source in self._memory and i not in item.writes:
-                    self._look(item, i, *self._memory[source])
+                    self._read(item, i, *self._memory[source])
             source = item.inputs[0] if item.shares else item
             if source in self._memory:
                 self._memory[item] = self._passed_on(item, *self._memory[source])
         return list(self._copies.values())
 
-    def _look(self, item: Item, i: int, variable: Variable, version: int) -> None:
-        """Let an item find a version of a variable in its input."""
+    def _read(self, item: Item, i: int, variable: Variable, version: int) -> None:
+        """Make an item's input ``i`` a version of a variable: its memory, or a copy."""
         source, chain, after = item.inputs[i], self._writers[variable], []
         if item.reads:
             version = self._count(item, chain)

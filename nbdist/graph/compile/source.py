@@ -27,14 +27,14 @@ from nbdist.graph.tensor import Tensor
 Kernels: TypeAlias = Callable[[Tensor], Callable[..., Any]]
 Memory: TypeAlias = Callable[[ModuleType, int], Array]
 Written: TypeAlias = Mapping[Tensor, Callable[[], object]]
-"""What is called as soon as a target's value is in its array."""
+"""Functions by target: each is called as soon as the target's value is in its array."""
 
 
 class FunctionSource:
-    """Lines of a function ``step(feeds, targets)``, and what their names stand for.
+    """Lines of a function ``step(feeds, targets)``, and the values of the names in them.
 
-    Memory that is known now is in ``scope``: ``b3`` is an array, ``matmul_4`` a kernel. What comes with a
-    call or is made in it is a local: ``f0`` is fed, ``o0`` a target, ``t4`` what line 4 returned.
+    Memory that is known at compile time is in ``scope``: ``b3`` is an array, ``matmul_4`` a kernel. The
+    values of one call are locals: ``f0`` is a feed, ``o0`` a target, ``t4`` the result of line 4.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FunctionSource:
         self.scope: dict[str, Any] = {"copyto": values.xp.copyto}
         self.lines: list[str] = []
         self.nodes: list[Tensor] = []
-        """What each line computes."""
+        """The tensor that each line computes."""
         self._offsets, self.bytes = place(layout.slots) if layout.slots else ([], 0)
         self._slab = memory(values.xp, self.bytes)
         self._names = {f: f"f{i}" for i, f in enumerate(feeds)}
@@ -99,7 +99,7 @@ class FunctionSource:
             self._names[node] = f"t{line}"
             result = f"t{line} = "
         self._write(f"{result}{self._kernel(node.op.name, kernel)}({', '.join(arguments)})", node)
-        self._tell([node])
+        self._notify([node])
 
     def add_chain(self, chain: Chain) -> Blockwise:
         """Write the call of a chain."""
@@ -140,21 +140,21 @@ class FunctionSource:
         call = fenced(run, chain.members, values, self._fence)
         call = guarded(call, chain.members, values, self._locks)
         self._write(f"{self._kernel('chain', call)}({', '.join(given)})", chain.members[-1])
-        self._tell(chain.members)
+        self._notify(chain.members)
         return run
 
     def finish(self, fetches: Sequence[Tensor]) -> str:
-        """Write what is done when all is computed; return the function's text."""
+        """Write the copies to the remaining targets; return the function's text."""
         for j, t in enumerate(self.into):
             if self._name(t) != f"o{j}":
                 self._write(f"copyto(o{j}, {self._name(t)})", t)
-        self._tell(self.into, last=True)
+        self._notify(self.into, last=True)
         result = "".join(f"{self._name(t)}, " for t in fetches)
         body = "".join(f"    {line}\n" for line in [*self.lines, f"return ({result})"])
         return f"def step({', '.join(self._parameters)}):\n{body}"
 
     def forget(self, nodes: Sequence[Tensor]) -> None:
-        """Let go of what a call returned, in the line that was written last."""
+        """Delete the locals of these tensors, in the line that was written last."""
         names = [self._names[t] for t in nodes if self._names.get(t, "").startswith("t")]
         if names:
             self.lines[-1] += f"; del {', '.join(names)}"
@@ -163,8 +163,8 @@ class FunctionSource:
         self.lines.append(line)
         self.nodes.append(node)
 
-    def _tell(self, nodes: Sequence[Tensor], last: bool = False) -> None:
-        """Call what waits for targets, in the line that was written last."""
+    def _notify(self, nodes: Sequence[Tensor], last: bool = False) -> None:
+        """Call the functions in ``written`` of these targets, in the line that was written last."""
         for t in nodes:
             if t in self._written and (last or self._names.get(t, "").startswith("o")):
                 self.lines[-1] += f"; {self._kernel('written', self._written.pop(t))}()"
@@ -210,7 +210,7 @@ class FunctionSource:
         return raw.view(dtype).reshape(shape)
 
     def _blocks_apart(self, chain: Chain) -> list[Array]:
-        """Return the memory of the chain's registers that are apart, each a block large."""
+        """Return the memory of the chain's separate registers, each as large as a block."""
         if chain.members[-1] not in self.layout.scratch:
             return []
         slot = self.layout.scratch[chain.members[-1]]
@@ -219,7 +219,7 @@ class FunctionSource:
         return [self._slab[start + n * size : start + (n + 1) * size] for n in range(count)]
 
     def _known(self, node: Tensor) -> Array:
-        """Return the memory of what is held, of views of what is known, and of variables that are changed."""
+        """Return the known memory of a value: held, a view of known memory, or a changed variable."""
         values = self.values
         if node in values.arrays:
             return values.arrays[node]

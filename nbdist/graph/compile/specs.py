@@ -21,14 +21,14 @@ class Specs:
 
     @classmethod
     def fed(cls, feeds: Sequence[Tensor], shapes: Sequence[Shape]) -> Specs:
-        """Begin with the shapes of what is fed; they have to fit what was declared."""
+        """Start from the shapes of the feeds, which have to fit the declared ones."""
         return cls({f: Spec(checked(f, s), f.dtype) for f, s in zip(feeds, shapes, strict=True)})
 
     def __contains__(self, node: Tensor) -> bool:
         return node in self._known
 
     def __getitem__(self, node: Tensor) -> Spec:
-        stack = [node]  # not recursion: of a value whose shape alone is used, a deep graph may lie below
+        stack = [node]  # not recursion: the graph below a value that is used for its shape only may be deep
         while node not in self._known:
             one = stack[-1]
             missing = [i for i in one.inputs if i not in self._known]
@@ -58,7 +58,7 @@ def value_order(
 ) -> list[Tensor]:
     """Return the tensors that have to be computed for ``wanted``, inputs before users, each once.
 
-    What is ``given`` (fed) is among them where it is needed, but not what it would be computed from.
+    Tensors in ``given`` (feeds) are included where they are needed, but not their inputs.
     """
     specs = specs or Specs({})
     done: dict[Tensor, None] = {}
@@ -91,7 +91,7 @@ def size_of(spec: Spec) -> int:
 
 
 def checked(node: Tensor, shape: Shape) -> Shape:
-    """Return the shape of a fed value, if it fits what was declared."""
+    """Return the shape of a fed value; raises InvalidArgumentError if it does not fit the declared one."""
     fits = len(shape) == len(node.shape) and all(
         want is None or got is None or want == got for want, got in zip(node.shape, shape, strict=False)
     )

@@ -13,7 +13,7 @@ from nbdist.graph.tensor import Placeholder, Tensor, Variable
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What crosses from one device to another, once a step; ``spec`` None is a signal without a value."""
+    """A value that one device sends to another once per step; ``spec`` None is a signal without a value."""
 
     number: int
     name: str
@@ -23,7 +23,7 @@ class Edge:
 
     @property
     def bytes(self) -> int | None:
-        """Size of the value, None where it is known only at run time."""
+        """Size of the value, None if it is known only at run time."""
         if self.spec is None:
             return 0
         return None if None in self.spec.shape else size_of(self.spec)
@@ -31,15 +31,15 @@ class Edge:
 
 @dataclass
 class Piece:
-    """What one device does in a step: a graph of its own, and its tensors in order."""
+    """The part of a step that runs on one device: its graph, and the tensors in execution order."""
 
     device: str
     graph: Graph = field(default_factory=Graph)
     order: list[Tensor] = field(default_factory=list)
     feeds: list[tuple[int, Tensor]] = field(default_factory=list)
-    """Its leaves that are fed, each with its number among the plan's feeds."""
+    """The leaves that are fed, each with its index in the plan's feeds."""
     fetches: list[tuple[int, Tensor]] = field(default_factory=list)
-    """What it hands back, each with its number among the plan's fetches."""
+    """The tensors that it returns, each with its index in the plan's fetches."""
 
     def variables(self) -> list[Variable]:
         """Return the variables that it reads or assigns."""
@@ -48,17 +48,17 @@ class Piece:
 
 @dataclass
 class Plan:
-    """A graph cut up: pieces by device, and the edges between them."""
+    """A partitioned graph: a piece for each device, and the edges between them."""
 
     pieces: list[Piece]
     edges: list[Edge]
     placement: dict[str, str]
-    """Device of each tensor by name."""
+    """The device of each tensor, by name."""
     fetches: int = 0
 
 
 class SubgraphBuilder:
-    """Copies what is done on each device into a graph of its own."""
+    """Copies each device's items into a graph of their own."""
 
     def __init__(self, specs: Specs, edges: list[Edge], feeds: dict[Tensor, int]) -> None:
         self.specs, self.edges, self.feeds = specs, edges, feeds
@@ -67,7 +67,7 @@ class SubgraphBuilder:
         self.shapes: dict[tuple[Tensor, str], Tensor] = {}
 
     def make(self, ordered: list[Item], results: list[Item | None]) -> list[Piece]:
-        """Return the pieces, given what is done in order, and which items are fetched."""
+        """Return the pieces of the items, which are in execution order; ``results`` are the fetched items."""
         for item in ordered:
             if item.device not in self.pieces:
                 self.pieces[item.device] = Piece(item.device)
@@ -102,7 +102,7 @@ class SubgraphBuilder:
         return node.moved(graph, inputs, item.device, spec, op=OPS[item.what], attrs=attrs, suffix=name)
 
     def _all_inputs(self, item: Item, piece: Piece) -> tuple[Tensor, ...]:
-        """Return the inputs of an op's copy; of what is read for its shape only, a stand-in of that shape."""
+        """Return the inputs of an op's copy; one that is used for its shape only becomes a placeholder."""
         read = iter(item.inputs)
         needed = set(self.specs.reads(item.node))
         inputs = []

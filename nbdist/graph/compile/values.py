@@ -1,4 +1,4 @@
-"""Classifies the values of an ordered graph: given, a view of another value's memory, or computed. Pure.
+"""Classifies the values of an ordered graph: fed, held, a view of another value, or computed. Pure.
 
 values = Values(order, specs, fed={x}, held={w: array}, wanted={loss}, targets=set(), xp=np)
 values.kinds[y], values.roots[y]
@@ -26,19 +26,19 @@ class ValueKind(Enum):
 
     FED = "fed"
     HELD = "held"
-    """A variable, or what does not change: its memory is there."""
+    """A variable or a constant: its memory exists already."""
     VIEW = "view"
-    """It lies in the memory of its first input."""
+    """It shares the memory of its first input."""
     CHANGED = "changed"
     """Its first input, a variable, after a call that changes it."""
     MADE = "made"
-    """A call returns it, in memory of the call's own."""
+    """A call returns it, in new memory."""
     COMPUTED = "computed"
-    """A kernel writes it into memory that it is given."""
+    """A kernel writes it into memory that the program provides."""
 
 
 class Values:
-    """Kind and root of each value; a root is the value whose memory it lies in, or may lie in."""
+    """Kind and root of each value; a root is the value whose memory it shares, or may share."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Values:
         self.kinds: dict[Tensor, ValueKind] = {}
         self.roots: dict[Tensor, Tensor] = {}
         self.arrays: dict[Tensor, Array] = {}
-        """The memory of what is held."""
+        """The memory of values that are held."""
         self.known: set[Tensor] = set()
         """Values whose memory is known before the program is called."""
         self._layouts: dict[Tensor, Array] = {}
@@ -72,29 +72,29 @@ class Values:
             if known:
                 self.known.add(node)
         self.direct = computed_into_variables(order, self)
-        """Values that are computed straight into the variable they are assigned to, with that one."""
+        """By value: the variable that it is assigned to and computed directly into."""
         self.elsewhere = frozenset(
             [*(t for t in targets if self.kinds[t] is ValueKind.COMPUTED), *self.direct]
         )
-        """What is computed into memory that is there already."""
+        """Values that are computed into memory that exists already: a target's or a variable's."""
 
     def reads(self, node: Tensor) -> list[Tensor]:
-        """Return the inputs whose values are needed; none of what is fed."""
+        """Return the inputs whose values are needed; a fed value needs none."""
         return [] if node in self.fed else self.specs.reads(node)
 
     def silent(self, node: Tensor) -> bool:
-        """Whether nothing has to be done for a value when the program is called."""
+        """Whether the program makes no call for a value."""
         kind = self.kinds[node]
         if kind is ValueKind.CHANGED:
             return node.op is not None and node.op.replaces and node.inputs[1] in self.direct
         return kind in (ValueKind.FED, ValueKind.HELD) or (kind is ValueKind.VIEW and node in self.known)
 
     def rest(self, node: Tensor) -> list[Array]:
-        """Return arrays without memory for all inputs of a view but the first: nothing but shapes is used."""
+        """Return arrays without memory for all inputs of a view but the first: only their shapes are used."""
         return [dummy(self.specs[i]) for i in node.inputs[1:]]
 
     def memory(self, node: Tensor) -> Array:
-        """Return an array that lies in memory as a value will, though not in that memory: for its strides."""
+        """Return an array with the strides that a value will have, in other memory."""
         found = self._layouts.get(node)
         if found is not None:
             return found
@@ -109,7 +109,7 @@ class Values:
         if node.op is None:
             self.arrays[node] = self._leaf(node)
             return ValueKind.HELD
-        if node.op.view and not self.reads(node):  # nothing but shapes: a constant
+        if node.op.view and not self.reads(node):  # depends on shapes only: a constant
             shapes = [dummy(self.specs[i]) for i in node.inputs]
             self.arrays[node] = node.op.forward(self.xp, *shapes, **node.attrs)
             return ValueKind.HELD
@@ -137,7 +137,7 @@ class Values:
         raise InvalidArgumentError(f"{node!r} is made by no op and holds no value")
 
     def _is_view(self, node: Tensor) -> bool:
-        """Whether a value lies in its first input's memory, as far as the layout of that is known."""
+        """Whether a value shares its first input's memory, if the layout of that memory is known."""
         assert node.op is not None
         if not self._moves_nothing(node) or not self._has_exact_inputs(node):
             return False
@@ -149,11 +149,11 @@ class Values:
         return True
 
     def _may_be_view(self, node: Tensor) -> bool:
-        """Whether a value that a call returns may lie in its first input's memory."""
+        """Whether a value that a call returns may share its first input's memory."""
         return self._moves_nothing(node) and not self._has_exact_inputs(node)
 
     def _moves_nothing(self, node: Tensor) -> bool:
-        """Whether an op is one of views; if it can compute as well, one where there is nothing to do."""
+        """Whether an op makes a view; an op with a kernel makes one only if the spec stays the same."""
         if node.op is None or not node.op.view or not any(i is node.inputs[0] for i in self.reads(node)):
             return False
         return node.op.into is None or self.specs[node.inputs[0]] == self.specs[node]
@@ -163,14 +163,14 @@ class Values:
 
 
 def computed_into_variables(order: Sequence[Tensor], values: Values) -> dict[Tensor, Variable]:
-    """Return values that are computed straight into the variable they are assigned to, with that one.
+    """Return, by value, the variable that it is assigned to and can be computed directly into.
 
-    An initial value is one: no other op uses it, and none reads the variable before.
+    An example is an initial value: no other op uses it, and none reads the variable before the assignment.
     """
     if not any(node.op is not None and node.op.replaces for node in order):
         return {}
-    users: dict[Tensor, list[int]] = {}  # where in the order something is read
-    looks: dict[Tensor, list[int]] = {}  # where in the order a variable's memory is
+    users: dict[Tensor, list[int]] = {}  # indices of the ops that read a value
+    looks: dict[Tensor, list[int]] = {}  # indices of the ops that read a root's memory
     for now, node in enumerate(order):
         for i in values.reads(node):
             users.setdefault(i, []).append(now)
@@ -194,7 +194,7 @@ def computed_into_variables(order: Sequence[Tensor], values: Values) -> dict[Ten
 
 
 def may_overwrite(node: Tensor, i: Tensor) -> bool:
-    """Whether a value may be written over an input: of no op but those that say so."""
+    """Whether the op allows its value to be written over an input."""
     assert node.op is not None
     places = [n for n, other in enumerate(node.inputs) if other is i]
     if node.op.in_place is not None:
@@ -211,10 +211,10 @@ def scratch_dtype(node: Tensor, values: Values) -> np.dtype[Any] | None:
 
 
 def _readable(array: Array) -> Array:
-    """Return an array laid out in the same way that can be read: an op may have to copy it."""
+    """Return a readable array of the same layout: an op may have to copy it."""
     if array.flags.c_contiguous or array.base is None or not array.size:
-        return array  # no view of what is in order is a copy
+        return array  # an op never copies these
     low, high = np.lib.array_utils.byte_bounds(array)
-    memory = np.zeros(high - low, np.uint8)  # never written, so that no memory is taken unless it is read
+    memory = np.zeros(high - low, np.uint8)  # zeros take no memory until they are read
     start = array.__array_interface__["data"][0] - low
     return np.ndarray(array.shape, array.dtype, memory, start, array.strides)
