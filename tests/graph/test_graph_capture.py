@@ -127,7 +127,9 @@ def test_what_cannot_be_a_graph_is_said_when_it_is_compiled(cupy: Any) -> None:
         shape: Any = {"shape": (3,), "whole": (3,), "start": (0,)}
         how: Any = {"draw": "normal", "scale": 1.0, "dtype": np.dtype(np.float32), "seed": 1}
         drawn = record("initial_value", **shape, **how)
-    with pytest.raises(InvalidArgumentError, match=r"'rows' \(Placeholder\) has a shape that is known only at run time"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"'rows' \(Placeholder\) has a shape that is known only at run time"
+    ):
         compile_program([unknown * 2], feeds=[unknown], shapes=[(None,)], xp=cupy, capture=True)
     with pytest.raises(InvalidArgumentError, match=r"\(initial_value\) is computed on the host"):
         compile_program([drawn], xp=cupy, capture=True)
