@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from nbdist.graph.tensor import Tensor
 
 symbolic: Any = np
-"""NumPy, untyped: on tensors its functions return tensors, which NumPy's own types do not say."""
+"""NumPy, untyped: on tensors its functions return tensors, which NumPy's types do not declare."""
 
 
 class ArrayMethods:
@@ -34,7 +34,7 @@ class ArrayMethods:
         return self._through("reshape", shape[0] if len(shape) == 1 else shape)
 
     def ravel(self) -> Tensor:
-        """Return the values along one axis."""
+        """Return the values as one axis."""
         return self._through("ravel")
 
     flatten = ravel
@@ -73,7 +73,7 @@ class ArrayMethods:
         return self._through("dot", other)
 
     def clip(self, min: Any = None, max: Any = None) -> Tensor:
-        """Return the values held between two limits."""
+        """Return the values limited to a range."""
         return self._through("clip", min, max)
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
@@ -105,15 +105,15 @@ class ArrayMethods:
         return self._through("std", axis=axis, ddof=ddof, keepdims=keepdims)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        """Return where the maximum is."""
+        """Return the index of the maximum."""
         return self._through("argmax", axis=axis, keepdims=keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        """Return where the minimum is."""
+        """Return the index of the minimum."""
         return self._through("argmin", axis=axis, keepdims=keepdims)
 
     def argsort(self, axis: int | None = -1) -> Tensor:
-        """Return the order that sorts."""
+        """Return the indices that sort the values."""
         return self._through("argsort", axis=axis)
 
     def cumsum(self, axis: int | None = None) -> Tensor:

@@ -45,7 +45,7 @@ def backend_of(array: Array) -> ModuleType:
 
 
 def to_device(array: Array, xp: ModuleType) -> Array:
-    """Return an array with these values on the device of ``xp``; the array itself if it is there."""
+    """Return an array with these values on the device of ``xp``; the array itself if it is there already."""
     result: Array = array if xp is np else xp.asarray(array)
     return result
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 class Composite(ArrayMethods, NDArrayOperatorsMixin):
     """Several tensors under one name: ``as_tensor()`` makes one of them, and so does any NumPy function.
 
-    Shapes and dtypes are known without that. A session fetches a composite as that one array.
+    Shapes and dtypes are known without this. A session fetches a composite as one array.
     """
 
     __slots__ = ()
-    __iter__ = None  # not row by row, which would make one tensor for each
+    __iter__ = None  # iterating would make one tensor for each row
 
     name: str
     shape: Shape
@@ -63,7 +63,7 @@ class Composite(ArrayMethods, NDArrayOperatorsMixin):
 
 
 def _tensors(value: Any) -> Any:
-    """Return an argument of NumPy's with every composite in it as a tensor."""
+    """Return an argument of a NumPy function with every composite in it as a tensor."""
     if isinstance(value, Composite):
         return value.as_tensor()
     if isinstance(value, (list, tuple)):

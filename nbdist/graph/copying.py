@@ -15,10 +15,10 @@ from nbdist.graph.tensor import Placeholder, Tensor, Variable
 
 
 class Copier:
-    """Copies tensors into ``graph``, each once, with all that they need.
+    """Copies tensors into ``graph``, each once, with all that they depend on.
 
-    ``replaced`` maps tensors to those of the other graph: fed ones, variables. ``place`` returns the
-    device of a copy, given the original's device as text.
+    ``replaced`` maps tensors to tensors of ``graph``; it has all placeholders and variables. ``place``
+    returns the device of a copy, given the original's device as text.
     """
 
     def __init__(
@@ -46,6 +46,6 @@ class Copier:
         return made
 
     def _input(self, node: Tensor) -> Tensor:
-        if node not in self._copies:  # nothing but its shape is used
+        if node not in self._copies:  # only its shape is used
             self([node])
         return self._copies[node]

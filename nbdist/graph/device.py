@@ -2,7 +2,7 @@
 
     /job:ps/task:0  +  /cpu:0   ->   /job:ps/task:0/device:CPU:0
 
-Everything here is pure: texts and small frozen records in, texts out.
+Pure functions of text and small frozen records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nbdist.errors import InvalidArgumentError, choices
 
 __all__ = ["DeviceFunction", "DeviceScope", "DeviceSpec", "checked_scope", "choose_device", "device_of"]
 
-SHORT_TYPES = ("cpu", "gpu", "tpu")  # these may be written without `device:` before them
+SHORT_TYPES = ("cpu", "gpu", "tpu")  # may be written without `device:` before them
 FIELDS = ("job", "replica", "task", "device", *SHORT_TYPES)
 
 
@@ -96,7 +96,7 @@ class DeviceSpec:
     def covers(self, full: DeviceSpec) -> bool:
         """Return whether ``full``, a full device, matches this spec.
 
-        A device without a replica is the only replica of its task, so any replica matches it.
+        A device without a replica number matches any replica.
 
         >>> DeviceSpec.from_string("/job:ps").covers(DeviceSpec.from_string("/job:ps/task:1/cpu:0"))
         True
@@ -114,7 +114,7 @@ DeviceFunction: TypeAlias = Callable[[Any], Any]
 """Gets an op, whose ``.device`` holds what inner scopes set; returns its device, or None to leave it."""
 
 DeviceScope: TypeAlias = str | DeviceSpec | DeviceFunction | None
-"""What ``device(...)`` takes: a text or a spec to merge, a function that replaces, None to cut off."""
+"""A text or spec to merge, a function that replaces the device, or None to ignore outer scopes."""
 
 
 class HasDevice(Protocol):
@@ -124,7 +124,7 @@ class HasDevice(Protocol):
 
 
 def checked_scope(scope: DeviceScope) -> DeviceSpec | DeviceFunction | None:
-    """Return a scope with its text read, so that a wrong text fails where the scope is opened.
+    """Return a scope with its text parsed, so that an invalid text fails where the scope is opened.
 
     >>> checked_scope("jobs:ps")
     Traceback (most recent call last):
@@ -143,8 +143,8 @@ def device_of(op: HasDevice, scopes: Sequence[DeviceScope]) -> str:
     """Set an op's device from its scopes, and return it.
 
     ``scopes`` are in the order they were opened. From the innermost out, a text or a spec fills the fields
-    that are not set yet, a function replaces the device with what it returns (None: as it is), and
-    None ends the walk. Functions read ``op.device``, so it is set before each, and to the result at the end.
+    that are not set yet, a function replaces the device with its result (None keeps it), and a scope of None
+    ends the walk. Functions read ``op.device``, so it is set before each, and to the result at the end.
 
     >>> from types import SimpleNamespace
     >>> device_of(SimpleNamespace(), ["/job:ps/gpu:0", "/task:1/cpu:*"])
@@ -166,9 +166,9 @@ def device_of(op: HasDevice, scopes: Sequence[DeviceScope]) -> str:
 def choose_device(wanted: str, devices: Sequence[str], default: str, *, soft: bool) -> str:
     """Return the one of a cluster's full devices that an op with the device ``wanted`` runs on.
 
-    That is ``default`` if ``wanted`` means it too, else the first of ``devices`` that it means. With ``soft``
-    a type that is not there falls back to CPU; the job and the task never change. Where there is none
-    it is an InvalidArgumentError that lists the devices.
+    That is ``default`` if it matches ``wanted``, else the first of ``devices`` that does. With ``soft`` a
+    device type that does not exist falls back to CPU; job and task never change. Raises
+    InvalidArgumentError, which lists the devices, if none matches.
 
     >>> devices = ["/job:ps/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:0/device:CPU:0"]
     >>> choose_device("/cpu:0", devices, devices[1], soft=False)
@@ -227,7 +227,7 @@ def _parse(text: str) -> DeviceSpec:
 
 
 def _fields(part: str, text: str) -> dict[str, Any]:
-    """Return what one part of a device text sets."""
+    """Return the fields that one part of a device text sets."""
     name, *values = part.split(":")
     if name == "job" and len(values) == 1:
         return {"job": values[0]}

@@ -29,8 +29,8 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
 
     ``ys`` and ``xs`` are tensors or lists of them; a partitioned variable stands for its shards. ``grad_ys``
     holds a gradient for each y (None: ones), so that the result is the sum of their products. Where an x
-    is used by ``embedding_lookup`` alone, its gradient is an :class:`IndexedSlices`. A gradient is computed
-    on the device of what it is the gradient of.
+    is used by ``embedding_lookup`` alone, its gradient is an :class:`IndexedSlices`. The gradient of a tensor
+    is computed on the tensor's device.
 
     Method: reverse-mode differentiation (Linnainmaa 1970), each op's rule taken from its record.
 
@@ -44,7 +44,7 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
 
 
 def dense_gradients(y: Tensor, xs: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return gradients of which all are tensors of the size of their x."""
+    """Return gradients as dense tensors of the shapes of their xs."""
     return _gradients(y, xs, None, sparse=False)
 
 
@@ -52,12 +52,12 @@ def _gradients(ys: Any, xs: Any, grad_ys: Any, *, sparse: bool) -> list[Any]:
     targets, sources = [dense(y) for y in _listed(ys)], _listed(xs)
     given = [None] * len(targets) if grad_ys is None else _listed(grad_ys)
     if not targets:
-        raise InvalidArgumentError("gradients: there is no y to differentiate")
+        raise InvalidArgumentError("gradients: ys is empty; give a tensor to differentiate")
     _check(targets, sources, given)
     graph = targets[0].graph
     beside = _placed(graph)
     order = _reaching(targets, set(sources))
-    # Parts that were made on one device are added up there, so that one sum travels to x.
+    # Parts of one device are added there, so that one sum is sent to x.
     sums: dict[Tensor, dict[str, Gradient]] = {}
 
     def collect(x: Tensor, gradient: Gradient, device: str) -> None:
@@ -93,13 +93,13 @@ def _gradients(ys: Any, xs: Any, grad_ys: Any, *, sparse: bool) -> list[Any]:
 
 
 def _placed(graph: Graph) -> Callable[[Tensor], AbstractContextManager[Graph]]:
-    """Return what opens the scope that a tensor's gradient is made in: on its device, after its name."""
+    """Return a context manager of the scope of a tensor's gradient: its device, its name."""
     outer = graph.scope
     name = graph.unique("gradients") + "/"
 
     def beside(node: Tensor) -> AbstractContextManager[Graph]:
         on = node if node.device else outer.colocated
-        # Not after the control dependencies around: values that the forward pass read are not read anew.
+        # Without the enclosing control dependencies: values of the forward pass are not read again.
         return graph.within(replace(outer, name=f"{name}{node.name}/", colocated=on, control=()))
 
     return beside

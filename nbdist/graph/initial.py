@@ -1,9 +1,9 @@
 """Initializers by their Keras names: a distribution, and its scale for a variable's shape.
 
     KINDS["he_normal"]((784, 100), np.random.default_rng(0))      # an array, drawn here
-    get_variable("w", (784, 100), initializer="he_normal")        # drawn where the variable lives
+    get_variable("w", (784, 100), initializer="he_normal")        # drawn on the variable's device
 
-Both come from one table; the second is ``graph.ops.random``, for variables too large to travel.
+Both use one table; the second is in ``graph.ops.random``, for variables that are too large to send.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.backend import Array
 
-CHUNK = 1 << 18  # elements drawn at a time, so that drawing needs little memory beside the values
+CHUNK = 1 << 18  # elements drawn at a time: bounds the additional memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class InitializerKind:
 
     ``draw`` is "uniform" (in +-scale), "normal" (of deviation scale), "truncated_normal" (of deviation
     scale, cut at two deviations of the whole normal distribution) or "constant" (scale everywhere).
-    ``scale`` gets how many inputs make one output, and how many outputs one input goes to. Called with a
+    ``scale`` is a function of fan-in and fan-out. Called with a
     shape and a generator, it returns float32 values.
 
     >>> KINDS["glorot_uniform"]((2, 4), np.random.default_rng(0)).round(2)
@@ -45,7 +45,7 @@ class InitializerKind:
     def __call__(self, shape: Sequence[int], rng: np.random.Generator | None) -> Array:
         """Return values for a variable of this shape, drawn in float64 a chunk at a time, in float32.
 
-        Without ``rng`` the array has shape and dtype only, and takes no memory.
+        Without ``rng`` the result has shape and dtype only, and takes no memory.
         """
         if rng is None:
             return np.broadcast_to(np.float32(0), tuple(shape))
@@ -76,8 +76,8 @@ def fill(block: Array, draw: str, scale: float, rng: np.random.Generator) -> Non
         _truncated_normal(block, scale)
 
 
-TRUNCATED = 0.9544997361036416  # erf(sqrt(2)): the part of a normal distribution within two deviations
-DEVIATION = 0.87962566103423978  # of a unit normal distribution that is truncated there
+TRUNCATED = 0.9544997361036416  # erf(sqrt(2)): the share of a normal distribution within two deviations
+DEVIATION = 0.87962566103423978  # deviation of a unit normal distribution truncated at two
 # The central polynomial of erfinv (Giles 2010, "Approximating the erfinv function"), from the highest power.
 _ERFINV = (
     2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,

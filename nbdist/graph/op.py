@@ -1,4 +1,4 @@
-"""An op is one record: kernel, gradient and shape inference stand together.
+"""An op is one record of kernel, gradient and shape inference.
 
     tanh = register(Op(
         "tanh",
@@ -8,8 +8,8 @@
         spec=same_as_input,
     ))
 
-The engine that walks ops knows none by name. An op is finished when it is in the table: a
-finite-difference test walks the table through each op's ``examples``.
+No code outside depends on an op's name. An op is complete once it is in the table: the tests compare each
+op's gradient with finite differences on its ``examples``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Shape: TypeAlias = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What is known of a tensor before it runs."""
+    """Shape and dtype of a tensor, known before the graph runs."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -52,17 +52,17 @@ class Op:
     or raises. ``vjp(np, g, y, *tensors, **attrs)`` returns one symbolic gradient (or None) per input;
     ``sparse_vjp`` replaces it where gradients may be IndexedSlices, which it takes and returns.
     ``into(xp, **attrs)`` returns a kernel ``kernel(*arrays, out)`` that writes its value into a planned
-    buffer. A ``view`` op's value shares its first input's memory whenever NumPy can (one that has ``into`` as
-    well is a view only where shape and dtype stay as they are, and computes otherwise). An ``elementwise``
+    buffer. A ``view`` op's value shares its first input's memory whenever NumPy can (an op that also has
+    ``into`` is a view only where shape and dtype stay the same, and computes otherwise). An ``elementwise``
     op computes each element of its value from one element of each input, so that it can be run block by
-    block. A kernel may write over an input that is not needed any more if that is one of ``in_place`` (by
-    default any of an elementwise op's inputs, none of others'). ``scratch(*specs, **attrs)`` returns the
+    block. A kernel may overwrite an input that has no later use if its index is in ``in_place`` (by
+    default all inputs of an elementwise op, none of others). ``scratch(*specs, **attrs)`` returns the
     dtype of memory of the value's shape that the kernel takes before ``out``, None for none. Of the inputs
-    in ``shape_only`` nothing but the shape is read. An op that ``writes`` changes those inputs (variables)
-    in place (it ``replaces`` them if it does not look at what they were); its value is the first of them.
-    An ``external`` op's kernel is given by what runs the program (a send, a data source). ``has_value`` is
-    false for what is run for its effect only. An op that ``waits`` may do so for what other steps do: it
-    comes after all that a step can do without it.
+    in ``shape_only`` only the shape is read. An op that ``writes`` changes those inputs (variables)
+    in place (it ``replaces`` them if it does not read their old values); its value is the first of them.
+    The kernel of an ``external`` op (a send, a data source) comes from the executor of the program.
+    ``has_value`` is false for an op that runs for its effect only. An op that ``waits`` may wait for other
+    steps: it runs after all ops that do not depend on it.
     """
 
     name: str
@@ -97,7 +97,7 @@ def register(op: Op) -> Op:
 
 
 def show(shape: Shape) -> str:
-    """Write a shape the way NumPy does, with ``?`` for what is not known yet.
+    """Write a shape the way NumPy does, with ``?`` for an unknown size.
 
     >>> show((None, 3))
     '(?, 3)'
@@ -126,7 +126,7 @@ def broadcast(name: str, *shapes: Shape) -> Shape:
 
 
 def fits(shape: Sequence[int | None], other: Sequence[int | None]) -> bool:
-    """Return whether two shapes may be one: as many dimensions, and no two known sizes that differ.
+    """Return whether two shapes may be equal: as many dimensions, and no two known sizes that differ.
 
     >>> fits((None, 3), (2, 3)), fits((2,), (2, 3))
     (True, False)
@@ -139,7 +139,7 @@ def check_gradient(name: str, g: Spec, expected: Spec) -> None:
     """Raise InvalidArgumentError unless a gradient has the shape of its variable or tensor."""
     if not fits(g.shape, expected.shape):
         raise InvalidArgumentError(
-            f"{name}: a gradient of shape {show(g.shape)} where {show(expected.shape)} is needed"
+            f"{name}: a gradient of shape {show(g.shape)}; expected {show(expected.shape)}"
         )
 
 

@@ -24,8 +24,8 @@ from nbdist.graph.tensor import ShardSlice, Tensor, Variable, constant, record, 
 class PartitionedVariable(Composite):
     """A variable that is cut along one axis into ``shards``, variables of the graph.
 
-    ``offsets`` holds where each shard begins on ``axis``. NumPy's functions take it for the whole, which
-    brings all shards together; ``embedding_lookup`` does not.
+    ``offsets`` has the first index of each shard on ``axis``. NumPy's functions use the whole variable, which
+    fetches all shards; ``embedding_lookup`` fetches rows only.
 
     >>> from nbdist.graph.partitioners import fixed_size_partitioner
     >>> from nbdist.graph.tensor import Graph
@@ -61,11 +61,11 @@ class PartitionedVariable(Composite):
 
     @property
     def fetched(self) -> list[Variable]:
-        """What a session computes of it."""
+        """The tensors that a session computes for it."""
         return self.shards
 
     def with_values(self, values: Sequence[Any]) -> Any:
-        """Return the whole, given the values of the shards."""
+        """Return the whole array, given the values of the shards."""
         return np.concatenate(values, axis=self.axis) if self.shape else values[0]
 
     def rows(self, ids: Any) -> Tensor:
@@ -81,7 +81,7 @@ class PartitionedVariable(Composite):
             return lookup(numbers, ends, lambda i, wanted: gathered(self.shards[i], wanted))
 
     def as_tensor(self) -> Tensor:
-        """Return the whole as one tensor, which brings all shards to where it is used."""
+        """Return the whole as one tensor, which sends all shards to its device."""
         joined: Tensor = symbolic.concatenate(self.shards, axis=self.axis)
         return joined if len(self.shards) > 1 else self.shards[0]
 
@@ -115,7 +115,7 @@ class PartitionedVariable(Composite):
 
 
 def gathered(table: Variable, ids: Any) -> Tensor:
-    """Return the rows of a variable at ``ids``, gathered where the variable lives."""
+    """Return the rows of a variable at ``ids``, gathered on the variable's device."""
     with table.graph.within(replace(table.graph.scope, colocated=table)):
         return record("gather_rows", table, ids)
 
@@ -123,7 +123,7 @@ def gathered(table: Variable, ids: Any) -> Tensor:
 def parts_of(
     name: str, shape: tuple[int, ...], counts: Sequence[int]
 ) -> list[tuple[ShardSlice, tuple[int, ...]]]:
-    """Return where each shard begins and its shape, given how many there are along each axis.
+    """Return (start, shape) of each shard, given the number of shards along each axis.
 
     >>> [(part.start, size) for part, size in parts_of("v", (5, 2), [2, 1])]
     [((0, 0), (3, 2)), ((3, 0), (2, 2))]

@@ -30,7 +30,7 @@ class Partitioner(Protocol):
 
 
 def fixed_size_partitioner(num_shards: int, axis: int = 0) -> Partitioner:
-    """Return a partitioner that makes ``num_shards`` shards, or one a row where there are fewer rows.
+    """Return a partitioner that makes ``num_shards`` shards, or one per row if there are fewer rows.
 
     >>> fixed_size_partitioner(3)(shape=(10, 4), dtype=np.float32)
     [3, 1]
@@ -50,9 +50,10 @@ def variable_axis_size_partitioner(
     bytes_per_string_element: int = 16,
     max_shards: int | None = None,
 ) -> Partitioner:
-    """Return a partitioner that makes as few shards as keep each at ``max_shard_bytes`` or under.
+    """Return a partitioner that makes the fewest shards of at most ``max_shard_bytes`` each.
 
-    Where one row is larger than that, each row is a shard. ``max_shards`` goes before ``max_shard_bytes``.
+    If one row is larger than that, each row is a shard. ``max_shards`` has precedence over
+    ``max_shard_bytes``.
 
     >>> variable_axis_size_partitioner(32768, axis=2)(shape=(4, 8, 16, 32), dtype=np.float32)
     [1, 1, 2, 1]
@@ -78,10 +79,10 @@ def min_max_variable_partitioner(
     min_slice_size: int = 256 << 10,
     bytes_per_string_element: int = 16,
 ) -> Partitioner:
-    """Return a partitioner that makes as many shards as it may: ``max_partitions``, and no more than rows.
+    """Return a partitioner that makes ``max_partitions`` shards, or one per row if there are fewer rows.
 
-    No shard is smaller than ``min_slice_size`` bytes, unless the whole variable is. (TensorFlow rounds
-    the number of shards up, so that its shards may be a little smaller.)
+    It makes fewer if a shard would be smaller than ``min_slice_size`` bytes. (TensorFlow rounds the number of
+    shards up, so that its shards may be a little smaller.)
 
     >>> min_max_variable_partitioner(100, min_slice_size=2 << 10)(shape=(2048,), dtype=np.float32)
     [4]
@@ -123,7 +124,7 @@ def shard_offsets(dim: int, n: int) -> list[int]:
 def _shared(dim: int, n: int) -> tuple[int, int]:
     _check_positive("the number of shards", n)
     if dim < 0:
-        raise InvalidArgumentError(f"there are 0 rows or more to share, not {dim!r}")
+        raise InvalidArgumentError(f"the number of rows is 0 or more, not {dim!r}")
     return divmod(dim, n)
 
 

@@ -1,7 +1,7 @@
 """Placement of variables on tasks: round robin, by size, and others. Pure functions.
 
 setter = replica_device_setter(ps_tasks=2)
-with device(setter):        # v on /job:ps/task:0, w on /job:ps/task:1, what is computed on /job:worker
+with device(setter):        # v on /job:ps/task:0, w on /job:ps/task:1, other ops on /job:worker
     ...
 """
 
@@ -27,15 +27,15 @@ __all__ = [
 ]  # fmt: skip
 
 PS_OPS = frozenset({"Variable", "Accumulator", "TokenQueue", "Table"})
-"""The types of ops that all workers share, so that they live on parameter servers."""
+"""The types of ops that all workers share: they are placed on parameter servers."""
 
 
 class PlacedOp(Protocol):
-    """What placement reads of an op."""
+    """The fields of an op that placement reads."""
 
     @property
     def type(self) -> str:
-        """``Variable``, ``Placeholder``, ``Constant``, or the name of what computes it."""
+        """``Variable``, ``Placeholder``, ``Constant``, or the name of the op."""
 
     @property
     def name(self) -> str:
@@ -67,9 +67,9 @@ def replica_device_setter(
 
     ``ps_strategy`` gets each op whose type is in ``ps_ops`` (default ``PS_OPS``) and returns which of the ps
     tasks takes it; the default takes turns, in order of creation. ``cluster``, a ClusterSpec or a dict of
-    jobs, overrides ``ps_tasks``. Fields that the op sets itself win: one that names another job gets no ps
-    task, and with ``merge_devices=False`` one that names any device is left alone. Without parameter servers
-    there is nothing to choose and the result is None. As TensorFlow's function of this name.
+    jobs, overrides ``ps_tasks``. Fields that the op sets itself win: an op that names another job gets no ps
+    task, and with ``merge_devices=False`` an op that names any device keeps it. Returns None without
+    parameter servers. As TensorFlow's function of this name.
 
     >>> from types import SimpleNamespace
     >>> setter = replica_device_setter(ps_tasks=2)
@@ -97,7 +97,7 @@ def replica_device_setter(
         own = DeviceSpec.from_string(op.device)
         if not ps_device or op.type not in on_ps:
             return worker.merge(own).to_string()
-        # A task's number means something only in the job that was counted.
+        # A task number is valid only in the ps job.
         if ps.job is None or own.job not in (None, ps.job):
             return ps.merge(own).to_string()
         return replace(ps, task=tasks[_checked_choice(strategy(op), op, len(tasks))]).merge(own).to_string()
@@ -136,7 +136,7 @@ class GreedyLoadBalancingStrategy:
 def byte_size_load_fn(op: PlacedOp) -> int:
     """Return an op's size in bytes: its elements times the size of one.
 
-    A size in its shape that is not known yet is an InvalidArgumentError.
+    Raises InvalidArgumentError if a size in its shape is unknown.
 
     >>> from types import SimpleNamespace
     >>> byte_size_load_fn(SimpleNamespace(name="w", shape=(784, 100), dtype=np.dtype(np.float32)))
@@ -145,7 +145,7 @@ def byte_size_load_fn(op: PlacedOp) -> int:
     sizes = [size for size in op.shape if size is not None]
     if len(sizes) < len(op.shape):
         raise InvalidArgumentError(
-            f"{op.name!r} has the shape {show(op.shape)}, so its bytes are not known; give every size"
+            f"{op.name!r} has the shape {show(op.shape)}, so its size in bytes is unknown; give every size"
         )
     return math.prod(sizes) * np.dtype(op.dtype).itemsize
 
@@ -177,7 +177,7 @@ def round_robin(variables: int, tasks: int) -> list[int]:
     [0, 1, 0, 1, 0]
     """
     if tasks < 1:
-        raise InvalidArgumentError(f"variables need at least one task to live on, got {tasks}")
+        raise InvalidArgumentError(f"variables need at least one task, got {tasks}")
     return [i % tasks for i in range(variables)]
 
 

@@ -1,7 +1,7 @@
 """Variable aggregation and synchronization: how several replicas read and change one variable.
 
-A graph that replicas of a strategy run has `ReplicaRules` while a step is traced: they say what reading and
-changing a variable means there. Any other graph has none.
+While a strategy traces the step of its replicas, the graph has `ReplicaRules`: they define how the step reads
+and changes a variable. Any other graph has none.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class VariableAggregation(StrEnum):
 
 
 class VariableSynchronization(StrEnum):
-    """When the values of replicas are brought together: as they are assigned, or when they are read outside.
+    """When the values of replicas are combined: as they are assigned, or when they are read outside.
 
-    AUTO and ON_WRITE keep one value, alike on all replicas; ON_READ and NONE one for each replica.
+    AUTO and ON_WRITE keep one value, the same on all replicas; ON_READ and NONE one for each replica.
     """
 
     AUTO = "auto"
@@ -39,7 +39,7 @@ class VariableSynchronization(StrEnum):
 
 
 class ReplicaRules(Protocol):
-    """What is done instead where a variable is read or changed, by an assignment or an optimizer."""
+    """Replaces reads and changes of variables, by assignments and optimizers."""
 
     def read(self, variable: Variable) -> Tensor:
         """Return the variable's value as it is now."""
@@ -48,7 +48,7 @@ class ReplicaRules(Protocol):
         """Return the variable's value after an op that changes it."""
 
     def watch(self, loss: Tensor) -> None:
-        """Record a loss that is minimized: the step ends where it is not a number."""
+        """Record a loss that is minimized: the step fails if it is NaN or infinite."""
 
     def update(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]], counter: Variable | None, name: str
@@ -57,15 +57,15 @@ class ReplicaRules(Protocol):
 
 
 class VariableOwner(Protocol):
-    """The owner of the values of a graph's variables, if no session is: a strategy."""
+    """A strategy that owns the values of a graph's variables, instead of a session."""
 
     host_values: dict[Variable, Any]
-    """Arrays that have variables' values while no optimizer trains them."""
+    """Host arrays with the variables' values; not current while an optimizer trains."""
     savers: list[tuple[Sequence[Variable], Callable[[Sequence[Any], Path], bool]]]
     """Writes a model to a file, given its weights; returns False if it does not exist."""
 
     def evaluate(self, tensor: Any, feeds: Any) -> Any:
-        """Return the value of a tensor; what it assigns is assigned."""
+        """Return the value of a tensor; runs the assignments that it depends on."""
 
     def refresh(self) -> None:
         """Fetch the newest values into the host arrays."""
@@ -78,7 +78,7 @@ Kind = TypeVar("Kind", bound=StrEnum)
 
 
 def checked(what: str, kind: type[Kind], value: Any) -> Kind:
-    """Return a member of an enumeration, given by name or as it is; None is its first one.
+    """Return a member of an enumeration, given as member or name; None is the first one.
 
     >>> checked("aggregation", VariableAggregation, "sum")
     <VariableAggregation.SUM: 'sum'>

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nbdist.graph.tensor import Tensor, Variable
 
 Line = tuple[str, int, str]
-"""Where a tensor was made: file, line, function."""
+"""The place in the code that made a tensor: file, line, function."""
 
 _OWN = str(Path(__file__).resolve().parent.parent) + "/"
 _NUMPY = str(Path(np.__file__).resolve().parent) + "/"
@@ -35,7 +35,7 @@ _NUMPY = str(Path(np.__file__).resolve().parent) + "/"
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What the ``with`` blocks around a tensor say."""
+    """The settings of the ``with`` blocks around a tensor."""
 
     name: str = ""
     devices: tuple[DeviceScope, ...] = ()
@@ -61,17 +61,17 @@ class Graph:
         """Whether devices run ops in the order of creation, also where they could overlap others."""
         self.scope = Scope()
         self.seed = 0
-        """What random initial values follow from, beside the names of variables; see ``set_random_seed``."""
+        """The seed of random initial values, with the variables' names; see ``set_random_seed``."""
         self.once_before: dict[Tensor, Tensor] = {}
         """By tensor: an op that a session runs once, before the first run that needs the tensor."""
         self.local_variables: dict[Variable, None] = {}
-        """Those that belong to one worker: initialised by it, and not among ``global_variables``."""
+        """Variables of one worker: initialised by it, and not in ``global_variables``."""
         self.rules: ReplicaRules | None = None
-        """What reading and changing variables means while a strategy's step is traced."""
+        """How variables are read and changed while a strategy's step is traced."""
         self.owner: VariableOwner | None = None
-        """The strategy that keeps the variables' values, if one does."""
+        """The strategy that owns the variables' values, if any."""
         self.hint = ""
-        """What to do about a tensor of another graph."""
+        """A hint for errors about a tensor of another graph."""
         self._names: dict[str, int] = {}
 
     @contextlib.contextmanager
@@ -82,7 +82,7 @@ class Graph:
         try:
             yield self
         finally:
-            stack.pop(max(i for i, graph in enumerate(stack) if graph is self))  # it may be there twice
+            stack.pop(max(i for i, graph in enumerate(stack) if graph is self))  # may be on the stack twice
 
     @contextlib.contextmanager
     def within(self, scope: Scope) -> Iterator[Graph]:
@@ -95,7 +95,7 @@ class Graph:
             self.scope = outer
 
     def unique(self, name: str) -> str:
-        """Return ``scope/name``, with ``_1``, ``_2`` after it where it is taken."""
+        """Return ``scope/name``, with a suffix ``_1``, ``_2``, ... if it is taken."""
         if not isinstance(name, str):
             raise InvalidArgumentError(f"a name is text, got {name!r}")
         full = self.scope.name + name
@@ -106,11 +106,11 @@ class Graph:
         return self.unique(f"{name}_{count}")
 
     def taken(self, name: str) -> bool:
-        """Whether a tensor or a name scope of that name is there already, in the scope around."""
+        """Whether a tensor or a name scope of this name exists already in the current scope."""
         return self.scope.name + name in self._names
 
     def device_for(self, op: Tensor) -> str:
-        """Return the device that the scopes now around ``op`` give it, as text."""
+        """Return the device that the current scopes give ``op``, as text."""
         scope = self.scope
         if scope.colocated is not None:
             return scope.colocated.device
@@ -121,7 +121,7 @@ class Graph:
         return [t for t in self.tensors if t.type == "Variable"]  # type: ignore[misc]  # the type says which
 
     def tensor(self, name: str) -> Tensor:
-        """Return the tensor of that name; NotFoundError lists a few that there are."""
+        """Return the tensor of this name; raises NotFoundError, which lists a few names."""
         for t in self.tensors:
             if t.name == name:
                 return t
@@ -146,7 +146,7 @@ def sessions() -> list[Any]:
 
 
 def default_graph() -> Graph:
-    """Return the graph that records now in this thread."""
+    """Return this thread's default graph."""
     return _stack()[-1]
 
 
@@ -159,7 +159,7 @@ def reset_default_graph() -> None:
 
 @contextlib.contextmanager
 def name_scope(name: str) -> Iterator[str]:
-    """Put ``name/`` before the names of the tensors made inside; ``""`` begins at the top again.
+    """Put ``name/`` before the names of the tensors made inside; ``""`` resets the prefix.
 
     >>> from nbdist.graph.tensor import constant
     >>> with Graph().as_default(), name_scope("hidden"):
@@ -176,10 +176,10 @@ def name_scope(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def device(spec: DeviceScope) -> Iterator[None]:
-    """Put what is made inside on a device; inner blocks win, outer ones fill what is left open.
+    """Put the ops made inside on a device; inner blocks win, outer ones set the remaining fields.
 
-    ``spec`` is text or a DeviceSpec; a function that is given each op and returns its device; or None,
-    which cuts off the blocks outside.
+    ``spec`` is a text, a DeviceSpec, a function that gets each op and returns its device, or None, which
+    ignores the outer blocks.
 
     >>> from nbdist.graph.tensor import Variable
     >>> with Graph().as_default(), device("/job:ps"), device("/task:1"):
@@ -192,7 +192,7 @@ def device(spec: DeviceScope) -> Iterator[None]:
 
 @contextlib.contextmanager
 def colocate_with(op: Tensor) -> Iterator[None]:
-    """Put what is made inside on the device of ``op``, whatever the device blocks say."""
+    """Put the ops made inside on the device of ``op``, whatever the device blocks set."""
     if not isinstance(getattr(op, "device", None), str):
         raise InvalidArgumentError(
             f"colocate_with takes a tensor, an op or a variable, got {op!r}; nb.device takes a device's name"
@@ -203,9 +203,9 @@ def colocate_with(op: Tensor) -> Iterator[None]:
 
 @contextlib.contextmanager
 def control_dependencies(ops: Sequence[Tensor] | None) -> Iterator[None]:
-    """Let what is made inside run only after ``ops``; None forgets those of the blocks outside.
+    """Run the ops made inside only after ``ops``; None ignores the outer blocks.
 
-    A variable that is used inside is read inside: after the ``ops``.
+    A variable that is used inside is read after ``ops``.
     """
     graph = default_graph()
     if ops is not None and not isinstance(ops, (list, tuple)):
@@ -219,7 +219,7 @@ def control_dependencies(ops: Sequence[Tensor] | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def container(name: str) -> Iterator[None]:
-    """Keep the variables made inside in another container than their job's own; see ``Session.reset``."""
+    """Keep the variables made inside in this container, not in their job's; see ``Session.reset``."""
     if not isinstance(name, str):
         raise InvalidArgumentError(f"a container has a name, got {name!r}")
     with _changed(container=name):
@@ -238,7 +238,7 @@ def _changed(**fields: Any) -> Iterator[None]:
 
 
 def users_line() -> Line | None:
-    """Return the innermost line of the call stack that is the user's: not in nbdist, nor in NumPy."""
+    """Return the innermost line of the call stack that is in neither nbdist nor NumPy."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -249,7 +249,7 @@ def users_line() -> Line | None:
 
 
 def _place(filename: str) -> str:
-    """Return how a user knows a file: a notebook's cell by its number."""
+    """Return the name of a file for users: of a notebook's cell, its number."""
     if filename.startswith("<distribute "):
         return "the cell"
     shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()

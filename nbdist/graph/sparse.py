@@ -14,11 +14,11 @@ from nbdist.graph.tensor import Tensor, record, symbolic
 
 
 class IndexedSlices(Composite):
-    """A tensor of shape ``dense_shape`` that is zero but for some rows: ``values[i]`` adds to ``indices[i]``.
+    """A tensor of shape ``dense_shape``, zero except for some rows: ``values[i]`` adds to row ``indices[i]``.
 
-    A row may be there several times; its values add up. It is what ``gradients`` returns for a variable of
-    which only rows were looked up. ``to_tensor()`` makes it dense, and so does any NumPy function except
-    a product with one number. A session fetches it as IndexedSlices of arrays.
+    A row may occur several times; its values add up. ``gradients`` returns it for a variable that is used
+    only by row lookups. ``to_tensor()`` makes it dense, and so does any NumPy function except a product
+    with one number. A session fetches it as IndexedSlices of arrays.
 
     >>> slices = IndexedSlices(np.ones((2, 3)), np.array([4, 1]), (10, 3))
     >>> slices
@@ -50,15 +50,15 @@ class IndexedSlices(Composite):
 
     @property
     def fetched(self) -> tuple[Any, Any]:
-        """What a session computes of it."""
+        """The tensors that a session computes for it."""
         return self.values, self.indices
 
     def with_values(self, values: Sequence[Any]) -> IndexedSlices:
-        """Return the same rows with what a session computed."""
+        """Return the same rows with the arrays that a session computed."""
         return IndexedSlices(np.asarray(values[0]), np.asarray(values[1]), self.dense_shape)
 
     def to_tensor(self) -> Tensor:
-        """Return the dense tensor, whose size is that of the whole."""
+        """Return the dense tensor of shape ``dense_shape``."""
         return record("add_rows", self.values, self.indices, shape=self.shape)
 
     as_tensor = to_tensor
@@ -80,7 +80,7 @@ class IndexedSlices(Composite):
 
 
 def add(a: Any, b: Any) -> Any:
-    """Return the sum of two gradients: of rows only if both are rows."""
+    """Return the sum of two gradients: IndexedSlices if both are, else dense."""
     if isinstance(a, IndexedSlices) and isinstance(b, IndexedSlices):
         values = symbolic.concatenate((a.values, b.values), axis=0)
         return IndexedSlices(values, symbolic.concatenate((a.indices, b.indices), axis=0), a.dense_shape)
@@ -88,7 +88,7 @@ def add(a: Any, b: Any) -> Any:
 
 
 def as_dtype(gradient: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a gradient, a tensor or rows, in a dtype; itself if it has that."""
+    """Return a gradient, dense or IndexedSlices, as a dtype; the same object if it has it."""
     if gradient.dtype == dtype:
         return gradient
     if isinstance(gradient, IndexedSlices):

@@ -34,7 +34,7 @@ NUMBERS = "biuf"  # the kinds of dtypes that tensors hold
 BUILD_TOGETHER = "build both inside one `with Graph().as_default()`"
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
-"""What each NumPy function (and ``operator.getitem``) does when it meets a Tensor; ``ops`` fill it."""
+"""The recorder of each NumPy function (and ``operator.getitem``) for tensors; ``ops`` fill it."""
 
 
 Kind: TypeAlias = "type[Tensor]"
@@ -44,8 +44,8 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
     """A value that a graph will compute: NumPy's functions and operators on it record ops.
 
     ``shape`` may hold None where a size is known only when the graph runs. A Tensor has no value of its
-    own; a program or a session computes it. ``device`` is the merged device of its scopes; a session
-    fills in what that leaves open. ``line`` is where in the user's code it was made.
+    own; a program or a session computes it. ``device`` is the merged device of its scopes; a session sets
+    the remaining fields. ``line`` is the line of the user's code that made it.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
 
     @property
     def type(self) -> str:
-        """What makes the value: an op's name, or Variable, Placeholder, Constant."""
+        """The name of its op, or Variable, Placeholder, Constant."""
         return self.op.name if self.op is not None else type(self).__name__
 
     @property
@@ -104,9 +104,9 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
         return len(self.shape)
 
     def eval(self, session: Any = None, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
-        """Return the value, run in ``session`` or in the session of the ``with`` block around.
+        """Return the value, computed by ``session`` or by the session of the enclosing ``with`` block.
 
-        What belongs to a strategy has a value without a session.
+        A strategy's tensors have a value without a session.
         """
         if session is None and self.graph.owner is not None:
             return self.graph.owner.evaluate(self, feed_dict)
@@ -128,7 +128,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
         attrs: Mapping[str, Any] | None = None,
         suffix: str = "",
     ) -> Tensor:
-        """Return this tensor as one of another graph, on given inputs there; no scope has a say in it."""
+        """Return a copy of this tensor in another graph, on inputs of that graph; ignores all scopes."""
         made: Tensor = object.__new__(kind or (Tensor if op is not None else type(self)))
         made.graph, made.inputs, made.control_inputs, made.device = graph, inputs, (), device
         made.op = op if op is not None else None if kind is not None else self.op
@@ -191,7 +191,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
 
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
         raise TypeError(
-            f"{self!r} has no value until the graph runs; keep to NumPy functions that record, "
+            f"{self!r} has no value until the graph runs; use NumPy functions that record, "
             "or run it in a Session"
         )
 
@@ -216,7 +216,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
 
 @dataclass(frozen=True, slots=True)
 class ShardSlice:
-    """Where a shard lies in the whole variable of this name and shape: at ``start``, one place per axis."""
+    """The place of a shard in the whole variable of this name and shape; ``start`` has an index per axis."""
 
     name: str
     shape: tuple[int, ...]
@@ -244,10 +244,10 @@ def _one_number(value: Any) -> bool:
 class Variable(Tensor):
     """A tensor whose value is kept between runs, by the task that holds it.
 
-    ``initial_value`` is an array, a tensor (computed where the variable lives, when it is initialised), or
+    ``initial_value`` is an array, a tensor (computed on the variable's device, by its initializer), or
     a function without arguments that returns one. It is uninitialised until a session has run its
     ``initializer`` (``global_variables_initializer()`` runs all). A step that assigns a variable and reads
-    it reads the value from before, unless the reading is made under ``control_dependencies``.
+    it reads the value from before the step, unless the read is made under ``control_dependencies``.
 
     ``aggregation`` ("none", "sum", "mean", "only_first_replica") and ``synchronization`` ("auto", "on_write",
     "on_read", "none") matter where replicas of a strategy run a function that assigns the variable.
@@ -281,13 +281,13 @@ class Variable(Tensor):
         self.initial_value = value
         self.aggregation = checked("aggregation", VariableAggregation, aggregation)
         self.synchronization = checked("synchronization", VariableSynchronization, synchronization)
-        # What each replica has for itself is not trained, for training changes all copies alike.
+        # Values of one replica are not trained: training changes all copies in the same way.
         self.trainable = trainable and self.synchronization is not VariableSynchronization.ON_READ
         self._initializer: Tensor | None = None
 
     @property
     def part(self) -> ShardSlice | None:
-        """Which part of a larger variable this one is, if it is a shard."""
+        """The place in a larger variable, if this one is a shard."""
         return getattr(self, "_part", None)
 
     @part.setter
@@ -305,7 +305,7 @@ class Variable(Tensor):
         return self._initializer
 
     def assign(self, value: Any) -> Tensor:
-        """Return the op that sets the value; as a tensor it is the value afterwards."""
+        """Return the op that sets the value; its own value is the new one."""
         return self._change("assign", value)
 
     def assign_add(self, value: Any) -> Tensor:
@@ -317,7 +317,7 @@ class Variable(Tensor):
         return self._change("assign_sub", value)
 
     def read_value(self) -> Tensor:
-        """Return the value as it is once the control dependencies around here have run."""
+        """Return the value after the current control dependencies have run."""
         return self._change("read")
 
     def _change(self, op_name: str, *values: Any) -> Tensor:
@@ -326,7 +326,7 @@ class Variable(Tensor):
         return self.recorded(op_name, *values)
 
     def recorded(self, op_name: str, *values: Any) -> Tensor:
-        """Return an op on the variable, made where it lives."""
+        """Return an op on the variable, on its device."""
         scope = replace(self.graph.scope, name="", colocated=self)
         with self.graph.within(scope):
             return record(op_name, self, *values, name=f"{self.name}/{op_name}")
@@ -344,7 +344,7 @@ def placeholder(dtype: Any, shape: Sequence[int | None], name: str | None = None
 
 
 def constant(value: Any, dtype: Any = None, name: str | None = None) -> Constant:
-    """Return a tensor with a fixed value: a copy, which later changes of ``value`` do not reach."""
+    """Return a tensor with a fixed value: a copy, which later changes of ``value`` do not affect."""
     array = number_array("a constant", value, dtype)
     tensor = Constant(None, (), {}, Spec(array.shape, array.dtype), name or "constant")
     tensor.value = array
@@ -354,8 +354,8 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Constant
 def record(op_name: str, *inputs: Any, name: str | None = None, **attrs: Any) -> Tensor:
     """Add one op to the graph of its inputs and return its value's tensor.
 
-    Inputs that are no tensors become constants; a bare Python number takes the dtype that NumPy would
-    give it beside the other inputs. Under control dependencies a variable is read after them.
+    Inputs that are not tensors become constants; a Python number gets the dtype that NumPy gives it beside
+    the other inputs. Under control dependencies a variable is read after them.
     """
     op = OPS[op_name]
     graph = next((i.graph for i in inputs if isinstance(i, (Tensor, Composite))), default_graph())
@@ -421,9 +421,9 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
 def _by_numpys_names(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of NumPy's function by NumPy's names, without those that change nothing.
+    """Return the arguments of a NumPy function by NumPy's names, without those equal to their defaults.
 
-    A recorder takes some of them, in an order of its own.
+    A recorder may take only some of them, in another order.
     """
     try:
         bound = signature(func).bind(*args, **kwargs)

@@ -3,7 +3,7 @@
     table = get_variable("table", (10_000_000, 20), partitioner=fixed_size_partitioner(3))
     w = get_variable("w", (20, 10), initializer="he_normal")
 
-Initial values are drawn where each variable lives, when its initializer runs.
+Initial values are drawn on each variable's device, when its initializer runs.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ def get_variable(
     aggregation: str | None = None,
     synchronization: str | None = None,
 ) -> Variable | PartitionedVariable:
-    """Return a new variable of exactly this name (in the name scope around), with drawn initial values.
+    """Return a new variable of exactly this name (in the current name scope), with drawn initial values.
 
     ``dtype`` is float32, or that of an array or a tensor if one is given. ``initializer`` is a name (None:
     "glorot_uniform", or zeros for whole numbers), a number that fills it, an array, a tensor, or a function
-    of (shape, rng) that returns an array, which the client calls. What a name means is drawn where the
-    variable lives, from the graph's seed and the variable's name: the same on every worker, and shards hold
-    what the whole would hold there. ``partitioner`` cuts it along one axis, into ``name/part_0``, ...
+    of (shape, rng) that returns an array, which the client calls. Values of a named initializer are drawn on
+    the variable's device from the graph's seed and the variable's name: they are the same on every worker,
+    and shards have the values of that part of the whole variable. ``partitioner`` cuts it along one axis,
+    into ``name/part_0``, ...
     ``aggregation`` and ``synchronization`` are those of :class:`~nbdist.graph.tensor.Variable`.
 
     >>> with Graph().as_default():
@@ -78,7 +79,7 @@ def get_variable(
         raise InvalidArgumentError(f"get_variable: a variable has a name, got {name!r}")
     if graph.taken(name):
         raise InvalidArgumentError(
-            f"get_variable: {graph.scope.name + name!r} is there already in this graph; give the new "
+            f"get_variable: {graph.scope.name + name!r} exists already in this graph; give the new "
             "variable another name or a name scope, or keep the first one and use it again"
         )
     full = graph.scope.name + name
@@ -96,9 +97,9 @@ def get_variable(
 
 
 def set_random_seed(seed: int) -> None:
-    """Let the initial values of variables made from here on follow from ``seed`` and their names.
+    """Draw the initial values of variables made from now on from ``seed`` and their names.
 
-    It is a property of the default graph; without it the seed is 0, and every process draws alike.
+    It is a property of the default graph; the default is 0, so every process draws the same values.
     """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise InvalidArgumentError(f"set_random_seed takes a whole number, got {seed!r}")
@@ -122,7 +123,7 @@ def get_or_create_global_step() -> Variable:
 def global_variables(graph: Graph | None = None) -> list[Variable]:
     """Return the variables of a graph, the default one if none is given, in order of creation.
 
-    Of a partitioned variable these are its shards. What is local to a worker is not among them.
+    A partitioned variable is listed as its shards. Variables local to a worker are not included.
     """
     graph = graph or default_graph()
     return [v for v in graph.variables() if v not in graph.local_variables]
@@ -145,9 +146,9 @@ def global_variables_initializer(graph: Graph | None = None) -> Tensor:
 
 
 def filled(name: str, beside: Variable, value: float) -> Variable:
-    """Return a variable of the shape, place and container of another one, ``value`` everywhere; not trained.
+    """Return a variable of the shape, device and container of another one, filled with ``value``.
 
-    It is what an optimizer keeps for each element of a variable. ``name`` is its full name.
+    An optimizer uses it for its state of a variable; it is not trained. ``name`` is its full name.
     """
     graph = beside.graph
     with graph.within(Scope(colocated=beside, container=beside.container)):
@@ -160,7 +161,7 @@ def filled(name: str, beside: Variable, value: float) -> Variable:
 
 @dataclass(frozen=True, slots=True)
 class _InitialValue:
-    """What a variable starts with: ``values(start, shape)`` is the initial value of a part of it."""
+    """A variable's initial value: ``values(start, shape)`` is that of a part of it."""
 
     shape: Sizes
     dtype: np.dtype[Any]
@@ -175,7 +176,7 @@ def _made(
         value = whole.values(start, shape)
     variable = Variable(value, trainable=trainable, name=name, **rules)
     if isinstance(value, Tensor) and value.type == "initial_value":
-        value.device = variable.device  # drawn where it is kept; the variable alone chooses where
+        value.device = variable.device  # drawn on the variable's device, whatever the scopes set
     return variable
 
 
@@ -199,7 +200,7 @@ def _start(graph: Graph, name: str, shape: Any, dtype: Any, initializer: Any) ->
 
 
 def _drawn(name: str, whole: Sizes, dtype: np.dtype[Any], how: Any, seed: int) -> _InitialValue:
-    """Return values that one op draws, knowing no more than where the part lies."""
+    """Return initial values that one op draws, given only the part's place in the whole."""
     draw, scale = "constant", how
     if isinstance(how, InitializerKind):
         draw, scale = how.draw, how.scale_for(whole)
@@ -222,7 +223,7 @@ def _drawn(name: str, whole: Sizes, dtype: np.dtype[Any], how: Any, seed: int) -
 
 
 def _cut(name: str, sizes: Sizes | None, dtype: Any, value: Any) -> _InitialValue:
-    """Return values that are given: an array or a tensor."""
+    """Return given initial values: an array or a tensor."""
     if sizes is not None and value.shape != sizes:
         raise InvalidArgumentError(
             f"get_variable: {name!r} has the shape {show(sizes)}, its initial value {show(value.shape)}"
@@ -245,7 +246,7 @@ def _cut(name: str, sizes: Sizes | None, dtype: Any, value: Any) -> _InitialValu
 def _sizes(name: str, shape: Any) -> Sizes:
     sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in sizes):
-        raise InvalidArgumentError(f"get_variable: {name!r} has a shape of known sizes, got {shape!r}")
+        raise InvalidArgumentError(f"get_variable: the shape of {name!r} has known sizes, got {shape!r}")
     return tuple(int(n) for n in sizes)
 
 

@@ -108,7 +108,7 @@ def test_values_that_are_not_plain_data_are_refused_by_the_sender(value: Any, wh
     with Graph().as_default() as graph:
         made = np.tanh(constant(1.0))
     made.attrs["odd"] = value
-    with pytest.raises(InvalidArgumentError, match=f"tanh 'tanh' cannot travel.*({why})"):
+    with pytest.raises(InvalidArgumentError, match=f"tanh 'tanh' cannot be serialized.*({why})"):
         encode(graph.tensors)
 
 

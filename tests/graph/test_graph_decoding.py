@@ -140,7 +140,7 @@ def test_a_declared_spec_must_be_the_real_one() -> None:
         meta, arrays = encode(graph.tensors)
         meta["specs"][1] = spec
         with pytest.raises(
-            DataLossError, match=r"sum 'sum' is declared as .*, but of these inputs it is \(3,\) float32"
+            DataLossError, match=r"sum 'sum' is declared as .*, but with these inputs it is \(3,\) float32"
         ):
             decode(meta, arrays)
     graph.tensors[1].attrs["axis"] = 7

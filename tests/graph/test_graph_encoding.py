@@ -166,7 +166,7 @@ def test_what_encode_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     y.control_inputs = ()
     y.op = Op("unlisted", forward=lambda xp, x: x, spec=lambda x: x)
     with pytest.raises(
-        InvalidArgumentError, match="unlisted 'tanh' cannot travel: its op is not in the table"
+        InvalidArgumentError, match="unlisted 'tanh' cannot be serialized: its op is not in the table"
     ):
         encode(graph.tensors)
     y.op = None
@@ -182,7 +182,7 @@ def test_what_encode_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         encode(graph.tensors)
     y.device = ""
     x.dtype = np.dtype(np.longdouble)
-    with pytest.raises(InvalidArgumentError, match="cannot travel"):
+    with pytest.raises(InvalidArgumentError, match="cannot be serialized"):
         encode(graph.tensors)
     monkeypatch.setattr("nbdist.graph.serialize.encode.MAX_NODES", 1)
     with pytest.raises(InvalidArgumentError, match="2 tensors"):

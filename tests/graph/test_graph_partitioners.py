@@ -40,7 +40,7 @@ def test_shards_add_up_and_the_first_have_one_row_more(dim: int, n: int) -> None
 def test_rows_cannot_be_shared_by_no_shards_nor_be_negative(share: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="the number of shards is 1 or more, not 0"):
         share(13, 0)
-    with pytest.raises(InvalidArgumentError, match="0 rows or more to share, not -1"):
+    with pytest.raises(InvalidArgumentError, match="the number of rows is 0 or more, not -1"):
         share(-1, 3)
 
 

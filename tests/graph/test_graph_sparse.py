@@ -274,7 +274,7 @@ def test_where_to_begin_may_be_given() -> None:
     ("arguments", "words"),
     [
         (lambda x, o: (3.0, [x]), "y is a tensor, got 3.0"),
-        (lambda x, o: ([], [x]), "there is no y"),
+        (lambda x, o: ([], [x]), "ys is empty"),
         (lambda x, o: (x * 2, ["x"]), "x is a tensor, got 'x'"),
         (lambda x, o: (x * 2, [o]), "'o'.* belongs to another graph than"),
         (lambda x, o: (x > 0, [x]), "is not a floating point tensor"),

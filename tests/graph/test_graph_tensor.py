@@ -172,7 +172,7 @@ def test_iterating_and_len() -> None:
     ("make", "words"),
     [
         (lambda x: x + np.ones(5), r"add: shapes \(\?, 28\) and \(5,\) do not broadcast: sizes 5 and 28"),
-        (lambda x: x @ np.ones((10, 2)), r"matmul: shapes \(\?, 28\) and \(10, 2\).*28 columns meet 10 rows"),
+        (lambda x: x @ np.ones((10, 2)), r"matmul: shapes \(\?, 28\) and \(10, 2\).*28 columns, 10 rows"),
         (lambda x: x @ 2, "a scalar has no product"),
         (lambda x: np.sum(x, axis=2), "sum: axis 2 is out of range for 2 dimensions"),
         (lambda x: np.sum(x, axis=(1, -1)), "names one axis twice"),

@@ -60,7 +60,7 @@ def test_a_second_variable_of_one_name_is_an_error(partitioner: Any) -> None:
     with Graph().as_default():
         get_variable("w", (4,), partitioner=partitioner)
         for again in (None, fixed_size_partitioner(2)):
-            with pytest.raises(InvalidArgumentError, match="'w' is there already in this graph"):
+            with pytest.raises(InvalidArgumentError, match="'w' exists already in this graph"):
                 get_variable("w", (4,), partitioner=again)
     with Graph().as_default():
         get_variable("w", (4,))  # another graph has names of its own
@@ -113,7 +113,7 @@ def test_what_an_initializer_may_be() -> None:
         ({"name": ""}, "a variable has a name, got ''"),
         ({"name": 3}, "a variable has a name, got 3"),
         ({"shape": None}, "'w' needs a shape; give shape="),
-        ({"shape": (2, None)}, r"'w' has a shape of known sizes, got \(2, None\)"),
+        ({"shape": (2, None)}, r"the shape of 'w' has known sizes, got \(2, None\)"),
         ({"shape": (2, -1)}, "known sizes"),
         ({"shape": (2.5,)}, "known sizes"),
         ({"initializer": "gauss"}, "no initializer 'gauss'; choose from glorot_normal"),

@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused(graph: Graph) -> None:
         accumulator.take_grad(0)
     with pytest.raises(InvalidArgumentError, match="no reduction_type 'MAX'; choose from MEAN, SUM"):
         ConditionalAccumulator(np.float32, (), "MAX")
-    with pytest.raises(InvalidArgumentError, match="there is no MEAN of gradients of int64"):
+    with pytest.raises(InvalidArgumentError, match="gradients of int64 have no MEAN"):
         ConditionalAccumulator(np.int64)
     with pytest.raises(InvalidArgumentError, match="a single number has no rows"):
         SparseConditionalAccumulator(np.float32)

@@ -1,11 +1,11 @@
 """Conditional accumulators: gradients of several replicas collected beside a variable, without stale ones.
 
-    accumulator = ConditionalAccumulator(np.float32, (784, 10))        # on the device of the scope around
+    accumulator = ConditionalAccumulator(np.float32, (784, 10))        # on the device of the enclosing scope
     accepted = accumulator.apply_grad(gradient, local_step)
-    mean = accumulator.take_grad(3)                                    # waits until three have come
+    mean = accumulator.take_grad(3)                                    # waits for three gradients
 
-As a variable it lives in its task, in a container, under its name: sessions that use one name share it. What
-does all this is what runs the pieces.
+Like a variable, an accumulator is kept by its task, in a container, by name: sessions that use one name share
+it. The executor of a piece runs these ops itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REDUCTIONS = ("MEAN", "SUM")
 
 
 class _Accumulator:
-    """What both kinds of accumulators have."""
+    """Base of both kinds of accumulators."""
 
     sparse = False
 
@@ -46,7 +46,7 @@ class _Accumulator:
                 f"{name}: no reduction_type {reduction_type!r}; {choices(reduction_type, REDUCTIONS)}"
             )
         if self.dtype.kind not in ("fc" if reduction_type == "MEAN" else "iufc"):
-            raise InvalidArgumentError(f"{name}: there is no {reduction_type} of gradients of {self.dtype}")
+            raise InvalidArgumentError(f"{name}: gradients of {self.dtype} have no {reduction_type}")
         if self.sparse and not self.shape:
             raise InvalidArgumentError(f"{name}: a single number has no rows; use ConditionalAccumulator")
         graph = default_graph()
@@ -71,7 +71,7 @@ class _Accumulator:
         return self._record("accumulator_count")
 
     def num_dropped(self) -> Tensor:
-        """Return how many gradients came too late, since the accumulator was made or begun."""
+        """Return how many gradients were too old, since the accumulator was made or last begun."""
         return self._record("accumulator_dropped")
 
     def set_global_step(self, new_global_step: Any) -> Tensor:
@@ -79,7 +79,7 @@ class _Accumulator:
         return self._record("accumulator_set_step", whole(new_global_step))
 
     def begin(self, step: Any) -> Tensor:
-        """Return the op that forgets what is collected and counted, and waits for gradients of ``step``."""
+        """Return the op that clears gradients and counts, and sets the accumulator's step to ``step``."""
         return self._record("accumulator_begin", whole(step))
 
     def close(self) -> Tensor:
@@ -184,7 +184,7 @@ class SparseConditionalAccumulator(_Accumulator):
 
 
 def whole(value: Any) -> Any:
-    """Return whole numbers as they are, if they are a tensor's, and as int64 if not."""
+    """Return whole numbers: a tensor as it is, other numbers as int64."""
     if isinstance(value, Tensor):
         return value
     array = np.asarray(value)
@@ -194,7 +194,7 @@ def whole(value: Any) -> Any:
 
 
 def needed(count: Any) -> Any:
-    """Return how many gradients are to be taken, if that can be."""
+    """Return the number of gradients to take; raises InvalidArgumentError below 1."""
     if not isinstance(count, Tensor) and int(whole(count)) < 1:
         raise InvalidArgumentError(f"take at least 1 gradient, got {count}")
     return whole(count)
@@ -206,11 +206,11 @@ COUNT = Spec((), np.dtype(np.int64))
 
 def elsewhere(*inputs: Any, **attrs: Any) -> Any:
     """Raise: the executor runs this op itself."""
-    raise RuntimeError("what tasks keep for several sessions is used by what runs the piece")
+    raise RuntimeError("a shared resource has no kernel: the executor of the piece performs its ops")
 
 
 def on_handle(name: str, spec: Any, *, waits: bool = False, has_value: bool = True) -> None:
-    """Register an op on what its first input stands for; those of a step come in order of creation."""
+    """Register an op on a resource, its first input; a step runs such ops in order of creation."""
     register(
         Op(
             name,
@@ -270,7 +270,7 @@ def _stepped(handle: Spec, step: Spec) -> Spec:
     return NOTHING
 
 
-register(  # stands for the accumulator
+register(  # the handle of the accumulator
     Op(
         "Accumulator",
         forward=elsewhere,

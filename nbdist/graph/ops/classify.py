@@ -150,7 +150,7 @@ def _check_classes(xp: Any, labels: Array, classes: int) -> Array:
 
 
 register(
-    Op(  # stops the step before what depends on it
+    Op(  # raises before any op that depends on it runs
         "check_classes",
         forward=_check_classes,
         spec=lambda labels, classes: labels,
@@ -161,7 +161,7 @@ register(
 
 def _require_classes(labels: Array, classes: int) -> None:
     """Raise an InvalidArgumentError that names the first label that is not a class. For NumPy arrays."""
-    if labels.dtype == np.int64:  # one pass: as unsigned numbers, negative ones are large
+    if labels.dtype == np.int64:  # one pass: negative numbers are large as unsigned ones
         if labels.size == 0 or np.maximum.reduce(labels.view(np.uint64), None) < classes:
             return
     elif labels.size == 0 or (labels.max() < classes and labels.min() >= 0):
@@ -177,7 +177,7 @@ def _require_classes(labels: Array, classes: int) -> None:
 def _picked(xp: Any, x: Array, labels: Array) -> Array:
     """Return the element of each row at the index of its label.
 
-    A label outside raises with NumPy. On a GPU it gives NaN, because checking labels would stall the GPU.
+    An invalid label raises with NumPy. On a GPU it gives NaN, because checking labels would stall the GPU.
     """
     classes = x.shape[-1]
     if xp is np:
@@ -260,7 +260,7 @@ def _sparse_forward(xp: Any, logits: Array, p: Array, labels: Array) -> Array:
 
 
 def _sparse_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]:
-    """The same with planned memory; the picked elements are in memory that the kernel keeps."""
+    """The same with planned memory; the kernel owns the memory of the picked elements."""
     rows: list[Array] = []
     largest: Any = np.maximum.reduce
 
@@ -283,7 +283,7 @@ def _sparse_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]:
 
 register(
     Op(
-        # The probabilities come along as an input, so that forward and gradient share them.
+        # The probabilities are an input, so that forward and gradient share them.
         "sparse_cross_entropy",
         forward=_sparse_forward,
         into=_sparse_kernel,
@@ -315,7 +315,7 @@ def _sparse_grad_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]
         if not rows:
             rows.extend((np.arange(len(p)), np.may_share_memory(out, p)))
         _require_classes(labels, p.shape[1])
-        if not rows[1]:  # it is not in place
+        if not rows[1]:  # not in place
             np.copyto(out, p)
         out[rows[0], labels] -= 1
         np.multiply(out, g[:, None], out)

@@ -19,7 +19,7 @@ def _no_kernel(*inputs: Any, **attrs: Any) -> Any:
     raise RuntimeError("send and receive have no kernel: the executor of the subgraph performs them")
 
 
-register(  # hands a value to the edge's other end
+register(  # sends a value to the edge's other end
     Op("send", forward=_no_kernel, spec=lambda x, edge, device: x, external=True, has_value=False)
 )
 
@@ -32,7 +32,7 @@ register(Op("receive", forward=_no_kernel, spec=_received, external=True))  # wa
 
 
 _NOTHING = Spec((), np.dtype(bool))
-for _name in ("signal", "await"):  # the same for a control dependency, which has no value
+for _name in ("signal", "await"):  # send and receive of a control dependency, which has no value
     register(
         Op(_name, forward=_no_kernel, spec=lambda edge, device: _NOTHING, external=True, has_value=False)
     )
@@ -50,7 +50,7 @@ def _reduced(x: Spec, op: str) -> Spec:
 
 
 def _vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, op: str) -> tuple[Tensor | None]:
-    # Each replica's y holds every replica's x, so that all their gradients meet in each x.
+    # Each replica's y depends on every replica's x, so each x gets the gradients of all y.
     return (None,) if op == "first" else (record("all_reduce", g, op=op),)
 
 

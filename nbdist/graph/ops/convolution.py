@@ -39,7 +39,7 @@ def _spec(
     rows, columns = window_counts("conv2d", x.shape, (tall, wide), strides, padding)
     if x.shape[3] not in (None, kernel.shape[2]):
         raise InvalidArgumentError(
-            f"conv2d: images of {x.shape[3]} channels meet a kernel for {kernel.shape[2]}: "
+            f"conv2d: images have {x.shape[3]} channels, the kernel is for {kernel.shape[2]}: "
             f"shapes {show(x.shape)} and {show(kernel.shape)}"
         )
     dtype = np.result_type(x.dtype, kernel.dtype, *(b.dtype for b in bias))
@@ -79,7 +79,7 @@ def _vjp(
 def _to_input(
     xp: Any, g: Array, kernel: Array, like: Array, strides: Pair, padding: str, dilation: Pair = (1, 1)
 ) -> Array:
-    """Return the gradient of the images: each window's part is added where the window was."""
+    """Return the gradient of the images: each window's gradient is added at the window's place."""
     height, width = axes_of(like.shape, kernel.shape[:2], strides, padding, dilation)
     out = xp.zeros(like.shape, xp.result_type(g, kernel))
     for i in range(height.size):
@@ -92,7 +92,7 @@ def _to_input(
 def _to_kernel(
     xp: Any, g: Array, x: Array, like: Array, strides: Pair, padding: str, dilation: Pair = (1, 1)
 ) -> Array:
-    """Return the gradient of the kernel: what each of its elements met, times what came of it."""
+    """Return the gradient of the kernel: windows of the images times the gradient of the result."""
     height, width = axes_of(x.shape, like.shape[:2], strides, padding, dilation)
     windows = windows_of(xp, padded(xp, x, height, width), height, width)
     return xp.tensordot(windows, g, ((0, 1, 2), (0, 1, 2)))  # type: ignore[no-any-return]
@@ -110,7 +110,7 @@ def _planned(
 
 
 def _gradient_spec(images: int, kernel: int) -> Callable[..., Spec]:
-    """Return a gradient's spec; the inputs at these places are images and kernel, or have their shapes."""
+    """Return a gradient's spec; the inputs at these indices are images and kernel, or have their shapes."""
 
     def spec(*inputs: Spec, strides: Pair, padding: str, dilation: Pair = (1, 1)) -> Spec:
         g, used, like = inputs
@@ -137,7 +137,7 @@ _DILATED: list[tuple[tuple[int, ...], tuple[int, ...], Pair, str, Pair]] = [
     ((2, 7, 8, 2), (3, 3, 2, 3), (1, 1), "valid", (2, 2)),
     ((2, 6, 7, 1), (3, 2, 1, 2), (1, 1), "same", (2, 3)),
     ((1, 9, 8, 2), (3, 2, 2, 2), (2, 1), "same", (2, 2)),
-    ((1, 5, 12, 9), (1, 3, 9, 2), (1, 2), "valid", (1, 3)),  # windows too wide to be copied turned
+    ((1, 5, 12, 9), (1, 3, 9, 2), (1, 2), "valid", (1, 3)),  # windows too wide for the transposed copy
     ((1, 3, 3, 1), (2, 2, 1, 1), (1, 1), "same", (4, 4)),
 ]
 
@@ -175,7 +175,7 @@ def _gradient_examples(first: int, second: int) -> Callable[[np.random.Generator
 # NumPy kernels: blocks of a few images, planned once, then matrix products.
 #
 # A program has fixed shapes, so each kernel plans at its first call. Views of a block of images are kept as
-# long as the images are in the same array (a buffer of the program), and made anew for others (a batch).
+# long as the images are in the same array (a buffer of the program), and made again for another (a batch).
 
 BLOCK_BYTES = 1 << 18
 NARROW = 16  # elements of a window's row: below this, copying along the image's rows is faster
@@ -221,7 +221,7 @@ def _kept(plan: Callable[..., Callable[..., None]]) -> Callable[..., None]:
 
 
 class _Windows:
-    """The windows of images, copied block by block into one piece of memory as rows of a matrix.
+    """The windows of images, copied block by block into one buffer as the rows of a matrix.
 
     Each row may end with a number of ones.
     """
@@ -265,12 +265,12 @@ class _Windows:
             ]
         windows = windows_of(np, source, self.height, self.width)
         start, stop = first * self.positions, (first + n) * self.positions
-        if self.turned:  # windows' elements first: long copies along the images' rows
+        if self.turned:  # transposed, elements first: long copies along the images' rows
             windows = windows.transpose(3, 4, 5, 0, 1, 2)
             columns = self.memory[:, : stop - start].T
             target = columns.T[: self.window].reshape(windows.shape)  # a view: axes are split
             return start, stop, columns, target, windows, inside, images
-        # One row of a window is contiguous in the image, unless it is dilated: copy it at once.
+        # One row of a window is contiguous in the image, unless it is dilated: copy it in one piece.
         merged = (*windows.shape[:4], windows.shape[4] * windows.shape[5])
         if source.flags.c_contiguous and self.width.dilation == 1:
             windows = np.lib.stride_tricks.as_strided(
@@ -317,8 +317,8 @@ def _rows_to_input(
 ) -> Callable[..., None]:
     """Plan for windows one step apart: one product for each row of the kernel, on copied rows of ``g``.
 
-    What column ``x`` gets from a row of ``g`` comes from the ``width.size`` columns that end where the window
-    began, so that rows of ``g`` with zeros at both ends hold it in one piece.
+    Column ``x`` gets its gradient from ``width.size`` neighbouring columns of a row of ``g``. Zeros at both
+    ends of the rows of ``g`` give every column that many neighbours, in one piece.
     """
     k, channels = width.size, g.shape[3]
     wide = width.n + k - 1
@@ -356,7 +356,7 @@ def _rows_to_input(
 def _columns_to_input(
     g: Array, kernel: Array, out: Array, height: WindowAxis, width: WindowAxis
 ) -> Callable[..., None]:
-    """Plan for any steps: one product gives all windows' parts, which are added where the windows were."""
+    """Plan for any steps: one product gives the gradients of all windows, which are added at their places."""
     window = height.size * width.size * out.shape[3]
     bytes_of_image = max(height.count * width.count * window * g.itemsize, 1)
     images = max(min(BLOCK_BYTES // bytes_of_image, len(g)), 1)
@@ -432,7 +432,7 @@ register(
 )
 
 
-"""Of copied windows: a part of the second-level cache that leaves room for what meets them."""
+"""Bytes of copied windows: a part of the L2 cache, with room for the other factor and the result."""
 
 
 Step = Callable[[], Any]

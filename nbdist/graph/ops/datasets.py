@@ -1,11 +1,11 @@
 """Datasets in a graph: a task holds the arrays, and each step takes the next batch.
 
-    source = DatasetSource(steps, arrays)  # what nbdist.data.recipe describes; kept on the device around
-    rows = source.next()                        # a tensor: how many rows the whole batch has
+    source = DatasetSource(steps, arrays)  # from nbdist.data.recipe; kept on the enclosing scope's device
+    rows = source.next()                        # a tensor: the number of rows of the whole batch
     x = source.part(rows, 0, shape=(None, 64), dtype=np.float32)
 
-The arrays travel once: a session runs ``source.load`` before the first run that needs the dataset. What does
-all this is what runs the pieces: an iterator is neither a value nor a variable.
+The arrays are sent once: a session runs ``source.load`` before the first run that needs the dataset. The
+executor of a piece runs these ops itself, since an iterator is neither a value nor a variable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READS = ("next_batch", "batch_part")
 
 
 class DatasetSource:
-    """A dataset on the device of the scope around, by a name that no other in the graph has.
+    """A dataset on the device of the enclosing scope, with a name that is unique in the graph.
 
     The arrays are not copied: do not change them during the session.
     """
@@ -35,14 +35,14 @@ class DatasetSource:
     def __init__(self, steps: Sequence[Any], arrays: Sequence[Array], name: str = "dataset") -> None:
         graph = default_graph()
         self.name = graph.unique(name)
-        scope = replace(graph.scope, name="", control=())  # it is loaded once, whatever a step waits for
+        scope = replace(graph.scope, name="", control=())  # loaded once, without a step's control inputs
         with graph.within(scope):
-            # As attributes, not constants: they belong in the host's memory, whatever the device.
+            # Attributes, not constants: they stay in host memory on any device.
             attrs = {"resource": self.name, "steps": tuple(steps), "arrays": tuple(arrays)}
             self.load = record("load_dataset", name=f"{self.name}/load", **attrs)
 
     def begin(self, opened: Any) -> Tensor:
-        """Return the op that begins the pass which follows from ``opened`` (see ``Dataset.opened``)."""
+        """Return the op that begins the pass given by ``opened`` (see ``Dataset.opened``)."""
         return self._record("begin_pass", opened)
 
     def next(self) -> Tensor:
@@ -69,7 +69,7 @@ class DatasetSource:
 
 
 def _elsewhere(*inputs: Any, **attrs: Any) -> Any:
-    raise RuntimeError("a dataset is read by what runs the piece")
+    raise RuntimeError("a dataset op has no kernel: the executor of the piece performs it")
 
 
 def _part_spec(
@@ -81,7 +81,7 @@ def _part_spec(
     return Spec(tuple(shape), np.dtype(dtype))
 
 
-register(  # keeps arrays, and what is done with them
+register(  # keeps the arrays and the steps
     Op(
         "load_dataset",
         forward=_elsewhere,

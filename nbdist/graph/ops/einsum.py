@@ -1,9 +1,9 @@
-"""Products summed over labelled axes: einsum, and tensordot, dot, inner and outer made of it.
+"""Products summed over labelled axes: einsum; tensordot, dot, inner and outer are made of it.
 
     np.einsum("bij,bjk->bik", a, b)
 
-Labels are made unique within each operand first (``ii`` is the diagonal), and ``...`` is spelled with labels
-of its own. Of two operands, the sum is one matrix product on planned views of them.
+Labels are made unique within each operand first (``ii`` is the diagonal), and ``...`` is replaced by labels
+of its own. For two operands the sum is one matrix product of planned views.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def _for_operand(i: int, g: Tensor, xs: Sequence[Tensor], inputs: tuple[str, ...
     )
     alone = tuple(axis for axis, label in enumerate(labels) if label not in elsewhere)
     if not alone:
-        # A size of 1 that was broadcast: multiplying spreads it again, fitting sums what was spread.
+        # A broadcast size of 1: the product broadcasts it again, and fitting sums over it.
         return fit_to(gx if gx.shape == x.shape else gx * symbolic.ones_like(x), x)
-    # What is summed away on its own gets the same gradient everywhere.
+    # A label that only this operand has gets the same gradient everywhere.
     wide = record("expand_dims", gx, axis=alone)
-    keep = symbolic.mean(x, axis=alone, keepdims=True)  # x's shape, but for the axes that are spread
+    keep = symbolic.mean(x, axis=alone, keepdims=True)  # x's shape, except for the broadcast axes
     return record("broadcast_like", record("sum_to_like", wide, keep), x)
 
 

@@ -71,7 +71,7 @@ def _define(
 
 
 def _extreme_kernel(xp: Any, name: str) -> Callable[[Array, Array, Array], None]:
-    ufunc = getattr(xp, name)  # NumPy wants out= by name here
+    ufunc = getattr(xp, name)  # NumPy deprecates a positional out here
     return lambda a, b, out: ufunc(a, b, out=out)
 
 
@@ -127,7 +127,7 @@ def _erf(xp: Any, x: Array) -> Array:
 
 
 def _kernel(xp: Any) -> Callable[[Array, Array], None]:
-    """Work block by block: the passes of a polynomial run in the nearest cache."""
+    """Compute block by block, so that the passes of a polynomial run in the L1 cache."""
 
     def kernel(x: Array, out: Array) -> None:
         if xp is not np or not x.flags.c_contiguous:
@@ -141,7 +141,7 @@ def _kernel(xp: Any) -> Callable[[Array, Array], None]:
 
 
 LOG_2, LOG_10 = float(np.log(2)), float(np.log(10))
-# np below is the namespace in which a gradient is written; on tensors it records.
+# In a gradient rule np is a parameter: NumPy for arrays; on tensors its functions record.
 _define("add", lambda np, g, y, a, b: (g, g))
 
 
@@ -235,7 +235,7 @@ _define("exp2", lambda np, g, y, x: (g * y * LOG_2,))
 _define("logaddexp", lambda np, g, y, a, b: (g * np.exp(a - y), g * np.exp(b - y)))
 
 
-for _name in ("floor", "ceil", "rint", "trunc"):  # flat, but for where they jump
+for _name in ("floor", "ceil", "rint", "trunc"):  # zero gradient except at the jumps
     _define(_name, lambda np, g, y, x: (g * 0,), 0.1, 0.4)
 
 
@@ -255,11 +255,11 @@ def _where_spec(condition: Spec, a: Spec, b: Spec) -> Spec:
     return Spec(broadcast("where", condition.shape, a.shape, b.shape), np.result_type(a.dtype, b.dtype))
 
 
-MASKED = 4096  # elements; below, choosing one by one costs less than four passes
+MASKED = 4096  # elements; below, np.where costs less than four passes
 
 
 def _mask_dtype(condition: Spec, a: Spec, b: Spec) -> np.dtype[Any] | None:
-    """Return integers as wide as the values, if these can be chosen by masking their bits."""
+    """Return an integer dtype as wide as the values, if they can be selected by masking bits."""
     size = prod(n or 0 for n in broadcast("where", condition.shape, a.shape, b.shape))
     if size < MASKED or a.dtype != b.dtype or condition.dtype != bool or a.dtype.itemsize > 8:
         return None
@@ -267,7 +267,7 @@ def _mask_dtype(condition: Spec, a: Spec, b: Spec) -> np.dtype[Any] | None:
 
 
 def _where_kernel(xp: Any) -> Callable[..., None]:
-    """Choose without a branch for each element: those of a random condition cannot be foreseen."""
+    """Select without a branch per element: branches of a random condition are mispredicted."""
 
     def kernel(condition: Array, a: Array, b: Array, *mask_and_out: Array) -> None:
         out = mask_and_out[-1]
@@ -275,7 +275,7 @@ def _where_kernel(xp: Any) -> Callable[..., None]:
             xp.copyto(out, xp.where(condition, a, b))
             return
         mask = mask_and_out[0]
-        np.negative(condition.view(np.int8), mask)  # all bits set where it holds
+        np.negative(condition.view(np.int8), mask)  # all bits set where the condition is true
         a, b, out = a.view(mask.dtype), b.view(mask.dtype), out.view(mask.dtype)
         np.bitwise_xor(a, b, out)
         np.bitwise_and(out, mask, out)
@@ -288,7 +288,7 @@ _define("tanh", lambda np, g, y, x: (g * (1 - y * y),))
 
 
 def _shared(np: Any, g: Tensor, won: Tensor, lost: Tensor) -> tuple[Tensor, Tensor]:
-    """Give a gradient to the input that won; a tie is shared equally."""
+    """Give the gradient to the input that was selected; equal inputs share it."""
     tie = (1 - won.astype(g.dtype) - lost.astype(g.dtype)) * 0.5
     return g * (won.astype(g.dtype) + tie), g * (lost.astype(g.dtype) + tie)
 
@@ -353,7 +353,7 @@ register(
         spec=lambda x, dtype: Spec(x.shape, number_dtype("cast", dtype)),
         vjp=lambda np, g, y, x, dtype: (
             record("cast", g, dtype=x.dtype) if x.dtype.kind in "fc" and y.dtype.kind in "fc" else None,
-        ),  # through whole numbers nothing flows
+        ),  # no gradient passes through integers
         elementwise=True,
         examples=lambda rng: [Example((rng.normal(size=(2, 3)),), {"dtype": np.dtype(np.float64)})],
     )
@@ -361,7 +361,7 @@ register(
 
 
 def _sigmoid_grad_kernel(xp: Any) -> Callable[..., None]:
-    """g * (y - y * y); the output may be g, so that y - y * y needs memory of its own."""
+    """g * (y - y * y); the output may be g, so y - y * y needs separate memory."""
 
     def kernel(g: Array, y: Array, work: Array, out: Array) -> None:
         xp.multiply(y, y, work)
@@ -476,7 +476,7 @@ def _relu_grad_kernel(xp: Any) -> Callable[..., None]:
 
 register(
     Op(
-        "relu_grad",  # of what relu returned: 0 where that is 0
+        "relu_grad",  # from the result of relu: 0 where that is 0
         forward=lambda xp, g, y: g * (y > 0),
         into=_relu_grad_kernel,
         spec=lambda g, y: Spec(y.shape, g.dtype),

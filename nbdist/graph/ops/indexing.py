@@ -1,7 +1,7 @@
 """Advanced indexing: integer arrays, constant masks, take, take_along_axis.
 
-Positions are inputs like any other, so that a placeholder of row numbers can pick rows. The gradient of
-picking is adding back where it was picked from.
+Positions are inputs like any other, so that a placeholder of row numbers can select rows. The gradient adds
+each selected element's gradient at its position.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nbdist.graph.ops.shape import per_axis
 from nbdist.graph.tensor import FUNCTIONS, Constant, Tensor, record, symbolic
 
 HERE = "array"
-"""Stands in a key for the next array of positions."""
+"""A placeholder in a key for the next array of positions."""
 
 
 def _index(x: Tensor, key: tuple[Any, ...]) -> Tensor:
@@ -38,7 +38,7 @@ def _index(x: Tensor, key: tuple[Any, ...]) -> Tensor:
     if not any(isinstance(k, (Tensor, np.ndarray)) for k in key):
         return record("getitem", x, key=key)
     spelled: list[Any] = []
-    positions: list[tuple[Any, int | None]] = []  # with the size that a mask expects of its axis
+    positions: list[tuple[Any, int | None]] = []  # with the size of the axis that a mask needs
     for k in key:
         if isinstance(k, (Tensor, np.ndarray)):
             found = _positions(k, key)
@@ -57,7 +57,7 @@ def _index(x: Tensor, key: tuple[Any, ...]) -> Tensor:
 
 
 def _positions(k: Any, key: tuple[Any, ...]) -> list[tuple[Any, int | None]]:
-    """Return the arrays of positions that one part of a key means; a mask means where it is true."""
+    """Return the arrays of positions for one part of a key; a mask selects where it is true."""
     values = k.value if isinstance(k, Constant) else k
     if k.dtype.kind == "b":
         if isinstance(values, Tensor):
@@ -200,7 +200,7 @@ def _add_rows(xp: Any, g: Array, like: Array, positions: Array, axis: int) -> Ar
 
 
 def _add_rows_kernel(xp: Any, axis: int) -> Any:
-    """Add rows that share a position together first: sorted, then one sum for each run of equals."""
+    """Add up the rows of one position first: sort, then one sum for each run of equal positions."""
 
     def kernel(g: Array, like: Array, positions: Array, out: Array) -> None:
         out.fill(0)
@@ -337,7 +337,7 @@ register(
 )
 register(
     Op(
-        "add_along_like",  # as broadcast as its positions: what takes it sums down to what it needs
+        "add_along_like",  # broadcast like its positions: its user sums it down to the shape it needs
         forward=_add_along,
         spec=_add_along_spec,
         vjp=lambda np, up, y, g, like, positions, axis: (

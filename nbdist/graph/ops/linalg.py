@@ -79,7 +79,7 @@ def _matmul_spec(a: Spec, b: Spec) -> Spec:
     if inner_a != inner_b and None not in (inner_a, inner_b):
         raise InvalidArgumentError(
             f"matmul: shapes {show(a.shape)} and {show(b.shape)} do not fit: "
-            f"{inner_a} columns meet {inner_b} rows"
+            f"{inner_a} columns, {inner_b} rows"
         )
     batch = broadcast("matmul", a.shape[:-2], b.shape[:-2])
     rows = a.shape[-2:-1]
@@ -169,7 +169,7 @@ def _half_lower(x: Tensor) -> Tensor:
 
 
 def _cholesky_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """LAPACK reads the lower triangle alone, so that is where the gradient goes."""
+    """LAPACK reads the lower triangle only, so only that has a gradient."""
     inverse = record("inv", y)
     s = _t(inverse) @ _half_lower(_t(y) @ np.tril(g)) @ inverse
     return (_half_lower(s + _t(s)),)
@@ -272,7 +272,7 @@ def _length_vjp(
 ) -> tuple[Tensor]:
     if not keepdims:
         g, y = (record("expand_dims", v, axis=normal_axes("norm", axis, x.ndim)) for v in (g, y))
-    return (g * x / np.where(y == 0, np.ones_like(y), y),)  # at 0 a length has no slope; 0 is one of many
+    return (g * x / np.where(y == 0, np.ones_like(y), y),)  # not differentiable at 0: 0 is a subgradient
 
 
 register(Op("from_singular", forward=_from_singular, spec=_from_singular_spec))

@@ -14,13 +14,13 @@ from nbdist.graph.ops.windows import Pair, WindowAxis, axes_of, window_counts
 from nbdist.graph.tensor import record
 
 BLOCK_BYTES = 1 << 20
-"""Of images worked on at once: enough for calls to cost little, few enough to stay in a cache."""
+"""Bytes of images per block: large enough to amortize calls, small enough to stay in a cache."""
 
 Spans = list[tuple[tuple[slice, slice, slice], tuple[slice, slice, slice]]]
 
 
 def _spans(height: WindowAxis, width: WindowAxis) -> Spans:
-    """Return, for each element of a window, (where it is in the windows, where in the images)."""
+    """Return, for each element of a window, (its slices in the windows, its slices in the images)."""
     found: Spans = []
     for i in range(height.size):
         for j in range(width.size):
@@ -50,7 +50,7 @@ def _empty(xp: Any, x: Array, size: Pair, strides: Pair, padding: str) -> Array:
 
 
 def _into(kernel: Callable[..., None], make: Callable[..., Array]) -> Callable[..., Array]:
-    """Return the forward of a kernel: memory of the right shape, filled."""
+    """Return a kernel's forward function: it allocates the result and fills it."""
 
     def forward(xp: Any, *arrays: Array, **how: Any) -> Array:
         out = make(xp, *arrays, **how)
@@ -135,7 +135,7 @@ def _examples(rng: np.random.Generator) -> list[Example]:
 
 
 def _which_examples(of_windows: bool) -> Callable[[np.random.Generator], list[Example]]:
-    """Return examples of what is given or taken, and which element of each window it is for."""
+    """Return examples of (values by window, index of the element in each window)."""
 
     def examples(rng: np.random.Generator) -> list[Example]:
         found = []
@@ -234,7 +234,7 @@ register(
 
 
 def _counts(xp: Any, height: WindowAxis, width: WindowAxis, dtype: Any) -> Array:
-    """Return how many elements of the image lie in each window: what padding adds does not count."""
+    """Return how many elements of the image are in each window; padding does not count."""
     tall, wide = (
         sum((np.arange(a.count) >= a.inside(i)[0].start) & (np.arange(a.count) < a.inside(i)[0].stop)
             for i in range(a.size))

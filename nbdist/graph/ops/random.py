@@ -1,8 +1,8 @@
 """Counter-based random numbers: dropout masks and initial values.
 
-A number depends on the seed and the element's place only, not on the process that draws it. So a shard of a
-variable holds the same values as that part of the whole variable, and dropout keeps the same elements on any
-number of replicas.
+A number depends only on the seed and the element's position, not on the process that draws it. So a shard of
+a variable holds the same values as that part of the whole variable, and dropout keeps the same elements on
+any number of replicas.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PER_COUNT = 16  # 16-bit numbers for each count of the generator
 def _kept(shape: tuple[int, ...], draw: Array, rate: float, number: int) -> Array:
     """Return which elements are kept.
 
-    Philox (Salmon et al. 2011) is counted: any example has numbers of its own, so that a replica draws for
-    its examples what one device would draw for them.
+    Philox (Salmon et al. 2011) is counter-based: each example has its own numbers, so that a replica draws
+    the same numbers for its examples as a single device would.
     """
     seed, training, step, first = (int(n) % (1 << 64) for n in draw.reshape(-1))
     elements = prod(shape[1:])
@@ -60,7 +60,7 @@ def _mask_spec(x: Spec, draw: Spec, rate: float, number: int) -> Spec:
         raise InvalidArgumentError("dropout: the first axis counts examples; a single number has none")
     if draw.shape not in ((4,), (None,)) or draw.dtype.kind not in "iu":
         raise InvalidArgumentError(
-            "dropout: what is drawn follows from four whole numbers (seed, training, step, first example), "
+            "dropout: draw holds four whole numbers (seed, training, step, first example), "
             f"got {show(draw.shape)} of {draw.dtype}"
         )
     return x
@@ -68,7 +68,7 @@ def _mask_spec(x: Spec, draw: Spec, rate: float, number: int) -> Spec:
 
 register(
     Op(
-        "dropout_mask",  # 0, or what keeps the mean
+        "dropout_mask",  # 0, or the factor that keeps the mean
         forward=_mask,
         into=_mask_kernel,
         spec=_mask_spec,
@@ -78,10 +78,10 @@ register(
 )
 
 
-# Initial values, drawn where the variable lives, block by block, straight into its memory.
+# Initial values, drawn on the variable's device, block by block, directly into its memory.
 #
-# A block of the whole variable is drawn from (seed, number of the block). So a shard holds what the whole
-# variable would hold there, whoever draws it, and nothing but one block is needed beside its memory.
+# A block of the whole variable is drawn from (seed, number of the block). So a shard has the same values as
+# that part of the whole variable, on any process, and drawing needs only one block of additional memory.
 
 BLOCK = 1 << 16  # elements; changing it changes all drawn values
 DRAWS = ("constant", "uniform", "normal", "truncated_normal")
@@ -133,7 +133,7 @@ def _kernel(
             out.fill(scale)
             return
         flat, done = out.reshape(-1), 0
-        # Half the digits of float64 cost half the time; what is kept in float16 is drawn in float32.
+        # float32 takes half the time of float64; float16 values are drawn in float32.
         drawn = np.float64 if out.dtype == np.float64 else np.float32
         scratch = np.empty(min(BLOCK, prod(whole)), drawn)
         for number, size, kept in _blocks(whole, shape, start):
@@ -149,15 +149,15 @@ def _kernel(
 def _blocks(
     whole: tuple[int, ...], shape: tuple[int, ...], start: tuple[int, ...]
 ) -> Iterator[tuple[int, int, Any]]:
-    """Yield the blocks that a part of a variable lies in: number, how many to draw, which of them to keep.
+    """Yield the blocks that contain a part of a variable: number, how many to draw, which of them to keep.
 
-    What is kept of all blocks, in order, are the elements of the part in C order.
+    The kept elements of all blocks, in order, are the elements of the part in C order.
     """
     if 0 in shape:
         return
     axis = next((a for a, (n, size) in enumerate(zip(shape, whole, strict=True)) if n != size), 0)
     inner = prod(whole[axis + 1 :])
-    if axis == 0:  # rows lie together
+    if axis == 0:  # rows are contiguous
         first = start[0] * inner if start else 0
         end = first + prod(shape)
         for number in range(first // BLOCK, -(-end // BLOCK)):

@@ -1,4 +1,4 @@
-"""Ops that repeat, pad, turn or cut arrays: tile, repeat, pad, flip, roll, moveaxis, split."""
+"""Ops that repeat, pad, flip or split arrays: tile, repeat, pad, flip, roll, moveaxis, split."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _pad(array: Tensor, pad_width: Any, mode: str = "constant", **options: Any) 
 
 
 def _pad_from_inside(x: Tensor, widths: Widths, mode: Any) -> Tensor:
-    """Each padded element is one of the array's own: pick them by position."""
+    """Each padded element is a copy of an element of the array: take them by position."""
     for axis, pair in enumerate(widths):
         n = x.shape[axis]
         if pair == (0, 0):
@@ -244,7 +244,7 @@ def _pad_from_inside(x: Tensor, widths: Widths, mode: Any) -> Tensor:
 
 FUNCTIONS[np.pad] = _pad
 
-# flip, roll, moveaxis, split: other ops do the work, except where a shape must not be known for it.
+# flip, roll, moveaxis, split: made of other ops, unless these need a shape that may be unknown.
 
 
 def _flip(m: Tensor, axis: Any = None) -> Tensor:

@@ -1,7 +1,7 @@
 """Ops that reduce along axes: sum, mean, max, min, prod, argmax, argmin.
 
-Values of float16 are added up and multiplied in float32, and rounded once at the end: the sum of ones is
-right above 2,048, which NumPy's own is along some axes only.
+Values of float16 are added and multiplied in float32, and rounded once at the end. So a sum of more than
+2,048 ones is right; NumPy's own is right along some axes only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _define(
 
     def kernel(xp: Any, axis: Axis, keepdims: bool) -> Callable[[Array, Array], None]:
         axes = whole_axes(name, axis)
-        reduce = getattr(np, ufunc).reduce  # the ufunc's own method spares NumPy's dispatch in Python
+        reduce = getattr(np, ufunc).reduce  # the ufunc's method avoids NumPy's dispatch in Python
 
         def run(x: Array, out: Array) -> None:
             if accumulates and x.dtype == np.float16:
@@ -151,7 +151,7 @@ def _mean_kernel(xp: Any, axis: Axis, keepdims: bool) -> Callable[[Array, Array]
             total = reduce(x, axis, np.float32, None, keepdims)
         else:
             reduce(x, axis, out.dtype, out, keepdims)
-        np.divide(total, count, out)  # not times 1/n: the mean of ones is 1
+        np.divide(total, count, out)  # not times 1/n, so that the mean of ones is exactly 1
 
     return kernel if xp is np else lambda x, out: xp.mean(x, axis=axis, out=out, keepdims=keepdims)
 
@@ -221,7 +221,7 @@ FUNCTIONS[np.std] = _with_dtype(_deviation)
 
 
 def _define_position(name: str) -> None:
-    """Define argmax or argmin; were the name a parameter, attributes of a graph from afar could set it."""
+    """Define argmax or argmin; a name parameter of the op could be set by attributes of a received graph."""
 
     def kernel(xp: Any, axis: int | None, keepdims: bool) -> Callable[[Array, Array], None]:
         find = getattr(xp, name)

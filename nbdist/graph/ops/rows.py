@@ -1,7 +1,8 @@
 """Row lookup and scatter-add on tables: embeddings and their sparse gradients.
 
-A table in shards is looked up in steps, so that each runs where its data is: the ids are made distinct and
-split where the lookup is, each shard gathers its rows, and they are joined and spread where the lookup is.
+A lookup in a table of shards is several ops, each on the device of its data: the device of the lookup makes
+the ids distinct and splits them, each shard gathers its rows, and the device of the lookup joins and spreads
+them.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _gather_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
     def kernel(table: Array, ids: Array, out: Array) -> None:
         check_rows(ids, len(table))
         if xp is np and len(table):
-            np.take(table, ids, 0, out, "clip")  # "raise" would look again, into a buffer
+            np.take(table, ids, 0, out, "clip")  # mode "raise" would check again, and need a buffer
         else:
             out[...] = xp.take(table, ids, axis=0)
 
@@ -77,7 +78,7 @@ def _gather_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
 
 
 def _gathered_rows(np: Any, g: Any, y: Tensor, table: Tensor, ids: Tensor) -> tuple[Any, None]:
-    """Return a gradient that holds the rows that were looked up, if the table's size is known."""
+    """Return a gradient that holds only the rows that were looked up, if the table's size is known."""
     g = dense(g)
     sizes = [n for n in table.shape if n is not None]
     if len(sizes) < table.ndim:
@@ -200,7 +201,7 @@ def _spread(xp: Any, x: Array, numbers: Array, start: int, stop: int) -> Array:
 
 register(
     Op(
-        "rows_between",  # the rows of x whose number, of the sorted numbers, is from start to below stop
+        "rows_between",  # the rows of x whose sorted number is in [start, stop)
         forward=lambda xp, x, numbers, start, stop: x[_ends(xp, numbers, start, stop)],
         spec=_between_spec,
         vjp=lambda np, g, y, x, numbers, start, stop: (
@@ -211,7 +212,7 @@ register(
 )
 register(
     Op(
-        "spread_rows",  # the other way: zero outside
+        "spread_rows",  # the inverse: rows outside are zero
         forward=_spread,
         spec=lambda x, numbers, start, stop: Spec((*numbers.shape, *x.shape[1:]), x.dtype),
         vjp=lambda np, g, y, x, numbers, start, stop: (
@@ -222,7 +223,7 @@ register(
 )
 register(
     Op(
-        "join_rows",  # parts of sorted numbers' rows, one after the other; ends are the numbers of each
+        "join_rows",  # concatenates the shards' rows; ends are the [start, stop) of their numbers
         forward=_join,
         spec=lambda numbers, *parts, ends: Spec((*numbers.shape, *parts[0].shape[1:]), parts[0].dtype),
         vjp=lambda np, g, y, numbers, *parts, ends: (
@@ -236,7 +237,7 @@ register(
 def lookup(ids: Tensor, ends: tuple[tuple[int, int], ...], gather: Callable[[int, Tensor], Tensor]) -> Tensor:
     """Return the rows at ``ids`` of a table in shards; shard i holds those between ``ends[i]``.
 
-    ``gather(i, numbers)`` returns rows of shard i, counted from its first. Each row travels once.
+    ``gather(i, numbers)`` returns rows of shard i, counted from its first. Each row is sent once.
     """
     distinct = record("distinct_rows", ids, rows=ends[-1][1])
     parts = []

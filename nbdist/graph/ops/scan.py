@@ -36,7 +36,7 @@ def _cumsum_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, axis: int, dtype: Any)
 
 
 def _cumprod_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, axis: int, dtype: Any) -> tuple[Tensor]:
-    """dx_j is the product before j times s_j, where s_j = g_j + x_(j+1) s_(j+1): right where x is 0, too."""
+    """dx_j is the product before j times s_j, where s_j = g_j + x_(j+1) s_(j+1): also right where x is 0."""
     after = _reverse(_before(_reverse(x, axis), axis, 0.0), axis)  # x_(j+1), and 0 behind the last
     later = record("recurrence", _reverse(after, axis), _reverse(g, axis), axis=axis)
     return (products_before(x, axis) * _reverse(later, axis),)

@@ -212,7 +212,7 @@ def _sum_to(xp: Any, x: Array, like: Array) -> Array:
 
 
 def accumulator(x: Array) -> Any:
-    """Return the dtype to add up in: that of ``x``, but float32 for float16 (2,048 + 1 is 2,048 in it)."""
+    """Return the dtype to sum in: that of ``x``, but float32 for float16 (there 2,048 + 1 is 2,048)."""
     return np.float32 if x.dtype == np.float16 else x.dtype
 
 
@@ -236,8 +236,8 @@ def _sum_to_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
             if leading and xp is np and x.dtype.char in "fd" and x.flags.c_contiguous:
                 ones.append(np.ones(prod(x.shape[: len(axes[0])]), x.dtype))
         if ones and out.flags.c_contiguous:
-            # The sum of rows is a product with ones, which BLAS does several times as fast.
-            np.dot(ones[0], x.reshape(len(ones[0]), out.size), out.reshape(-1))  # of no rows, too
+            # A sum of rows as a product with ones: BLAS is several times as fast.
+            np.dot(ones[0], x.reshape(len(ones[0]), out.size), out.reshape(-1))  # works for no rows, too
             return
         target = out.reshape(_kept(x.shape, axes[0]))
         if xp is np and x.dtype != np.float16:
@@ -335,7 +335,7 @@ def _cut_examples(rng: np.random.Generator) -> list[Example]:
 # The gradient of concatenate: sizes along its axis may be known only at run time.
 register(
     Op(
-        "leading_like",  # as much of the first input as the second has along the axis
+        "leading_like",  # the first part of the first input, of the second's size along the axis
         forward=_leading,
         spec=_cut("leading_like", behind=False),
         vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "behind_like"), None),
@@ -410,7 +410,7 @@ def _getitem_spec(x: Spec, key: tuple[Any, ...]) -> Spec:
 
 
 def per_axis(key: tuple[Any, ...], x: Spec) -> list[Any]:
-    """Return the key with ``...`` and what is left out spelled as full slices."""
+    """Return the key with ``...`` and missing indices written as full slices."""
     consumed = sum(k is not None and k is not ... for k in key)
     dots = sum(k is ... for k in key)
     if consumed > len(x.shape) or dots > 1:

@@ -15,7 +15,7 @@ from nbdist.graph.tensor import Tensor, record
 
 
 def group(*ops: Tensor, name: str | None = None) -> Tensor:
-    """Return an op that has run when all of ``ops`` have; a session returns None for it.
+    """Return an op that runs all of ``ops``; a session returns None for it.
 
     >>> from nbdist.graph.tensor import Graph, Variable
     >>> with Graph().as_default():
@@ -73,7 +73,7 @@ def _assign_sub(xp: Any, v: Array, value: Array) -> Array:
 
 
 def _check_shape(v: Array, value: Array) -> None:
-    if v.shape != value.shape:  # a size that was not known before; NumPy would spread a single row
+    if v.shape != value.shape:  # a size that was unknown; NumPy would broadcast a single row
         raise InvalidArgumentError(
             f"a variable of shape {show(v.shape)} takes no value of {show(value.shape)}"
         )
@@ -96,7 +96,7 @@ def _copy_kernel(xp: Any) -> Callable[[Array, Array], None]:
 
 
 register(
-    Op(  # the value as it is when its control inputs have run
+    Op(  # the value after the control inputs have run
         "read",
         forward=lambda xp, x: x,
         spec=lambda x: x,
@@ -107,7 +107,7 @@ register(
     )
 )
 register(
-    Op(  # the value as it is now, whatever is assigned later
+    Op(  # the current value, which later assignments do not change
         "copy",
         forward=lambda xp, x: xp.array(x),
         into=_copy_kernel,
@@ -125,7 +125,7 @@ def _check_finite(xp: Any, x: Array) -> Array:
 
 
 register(
-    Op(  # stops the step before what depends on it
+    Op(  # raises before any op that depends on it runs
         "check_finite",
         forward=_check_finite,
         spec=lambda x: x,

@@ -1,10 +1,10 @@
 """A queue of tokens, on which replicas wait for the next step.
 
-    queue = TokenQueue()                                # on the device of the scope around
+    queue = TokenQueue()                                # on the device of the enclosing scope
     queue.enqueue_many([step, step])
-    queue.dequeue(local_step)                           # waits until there is one for it
+    queue.dequeue(local_step)                           # waits for a token for this replica
 
-As a variable it lives in its task, in a container, under its name: sessions that use one name share it.
+Like a variable, a queue is kept by its task, in a container, by name: sessions that use one name share it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from nbdist.graph.tensor import Tensor, record
 
 
 class TokenQueue:
-    """Whole numbers, each the step with which its replica continues.
+    """A queue of whole numbers, each the step with which the replica that takes it continues.
 
-    ``begin`` empties it and lets replicas in that ``join``; ``serve`` marks the step that runs it as the one
-    that puts tokens there; ``close`` ends it. With ``one_each`` no replica takes two tokens of a step.
+    ``begin`` empties and opens it; ``join`` waits for that; ``serve`` marks the step that runs it as the one
+    that adds tokens; ``close`` closes it. With ``one_each`` no replica takes two tokens of a step.
 
     >>> from nbdist.graph.tensor import Graph
     >>> with Graph().as_default():
@@ -45,7 +45,7 @@ class TokenQueue:
         return self.handle.name
 
     def enqueue_many(self, tokens: Any, *, first: bool = False) -> Tensor:
-        """Return the op that puts tokens in the queue, those of a step or the ``first`` ones.
+        """Return the op that adds tokens to the queue, those of a step or the ``first`` ones.
 
         Raises OutOfRangeError if it is closed.
         """
@@ -54,21 +54,22 @@ class TokenQueue:
     def dequeue(self, local_step: Any = 0) -> Tensor:
         """Return the next token, once there is one for a replica that is at ``local_step``.
 
-        Errors name the task that ``local_step`` comes from. Raises what the queue was closed with when there
-        is none, DeadlineExceededError after the session's ``operation_timeout``.
+        Errors name the task that ``local_step`` comes from. If there is no token,
+        raises the error that the queue was closed with, and DeadlineExceededError after the session's
+        ``operation_timeout``.
         """
         return self._record("token_dequeue", whole(local_step))
 
     def size(self) -> Tensor:
-        """Return how many tokens are there."""
+        """Return how many tokens are in the queue."""
         return self._record("token_count")
 
     def is_open(self) -> Tensor:
-        """Return whether the queue was begun, and not closed since."""
+        """Return whether the queue is open."""
         return self._record("token_is_open")
 
     def begin(self, replicas: int, *, one_each: bool = False) -> Tensor:
-        """Return the op that empties and opens the queue, for so many replicas."""
+        """Return the op that empties the queue and opens it for this number of replicas."""
         return self._record("token_begin", replicas=replicas, one_each=one_each)
 
     def join(self, replica: str) -> Tensor:
@@ -102,7 +103,7 @@ def _taken(handle: Spec, local_step: Spec) -> Spec:
     return Spec((), np.dtype(np.int64))
 
 
-register(Op("TokenQueue", forward=elsewhere, spec=lambda: NOTHING, external=True))  # stands for the queue
+register(Op("TokenQueue", forward=elsewhere, spec=lambda: NOTHING, external=True))  # the handle of the queue
 on_handle("token_enqueue_many", _put, has_value=False)
 on_handle("token_dequeue", _taken, waits=True)
 on_handle("token_count", lambda handle: COUNT)

@@ -16,9 +16,9 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class WindowAxis:
-    """Windows of ``size`` along an axis of ``n``, each ``step`` after the last, ``count`` of them.
+    """``count`` windows of ``size`` elements, ``step`` apart, along an axis of ``n``.
 
-    ``before`` and ``after`` are what padding adds at the ends. The elements of a window are ``dilation``
+    ``before`` and ``after`` are the padded elements at the ends. The elements of a window are ``dilation``
     apart.
     """
 
@@ -32,7 +32,7 @@ class WindowAxis:
 
     @classmethod
     def of(cls, n: int, size: int, step: int, padding: str, dilation: int = 1) -> WindowAxis:
-        """Lay windows as TensorFlow does: ``same`` pads evenly, the odd one after; ``valid`` does not pad.
+        """Place windows as TensorFlow does: ``same`` pads evenly, an odd one last; ``valid`` does not pad.
 
         >>> WindowAxis.of(5, 3, 2, "same")
         WindowAxis(n=5, size=3, step=2, count=3, before=1, after=1, dilation=1)
@@ -45,7 +45,7 @@ class WindowAxis:
         return cls(n, size, step, count, missing // 2, missing - missing // 2, dilation)
 
     def inside(self, offset: int) -> tuple[slice, slice]:
-        """Return (windows whose element at ``offset`` lies in the array, where those elements are)."""
+        """Return slices: the windows whose element at ``offset`` is in the array, and these elements."""
         offset *= self.dilation
         first = max(-(-(self.before - offset) // self.step), 0)
         last = min((self.n - 1 + self.before - offset) // self.step, self.count - 1)
@@ -67,7 +67,7 @@ def axes_of(
 
 
 def window_counts(name: str, shape: Shape, size: Pair, strides: Pair, padding: str) -> tuple[int | None, ...]:
-    """Return how many windows lie along height and width; None where a size is not known yet."""
+    """Return how many windows there are along height and width; None where a size is unknown."""
     if len(shape) != 4:
         raise InvalidArgumentError(
             f"{name} takes images (batch, height, width, channels), got shape {show(shape)}"

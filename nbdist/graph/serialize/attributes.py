@@ -20,11 +20,11 @@ from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.graph.backend import Array
 
 Text = TypeVar("Text", str, bytes)
-MAX_DEPTH = 32  # of tuples, lists and dicts in each other
+MAX_DEPTH = 32  # of nested tuples, lists and dicts
 MAX_TEXT = 1 << 16  # characters of a text, bytes of a bytes
 MAX_NDIM = 32
 MAX_INTEGER = 64  # bytes of an int that 64 bits do not hold
-INLINE = 256  # bytes of an array that travels inside the table; larger ones travel beside it
+INLINE = 256  # bytes of an array inside the table; larger ones are stored beside it
 DTYPES = {
     dtype.str: dtype
     for dtype in map(
@@ -32,13 +32,13 @@ DTYPES = {
         "? i1 <i2 <i4 <i8 u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split(),  # noqa: SIM905  # one line
     )
 }
-"""The dtypes that travel, by how they are written."""
+"""The dtypes that can be serialized, by their text."""
 
 
 def to_plain(value: Any, beside: list[Array], depth: int = MAX_DEPTH) -> Any:
     """Return a value as what msgpack packs; arrays over ``INLINE`` bytes are added to ``beside``.
 
-    Raises InvalidArgumentError for what cannot travel: objects of other classes, functions, deep nesting.
+    Raises InvalidArgumentError for objects of other classes, functions, and deep nesting.
     """
     kind = type(value)
     if value is None or kind is bool or kind is float:
@@ -48,12 +48,12 @@ def to_plain(value: Any, beside: list[Array], depth: int = MAX_DEPTH) -> Any:
     if kind is str or kind is bytes:
         return checked_text(value)
     if depth == 0:
-        raise InvalidArgumentError(f"values lie more than {MAX_DEPTH} deep in each other")
+        raise InvalidArgumentError(f"values are nested more than {MAX_DEPTH} deep")
     if kind is tuple or kind is list:
         return [kind.__name__, *(to_plain(v, beside, depth - 1) for v in value)]
     if kind is dict:
         pairs = [(to_plain(k, beside, depth - 1), to_plain(v, beside, depth - 1)) for k, v in value.items()]
-        # Equal dicts are equal bytes, whatever was put in first.
+        # Equal dicts have equal bytes, whatever their insertion order.
         return ["dict", *(x for pair in sorted(pairs, key=lambda pair: pack(pair[0])) for x in pair)]
     if kind is slice:
         return ["slice", *(to_plain(v, beside, depth - 1) for v in (value.start, value.stop, value.step))]
@@ -68,28 +68,28 @@ def to_plain(value: Any, beside: list[Array], depth: int = MAX_DEPTH) -> Any:
     if kind is np.ndarray:
         return _array_to_plain(value, beside)
     raise InvalidArgumentError(
-        f"{value!r} of {kind} cannot travel; use numbers, text, dtypes, tuples or arrays"
+        f"{value!r} of {kind} cannot be serialized; use numbers, text, dtypes, tuples or arrays"
     )
 
 
 def checked_text(text: Text) -> Text:
-    """Return a text, or bytes, that is short enough to travel."""
+    """Return a text, or bytes; raises InvalidArgumentError if it is too long."""
     if len(text) > MAX_TEXT:
-        raise InvalidArgumentError(f"a text of {len(text)} characters; at most {MAX_TEXT} travel")
+        raise InvalidArgumentError(f"a text of {len(text)} characters; the limit is {MAX_TEXT}")
     return text
 
 
 def _integer_bytes(value: int) -> bytes:
     size = value.bit_length() // 8 + 1
     if size > MAX_INTEGER:
-        raise InvalidArgumentError(f"an int of {size} bytes; at most {MAX_INTEGER} travel")
+        raise InvalidArgumentError(f"an int of {size} bytes; the limit is {MAX_INTEGER}")
     return value.to_bytes(size, "little", signed=True)
 
 
 def _array_to_plain(value: Array, beside: list[Array]) -> list[Any]:
     text = dtype_text(value.dtype)
     if value.ndim > MAX_NDIM:
-        raise InvalidArgumentError(f"an array of {value.ndim} dimensions; at most {MAX_NDIM} travel")
+        raise InvalidArgumentError(f"an array of {value.ndim} dimensions; the limit is {MAX_NDIM}")
     array = np.asarray(value, DTYPES[text], order="C")
     if array.nbytes <= INLINE:
         return ["array", text, array.tobytes(), *array.shape]
@@ -98,11 +98,11 @@ def _array_to_plain(value: Array, beside: list[Array]) -> list[Any]:
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """Return how a dtype is written, in one byte order; InvalidArgumentError if its values cannot travel."""
+    """Return a dtype's text, in one byte order; InvalidArgumentError if it cannot be serialized."""
     text = dtype.newbyteorder("<").str
     if text not in DTYPES:
         names = ", ".join(d.name for d in DTYPES.values())
-        raise InvalidArgumentError(f"values of {dtype} cannot travel; convert them to one of {names}")
+        raise InvalidArgumentError(f"values of {dtype} cannot be serialized; convert them to one of {names}")
     return text
 
 
@@ -118,7 +118,7 @@ def pack(plain: Any) -> bytes:
 
 
 class Beside:
-    """The arrays that came beside a table, to be used up in order."""
+    """The arrays beside a table; each is used once, in order."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = arrays
@@ -127,7 +127,8 @@ class Beside:
     def take(self, position: Any, expected: Any) -> Array:
         """Return the next array, read-only; DataLossError if it is another one or damaged."""
         if type(position) is not int or position != self._used or position >= len(self._arrays):
-            raise DataLossError(f"array {position!r} is wanted, {self._used} of {len(self._arrays)} are used")
+            total = len(self._arrays)
+            raise DataLossError(f"array {position!r} is not the next one: {self._used} of {total} are used")
         array = self._arrays[position]
         if not isinstance(array, np.ndarray) or DTYPES.get(array.dtype.str) is None or array.ndim > MAX_NDIM:
             raise DataLossError(f"array {position} is not an array of numbers")
@@ -143,17 +144,17 @@ class Beside:
     def finish(self) -> None:
         """Raise DataLossError unless every array was used."""
         if self._used != len(self._arrays):
-            raise DataLossError(f"{len(self._arrays)} arrays came and {self._used} are used")
+            raise DataLossError(f"{len(self._arrays)} arrays were sent and {self._used} are used")
 
 
 def from_plain(plain: Any, beside: Beside, depth: int = MAX_DEPTH) -> Any:
-    """Return the value that ``to_plain`` was given; DataLossError for anything it does not write."""
+    """Return the value of a ``to_plain`` result; DataLossError for anything else."""
     kind = type(plain)
     if plain is None or kind is bool or kind is int or kind is float:
         return plain
     if kind is str or kind is bytes:
         if len(plain) > MAX_TEXT:
-            raise DataLossError(f"a text of {len(plain)} characters; at most {MAX_TEXT} travel")
+            raise DataLossError(f"a text of {len(plain)} characters; the limit is {MAX_TEXT}")
         return plain
     if kind is not list or not plain or type(plain[0]) is not str:
         raise DataLossError(f"a value that is a {kind.__name__} without a tag")
@@ -163,13 +164,13 @@ def from_plain(plain: Any, beside: Beside, depth: int = MAX_DEPTH) -> Any:
             f"a value has the unknown tag {tag[:40]!r}; expected one of {', '.join(_READERS)}"
         )
     if depth == 0:
-        raise DataLossError(f"values lie more than {MAX_DEPTH} deep in each other")
+        raise DataLossError(f"values are nested more than {MAX_DEPTH} deep")
     try:
         return _READERS[tag](rest, beside, depth - 1)
     except (TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, InvalidArgumentError):  # none of ours: a bug, not damage
+        if isinstance(error, InvalidArgumentError):  # nbdist's own error: a bug, not damage
             raise
-        raise DataLossError(f"a {tag!r} holds what it cannot: {error}") from None
+        raise DataLossError(f"a {tag!r} has an invalid content: {error}") from None
 
 
 def _all(rest: list[Any], beside: Beside, depth: int) -> list[Any]:
@@ -180,7 +181,7 @@ def _dict(rest: list[Any], beside: Beside, depth: int) -> dict[Any, Any]:
     values = _all(rest, beside, depth)
     found = dict(zip(values[::2], values[1::2], strict=True))
     if len(found) != len(values) // 2:
-        raise ValueError("a key that is there twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
@@ -206,7 +207,7 @@ def _complex(rest: list[Any], beside: Beside, depth: int) -> complex:
 def _integer(rest: list[Any], beside: Beside, depth: int) -> int:
     (raw,) = rest
     if type(raw) is not bytes or len(raw) > MAX_INTEGER:
-        raise TypeError("a number that is not a few bytes")
+        raise TypeError("a number is not bytes, or too long")
     return int.from_bytes(raw, "little", signed=True)
 
 
@@ -216,7 +217,7 @@ def _dtype(rest: list[Any], beside: Beside, depth: int) -> np.dtype[Any]:
 
 
 def read_dtype(text: Any) -> np.dtype[Any]:
-    """Return the dtype that is written so; DataLossError unless it is one that travels."""
+    """Return the dtype of a text; DataLossError if it is not in `DTYPES`."""
     if type(text) is not str or text not in DTYPES:
         raise DataLossError(f"an unknown dtype {str(text)[:40]!r}")
     return DTYPES[text]
@@ -230,7 +231,7 @@ def _scalar(rest: list[Any], beside: Beside, depth: int) -> Any:
 def _array(rest: list[Any], beside: Beside, depth: int) -> Array:
     text, raw, *shape = rest
     if len(shape) > MAX_NDIM or any(type(n) is not int or n < 0 for n in shape):
-        raise TypeError("a shape that is none")
+        raise TypeError("an invalid shape")
     return _from_bytes(text, raw, tuple(shape))
 
 

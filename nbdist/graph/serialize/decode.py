@@ -1,7 +1,7 @@
 """Deserializes graphs. Every entry is checked before it is used: the data may be hostile.
 
 Types are looked up in the table of ops and nowhere else; every op's ``spec`` runs again on its inputs and
-attributes, and must return the shape and dtype that are claimed. See `encode.py`.
+attributes, and must return the declared shape and dtype. See `encode.py`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ COLUMNS = ("name", "type", "attributes", "spec", "place", "line", "inputs", "con
 
 
 def decode(meta: dict[str, Any], arrays: Sequence[Array]) -> Graph:
-    """Return a new graph whose ``tensors`` are those that were encoded, in the same order.
+    """Return a new graph; its ``tensors`` are the encoded ones, in the same order.
 
     The constants' values are read-only views of ``arrays``. Raises FailedPreconditionError for another
     version of the format, NotFoundError for an op that is not in this task's table, and DataLossError for
-    anything else that ``encode`` does not write.
+    any other invalid data.
     """
     theirs = _checked_version(meta)
     if set(meta) == {"format", "nbdist"}:
@@ -54,7 +54,7 @@ def decode(meta: dict[str, Any], arrays: Sequence[Array]) -> Graph:
 @cache
 def own_version() -> str:
     """Return the version of the nbdist that runs here."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, and used once
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, used once
 
     try:
         return version("nbdist")
@@ -69,7 +69,7 @@ def _checked_version(meta: Any) -> str:
         or type(meta.get("format")) is not int
         or type(meta.get("nbdist")) is not str
     ):
-        raise DataLossError("no encoded graph: it names no format and no version of nbdist")
+        raise DataLossError("not an encoded graph: it has no format and no version of nbdist")
     theirs: str = meta["nbdist"][:40]
     if meta["format"] != FORMAT:
         raise FailedPreconditionError(
@@ -80,16 +80,16 @@ def _checked_version(meta: Any) -> str:
 
 
 def _unpacked(arrays: Sequence[Array]) -> dict[str, Any]:
-    """Return the tables of a large graph, which came as the last array."""
+    """Return the tables of a large graph, which are in the last array."""
     packed = arrays[-1] if arrays else None
     if not isinstance(packed, np.ndarray) or packed.dtype != np.uint8 or packed.ndim != 1:
         raise DataLossError("the tables of an encoded graph are missing")
     try:
         meta = msgpack.unpackb(np.ascontiguousarray(packed).data, raw=False, strict_map_key=True)
-    except Exception as error:  # msgpack raises many kinds, among them its own StackError and ValueErrors
+    except Exception as error:  # msgpack raises many types, such as its StackError and ValueError
         raise DataLossError(f"the tables of a graph cannot be read: {type(error).__name__}") from None
     if not isinstance(meta, dict) or {*meta} != {"columns", *TABLES}:
-        raise DataLossError("the tables of an encoded graph are not those that belong there")
+        raise DataLossError("an encoded graph has other tables than expected")
     return meta
 
 
@@ -116,7 +116,7 @@ class _Reader:
         tables: tuple[list[Any], ...] = (self.types, self.attributes, self.specs, self.places, self.lines)
         for column, table in zip(self.columns[1:], tables):
             if any(type(k) is not int or not 0 <= k < len(table) for k in column):
-                raise DataLossError("a node of a graph points out of a table")
+                raise DataLossError("a node of a graph has an index outside of a table")
         self.inferred: dict[tuple[int, ...], Spec] = {}
 
     def graph(self) -> Graph:
@@ -145,12 +145,12 @@ class _Reader:
         return graph
 
     def _checked(self, name: str, op: Op, claimed: Spec, key: tuple[int, ...]) -> Spec:
-        """Return what an op's value is; raise if another shape or dtype is claimed."""
+        """Return the spec of an op's value; raises DataLossError if another one is declared."""
         found = self._infer(name, op, key)
         if found != claimed and op.has_value:
             raise DataLossError(
                 f"{op.name} {name!r} is declared as {show(claimed.shape)} {claimed.dtype}, "
-                f"but of these inputs it is {show(found.shape)} {found.dtype}"
+                f"but with these inputs it is {show(found.shape)} {found.dtype}"
             )
         return found
 
@@ -159,12 +159,12 @@ class _Reader:
         if key not in self.inferred:
             attrs, inputs = self.attributes[key[1]], [self.specs[k] for k in key[2:]]
             try:
-                if not op.external:  # its kernel is not an op's forward
+                if not op.external:  # an external op has no forward to check
                     _signature(op).bind(np, *inputs, **attrs)
                     check_attributes(attrs)
                 found = op.spec(*inputs, **attrs)
                 self.inferred[key] = Spec(tuple(found.shape), found.dtype.newbyteorder("<"))
-            except Exception as error:  # a spec meets what no recorder would give it
+            except Exception as error:  # a spec may get arguments that no recorder passes
                 raise DataLossError(
                     f"{op.name} {name!r} does not take these inputs and attributes: {error}"
                 ) from None
@@ -236,7 +236,7 @@ def _signature(op: Op) -> inspect.Signature:
 
 
 def _leaf(kind: type[Tensor], spec: Spec, attrs: dict[str, Any], name: str) -> Tensor:
-    """Return a tensor that no op makes. A variable comes without initial value: an op assigns it."""
+    """Return a tensor without an op. A variable has no initial value: an op assigns it."""
     made = kind.__new__(kind)
     Tensor.__init__(made, None, (), {}, spec, name)
     if isinstance(made, Constant):
@@ -251,7 +251,7 @@ def _leaf(kind: type[Tensor], spec: Spec, attrs: dict[str, Any], name: str) -> T
     else:
         expected, good = set(), True
     if not good or {*attrs} != expected:
-        raise DataLossError(f"{kind.__name__} {name!r} has other attributes than belong to it")
+        raise DataLossError(f"{kind.__name__} {name!r} has invalid attributes")
     return made
 
 
@@ -280,7 +280,7 @@ def _type(name: Any, theirs: str) -> Op | type[Tensor]:
 
 def _text(text: Any) -> str:
     if type(text) is not str or len(text) > MAX_TEXT:
-        raise DataLossError(f"a graph has a {type(text).__name__} where a text belongs, or a very long one")
+        raise DataLossError(f"a graph has a {type(text).__name__} instead of text, or too long a text")
     return text
 
 
@@ -309,7 +309,7 @@ def _place(row: Any) -> tuple[str, str]:
     try:
         DeviceSpec.from_string(device)
     except InvalidArgumentError as error:
-        raise DataLossError(f"a graph names no device: {error}") from None
+        raise DataLossError(f"a graph has an invalid device: {error}") from None
     return device, container
 
 

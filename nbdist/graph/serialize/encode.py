@@ -35,15 +35,14 @@ Encoded: TypeAlias = tuple[dict[str, Any], list[Array]]
 """What ``encode`` returns: plain values, and arrays."""
 
 
-PACK_ABOVE = 1 << 19  # bytes; a larger table travels as the last array, for a message's meta is bounded
+PACK_ABOVE = 1 << 19  # bytes; a larger table is sent as the last array, because a message's meta is bounded
 
 
 def encode(tensors: Sequence[Tensor]) -> Encoded:
-    """Return tensors as plain values and arrays; ``tensors`` holds inputs before what uses them.
+    """Return tensors as plain values and arrays; ``tensors`` has inputs before their users.
 
-    A variable travels without its initial value: that is the ``assign`` op of its initializer. Raises
-    InvalidArgumentError for what cannot travel: an input that is missing, an op outside the table, an
-    attribute that is not plain data.
+    A variable is encoded without its initial value: the ``assign`` op of its initializer has that. Raises
+    InvalidArgumentError for a missing input, an op outside the table, or an attribute that is not plain data.
 
     >>> from nbdist.graph.tensor import Graph, placeholder
     >>> with Graph().as_default() as graph:
@@ -59,9 +58,9 @@ def encode(tensors: Sequence[Tensor]) -> Encoded:
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> str:
-    """Return 64 hex digits, equal for equal graphs; where in the code they were made does not count.
+    """Return 64 hex digits, equal for equal graphs; the lines of code that made them do not count.
 
-    Raises what ``encode`` does.
+    Raises the errors of ``encode``.
     """
     meta, arrays = _tabled(tensors)
     columns = {name: column for name, column in meta["columns"].items() if name != "line"}
@@ -74,9 +73,9 @@ def fingerprint(tensors: Sequence[Tensor]) -> str:
 
 
 def difference(a: Encoded, b: Encoded, names: tuple[str, str] = ("one graph", "the other")) -> str:
-    """Return one line on where two encoded graphs first differ, variables before ops; "" if they do not.
+    """Return one line on the first difference of two encoded graphs, variables before ops; "" if equal.
 
-    Raises what ``decode`` does.
+    Raises the errors of ``decode``.
 
     >>> from nbdist.graph.tensor import Graph
     >>> graphs = [Graph(), Graph()]
@@ -115,7 +114,7 @@ class _Table(dict[Any, int]):
 def _tabled(tensors: Sequence[Tensor]) -> Encoded:
     """Return the tables and columns of a graph, and the arrays beside them."""
     if len(tensors) > MAX_NODES:
-        raise InvalidArgumentError(f"a graph of {len(tensors)} tensors; at most {MAX_NODES} travel")
+        raise InvalidArgumentError(f"a graph of {len(tensors)} tensors; the limit is {MAX_NODES}")
     types, specs, places, texts, lines, packed = (_Table() for _ in range(6))
     arrays: list[Array] = []
     attributes: list[dict[str, Any]] = []
@@ -127,7 +126,7 @@ def _tabled(tensors: Sequence[Tensor]) -> Encoded:
             attrs = _plain_attributes(t, arrays)
             row = packed[pack(attrs)]
         except (InvalidArgumentError, UnicodeEncodeError) as error:
-            raise InvalidArgumentError(f"{t.type} {t.name!r} cannot travel: {error}") from None
+            raise InvalidArgumentError(f"{t.type} {t.name!r} cannot be serialized: {error}") from None
         if row == len(attributes):
             attributes.append(attrs)
         if t.line is not None:
@@ -163,7 +162,7 @@ def _tabled(tensors: Sequence[Tensor]) -> Encoded:
 
 
 def _plain_attributes(t: Tensor, arrays: list[Array]) -> dict[str, Any]:
-    """Return what makes a tensor's value, besides its inputs, as plain values; sorted by name."""
+    """Return a tensor's attributes as plain values, sorted by name."""
     if t.op is None:
         if type(t) is not LEAVES.get(t.type):
             raise InvalidArgumentError("it is made by no op and holds no value")
@@ -173,13 +172,13 @@ def _plain_attributes(t: Tensor, arrays: list[Array]) -> dict[str, Any]:
     if OPS.get(t.op.name) is not t.op:
         raise InvalidArgumentError("its op is not in the table; nbdist.graph.op.register it on every task")
     if len(t.attrs) > MAX_ATTRIBUTES:
-        raise InvalidArgumentError(f"it has {len(t.attrs)} attributes; at most {MAX_ATTRIBUTES} travel")
+        raise InvalidArgumentError(f"it has {len(t.attrs)} attributes; the limit is {MAX_ATTRIBUTES}")
     return {name: to_plain(t.attrs[name], arrays) for name in sorted(t.attrs)}
 
 
 def _plain_spec(dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> list[Any]:
     if len(shape) > MAX_NDIM:
-        raise InvalidArgumentError(f"a shape of {len(shape)} dimensions; at most {MAX_NDIM} travel")
+        raise InvalidArgumentError(f"a shape of {len(shape)} dimensions; the limit is {MAX_NDIM}")
     return [dtype_text(dtype), *(None if n is None else int(n) for n in shape)]
 
 
@@ -188,8 +187,8 @@ def _positions(t: Tensor, inputs: Iterable[Tensor], positions: dict[Tensor, int]
         return [positions[i] for i in inputs]
     except KeyError as error:
         raise InvalidArgumentError(
-            f"{t.name!r} needs {error.args[0].name!r}, which does not stand before it in the list; "
-            "list inputs and control inputs before what uses them"
+            f"{t.name!r} needs {error.args[0].name!r}, which is not before it in the list; "
+            "list inputs and control inputs before their users"
         ) from None
 
 
