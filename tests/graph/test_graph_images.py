@@ -80,7 +80,10 @@ def test_a_conv_through_relu_and_pool_has_second_derivatives() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda x: record("conv2d", x, np.ones((3, 3, 2, 1)), **CONV), "images have 3 channels, the kernel is for 2"),
+        (
+            lambda x: record("conv2d", x, np.ones((3, 3, 2, 1)), **CONV),
+            "images have 3 channels, the kernel is for 2",
+        ),
         (lambda x: record("conv2d", x, np.ones((3, 3)), **CONV), r"kernel has shape .*got \(3, 3\)"),
         (
             lambda x: record("conv2d", x[0], np.ones((3, 3, 3, 1)), **CONV),

@@ -18,20 +18,20 @@ from nbdist.graph.layout.layered import flow_order
 from nbdist.graph.layout.nodes import Node
 
 OUTSIDE = -1
-"""The end of an edge that lies outside of its plane."""
+"""The end of an edge that is outside of its plane."""
 
 
-MOST_OPENED = 40  # boxes in a scope that is opened unasked
+MOST_OPENED = 40  # boxes in a scope that is opened by default
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Box:
-    """One thing in a plane: an op with what is folded into it, or a name scope with a plane of its own."""
+    """A box of a plane: an op with the nodes folded into it, or a name scope with its own plane."""
 
-    key: str  # device and name; no other box has it
+    key: str  # device and name; unique
     label: str  # its name within its plane; a scope's ends with a slash
     device: str
-    nodes: tuple[Node, ...]  # all that is in it, in the order of the graph
+    nodes: tuple[Node, ...]  # all its nodes, in the order of the graph
     plane: Plane | None = None
     open: bool = False
 
@@ -52,14 +52,14 @@ class PlaneEdge:
 
     source: int  # a box's number, or OUTSIDE
     target: int
-    outer: int = OUTSIDE  # the edge of the plane around that leads on, where an end is OUTSIDE
-    crosses: bool = False  # it is, or is a part of, what one device sends to another
+    outer: int = OUTSIDE  # the edge of the surrounding plane that continues it, where an end is OUTSIDE
+    crosses: bool = False  # part of an edge between two devices
     tensors: dict[str, Node] = field(default_factory=dict)
-    control: dict[str, Node] = field(default_factory=dict)  # ops that have to run before, and send nothing
+    control: dict[str, Node] = field(default_factory=dict)  # control inputs, which send no value
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensors whose size is known."""
+        """Bytes of the tensors of known size."""
         return sum(node.bytes or 0 for node in self.tensors.values())
 
     @property
@@ -70,7 +70,7 @@ class PlaneEdge:
 
 @dataclass(slots=True, eq=False)
 class Plane:
-    """Boxes in an order that only edges of cycles go against, and their edges."""
+    """Boxes in topological order, except for edges of cycles, and their edges."""
 
     boxes: list[Box]
     edges: list[PlaneEdge]
@@ -78,7 +78,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """One op's need of another, on its way through the planes. An end that lies outside has no node."""
+    """A dependency between two ops while planes are built; an end outside of the plane has no node."""
 
     source: Node | None
     target: Node | None
@@ -90,7 +90,7 @@ class _Need:
 
 @dataclass(frozen=True, slots=True)
 class _OpenScopes:
-    """Which scopes are to be open."""
+    """The scopes to open."""
 
     expand: tuple[str, ...]
     depth: int | None
@@ -108,7 +108,7 @@ def collapse(nodes: Sequence[Node], expand: Iterable[str] = (), depth: int | Non
     """Return the outermost plane: on each device, the ops outside of name scopes, and a box for each scope.
 
     The scopes named in ``expand`` are open, with those around them; ``depth`` opens all scopes of so many
-    levels. Without ``depth`` a scope that is all there is on its device is open too.
+    levels. Without ``depth`` a scope that is the only box of its device is open too.
 
     >>> nodes = [Node("x", "Placeholder"), Node("hidden/w", "Variable"),
     ...          Node("hidden/matmul", "matmul", inputs=("x", "hidden/w")),
@@ -171,7 +171,7 @@ class _BoxGroup:
 
 @dataclass(frozen=True, slots=True)
 class _PlaneBuilder:
-    held: Mapping[str, list[Node]]  # what is folded into an op
+    held: Mapping[str, list[Node]]  # nodes folded into an op
     order: Mapping[str, int]
     open_scopes: _OpenScopes
 
@@ -184,7 +184,7 @@ class _PlaneBuilder:
         return [_BoxGroup(_common(of) if len(of) > 1 else "", of) for key, of in by_part.items()]
 
     def plane(self, groups: Sequence[_BoxGroup], needs: Sequence[_Need], scope: str) -> Plane:
-        """Return the plane of one scope, given all needs that have an end in it."""
+        """Return the plane of one scope, given all dependencies that have an end in it."""
         members = [self._members(group) for group in groups]
         ranked = self._flow(members, needs)
         groups, members = [groups[i] for i in ranked], [members[i] for i in ranked]
@@ -255,9 +255,9 @@ def _common(heads: Sequence[Node]) -> str:
 
 
 def fold(nodes: Sequence[Node]) -> dict[str, str]:
-    """Return what is not shown by itself, and the op that it is shown with.
+    """Return, for each node without a box of its own, the op that it is shown with.
 
-    That is a constant that only one op of its device takes, and a variable's initializer.
+    Such nodes are constants that only one op of their device uses, and a variable's initializer.
 
     >>> fold([Node("x", "Placeholder"), Node("c", "Constant"), Node("mul", "multiply", inputs=("x", "c"))])
     {'c': 'mul'}

@@ -1,4 +1,4 @@
-"""Labels of edges, where there is room: labels never overlap, and a tooltip shows those that are left out."""
+"""Labels of edges, where there is room: labels never overlap; a tooltip shows the omitted ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Rectangle = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
 
-HEIGHT, CLEAR = 14.0, 6.0  # pixels of a text; around it
+HEIGHT, CLEAR = 14.0, 6.0  # pixels: height of a label, margin around it
 
 
 def place_labels(work: LayoutState, sheet: Sheet) -> None:
-    """Give lines their texts, those between devices first, then those of many bytes."""
+    """Place the labels of lines: lines between devices first, then by bytes."""
     taken = [
         leg for wire, line in zip(work.wires, sheet.lines, strict=True) for leg in _legs(work, wire, line)
     ]
@@ -34,7 +34,7 @@ def place_labels(work: LayoutState, sheet: Sheet) -> None:
 def _free(
     work: LayoutState, wire: Wire, line: DrawnEdge, width: float, taken: Sequence[Rectangle]
 ) -> tuple[str, float, Point] | None:
-    """Return the first text of a line that has room, its width and its middle."""
+    """Return the first label of a line that has room, its width and its centre."""
     for text, wide in work.labels(wire):
         for x, y in _places(line, *work.ends(wire), wide):
             rectangle = _around(x, y, wide)
@@ -49,7 +49,7 @@ def _around(x: float, y: float, width: float) -> Rectangle:
 
 
 def _legs(work: LayoutState, wire: Wire, line: DrawnEdge) -> list[Rectangle]:
-    """Return the first and last pieces of a track: from a box and to one. No text may hide them."""
+    """Return the first and last pieces of a track: from a box and to one. No label may hide them."""
     if not line.track:
         return []
     start, end = work.ends(wire)
@@ -58,7 +58,7 @@ def _legs(work: LayoutState, wire: Wire, line: DrawnEdge) -> list[Rectangle]:
 
 
 def _places(line: DrawnEdge, start: float, end: float, width: float) -> Iterator[Point]:
-    """Yield the middles that a text of some width may have, on the line."""
+    """Yield the possible centres of a label of this width on the line."""
     if not line.track:
         yield start, line.bends[0] + UNDER
         return

@@ -24,15 +24,15 @@ class LineSegment(NamedTuple):
 
     upper: int
     lower: int
-    weight: float = 1.0  # how much it matters that it is straight
-    shift: float = 0.0  # how far right of the upper element's middle the lower one's is, if it is
+    weight: float = 1.0  # weight of its straightness
+    shift: float = 0.0  # x of the lower element's centre relative to the upper one's, if straight
 
 
 def flow_order(first: Sequence[int], edges: Mapping[tuple[int, int], int]) -> list[int]:
-    """Return boxes in an order that no edge goes against, where there is one; else few edges do.
+    """Return boxes in topological order; with cycles, in an order that few edges oppose.
 
-    ``first`` says which box comes first where there is a choice. A cycle is cut, as by Eades, Lin and Smyth
-    (1993), before the box that gives most and takes least; ``edges`` counts what goes from box to box.
+    ``first`` decides between boxes that are ready. A cycle is cut, as by Eades, Lin and Smyth (1993), before
+    the box with the largest difference of outgoing and incoming edges; ``edges`` counts edges by box pair.
 
     >>> flow_order([0, 1, 2], {(1, 0): 1, (0, 2): 1})
     [1, 0, 2]
@@ -65,7 +65,7 @@ def flow_order(first: Sequence[int], edges: Mapping[tuple[int, int], int]) -> li
 def ranks(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
     """Return a row for each box, so that each edge (from a lower to a higher number) goes down.
 
-    What has slack stands close to where it is used, if that shortens no fewer edges than it stretches.
+    A box with slack is near its users, if that shortens at least as many edges as it lengthens.
 
     >>> ranks(4, [(0, 2), (1, 3), (2, 3)])
     [0, 1, 1, 2]
@@ -137,13 +137,13 @@ def ordered(
             for i, element in enumerate(row):
                 place[element] = (i + 0.5) / len(row)
         count = crossings(rows, links)
-        if count < fewest or sweep == 1:  # one round at least, for what is only pulled
+        if count < fewest or sweep == 1:  # at least one round, for elements with only a pull
             best, fewest = [list(row) for row in rows], count
     return best
 
 
 def crossings(rows: LayerRows, links: Sequence[LineSegment]) -> int:
-    """Return how often links cross.
+    """Return the number of crossings of links.
 
     >>> crossings([[0, 1], [2, 3]], [LineSegment(0, 3), LineSegment(1, 2)])
     1

@@ -2,11 +2,11 @@
 
     sheet = lay_out(collapse(nodes), measure)
 
-Rows of boxes go down, through all devices at the same height, with gaps between them. An edge that stays on
-its device and does not go far is a curve from gap to gap. Others run on tracks: down into the gap below their
-source, along it to a lane beside the boxes or between the devices, up or down that, and along the gap above
-their target. So no line crosses a box. All tracks of one op form one trunk with branches. A trunk enters
-each other device once and forks there: a value is sent to a device once, for all ops that use it.
+Boxes are in rows, which all devices share, with gaps between them. An edge within a device that spans at most
+`FAR` rows is a curve from gap to gap. Others run on tracks: down into the gap below their source, along it to
+a lane beside the boxes or between the devices, up or down the lane, and along the gap above their target. So
+no line crosses a box. All tracks of one op form one trunk with branches. A trunk enters each other device
+once and forks there: a value is sent to a device once, for all its users.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from nbdist.graph.layout.routes import arranged, drawn, ports_of, set_columns, s
 from nbdist.graph.layout.sheet import BoxMeasure, Sheet
 from nbdist.graph.layout.work import LayoutState, begin
 
-FAR = 5  # rows that a curve spans at most; a graph with gradients would need thousands of them
-BOX_GAP, THREAD = 20.0, 12.0  # between boxes; what a curve that passes a row takes of it
+FAR = 5  # rows that a curve spans at most; more would need thousands of curves in a graph with gradients
+BOX_GAP, THREAD = 20.0, 12.0  # pixels between boxes; width of a curve that passes a row
 WIDEST, NARROWEST = 900.0, 440.0  # of a row over all devices, and of a row in one of many devices
 
 
@@ -56,7 +56,7 @@ def lay_out(
             if box.open:
                 work.opened[number] = inside
                 work.sizes[number] = (inside.width, inside.height)
-    contents = [_placed(work, column) for column in range(len(devices))]  # where lines begin is known now
+    contents = [_placed(work, column) for column in range(len(devices))]  # the starts of lines are known now
     set_columns(work, devices, contents)
     set_gaps(work)
     sheet = drawn(work)
@@ -110,7 +110,7 @@ def _set_orders(work: LayoutState, columns: int) -> None:
 
 
 def _links(work: LayoutState, column: int) -> list[LineSegment]:
-    """Return the pieces of a column's curves; those between threads matter most."""
+    """Return the pieces of a column's curves; those between threads have the largest weight."""
     title = len(work.row)
     links = []
     for wire in work.wires:
@@ -119,7 +119,7 @@ def _links(work: LayoutState, column: int) -> list[LineSegment]:
         chain = [wire.source, *wire.passes, wire.target]
         for upper, lower in pairwise(chain):
             weight = 1.0 + 2.0 * (upper > title) + 2.0 * (lower > title)
-            # A closed box stands above another by its middle, whatever its ports: else chains drift aside.
+            # Closed boxes align by their centres, whatever their ports, or chains would drift to one side.
             shift = work.leaves(wire) if upper == wire.source and upper in work.opened else 0.0
             shift -= work.enters(wire) if lower == wire.target and lower in work.opened else 0.0
             links.append(LineSegment(upper, lower, weight, shift))
@@ -144,7 +144,7 @@ def _placed(work: LayoutState, column: int) -> float:
 
 
 def _pulls(work: LayoutState) -> dict[int, float]:
-    """Return to which end of its row a box is drawn by what it sends to other devices and gets from them."""
+    """Return how far its edges with other devices pull a box to the left or right end of its row."""
     wanted: dict[int, list[float]] = {}
     for wire in work.wires:
         source, target = work.column[wire.source], work.column[wire.target]

@@ -18,7 +18,7 @@ SHORT_DTYPES = {"float": "f", "int": "i", "uint": "u", "complex": "c"}
 class Node:
     """One op of a graph and the one tensor that it makes.
 
-    ``type`` is Variable, Placeholder, Constant or an op's name; ``device`` is "" where none is written;
+    ``type`` is Variable, Placeholder, Constant or an op's name; ``device`` is "" if none is set;
     ``dtype`` is "" for an op without a value; ``value`` is a constant's value as a short text.
     """
 
@@ -46,7 +46,7 @@ class Node:
 
     @property
     def spec(self) -> str:
-        """Shape and dtype, short.
+        """Shape and dtype as a short text.
 
         >>> Node("x", "Placeholder", shape=(None, 784)).spec
         '(?, 784) f32'
@@ -55,7 +55,7 @@ class Node:
 
 
 def describe(graph: Graph, placement: Mapping[str, str] | None = None) -> tuple[Node, ...]:
-    """Return the nodes of a graph in the order in which they were made.
+    """Return the nodes of a graph in order of creation.
 
     ``placement`` gives full devices by tensor name; the others have the graph's devices.
 

@@ -1,7 +1,7 @@
 """Horizontal positions of ordered rows: the least-squares solution that keeps the order.
 
-Row by row, up and down, each element wants to be where its links are straight; what a row as a whole can do
-is an isotonic regression (pool adjacent violators).
+Row by row, down and up, the target of each element is the place where its links are straight. The nearest
+places in order, for a whole row, are an isotonic regression (pool adjacent violators).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SWEEPS = 6
 
 
 def centres(rows: LayerRows, links: Sequence[LineSegment], width: Mapping[int, float]) -> dict[int, float]:
-    """Return the x of each element's middle: in order, beside each other, and so that links are straight."""
+    """Return the x of each element's centre: in order, without overlap, with nearly straight links."""
     above: dict[int, list[tuple[int, float, float]]] = {}
     below: dict[int, list[tuple[int, float, float]]] = {}
     for upper, lower, weight, shift in links:
@@ -46,13 +46,13 @@ def centres(rows: LayerRows, links: Sequence[LineSegment], width: Mapping[int, f
 
 
 def _offsets(row: Sequence[int], width: Mapping[int, float]) -> list[float]:
-    """Return the middles of a row's elements if each stands as far to the left as it can."""
+    """Return the centres of a row's elements, each as far left as possible."""
     steps = ((width[a] + width[b]) / 2 for a, b in pairwise(row))
     return list(accumulate(steps, initial=0.0))
 
 
 def settled(wanted: Sequence[float], weights: Sequence[float], offsets: Sequence[float]) -> list[float]:
-    """Return places near the wanted ones (least squares) that are as far apart as the offsets are.
+    """Return the places nearest to the targets (least squares) that are as far apart as the offsets.
 
     >>> settled([0, 0, 10], [1, 1, 1], [0, 4, 8])
     [-2.0, 2.0, 10.0]

@@ -1,7 +1,7 @@
 """Routes the edges of a drawn graph: lanes beside the boxes, ports on them, and tracks in the gaps between.
 
-The boxes have their rows and columns. Edges that share a lane run on different tracks of it, and devices that
-exchange many edges stand side by side.
+The rows and columns of boxes are known here. Edges that share a lane run on different tracks of it, and
+devices with many edges between them are adjacent.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from nbdist.graph.layout.collapse import PlaneEdge
 from nbdist.graph.layout.sheet import DeviceFrame, DrawnEdge, Sheet, Spot
 from nbdist.graph.layout.work import Lane, LayoutState, Wire
 
-PAD = 16.0  # between a frame and what it holds
+PAD = 16.0  # pixels between a frame and its contents
 HEAD, TITLE = 46.0, 24.0  # heights of a device's title and of an open scope's
-GUTTER, TRACK, LABELLED = 36.0, 8.0, 15.0  # between devices, between tracks, between tracks with a text
+GUTTER, TRACK, LABELLED = 36.0, 8.0, 15.0  # between devices, between tracks, between tracks with a label
 GAP, CURVED, WORDED, WORDS = (
     18.0,
     28.0,
     44.0,
     14.0,
-)  # between rows, at least; with a curve; with a text on a curve
+)  # between rows at least; with a curve; with a label on a curve
 ABOVE, BELOW = 9.0, 14.0  # between a row and the first track below it; the last track and an arrow's end
 
 
@@ -92,7 +92,7 @@ def set_columns(work: LayoutState, devices: Sequence[str], contents: Sequence[fl
 
 
 def set_ports(work: LayoutState) -> None:
-    """Choose where on its ends each line begins and arrives, from left to right as they come."""
+    """Choose where each line begins and ends on its boxes, so that lines keep their order."""
     count = len(work.sizes)
     leaving: dict[int, list[Wire]] = {}
     entering: dict[int, list[Wire]] = {}
@@ -115,7 +115,7 @@ def set_ports(work: LayoutState) -> None:
 
 
 def _leave_scope(work: LayoutState, element: int, wires: list[Wire]) -> None:
-    """Give each curve out of a scope a port, and all tracks to one side one."""
+    """Give each curve out of a scope a port, and all tracks to one side a common one."""
     bundles: dict[object, list[Wire]] = {}
     for wire in sorted(wires, key=lambda wire: work.aim(wire, element)):
         side = work.aim(wire, element) < work.x[element]
@@ -138,7 +138,7 @@ def ports_of(work: LayoutState, element: int) -> tuple[list[list[int]], list[lis
 
 
 Way = tuple[object, ...]
-"""The key of a run along a gap, which lines that share it have in common."""
+"""The key of a run along a gap; lines that share the run have the same key."""
 
 
 def ways(work: LayoutState, wire: Wire) -> list[tuple[int, int, Way]]:
@@ -172,7 +172,7 @@ def set_gaps(work: LayoutState) -> None:
     y = HEAD if work.title is None else 0.0
     heights = _row_heights(work)
     for gap in range(work.rows + 1):
-        # The tracks go below the texts of curves.
+        # The tracks are below the labels of curves.
         start = y + ABOVE + WORDS * (curved.get(gap) == WORDED)
         end = start
         for band in range(3):
@@ -237,22 +237,22 @@ def _line(work: LayoutState, wire: Wire) -> DrawnEdge:
     return DrawnEdge(*ends, edges, not wire.curve, wire.leave, wire.enter, bends)
 
 
-# Tracks: which track of a lane each edge takes, and which device stands beside which.
+# Tracks: the track of each edge in a lane, and the order of the devices.
 
 K = TypeVar("K", bound=Hashable)
-FEW = 6  # devices whose orders are all tried
+FEW = 6  # up to so many devices, all orders are tried
 
 
 class LaneExtents(dict[K, tuple[float, float]]):
-    """How far each line runs along a lane; a line that comes again runs further."""
+    """The interval that each line covers along a lane; adding to a line extends it."""
 
     def add(self, key: K, *ends: float) -> None:
-        """Have ``key`` reach all ``ends``."""
+        """Extend the interval of ``key`` to all ``ends``."""
         self[key] = (min(*ends, *self.get(key, ends)), max(*ends, *self.get(key, ends)))
 
 
 def tracks(runs: Mapping[K, tuple[float, float]], apart: float = 4.0) -> tuple[dict[K, int], int]:
-    """Return a track for each run, so that those on one track do not meet, and how many tracks there are.
+    """Return a track for each run, so that runs on one track do not overlap, and the number of tracks.
 
     >>> tracks({"a": (0, 10), "b": (5, 20), "c": (30, 40)})
     ({'a': 0, 'b': 1, 'c': 0}, 2)
@@ -267,9 +267,9 @@ def tracks(runs: Mapping[K, tuple[float, float]], apart: float = 4.0) -> tuple[d
 
 
 def arranged(devices: Iterable[str], flows: Mapping[tuple[str, str], int]) -> list[str]:
-    """Return the devices in the order in which they stand side by side: those that talk are close.
+    """Return the devices from left to right, with those that exchange edges close to each other.
 
-    ``flows`` counts what goes from one to another. Where that leaves a choice they stand as listed.
+    ``flows`` counts edges from one to another. Ties keep the order of the list.
 
     >>> ps, first, second = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
     >>> arranged([ps, first, second], {(ps, first): 1, (ps, second): 1})
@@ -285,7 +285,7 @@ def arranged(devices: Iterable[str], flows: Mapping[tuple[str, str], int]) -> li
         return list(min(permutations(listed), key=length))
     best, shortest = listed, length(listed)
     improved = True
-    while improved:  # move one device at a time, while that helps
+    while improved:  # move one device at a time, while that improves the order
         improved = False
         for device in listed:
             rest = [other for other in best if other != device]

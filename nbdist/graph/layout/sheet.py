@@ -8,25 +8,25 @@ from typing import Protocol
 
 from nbdist.graph.layout.collapse import Box, Plane, PlaneEdge
 
-UNDER = 11.0  # pixels between a row and the middle of a text on a curve that begins there
+UNDER = 11.0  # pixels between a row and the centre of a label on a curve that begins there
 
 
 class BoxMeasure(Protocol):
-    """How large things are drawn, in pixels."""
+    """The sizes of drawn texts and boxes, in pixels."""
 
     def box(self, box: Box) -> tuple[float, float]:
-        """Return the width and height of a box, a scope's while it is closed."""
+        """Return the width and height of a box; of a scope, while it is closed."""
 
     def title(self, text: str) -> float:
         """Return the width of a device's or an open scope's title."""
 
     def labels(self, source: Box, target: Box, edges: Sequence[PlaneEdge]) -> list[tuple[str, float]]:
-        """Return the texts that may stand on a line, the best one first, and their widths."""
+        """Return the possible labels of a line, the best first, and their widths."""
 
 
 @dataclass(slots=True, eq=False)
 class Spot:
-    """A box's place: its left edge, the room that it has there, its size while it is closed, its row."""
+    """A box's place: its left edge, the width reserved for it, its size while it is closed, its row."""
 
     x: float
     room: float
@@ -40,9 +40,9 @@ class Spot:
 class DrawnEdge:
     """One drawn edge, between two spots or the outside.
 
-    ``leave`` and ``enter`` say where on its ends: a share of a closed box's width, and the number of the
-    port of an open scope's sheet, which is also the port where an end is OUTSIDE. The bends of a curve are
-    the y at which it may turn aside, then x, top and bottom of each passage through a row, then the y at
+    ``leave`` and ``enter`` are its places on its ends: a fraction of a closed box's width, and the index of
+    the port of an open scope's sheet, which is also the port if an end is OUTSIDE. The bends of a curve are
+    the y at which it may turn, then x, top and bottom of each passage through a row, then the y at
     which it is above its target. Those of a track are a y, or y, x and y.
     """
 
@@ -69,7 +69,7 @@ class DeviceFrame:
 
 @dataclass(slots=True, eq=False)
 class Sheet:
-    """A plane that is laid out.
+    """The layout of a plane.
 
     ``bands`` are the top and bottom of each row; ``into`` and ``out`` are the x of its ports, at its upper
     and lower edge, where lines of the surrounding plane continue.

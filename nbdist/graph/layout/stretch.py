@@ -2,9 +2,9 @@
 
     shown = spread(sheet)
 
-Two rising maps, of x and of y, say where each point of the sheet goes. So boxes that were apart stay apart,
-boxes and lines keep their relative positions. A scope that is closed leaves the room
-to its right empty. The page's script does the same when a scope is opened or closed by a click.
+Two increasing maps, of x and of y, move each point of the sheet. So boxes that did not overlap still do not,
+and boxes and lines keep their relative positions. A closed scope leaves the room to its right empty. The
+page's script does the same when a click opens or closes a scope.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nbdist.graph.layout.collapse import Box
 from nbdist.graph.layout.sheet import UNDER, DeviceFrame, DrawnEdge, Sheet
 
 Scale = Callable[[float], float]
-LOWER = 12.0  # pixels that a box stands below the top of its row at most
+LOWER = 12.0  # pixels of a box below the top of its row, at most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """A box as it is shown: its place within the sheet around it, and what is in it if it is open."""
+    """A box as shown: its place in the enclosing sheet, and its contents if it is open."""
 
     box: Box
     x: float
@@ -34,7 +34,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Way:
-    """A line as it is shown: its corners; ``track`` says that they are right angles, else it is a curve."""
+    """A line as shown: its corners, which are right angles if ``track`` is set, else points of a curve."""
 
     line: DrawnEdge
     points: tuple[tuple[float, float], ...]
@@ -56,7 +56,7 @@ class Spread:
 
 
 def spread(sheet: Sheet, is_open: Callable[[Box], bool] = lambda box: box.open) -> Spread:
-    """Return a sheet as it is shown when some of its scopes are open."""
+    """Return a sheet as shown with its open scopes opened."""
     boxes, spots = sheet.plane.boxes, sheet.spots
     inside = [
         spread(spot.sheet, is_open) if spot.sheet is not None and is_open(box) else None
@@ -74,7 +74,7 @@ def spread(sheet: Sheet, is_open: Callable[[Box], bool] = lambda box: box.open) 
     shown = []
     for box, spot, (wide, high), open_ in zip(boxes, spots, sizes, inside, strict=True):
         top, bottom = map(y, sheet.bands[spot.row])
-        lower = min((bottom - top - high) / 2, LOWER)  # in the middle of its row, unless that is far down
+        lower = min((bottom - top - high) / 2, LOWER)  # in the middle of its row, within LOWER of its top
         shown.append(Shown(box, x(spot.x), top + lower, wide, high, open_))
     frames = [DeviceFrame(frame.device, x(frame.left), x(frame.right)) for frame in sheet.frames]
     into, out = [x(port) for port in sheet.into], [x(port) for port in sheet.out]
@@ -83,9 +83,9 @@ def spread(sheet: Sheet, is_open: Callable[[Box], bool] = lambda box: box.open) 
 
 
 def stretched(needs: Iterable[tuple[float, float, float]]) -> Scale:
-    """Return a map that gives each of some intervals (start, end) the length it needs, and shortens nothing.
+    """Return a map that lengthens intervals (start, end) to the lengths they need, and shortens none.
 
-    The room is made at an interval's end: boxes above or below an open scope do not move.
+    Space is added at an interval's end: boxes above or below an open scope do not move.
 
     >>> wide = stretched([(10.0, 20.0, 50.0)])
     >>> wide(5.0), wide(15.0), wide(20.0), wide(30.0)
@@ -105,7 +105,7 @@ def stretched(needs: Iterable[tuple[float, float, float]]) -> Scale:
 
 
 def resized(bands: Iterable[tuple[float, float, float]]) -> Scale:
-    """Return a map that gives each of some intervals, of which none meets another, its new length.
+    """Return a map that gives intervals, which do not overlap, their new lengths.
 
     >>> low = resized([(10.0, 20.0, 15.0), (30.0, 50.0, 5.0)])
     >>> low(10.0), low(20.0), low(30.0), low(50.0)
@@ -128,7 +128,7 @@ def _way(
     x: Scale,
     y: Scale,
 ) -> Way:
-    """Return the corners of a line between boxes that have their places."""
+    """Return the corners of a line, given the places of the boxes."""
     if line.source < 0:
         start = (into[line.leave[1]], 0.0)
     else:
