@@ -49,12 +49,16 @@ def begin(cluster: Cluster) -> Iterator[Callable[..., Run]]:
 
 @contextmanager
 def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
+    entered = threading.Event()
+
     def interrupt() -> None:
+        assert entered.wait(20)  # not inside of start(), which the test does not expect to be interrupted
         until(condition)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     helper = threading.Thread(target=interrupt)
     helper.start()
+    entered.set()
     yield
     helper.join()
 
@@ -93,7 +97,9 @@ def test_an_error_is_raised_by_wait(begin: Callable[..., Run]) -> None:
 
 def test_an_interrupted_wait_stops_it(begin: Callable[..., Run]) -> None:
     run = begin(ENDLESS, strategy="ps")
-    with interrupted_when(lambda: run.standing().step > 0):
+    waits, main = threading.Event(), threading.main_thread()
+    run.process_ends = lambda: threading.current_thread() is main and waits.set() is not None
+    with interrupted_when(lambda: waits.is_set() and run.standing().step > 0):
         assert run.wait().status == "stopped"
 
 
