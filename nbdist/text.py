@@ -20,10 +20,15 @@ def cut_middle(text: str, limit: int) -> str:
 
     >>> print(cut_middle("first." + "x" * 500 + ".last", 12))
     first.
-    ... 499 characters left out ...
+    ... 499 characters cut ...
     x.last
     """
     half = limit // 2
     if len(text) <= limit:
         return text
-    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+    return f"{text[:half]}{cut_note(len(text) - 2 * half)}{text[len(text) - half :]}"
+
+
+def cut_note(missing: int) -> str:
+    """Return the line that replaces ``missing`` characters of a text."""
+    return f"\n... {missing:,} characters cut ...\n"

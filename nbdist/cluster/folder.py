@@ -27,7 +27,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoun
 from nbdist.home import home
 from nbdist.runtime.task import segment_prefix
 from nbdist.wire.hosts import host_identity
-from nbdist.wire.keys import private_folder, read_private
+from nbdist.wire.keys import read_private, secret_folder
 from nbdist.wire.shm import remove_all
 
 VALID_ID = re.compile(r"[A-Za-z0-9_]{1,48}")
@@ -35,7 +35,7 @@ VALID_ID = re.compile(r"[A-Za-z0-9_]{1,48}")
 
 def clusters_folder() -> Path:
     """Return the folder of all clusters of this user (0700)."""
-    return private_folder(home() / "clusters")
+    return secret_folder(home() / "clusters")
 
 
 def new_id() -> str:
@@ -58,7 +58,7 @@ def claim(cluster_id: str) -> tuple[Path, int]:
                 "stop it, or choose another cluster_id"
             )
         remove_traces(folder, cluster_id)
-    private_folder(folder)
+    secret_folder(folder)
     draft = (
         folder / ".lock"
     )  # locked before it has its name: others take an unlocked folder for a dead cluster
@@ -66,7 +66,7 @@ def claim(cluster_id: str) -> tuple[Path, int]:
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(draft, folder / "lock")
     for name in ("security", "log"):
-        private_folder(folder / name)
+        secret_folder(folder / name)
     return folder, lock
 
 

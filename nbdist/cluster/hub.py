@@ -13,7 +13,7 @@ from nbdist.cluster.supervisor.engine import RECONNECT_MS
 from nbdist.errors import FailedPreconditionError, UnavailableError
 from nbdist.runtime.server import nbdist_version
 from nbdist.runtime.task import Roster
-from nbdist.wire.keys import private_folder
+from nbdist.wire.keys import secret_folder
 
 
 def connect_client(connection: dict[str, Any] | Path, timeout: float) -> Any:
@@ -120,7 +120,7 @@ def write_ipyparallel_files(folder: Path, controller_pid: int, roster: Roster) -
     profile = default_profile()
     if not (profile.is_dir() and os.access(profile, os.W_OK)):
         return ""
-    listing = private_folder(profile / "security") / name
+    listing = secret_folder(profile / "security") / name
     write_json(listing, description)
     return str(listing)
 

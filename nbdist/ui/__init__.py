@@ -1,1 +1,1 @@
-"""What the user touches: magics, the live view, frozen figures."""
+"""The user interface: magics, live views, frozen outputs."""

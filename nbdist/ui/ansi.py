@@ -1,8 +1,8 @@
-r"""The colours that programs print for a terminal: SGR codes (ECMA-48), read into styled pieces of text.
+r"""Parses terminal colours, SGR codes (ECMA-48), into styled pieces of text.
 
 Only colours and letter styles are kept; codes that move the cursor or set a title are dropped. All colours
-are mapped to the eight of ANSI, which each page draws in its own tones, because a tone for a dark terminal
-is hard to read on a white page. ``widget/src/text/ansi.js`` is the same parser, and
+are mapped to the eight of ANSI, which each page draws in its own tones, because the tones of a dark terminal
+are hard to read on a white page. ``widget/src/text/ansi.js`` is the same parser, and
 ``tests/ui/ansi_cases.json`` tests both.
 """
 
@@ -31,13 +31,13 @@ LETTERS = ((1, "bold"), (2, "dim"), (3, "italic"), (4, "underline"), (7, "invers
 EXTENDED = {38: "ink", 48: "ground"}  # followed by 5 and one of 256 colours, or by 2 and red, green, blue
 LEVELS = (0, 95, 135, 175, 215, 255)  # of the 6 x 6 x 6 colours in the 256
 
-# Black and white are tones of grey. Each has about the same contrast to white and to black, as saved HTML has
-# one colour for light and dark pages.
+# Black and white are tones of grey. Each tone has about the same contrast to white and to black, because
+# saved HTML has one colour for light and dark pages.
 TONES = ("#76797f", "#cb4844", "#2f8552", "#93731a", "#3d78c2", "#a657b5", "#1f8390", "#76797f")
 
 
 class Style(NamedTuple):
-    """How a text is drawn; colours are 0 to 7: black, red, green, yellow, blue, magenta, cyan, white."""
+    """A text's style; colours are 0 to 7: black, red, green, yellow, blue, magenta, cyan, white."""
 
     ink: int = DEFAULT
     ground: int = DEFAULT
@@ -84,7 +84,7 @@ class Style(NamedTuple):
         return f"\x1b[{';'.join(map(str, numbers))}m" if numbers else ""
 
     def css(self) -> str:
-        """Return inline CSS that can be read on light and on dark pages; "" for the default.
+        """Return inline CSS that is readable on light and dark pages; "" for the default.
 
         >>> Style(ink=1, bold=True).css()
         'color:#cb4844;font-weight:bold'
@@ -163,8 +163,8 @@ def ending(text: str, style: Style) -> Style:
 
 
 def coloured(text: str) -> str:
-    """Drop all codes and control characters but those of colours and letter styles."""
-    parts = SGR.split(text)  # text and parameters in turns
+    """Drop all codes and control characters except those of colours and letter styles."""
+    parts = SGR.split(text)  # text and parameters alternate
     parts[::2] = map(plain, parts[::2])
     parts[1::2] = [f"\x1b[{part}m" for part in parts[1::2]]
     return "".join(parts)
@@ -180,7 +180,7 @@ def plain(text: str) -> str:
 
 
 def part(pieces: Iterable[tuple[Style, str]], start: int, stop: int) -> list[tuple[Style, str]]:
-    """Return the pieces of the characters from ``start`` to ``stop``.
+    """Return the pieces from character ``start`` to ``stop``.
 
     >>> part([(Style(), "abc"), (Style(ink=1), "def")], 1, 4) == [(Style(), "bc"), (Style(ink=1), "d")]
     True

@@ -1,4 +1,4 @@
-"""nb.launch and nb.start_cluster: what the magics do, as plain calls."""
+"""nb.launch, nb.attach and nb.run_sweep: the magics as functions."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def launch(
     docs/workers.md).
 
     Raises WorkerError with the task's own traceback if the body fails anywhere, InvalidArgumentError for a
-    value that cannot be pushed, ResourceExhaustedError where shared memory has no room for the arrays. Runs
-    in the client; the body runs in the tasks, or with replication "in-graph" right
-    here, where its ``fit`` drives a tower on every worker.
+    value that cannot be pushed, ResourceExhaustedError if shared memory is too small for the arrays. Runs in
+    the client; the body runs in the tasks, or with replication "in-graph" in this process, where its ``fit``
+    runs a tower on every worker.
 
     The arguments are the flags of the magic (``%%distribute?`` explains each):
 
@@ -86,12 +86,12 @@ def launch(
     - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``
     - for "mirrored" and "multi_worker": ``collective``; for these and "ps": ``min_workers``
     - for "elastic": ``every``, ``alpha``
-    - ``name``: its name in lists and views; None makes one of the notebook, the cell and the strategy
-    - ``live``: False shows no view, names such as ("loss",) choose its curves
-    - ``background``: return at once and follow the run in the background, also in a plain script, so that
+    - ``name``: the run's name in lists and views; None combines the notebook, the cell and the strategy
+    - ``live``: False shows no view, names such as ("loss",) choose the curves
+    - ``background``: return immediately and follow the run in the background, also in a plain script, so that
       ``run.over`` and ``run.standing()`` advance; ``run.wait()`` and ``run.wait_until(step=...)`` wait for it
-    - ``tensorboard``: True writes event files too: ``tensorboard --logdir {run.folder}/tensorboard``
-    - ``cluster``: the one to run on; None is the one that was started last
+    - ``tensorboard``: True also writes event files: ``tensorboard --logdir {run.folder}/tensorboard``
+    - ``cluster``: the cluster to run on; None is the last started one
 
     Examples::
 
@@ -155,7 +155,7 @@ def run_name(
 
 def name_of(body: str | Callable[..., Any], session: str, cell: int | None, strategy: str) -> str:
     """Return a name made of the body's first comment (else a function's name, the notebook, the script), the
-    number of the cell and the strategy. Decides only.
+    number of the cell and the strategy. Pure.
 
     ``session`` is the path of the notebook or script, "" for none; ``cell`` is the number of the cell.
 
@@ -207,7 +207,7 @@ def attach(
     trial: Callable[..., Any] | None = None,
     push: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return a run, or a sweep, by its id, with every point, its output so far, its controls and its result.
+    """Return a run or a sweep by its id, with all its points, its output, its controls and its results.
 
     Without an id it returns the newest run or sweep that is under way, and prints the ids of the others; if
     none is under way, it returns the latest run. It skips a sweep that another living process drives, and
@@ -220,11 +220,11 @@ def attach(
     is available, and the model until the cluster begins another run.
 
     A sweep is restored from its log with all its trials, and continues if it has work left: trials that
-    engines still run are adopted, others are retried. ``trial`` is its function, if the trial was one;
+    engines still run are adopted, others are retried. ``trial`` is its function, if it was started with one;
     ``push`` has its pushed values by name, if it was started with --push or push=.
 
-    Raises NotFoundError for an unknown id, FailedPreconditionError where the run's cluster has another
-    version of nbdist, or where the run is ``--replication in-graph`` and another living process drives it::
+    Raises NotFoundError for an unknown id, FailedPreconditionError if the run's cluster has another version
+    of nbdist, or if the run is ``--replication in-graph`` and another living process drives it::
 
         run = nb.attach("261120-091512-mnist")
         run.wait().model
@@ -273,7 +273,7 @@ def under_way() -> list[str]:
         with suppress(OSError):
             pids = [int(path.name) for path in (folder / FOLDER).iterdir() if path.name.isdigit()]
             going.update(one for one in runs_on(folder, list(filter(pid_exists, pids))) if is_sweep(one))
-    return sorted(going, reverse=True)  # ids begin with their time
+    return sorted(going, reverse=True)  # ids begin with the start time
 
 
 def _free(found: list[str]) -> list[str]:
@@ -289,7 +289,7 @@ def _free(found: list[str]) -> list[str]:
 
 
 def _into_notebook(run: Run) -> None:
-    """Put the results of a run into the notebook, as its own cell would; not in a script."""
+    """Put the results of a run into the notebook's variables, as its own cell does; not in a script."""
     shell = get_ipython()
     if shell is not None:
         shell.user_ns.update(run.results)
@@ -299,7 +299,7 @@ def _view(run: Run) -> View:
     return RunView(run) if run.options.show else PrintedView(run)
 
 
-# nb.run_sweep: what %%sweep does, as a plain call.
+# nb.run_sweep: %%sweep as a function.
 
 LOOK_SECONDS = 0.1
 
@@ -327,26 +327,27 @@ def run_sweep(
     push: Mapping[str, Any] | None = None,
     first_line: int = 1,
 ) -> Sweep:
-    """Train one network per engine, with other parameters each, and show the grid of them. Same as %%sweep.
+    """Run trials with different parameters, one per engine, and show them as a grid. Same as %%sweep.
 
-    ``trial`` is source text, which finds the parameters as variables, or a function that takes them by name
-    (it must be able to travel). Its metrics are those that ``fit`` or ``nb.log`` report, what the function
-    returns (a number, or a dict of them), or the variable of the metric's name. Returns immediately: trials
-    run in the background, and ``sweep.wait()`` waits for the end; ``wait`` does so here.
+    ``trial`` is source text with the parameters as variables, or a function that takes them by name (it must
+    be possible to send it). Its metrics are those that ``fit`` or ``nb.log`` report, the function's return
+    value (a number, or a dict of numbers), or the variable of the metric's name. Returns immediately: trials
+    run in the background, and ``sweep.wait()`` waits for the end, as does ``wait`` True.
 
     - ``space``: text as %%sweep takes it, a dict (a list of values, or nbdist.sweep's log, uniform, integer,
       choice, fixed, when), a Space, or a SpaceEditor
-    - ``metric`` counts, "max" or "min" by ``direction``; ``trials`` None: all points of a grid
-    - ``sampler``: "random", "grid", or of Optuna "tpe", "tpe-univariate" (`pip install nbdist[sweep]`)
+    - ``metric``: the metric to optimize; ``direction``: "max" or "min"
+    - ``trials``: the number of trials; None means all points of a grid
+    - ``sampler``: "random", "grid", or Optuna's "tpe" and "tpe-univariate" (`pip install nbdist[sweep]`)
     - ``pruner``: "none", "median" or "asha", applied whenever a trial reports the metric
-    - ``per_trial`` engines train a trial together, under ``strategy`` "multi_worker" or "mirrored"
-    - ``seed`` fixes the parameters of trials, and each trial's own seed
+    - ``per_trial``: engines per trial; several train under ``strategy`` "multi_worker" or "mirrored"
+    - ``seed``: determines the trials' parameters and each trial's own seed
     - ``live``: False shows no grid
     - ``push``: values of this process by name, which trials can use (see docs/workers.md); they and the
       variables of a function's closure are sent once to each engine
     - ``first_line``: the number of a text's first line in its cell, for errors
 
-    Raises InvalidArgumentError for a space that is empty or contradicts itself, and the like. Runs in the
+    Raises InvalidArgumentError for an invalid argument, such as an empty or contradictory space. Runs in the
     client::
 
         def trial(lr, hidden):
@@ -383,14 +384,14 @@ def run_sweep(
 def attach_to_sweep(
     sweep: str, trial: Callable[..., Any] | None = None, push: Mapping[str, Any] | None = None
 ) -> Sweep:
-    """Return a sweep of another kernel, and show its grid; it continues if it has work left."""
+    """Return another kernel's sweep and show its grid; the sweep continues if it has work left."""
     found = attach_sweep(sweep, trial=trial, push=push)
     dress(found, live=True)
     return found
 
 
 def dress(sweep: Sweep, live: bool) -> None:
-    """Give a sweep what shows it, and show it."""
+    """Give a sweep its display, and show it."""
     sweep.shown_by, sweep.rerun_by = show_sweep, rerun
     if live:
         show_sweep(sweep)
@@ -424,7 +425,7 @@ def show_again_when_it_goes_on(sweep: Sweep, display: SweepDisplay) -> None:
 
 
 def look(sweep: Sweep, display: SweepDisplay) -> None:
-    """Show news of a sweep in a thread that waits for it."""
+    """Update a sweep's display in the thread that waits for it."""
     if threading.current_thread() is threading.main_thread():
         if sweep.over:
             display.finish()
@@ -433,7 +434,7 @@ def look(sweep: Sweep, display: SweepDisplay) -> None:
 
 
 def wait_for(sweep: Sweep) -> Sweep:
-    """Wait for a sweep's end where there is no loop; an interrupt ends it."""
+    """Wait for a sweep's end without an event loop; an interrupt stops the sweep."""
     try:
         return sweep.wait()
     except KeyboardInterrupt:
@@ -442,7 +443,7 @@ def wait_for(sweep: Sweep) -> Sweep:
 
 
 def rerun(sweep: Sweep, trial: Trial) -> Run:
-    """Run a trial once more, as a run of its own, on as many engines as it had: sums are rounded alike."""
+    """Repeat a trial as a separate run, on the same number of engines, so that sums are rounded equally."""
     together, spec = sweep.ledger.created.per_trial, sweep.spec
     trained = sweep.has_trained(trial.number)
     options = Options(
@@ -460,13 +461,13 @@ def rerun(sweep: Sweep, trial: Trial) -> Run:
 
 
 def _workers(sweep: Sweep, count: int) -> list[int]:
-    """Return the indices of the first so many living workers."""
+    """Return the indices of the first ``count`` living workers."""
     dead = {info.rank for info in sweep.cluster.dead()}
     living = [info.index for info in sweep.cluster.tasks if info.job == "worker" and info.rank not in dead]
     if len(living) < count:
         raise FailedPreconditionError(
             f"a trial of sweep {sweep.id} takes {count} workers, and {len(living)} are alive; "
-            "%cluster restart brings back the others"
+            "%cluster restart replaces the others"
         )
     return living[:count]
 
@@ -474,11 +475,13 @@ def _workers(sweep: Sweep, count: int) -> list[int]:
 # Follows a run in the background: for ``%%distribute --background`` and ``nb.attach``.
 
 SHOW_EVERY = 0.1  # seconds
-_following: dict[int, asyncio.Task[None]] = {}  # by the identity of their runs: one may be attached to twice
+_following: dict[
+    int, asyncio.Task[None]
+] = {}  # by the identity of the runs: a notebook may attach to a run twice
 
 
 def follow_in_background(run: Run) -> None:
-    """Begin to follow a run in the background: in a notebook, in a script and in IPython.
+    """Start to follow a run in the background, in a notebook, a script or IPython.
 
     A separate thread follows a run with a live view on a page: the view updates ten times a second while the
     event loop is free, and once a second while a cell computes. Its controls work while no other cell runs. A
@@ -504,15 +507,15 @@ def follow_in_background(run: Run) -> None:
         view.shown_by_this_thread()
         run.follow_on_thread()
         work = _show(run, view)
-    else:  # the picture belongs to the cell that waits
+    else:  # the cell that waits shows the picture
         work = _follow(run)
-    # Kept here: a loop has only a weak reference to its tasks.
+    # A loop has only weak references to its tasks.
     task = _following[id(run)] = loop.create_task(work, name=f"nbdist follows run {run.id}")
     task.add_done_callback(lambda _: _following.pop(id(run), None))
 
 
 async def _show(run: Run, view: RunView) -> None:
-    """Show on this loop a run that a thread follows."""
+    """Show a run, which another thread follows, on this event loop."""
     while True:
         try:
             while not run.settled:
@@ -520,7 +523,7 @@ async def _show(run: Run, view: RunView) -> None:
                 await asyncio.sleep(SHOW_EVERY)
             view.freeze(run)
             break
-        except KeyboardInterrupt:  # meant for the cell that runs now
+        except KeyboardInterrupt:  # meant for the current cell
             continue
         except Exception as error:  # an error of the view must not end the run
             run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
@@ -529,9 +532,9 @@ async def _show(run: Run, view: RunView) -> None:
 
 
 async def _tell_at_end(run: Run) -> None:
-    """Print the notes of a run that a thread follows."""
+    """Print the notes of a run that another thread follows."""
     while not run.settled:
-        with suppress(KeyboardInterrupt):  # meant for the cell that runs now
+        with suppress(KeyboardInterrupt):  # meant for the current cell
             await asyncio.sleep(SHOW_EVERY)
     _tell(run)
 
@@ -541,7 +544,7 @@ async def _follow(run: Run) -> None:
         try:
             await run.follow_quietly()
             break
-        except KeyboardInterrupt:  # meant for the cell that runs now
+        except KeyboardInterrupt:  # meant for the current cell
             continue
     _tell(run)
 

@@ -17,14 +17,14 @@ from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
 from nbdist.wire.collective.registry import KINDS
 
-WIDEST = 24  # characters of a flag and its value that the explanation stands beside
+WIDEST = 24  # characters of a flag and its value, up to which the explanation is on the same line
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: the name of its option, how its value is read, its text in the help.
+    """One flag: the name of its option, the parser of its value, its help text.
 
-    Without ``read`` the flag takes no value and sets ``value``. Flags of one ``group`` stand together.
+    A flag without ``read`` takes no value and sets the option to ``value``. ``group`` is a help heading.
     """
 
     option: str
@@ -36,7 +36,7 @@ class Flag:
 
 
 def parse(line: str, flags: Mapping[str, Flag], magic: str) -> tuple[list[str], dict[str, Any]]:
-    """Return the plain words and the options of a magic's line.
+    """Return the positional words and the options of a magic's line.
 
     >>> parse("--workers 3 now", {"--workers": Flag("workers", int, "N")}, "%cluster start")
     (['now'], {'workers': 3})
@@ -51,7 +51,7 @@ def parse(line: str, flags: Mapping[str, Flag], magic: str) -> tuple[list[str], 
 def parse_words(
     words: Iterable[str], flags: Mapping[str, Flag], magic: str
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the plain words and the options among the words of a magic's line.
+    """Return the positional words and the options among the words of a magic's line.
 
     Raises `InvalidArgumentError` for a flag that is not among ``flags``, is given twice, or has an invalid
     value.
@@ -97,7 +97,7 @@ def unknown(what: str, name: str, valid: Mapping[str, Any]) -> str:
 
 
 def usage(flags: Mapping[str, Flag]) -> str:
-    """Return one line per flag, or two for a long one, under the names of their groups: a magic's help."""
+    """Return a magic's help: a line per flag, or two for a long one, under the names of the groups."""
     rows = [(f"{name} {flag.shows}".strip(), flag) for name, flag in flags.items()]
     width = max((len(left) for left, _ in rows if len(left) <= WIDEST), default=WIDEST)
     lines: list[str] = []
@@ -154,30 +154,35 @@ START_FLAGS = {
         for one, launcher in all_settings().values()
     },
     "--gpus": Flag(
-        "gpus", lambda v: int(v) if v.isdigit() else v, "auto|none|N", "GPUs to use, one a worker"
+        "gpus", lambda v: int(v) if v.isdigit() else v, "auto|none|N", "GPUs to use, one per worker"
     ),
-    "--gpu-memory": Flag("gpu_memory", float, "0.4", "share of its GPU's memory that a worker may take"),
-    "--memory": Flag("memory", str, "2G", "what graphs' variables and programs may take on each task"),
+    "--gpu-memory": Flag("gpu_memory", float, "0.4", "largest share of its GPU's memory that a worker uses"),
+    "--memory": Flag("memory", str, "2G", "memory limit for the variables and programs of graphs, per task"),
     "--threads": Flag("threads", int, "N", "BLAS threads per task (default: cores / tasks)"),
     "--id": Flag("cluster_id", str, "NAME", "a name for the cluster"),
-    "--timeout": Flag("timeout", float, "S", "seconds that bring-up may take (default 60)"),
+    "--timeout": Flag("timeout", float, "S", "timeout of the start in seconds (default 60)"),
     "--orphan-timeout": Flag(
-        "orphan_timeout", float, "S", "seconds it lives without a client (default 60, and 3600 in a run)"
+        "orphan_timeout",
+        float,
+        "S",
+        "idle timeout without a client in seconds (default 60; 3600 during a run)",
     ),
 }
-STOP_FLAGS = {"--force": Flag("force", help="even if another notebook started it and has a run on it")}
-GROW_FLAGS = {"--workers": Flag("workers", int, "N", "how many workers come or leave (default 1)")}
+STOP_FLAGS = {
+    "--force": Flag("force", help="stop a cluster even if another notebook started it and has a run on it")
+}
+GROW_FLAGS = {"--workers": Flag("workers", int, "N", "number of workers to add or remove (default 1)")}
 DISTRIBUTE_FLAGS = grouped({
     "How replicas work together": {
         "--strategy": Flag(
             "strategy", str, "|".join(STRATEGIES),
-            "where parameters are, and how steps are made (default: ps if there is one)",
+            "how replicas share parameters (default: ps if the cluster has one)",
         ),
         "--sync": Flag("synchronous", help="replicas share each batch and step together", value=True),
-        "--async": Flag("synchronous", help="each replica goes at its own pace (default of ps)", value=False),
+        "--async": Flag("synchronous", help="replicas step independently (default of ps)", value=False),
         "--replication": Flag(
             "replication", str, "|".join(REPLICATIONS),
-            "a graph on every worker (default), or one for all, driven from here",
+            "a graph per worker (default), or one graph for all, run by this notebook",
         ),
     },
     **{
@@ -190,15 +195,15 @@ DISTRIBUTE_FLAGS = grouped({
     "The run": {
         "--on": Flag("on", str, "worker:0-2", "which tasks run the body (default: all workers)"),
         "--name": Flag("name", str, "NAME", "a name for the run"),
-        "--seed": Flag("seed", int, "N", "fixes initial weights and shuffles"),
+        "--seed": Flag("seed", int, "N", "seed of initial weights and shuffles"),
         "--epochs": Flag("epochs", int, "N", "overrides fit(epochs=...)"),
-        "--background": Flag("background", help="do not wait; the run continues, and is `run`", value=True),
-        "--live": Flag("live", names, "loss,accuracy", "which curves to show"),
+        "--background": Flag("background", help="return immediately; `run` is the run's handle", value=True),
+        "--live": Flag("live", names, "loss,accuracy", "the curves to show"),
         "--tensorboard": Flag(
-            "tensorboard", help="write events too, into the run's folder: tensorboard --logdir FOLDER",
+            "tensorboard", help="also write event files, for tensorboard --logdir RUN_FOLDER",
             value=True,
         ),
-        "--no-live": Flag("show", help="show no view; what the tasks print is printed", value=False),
+        "--no-live": Flag("show", help="show no view; print the output of the tasks", value=False),
         "--push": Flag("push", names, "x,make_model", "values and functions of this notebook, for the cell"),
         "--fetch": Flag("fetch", names, "a,b", "more variables to fetch from the chief"),
     },
@@ -229,31 +234,31 @@ def with_settings(text: str) -> tuple[str, dict[str, Any]]:
 
 SWEEP_FLAGS = grouped({
     "Metric": {
-        "--metric": Flag("metric", str, "NAME", "the metric that trials are compared by (needed)"),
-        "--max": Flag("direction", help="more of it is better (default)", value="max"),
-        "--min": Flag("direction", help="less of it is better, as of a loss", value="min"),
+        "--metric": Flag("metric", str, "NAME", "the metric that trials are compared by (required)"),
+        "--max": Flag("direction", help="higher is better (default)", value="max"),
+        "--min": Flag("direction", help="lower is better, as for a loss", value="min"),
     },
     "Trials": {
-        "--trials": Flag("trials", int, "N", "how many (a grid: all its points)"),
+        "--trials": Flag("trials", int, "N", "number of trials (for a grid, default all points)"),
         "--sampler": Flag(
             "sampler", with_settings, "|".join(SAMPLERS), "chooses the parameters (default random, or grid)"
         ),
         "--pruner": Flag("pruner", with_settings, "|".join(PRUNERS), "the early-stopping rule for trials"),
-        "--seed": Flag("seed", int, "N", "fixes the parameters of trials, and each trial's own seed"),
+        "--seed": Flag("seed", int, "N", "seed of the trials' parameters and of each trial's own seed"),
         "--space": Flag("space", str, "NAME", "a Space, dict or SpaceEditor of this notebook"),
     },
     "Workers": {
-        "--per-trial": Flag("per_trial", int, "K", "engines that train a trial together (default 1)"),
+        "--per-trial": Flag("per_trial", int, "K", "engines per trial (default 1)"),
         "--strategy": Flag(
             "strategy", str, "|".join(trial_strategies()),
-            f"how these do (default {default_strategy(together=True)})",
+            f"strategy of such a trial (default {default_strategy(together=True)})",
         ),
-        "--collective": Flag("collective", str, "|".join(KINDS), "how gradients are summed there"),
-        "--on": Flag("on", str, "worker:0-2", "which engines (default: all workers)"),
+        "--collective": Flag("collective", str, "|".join(KINDS), "kind of all-reduce of such a trial"),
+        "--on": Flag("on", str, "worker:0-2", "engines to use (default: all workers)"),
     },
     "The sweep": {
         "--push": Flag("push", names, "x,make_model", "values and functions of this notebook, for trials"),
-        "--name": Flag("name", str, "NAME", "a name for it"),
+        "--name": Flag("name", str, "NAME", "a name for the sweep"),
         "--wait": Flag("wait", help="the cell runs until the sweep has ended; an interrupt stops the sweep"),
         "--no-live": Flag("live", help="show no grid", value=False),
     },

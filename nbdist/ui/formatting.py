@@ -1,4 +1,4 @@
-"""Plain values and texts that fit into a notebook file; cuts are marked."""
+"""Converts values to plain JSON and cuts texts to fit into a notebook file; a note marks each cut."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 
+from nbdist.text import cut_middle
+
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes of a notebook file that the parts of a frozen output may take, in each of its two forms."""
+    """Bytes of a notebook file that the parts of a frozen output may take, in HTML and in plain text."""
 
     error: int
     metrics: int
@@ -27,7 +30,7 @@ V = TypeVar("V")
 
 
 def well_formed(value: Any) -> Any:
-    """Return plain values with lone surrogates in texts replaced, which cannot be written as UTF-8.
+    """Return plain values with lone surrogates in texts replaced, because UTF-8 cannot encode them.
 
     >>> well_formed({"text": ["caf\\udce9", 3]})
     {'text': ['caf?', 3]}
@@ -69,23 +72,12 @@ def shorten(text: str, limit: int, written: Callable[[str], str] = str) -> str:
     ... 483 characters cut ...
     xxxxxxxxx.last
     """
-
-    def cut(keep: int) -> str:
-        head, tail = text[: keep // 2], text[len(text) - (keep - keep // 2) :]
-        missing = len(text) - keep
-        return text if missing <= 0 else f"{head}{cut_words(missing)}{tail}"
-
-    return longest(cut, len(text), limit, written)
-
-
-def cut_words(missing: int) -> str:
-    """Return the line that replaces ``missing`` characters."""
-    return f"\n... {missing:,} characters cut ...\n"
+    return longest(partial(cut_middle, text), len(text), limit, written)
 
 
 def longest(cut: Callable[[int], str], length: int, limit: int, written: Callable[[str], str] = str) -> str:
-    """Return ``cut(keep)`` with most of ``length`` characters, ``limit`` bytes of a file when ``written``."""
-    # Cut a far too long text first, so that its cost does not depend on its length.
+    """Return the longest ``cut(keep)`` that takes ``limit`` bytes of a file when ``written``."""
+    # A very long text is cut to the limit first, so that the cost does not depend on its length.
     keep = min(length, limit)
     while True:
         short = cut(keep)
@@ -101,13 +93,13 @@ PLAIN = (str, int, bool, type(None))
 
 
 def jsonable(value: Any) -> Any:
-    """Return ``value`` with only dicts, lists, text, finite numbers, booleans and None in it.
+    """Return ``value`` converted to dicts, lists, texts, finite numbers, booleans and None.
 
     >>> jsonable({1: float("nan"), "n": np.int64(3), "odd": (object, "x")})
     {'1': None, 'n': 3, 'odd': ["<class 'object'>", 'x']}
     """
     kind = type(value)
-    if kind in PLAIN:  # most of what there is, ten times a second
+    if kind in PLAIN:  # the fast path: most values of a live view's updates
         return value
     if kind is float:
         return value if math.isfinite(value) else None

@@ -1,8 +1,8 @@
-"""Lets a kernel say what kernel it is while one of our cells awaits.
+"""Answers a page's requests for the kernel's info while an nbdist cell awaits.
 
-A reloaded page requests that from a kernel first, and sends it nothing else before it is answered or
-three seconds have passed. ipykernel 7.4 hands comms to an awaiting kernel, and keeps every other request for
-the end of the cell. So without this a live view comes back late, or not at all where a page waits longer.
+A reloaded page first sends such a request, and sends nothing else until it has the answer or three seconds
+have passed. ipykernel 7.4 delivers comm messages to an awaiting kernel, but queues every other request until
+the cell ends. Without this module, a reloaded page shows a live view late, or never if it waits longer.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 QUESTIONS = ("kernel_info_request", "comm_info_request")
-"""Requests that change nothing, so that they may come in the middle of a cell."""
+"""Read-only requests, which are safe to answer while a cell runs."""
 
 
 _answering: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def answer_while_busy(kernel: Any) -> bool:
-    """Have a kernel answer such requests while a cell awaits; return whether that is possible.
+    """Have a kernel answer `QUESTIONS` while a cell awaits; return whether that is possible.
 
-    Called on its main thread. Another version of ipykernel may lack what this needs: it is left unchanged.
+    Called on its main thread. A version of ipykernel without the internals that this needs stays unchanged.
     """
     if kernel in _answering:
         return True
@@ -44,7 +44,7 @@ def answer_while_busy(kernel: Any) -> bool:
 
 
 def _kind(kernel: Any, message: list[Any]) -> str:
-    """Return the type of a message; empty for a malformed one, which ipykernel reports."""
+    """Return the type of a message; "" for a malformed message, which ipykernel reports."""
     try:
         _, frames = kernel.session.feed_identities(message, copy=False)
         return str(kernel.session.deserialize(frames, content=False, copy=False)["header"]["msg_type"])
@@ -57,31 +57,31 @@ async def _answer(kernel: Any, manager: Any, message: list[Any]) -> None:
     request = kernel.session.deserialize(frames, content=True, copy=False)
     channel = manager.get_subshell_to_shell_channel_socket(None)
     await kernel.shell_handlers[request["header"]["msg_type"]](channel, identities, request)
-    # A request is over when the kernel is idle; then the cell continues.
+    # "idle" ends the request on the page; the cell continues, so the kernel is busy again.
     kernel._publish_status("idle", "shell", parent=request)
     kernel._publish_status("busy", "shell")
 
 
-# Shows results of a page's request below the cell that made the page's widget, whatever the kernel runs
-# then.
+# Shows the results of a page's request below the cell that made the page's widget, even while the kernel
+# runs another cell.
 #
 #     cell = this_cell()                       # while the cell runs
 #     run_below(cell, start)                   # later, from a message of its widget
 #
-# A message of a widget may come in a thread of its own (a subshell), whose event loop ends with the page;
-# long work has to run on the kernel's main thread, and its output needs the cell that it belongs to.
+# A widget's message may arrive in a separate thread (a subshell) with an event loop that ends with the page.
+# Long work must run on the kernel's main thread, and its output must be assigned to its cell.
 
 
 def this_cell() -> Mapping[str, Any] | None:
-    """Return the request that the kernel is working on in this thread, or None outside of a kernel."""
+    """Return the request that the kernel processes in this thread, or None outside a kernel."""
     shell = _shell()
     return None if shell is None else shell.get_parent() or None
 
 
 def same_page(cell: Mapping[str, Any] | None) -> bool:
-    """Return whether the message that is being handled comes from the page that ran ``cell``.
+    """Return whether the current message comes from the page that ran ``cell``.
 
-    A page that was loaded since then no longer follows what the cell shows.
+    A page that was loaded later does not show new output of that cell.
     """
     message = this_cell()
     if cell is None or message is None:
@@ -90,9 +90,9 @@ def same_page(cell: Mapping[str, Any] | None) -> bool:
 
 
 def run_below(cell: Mapping[str, Any] | None, work: Callable[[], None]) -> None:
-    """Do ``work`` on the kernel's main thread as soon as it is free, its output below ``cell``.
+    """Run ``work`` on the kernel's main thread as soon as it is free, with its output below ``cell``.
 
-    Outside of a kernel it is done here and now.
+    Outside a kernel, it runs immediately on this thread.
     """
     shell = _shell()
     if shell is None:
@@ -119,9 +119,9 @@ def _shell() -> Any:
     return shell if getattr(shell, "kernel", None) is not None else None
 
 
-# Whether this kernel is shutting down, so that its runs continue without it.
-
-
 def leaving() -> bool:
-    """Return whether the kernel has a request to end or restart; False without a kernel."""
+    """Return whether the kernel is shutting down or restarting; False without a kernel.
+
+    Runs continue without the kernel then.
+    """
     return bool(getattr(get_ipython(), "exit_now", False))

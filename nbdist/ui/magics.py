@@ -76,22 +76,22 @@ def without_traceback(error: NbdistError) -> NbdistError:
 
 @magics_class
 class DistributedMagics(Magics):  # type: ignore[misc]
-    """The magics; each does the same as a plain call."""
+    """The magics. Each has an equivalent function: start_cluster, launch, show_graph."""
 
     @line_magic  # type: ignore[untyped-decorator]
     @shown_briefly
     def cluster(self, line: str) -> Any:
-        """Start, show, attach to, leave or stop a cluster, change its number of workers, or restart a task.
+        """Start, show, attach to, detach from, grow, shrink or stop a cluster, or restart its tasks.
 
-        %cluster start --workers 3 --ps 1     bring up four engines on this machine
+        %cluster start --workers 3 --ps 1     start four engines on this machine
         %cluster                              show the tasks
         %cluster attach [id]                  connect to a cluster that another notebook started
-        %cluster grow 2                       two more workers, which the next run has too
-        %cluster shrink                       one worker fewer: the last one, if no run is using it
+        %cluster grow 2                       start two more workers; they take part in the next run
+        %cluster shrink                       stop the last worker, if no run uses it
         %cluster restart worker:1             a new process for a task, with an empty namespace
         %cluster restart                      new processes for all tasks that have died
-        %cluster detach                       disconnect from it, and leave it running
-        %cluster stop                         end it; --force if another notebook has a run on its own cluster
+        %cluster detach                       disconnect from the cluster; it keeps running
+        %cluster stop                         end the cluster; --force also ends another notebook's run on it
 
         Flags of start:
         {flags}
@@ -114,31 +114,31 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
         history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(50), epochs=10)
 
-        Afterwards the notebook has `history`, `model` (trained) and `run`, and the chief's other variables
-        that can be sent. Without a fit the cell runs on every worker and shows what each prints.
+        Afterwards the notebook has `history`, `model` (trained) and `run`, and those of the chief's
+        other variables that can be sent. Without a fit, the cell shows what each worker prints.
 
         The same cell under other strategies; the first line is the only change:
 
         %%distribute --strategy multi_worker               a copy on each worker, gradients by all-reduce
-        %%distribute --strategy ps --sync --backups 1      steps are made without the slowest gradient
+        %%distribute --strategy ps --sync --backups 1      each update leaves out the slowest gradient
         %%distribute --strategy ps --async --staleness 2   at most 2 steps ahead of the slowest
         %%distribute --strategy elastic --every 10         independent workers, pulled to a center
         %%distribute --strategy central                    parameters in the memory of one host
-        %%distribute --strategy one_device                 each by itself: for debugging
-        %%distribute --replication in-graph                the cell runs here, its fit drives all workers
+        %%distribute --strategy one_device                 each worker trains independently, for debugging
+        %%distribute --replication in-graph                the cell runs here, and its fit uses all workers
 
-        %%distribute --background                          do not wait: run.wait(), run.stop(), run.model
+        %%distribute --background                          returns immediately: run.wait(), run.model, ...
         %%distribute --push x,y,make_model                 values and functions of the notebook, for the cell
 
-        A worker that dies does not end a run with mirrored, multi_worker, ps --async or ps --sync --backups,
-        as long as the chief, worker 0, lives. Stop, or the kernel's interrupt, ends any run and keeps the
-        trained model.
+        With mirrored, multi_worker, ps --async and ps --sync --backups, a run continues when a worker dies,
+        unless that is the chief, worker 0. The Stop button and the kernel's interrupt end any run and keep
+        the trained model.
 
         Flags:
         {flags}
         """
         run = begin(line, cell, self.shell.user_ns)
-        if leave_to_itself(run, self.shell.user_ns):
+        if follow_if_background(run, self.shell.user_ns):
             return
         try:
             run.wait()
@@ -149,12 +149,12 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     @line_magic  # type: ignore[untyped-decorator]
     @shown_briefly
     def graph(self, line: str) -> GraphView:
-        """Show a graph: its devices as boxes, what they send as arrows, name scopes to be opened by a click.
+        """Show a graph: devices as boxes, transfers as arrows, name scopes that open at a click.
 
         %graph                                the default graph
         %graph session                        the graph of a session or model, or a graph, by its name
-        %graph --expand hidden,output         with two name scopes open
-        %graph --depth 1 --save graph.svg     with all outer scopes open, and as a file
+        %graph --expand hidden,output         two name scopes open
+        %graph --depth 1 --save graph.svg     all outer scopes open; also saved to a file
 
         Flags:
         {flags}
@@ -165,7 +165,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         plain, options = parse(line, START_FLAGS, "%cluster start")
         if plain:
             raise InvalidArgumentError(
-                f"%cluster start: what is {plain[0]!r}? The flags are {', '.join(START_FLAGS)}"
+                f"%cluster start: unexpected word {plain[0]!r}; the flags are {', '.join(START_FLAGS)}"
             )
         try:
             running = Cluster.current()
@@ -239,12 +239,14 @@ def _with_flags(method: Any, flags: dict[str, Flag]) -> None:
     method.__doc__ = cleandoc(method.__doc__ or "").replace("{flags}", usage(flags))
 
 
-# %graph: the picture of a graph, in a line.
+# %graph: shows the picture of a graph.
 
 GRAPH_FLAGS = {
-    "--expand": Flag("expand", names, "hidden,output", "name scopes to open, with those around them"),
+    "--expand": Flag(
+        "expand", names, "hidden,output", "name scopes to open, and the scopes that contain them"
+    ),
     "--depth": Flag("depth", int, "N", "open all scopes of N levels; 0 opens none"),
-    "--save": Flag("save", str, "graph.svg", "write the picture into a file too (.svg or .png)"),
+    "--save": Flag("save", str, "graph.svg", "also save the picture to a file (.svg or .png)"),
 }
 
 
@@ -253,11 +255,12 @@ def graph(line: str, namespace: Mapping[str, Any]) -> GraphView:
     plain, options = parse(line, GRAPH_FLAGS, "%graph")
     if len(plain) > 1:
         raise InvalidArgumentError(
-            f"%graph: what is {plain[1]!r}? It takes one name, and the flags are {', '.join(GRAPH_FLAGS)}"
+            f"%graph: unexpected word {plain[1]!r}; it takes one name and the flags {', '.join(GRAPH_FLAGS)}"
         )
     if plain and plain[0] not in namespace:
         raise NotFoundError(
-            f"%graph: there is no {plain[0]!r} here; name a graph or a session, or none for the default graph"
+            f"%graph: this notebook has no variable {plain[0]!r}; name a graph or a session, or "
+            "no name for the default graph"
         )
     path = options.pop("save", None)
     view = show_graph(namespace[plain[0]] if plain else None, **options)
@@ -280,7 +283,7 @@ def begin(line: str, cell: str, namespace: dict[str, Any], before: int = 1) -> R
     plain, options = parse(line, DISTRIBUTE_FLAGS, "%%distribute")
     if plain:
         raise InvalidArgumentError(
-            f"%%distribute: what is {plain[0]!r}? The flags are {', '.join(DISTRIBUTE_FLAGS)}"
+            f"%%distribute: unexpected word {plain[0]!r}; the flags are {', '.join(DISTRIBUTE_FLAGS)}"
         )
     name = run_name(
         cell,
@@ -293,8 +296,8 @@ def begin(line: str, cell: str, namespace: dict[str, Any], before: int = 1) -> R
     return start(cell, wanted, given=given, first_line=before + 1)
 
 
-def leave_to_itself(run: Run, namespace: dict[str, Any]) -> bool:
-    """With ``--background``: return at once; put the results into the notebook when the run ends."""
+def follow_if_background(run: Run, namespace: dict[str, Any]) -> bool:
+    """Follow a ``--background`` run and deliver its results at its end; return whether it is one."""
     if not run.options.background:
         return False
     namespace["run"] = run
@@ -310,7 +313,7 @@ def fetch_results(run: Run, namespace: dict[str, Any]) -> None:
 
 
 def finish(run: Run) -> None:
-    """End the cell of a run that was interrupted as an interrupt ends any cell."""
+    """Raise KeyboardInterrupt, without a traceback, in the cell of a run that was interrupted."""
     if run.status == "stopped":
         trained = "loss" in run.store.series
         kept = (
@@ -328,7 +331,7 @@ async def await_distribute(line: str, cell: str, before: int = 1) -> None:
     shell = get_ipython()
     try:
         run = begin(line, cell, shell.user_ns, before)
-        if leave_to_itself(run, shell.user_ns):
+        if follow_if_background(run, shell.user_ns):
             return
         try:
             await run.follow()
@@ -364,7 +367,7 @@ def awaited(lines: list[str]) -> list[str]:
 
 
 def load(shell: Any) -> None:
-    """Register the magics; what ``%load_ext nbdist`` does."""
+    """Register the magics, for ``%load_ext nbdist``."""
     shell.register_magics(DistributedMagics(shell), SweepMagics(shell))
     if (kernel := getattr(shell, "kernel", None)) is not None:
         answer_while_busy(kernel)
@@ -373,19 +376,19 @@ def load(shell: Any) -> None:
         transformers.append(awaited)
 
 
-# %%sweep: the cell is one trial, run on every engine with other parameters, and shown as a grid.
+# %%sweep: the cell is the body of a trial. Each engine runs trials with different parameters.
 
 EXAMPLE = "%%sweep lr=log(1e-4, 1e-1) hidden=[32, 64] --trials 24 --metric val_accuracy"
 
 
 @magics_class
 class SweepMagics(Magics):  # type: ignore[misc]  # IPython has no types
-    """The magic; nb.run_sweep does the same."""
+    """The magic; `nb.run_sweep` is the equivalent function."""
 
     @cell_magic  # type: ignore[untyped-decorator]
     @shown_briefly
     def sweep(self, line: str, cell: str) -> None:
-        """Train the cell's network on every engine, with other parameters each, and show the grid of them.
+        """Run the cell as trials with different parameters, one per engine, and show them as a grid.
 
         %%sweep lr=log(1e-4, 1e-1) hidden=[32, 64, 128] --trials 24 --metric val_accuracy
         x, y, x_test, y_test = nb.data.digits()
@@ -394,20 +397,21 @@ class SweepMagics(Magics):  # type: ignore[misc]  # IPython has no types
         model.compile(nb.optim.SGD(lr), "sparse_categorical_crossentropy", metrics=["accuracy"])
         history = model.fit(x, y, batch_size=32, epochs=5, validation_data=(x_test, y_test))
 
-        The parameters are there as variables. The metric is one that `fit` or `nb.log` reports, or a variable
-        of its name at the cell's end. The cell is over at once and trials run on, one on each engine;
-        `sweep` is the handle: sweep.best, sweep.table(), sweep.model(), sweep.wait(), sweep.pause(),
-        sweep.stop(7), sweep.clone(7, lr=0.1), sweep.promote(7, epochs=20), sweep.edit(...), sweep.add(8).
+        The parameters are variables of the cell. The metric is one that `fit` or `nb.log` reports, or a
+        variable of that name at the cell's end. The cell ends immediately, and the trials run in the
+        background; `sweep` is the handle: sweep.best, sweep.table(), sweep.model(), sweep.wait(),
+        sweep.pause(), sweep.stop(7), sweep.clone(7, lr=0.1), sweep.promote(7, epochs=20),
+        sweep.edit(...), sweep.add(8).
 
         Parameters:
             lr=log(1e-4, 1e-1)   uniform(0, 0.5)   int(16, 128)   [32, 64]   choice('sgd', 'adam')
             momentum=when(uniform(0, 0.99), opt='sgd')   only where opt is sgd
-            epochs=5                                     the same for all
+            epochs=5                                     the same for all trials
 
-        %%sweep lr=[0.01, 0.1] hidden=[32, 64] --metric val_accuracy       a grid: all four
+        %%sweep lr=[0.01, 0.1] hidden=[32, 64] --metric val_accuracy       a grid: all four points
         %%sweep lr=log(1e-4, 1) --trials 50 --sampler tpe --pruner asha --metric val_loss --min
         %%sweep lr=[0.01, 0.1] --push x,y --metric accuracy                values of the notebook, for trials
-        %%sweep hidden=[64, 256] --per-trial 2 --metric val_accuracy       two engines train a trial together
+        %%sweep hidden=[64, 256] --per-trial 2 --metric val_accuracy       two engines per trial
 
         Flags:
         {flags}
@@ -457,13 +461,13 @@ async def await_sweep(line: str, cell: str, before: int = 1) -> None:
 
 
 async def _end_of(sweep: Sweep) -> None:
-    """Wait for a sweep; an interrupt ends it, but after a restart of the kernel it continues."""
+    """Wait for a sweep. An interrupt stops the sweep; a restart of the kernel does not."""
     debounce = InterruptDebounce(sweep.id)
     debounce.process_ends = leaving
-    ended, still_hope = False, sweep.patience()
+    ended, raise_if_hopeless = False, sweep.patience()
     while not sweep.over:
         debounce.raise_if_ending()
-        still_hope()
+        raise_if_hopeless()
         try:
             await asyncio.sleep(LOOK_SECONDS)
         except (KeyboardInterrupt, asyncio.CancelledError):

@@ -1,7 +1,7 @@
 """The output of one rank: appended text with carriage returns applied, bounded, at linear cost.
 
 It keeps the terminal codes of colours (see :mod:`nbdist.ui.ansi`) and drops others. Every finished line sets
-and resets its own colours, so that it can be shown without the lines before it, which may have been cut.
+and resets its colours, so that it is complete without the previous lines, which may have been cut.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ RESET = "\x1b[0m"
 DEFAULT = Style()
 
 LIMIT = 200_000  # characters kept per rank
-OPEN_LIMIT = 4_000  # a line longer than this is not rewritten by a carriage return any more
+OPEN_LIMIT = 4_000  # a carriage return no longer rewrites a line longer than this
 
 
 @dataclass
 class Transcript:
-    r"""The last 200,000 characters a rank printed.
+    r"""The last 200,000 characters of a rank's output.
 
     >>> log = Transcript()
     >>> log.append("step 1\rstep 2\rstep 3\ndone")
@@ -30,9 +30,9 @@ class Transcript:
 
     limit: int = LIMIT
     cut: int = 0  # characters dropped from the start
-    written: int = 0  # characters of finished lines so far, those that were cut included
-    lines: deque[str] = field(default_factory=deque)  # finished pieces, each ending where it may be cut
-    open: str = ""  # the line that is still being written
+    written: int = 0  # characters of finished lines, including those that were cut
+    lines: deque[str] = field(default_factory=deque)  # finished pieces; cuts are between pieces
+    open: str = ""  # the unfinished line
     style: Style = DEFAULT  # at the start of that line
 
     def append(self, text: str) -> None:
@@ -41,7 +41,7 @@ class Transcript:
         if newline:
             self.finish("\n".join(map(self.shown, (self.open + finished).split("\n"))) + "\n")
             self.open = ""
-        # Only the open line is ever rewritten, so what a call costs does not grow with the transcript.
+        # Only the open line is rewritten, so the cost of a call does not grow with the transcript.
         overwritten, self.open = latest_return(self.open + rest)
         self.style = ending(overwritten, self.style)
         if len(self.open) > OPEN_LIMIT:
@@ -74,7 +74,7 @@ class Transcript:
     def since(self, position: int) -> tuple[int, str, str]:
         """Return (new position, finished text after ``position``, the open line).
 
-        A position is a count of finished characters; what has been cut since is left out.
+        A position is a count of finished characters; text that has been cut since then is omitted.
         """
         wanted = self.written - max(position, self.cut)
         pieces: list[str] = []
@@ -107,18 +107,18 @@ def self_contained(line: str, style: Style) -> str:
 
 
 def after_code(text: str, position: int) -> int:
-    """Return the first position from this one on that does not split the code of a colour."""
+    """Return the first position from ``position`` on that does not split a colour's code."""
     code = SGR.match(text, max(0, text.rfind("\x1b", 0, position)))
     return max(position, code.end()) if code else position
 
 
 def after_returns(line: str) -> str:
-    """Return what a terminal shows of a line: the text after its last carriage return."""
+    """Return the text after a line's last carriage return, which a terminal shows."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
 def latest_return(line: str) -> tuple[str, str]:
-    """Split off what a carriage return has already overwritten, but keep one that waits for its text."""
+    """Split off overwritten text; keep a carriage return without text after it."""
     shown = after_returns(line)
     kept = shown + "\r" if line.endswith("\r") else shown
     return line[: len(line) - len(kept)], kept

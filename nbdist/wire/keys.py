@@ -68,8 +68,12 @@ class ClusterKeys:
         return cls(entries["public"], entries["secret"])
 
 
-def private_folder(path: str | os.PathLike[str]) -> Path:
-    """Make a folder of mode 0700, and its parents; refuses a link and another user's folder."""
+def secret_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder of mode 0700 for keys, and its parents.
+
+    Unlike `nbdist.home.private_folder`, it refuses a link and tightens an existing folder's mode to 0700.
+    Raises `NotAllowedError` for a link, a file, or another user's folder.
+    """
     folder = Path(path)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

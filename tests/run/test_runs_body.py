@@ -33,7 +33,7 @@ def test_a_long_message_is_truncated_with_a_note() -> None:
     record = describe_error(raised(fail), Control())
     assert len(record["message"]) < MOST_MESSAGE + 100
     assert len(record["traceback"]) < MOST_TRACEBACK + 100
-    assert "characters left out" in record["traceback"]
+    assert "characters cut" in record["traceback"]
     assert record["traceback"].startswith("Traceback")
 
 

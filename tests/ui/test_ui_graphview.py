@@ -120,7 +120,9 @@ def test_a_picture_is_saved_by_its_suffix(tmp_path: Path) -> None:
     assert view.save(str(tmp_path / "graph.PNG")).read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InvalidArgumentError, match=r"graph\.pdf.*\.svg or \.png"):
         view.save(tmp_path / "graph.pdf")
-    with pytest.raises(NotFoundError, match=r"no folder '.*missing' to save 'graph.svg' into; make it first"):
+    with pytest.raises(
+        NotFoundError, match=r"cannot save 'graph.svg': the folder '.*missing' does not exist"
+    ):
         view.save(tmp_path / "missing" / "graph.svg")
     with pytest.raises(InvalidArgumentError, match="scale=0"):
         view.png(0)
@@ -258,7 +260,7 @@ def test_the_magic_saves(shell: InteractiveShell, tmp_path: Path, capsys: pytest
             "no flag '--expnad'; did you mean --expand.*--depth, --save",
         ),
         ("--depth many", InvalidArgumentError, "expected a whole number"),
-        ("graph extra", InvalidArgumentError, "what is 'extra'.*--expand, --depth, --save"),
+        ("graph extra", InvalidArgumentError, "unexpected word 'extra'.*--expand, --depth, --save"),
         ("nothing", NotFoundError, "no 'nothing' here"),
         ("number", InvalidArgumentError, "not 3"),
     ],

@@ -178,7 +178,7 @@ def test_loading_twice_transforms_once(shell: InteractiveShell) -> None:
         (
             "%%distribute ps\nx = 1",
             InvalidArgumentError,
-            "%%distribute: what is 'ps'? The flags are --strategy",
+            "%%distribute: unexpected word 'ps'; the flags are --strategy",
         ),
         (
             "%%distribute --strategy mirored\nx",
@@ -199,7 +199,7 @@ def test_loading_twice_transforms_once(shell: InteractiveShell) -> None:
         ("%cluster grwo", InvalidArgumentError, "did you mean grow?"),
         ("%cluster strat", InvalidArgumentError, "no command 'strat'; did you mean start?"),
         ("%cluster start --worker 3", InvalidArgumentError, "did you mean --workers?"),
-        ("%cluster start 3", InvalidArgumentError, "what is '3'? The flags are --workers"),
+        ("%cluster start 3", InvalidArgumentError, "unexpected word '3'; the flags are --workers"),
         ("%cluster start --workers 0", InvalidArgumentError, "0"),
         ("%cluster start --launcher rocket", InvalidArgumentError, "rocket"),
         ("%cluster attach nobody", NotFoundError, "no cluster 'nobody' is running"),

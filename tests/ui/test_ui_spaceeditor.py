@@ -188,7 +188,7 @@ def test_a_condition_on_what_is_gone_or_can_never_be() -> None:
     page.edit("condition", id=2, at=0, on=1, values="0.01")
     assert "hits no value exactly" in page.problems["m"][1]
     page.edit("condition", id=2, at=0, on=0, values="")
-    assert "say which values of opt it needs" in page.problems["m"][1]
+    assert "give the values of opt that it depends on" in page.problems["m"][1]
     page.edit("condition", id=2, at=0, on=0, values="'sgd'")
     assert not page.problems
     page.edit("remove", id=0)
@@ -204,7 +204,7 @@ def test_a_new_condition_takes_the_first_value_there_is() -> None:
         page.edit("condition", id=4, at=0, on=on)
         assert editor.text.endswith(f"m=when([0.9], {text})")
     page.edit("condition", id=4, at=0, on=3)
-    assert "say which values of lr it needs" in page.problems["m"][1]
+    assert "give the values of lr that it depends on" in page.problems["m"][1]
 
 
 def test_a_new_name_is_followed_by_the_conditions_on_it() -> None:
@@ -237,7 +237,7 @@ def test_another_kind_keeps_a_range_that_it_can_have() -> None:
 
 def test_how_many_trials_a_grid_has() -> None:
     page = Page(editor := SpaceEditor("lr=log(0.001, 0.1) w=[1, 2, 3]"))
-    assert "has no end" in page.states[-1]["trials_problem"]
+    assert "draws without end" in page.states[-1]["trials_problem"]
     page.edit("sampler", value="grid")
     assert page.problems["lr"][0] == "points"
     state = page.edit("field", id=0, field="points", value="4")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.errors import InvalidArgumentError, NotAllowedError, NotFoundError
-from nbdist.wire.keys import ClusterKeys, private_folder
+from nbdist.wire.keys import ClusterKeys, secret_folder
 
 
 def test_save_and_load(tmp_path: Path) -> None:
@@ -73,19 +73,19 @@ def test_another_users_file_is_refused(tmp_path: Path) -> None:
         ClusterKeys.load(path)
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(NotAllowedError, match="belongs to user 65534"):
-        private_folder(tmp_path)
+        secret_folder(tmp_path)
 
 
-def test_private_folder(tmp_path: Path) -> None:
+def test_secret_folder(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        folder = private_folder(tmp_path / "a" / "b")
+        folder = secret_folder(tmp_path / "a" / "b")
     finally:
         os.umask(old)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o755)
-    private_folder(folder)
+    secret_folder(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(NotAllowedError):
-        private_folder(tmp_path / "link")
+        secret_folder(tmp_path / "link")

@@ -1,1 +1,1 @@
-"""One object a run and a sweep that owns what is shown of it."""
+"""The objects that own the displayed output of a run and of a sweep."""

@@ -1,9 +1,9 @@
-"""Shows a run wherever it was started: a live widget that freezes at its end, or lines in a terminal.
+"""Shows a run: a live widget that freezes at its end, or lines in a terminal.
 
 shown = LiveDisplay(store, tasks, "mnist", total_steps=500)
 shown.show()
 ...                              # shown.tick(now), shown.progress(...), shown.output(...) while it runs
-shown.finish(summary)            # the notebook keeps a picture, a table and the data, and no widget
+shown.finish(summary)            # the notebook keeps a picture, a table and the data, but no widget
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nbdist.ui.widgets.run import LiveView
 
 Place = Literal["page", "batch", "terminal"]
-LATE = 0.5  # seconds without a tick, after which a cell is taken to occupy the main thread
+LATE = 0.5  # seconds without a tick, after which a cell is assumed to block the main thread
 LINE_EVERY = 2.0  # seconds between progress lines in a terminal
 
 
@@ -50,18 +50,18 @@ def place() -> Place:
     kernel = getattr(get_ipython(), "kernel", None)
     if kernel is None:
         return "terminal"
-    # A front end that allows no input is a batch. nbclient and papermill would keep the state of the live
-    # widget in the notebook, because they never drop a closed widget.
+    # A front end without input is a batch. nbclient and papermill would save the live widget's state in the
+    # notebook, because they never drop a closed widget.
     request = kernel.get_parent("shell")
     return "page" if request.get("content", {}).get("allow_stdin", True) else "batch"
 
 
 class LiveDisplay:
-    """One run's output. `progress`, `mark`, `output` and `tick_from_any_thread` may come from any thread; all
-    other methods belong to the kernel's main thread.
+    """One run's output. Any thread may call `progress`, `mark`, `output` and `tick_from_any_thread`; only the
+    kernel's main thread may call the other methods.
 
-    ``report`` takes the lines where there is no page (default: print); ``again`` is how to follow the run
-    after the kernel has ended.
+    ``report`` takes the lines if there is no page (default: print); ``again`` is the command that follows the
+    run after the kernel has ended.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class LiveDisplay:
         self.show_due: float | None = None
 
     def show(self, after: float = 0.0) -> None:
-        """Put the run on the page; nothing graphical happens elsewhere.
+        """Show the run on the page; a batch shows a line of text, a terminal nothing yet.
 
-        With ``after``, a run that is over within so many seconds is shown once, at its end.
+        A run that ends within ``after`` seconds is shown once, at its end.
         """
         if self.where == "terminal":
             return
@@ -122,7 +122,7 @@ class LiveDisplay:
         )  # fmt: skip
 
     def show_again(self, summary: Summary | None) -> None:
-        """Put the run on the page once more; with a summary it is over, and the view has all of it."""
+        """Show the run in another cell; with a summary it has ended, and the view has all its points."""
         if self.where != "page":
             if summary is not None and self.where == "terminal":
                 self.report(text(replace_outputs(summary, {}), ALONE))
@@ -130,7 +130,7 @@ class LiveDisplay:
         from IPython.display import display
 
         if self.view is not None:
-            display(self.view, display_id=self.display_id)  # both give way to the picture at the end
+            display(self.view, display_id=self.display_id)  # the picture replaces both at the end
         elif self.show_due is not None:
             self.show()
         elif summary is not None:
@@ -139,10 +139,10 @@ class LiveDisplay:
             view.progress(self.status)
             view.mark(summary.marks)
             view.finish(summary.state)
-            view.close_when_left()  # it is the output itself: a slow page has nothing else to load
+            view.close_when_left()  # the output itself, so that a slow page needs no further message
 
     def tick(self, now: float | None = None) -> None:
-        """Send what is new, about ten times a second; ``now`` in seconds on a steady clock."""
+        """Send new points and output, about ten times a second; ``now`` in seconds on a monotonic clock."""
         with self.lock:
             self._tick(time.monotonic() if now is None else now)
 
@@ -164,7 +164,7 @@ class LiveDisplay:
                 self.view.tick_unacknowledged(now)
 
     def progress(self, status: Mapping[str, Any]) -> None:
-        """Take note of the run's progress (see `LiveView.progress`)."""
+        """Set the run's progress (see `LiveView.progress`)."""
         with self.lock:
             self.status = {**self.status, **status}
             if self.view is not None:
@@ -192,11 +192,11 @@ class LiveDisplay:
                 self.report(f"[{short_task(task)}] {line}")
 
     def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
-        """Call back with what the page wants of the run (see `LiveView.on_control`); before it is shown."""
+        """Set the callback for the page's commands (see `LiveView.on_control`), before `show`."""
         self.controls.on(callback, kinds)
 
     def finish(self, summary: Summary) -> None:
-        """Freeze: the widget gives way to a picture and a table, and is closed."""
+        """Replace the widget by a picture and a table, and close it."""
         with self.lock:
             self._finish(summary)
 
@@ -211,10 +211,12 @@ class LiveDisplay:
         from IPython.display import display, update_display
 
         if self.view is not None:
-            self.view.finish(summary.state)  # first, since drawing the picture takes a moment
+            self.view.finish(summary.state)  # first, because drawing the picture takes time
         put = update_display if self.show_due is None else display
         self.show_due = None
-        wanted = self.charts if self.view is None else self.view.feed.wanted  # what was looked at last
+        wanted = (
+            self.charts if self.view is None else self.view.feed.wanted
+        )  # the charts that were shown last
         put(frozen(self.store, summary, wanted), raw=True, display_id=self.display_id)
         if self.view is not None:
             self.view.close_unseen()
@@ -226,7 +228,7 @@ class LiveDisplay:
 
 
 def replace_outputs(summary: Summary, outputs: Mapping[str, str]) -> Summary:
-    """Return the summary with other output."""
+    """Return the summary with this output."""
     from dataclasses import replace
 
     return replace(summary, outputs=outputs)
@@ -234,31 +236,31 @@ def replace_outputs(summary: Summary, outputs: Mapping[str, str]) -> Summary:
 
 # The live display of a run.
 
-SHORT = 0.1  # seconds; what is over by then needs no live view, which costs more than the cell itself
+SHORT = 0.1  # seconds; a shorter run has no live view, which would cost more than the cell itself
 MOST_MARKS = 100  # of a run
-MOST_RATES = 12  # changes of the learning rate that are drawn; more are a schedule's
-MOST_NAMED = 4  # replicas that are lost; more are counted
+MOST_RATES = 12  # changes of the learning rate that are drawn; more come from a schedule
+MOST_NAMED = 4  # lost replicas that are named; more are counted
 
 
 class RunView:
-    """Shows one run: live while it is under way, frozen at its end."""
+    """Shows one run: live while it runs, frozen at its end."""
 
     def __init__(self, run: Run, *, display: bool = True, raises: bool = False) -> None:
         self._run, self._raises = run, raises  # whether the cell raises the run's error below the view
         self._tasks = run.tasks
         self._unit = unit_of(run)
         self._marks = Marks()
-        self._thread: int | None = None  # the thread that shows the run, if another one follows it
+        self._thread: int | None = None  # the thread that shows the run, if another thread follows it
         self._display = LiveDisplay(
             run.store, run.tasks, run.options.name, run_id=run.id, charts=run.options.live, again=again(run)
         )
         self._display.on_control(partial(act, run))
         if display:
-            # In the background the cell is over at once, and what it shows should be there by then.
+            # A background cell ends immediately and must show its output before that.
             self._display.show(after=0.0 if run.options.background else SHORT)
 
     def tick(self) -> None:
-        """Send what is new."""
+        """Send new points and output."""
         if self._thread in (None, threading.get_ident()):
             self._display.tick(time.monotonic())
         else:
@@ -266,7 +268,7 @@ class RunView:
 
     @property
     def on_page(self) -> bool:
-        """Whether it is shown on a page."""
+        """Return whether a page shows the run."""
         return self._display.where == "page"
 
     def shown_by_this_thread(self) -> None:
@@ -274,7 +276,7 @@ class RunView:
         self._thread = threading.get_ident()
 
     def progress(self, standing: Standing) -> None:
-        """Take note of how far the run is."""
+        """Update the view with the run's progress."""
         if self._marks.see(standing, self._tasks, time.monotonic()):
             self._display.mark(self._marks.all())
         self._display.progress(
@@ -316,17 +318,17 @@ class RunView:
         show_displayed(task, shown)
 
     def end(self, run: Run) -> None:
-        """Freeze the view, unless another thread shows the run: then that thread does it."""
+        """Freeze the view, or leave that to the thread that shows the run."""
         if self._thread in (None, threading.get_ident()):
             self.freeze(run)
 
     def freeze(self, run: Run) -> None:
-        """Put the picture and the tables into the view's place."""
+        """Replace the view by the picture and the tables."""
         summary = self._summary_of(run)
         self._display.finish(replace(summary, error=None) if self._raises else summary)
 
     def show_again(self, run: Run) -> None:
-        """Show the run in this cell as well; when it is over, its curves to be looked at closely."""
+        """Show the run in this cell as well; if it has ended, with all its points."""
         self.progress(run.standing())
         self._display.show_again(self._summary_of(run) if run.over else None)
 
@@ -335,13 +337,13 @@ class RunView:
 
 
 def again(run: Run) -> str:
-    """Return how to follow a run from a new kernel; "" if the run ends with its kernel."""
+    """Return the hint on how to follow a run from a new kernel; "" if the run ends with its kernel."""
     in_graph = run.options.replication == "in-graph"
     return "" if in_graph else f"to reconnect, run nb.attach({run.id!r})"
 
 
 def act(run: Run, kind: str, rate: float | None) -> None:
-    """Do what the page wants of a run."""
+    """Execute a page's command to a run."""
     if kind == "stop":
         run.interrupt()
     else:
@@ -349,7 +351,7 @@ def act(run: Run, kind: str, rate: float | None) -> None:
 
 
 class PrintedView:
-    """Shows nothing of a run but what its tasks print, line by line: for ``--no-live``."""
+    """Prints the output of a run's tasks line by line, for ``--no-live``."""
 
     def __init__(self, run: Run) -> None:
         self._open: dict[str, str] = {}
@@ -361,7 +363,7 @@ class PrintedView:
         """Do nothing."""
 
     def output(self, task: str, text: str) -> None:
-        """Print the whole lines of what a task has printed."""
+        """Print the complete lines of a task's output."""
         *lines, self._open[task] = (self._open.get(task, "") + text).split("\n")
         for line in lines:
             print(f"[{short_task(task)}] {line}")
@@ -371,16 +373,16 @@ class PrintedView:
         show_displayed(task, shown)
 
     def end(self, run: Run) -> None:
-        """Print the lines that were not ended."""
+        """Print the remaining incomplete lines."""
         for task, line in self._open.items():
             if line:
                 print(f"[{short_task(task)}] {line}")
 
 
 def show_displayed(task: str, shown: Displayed) -> None:
-    """Show an object of a task in this cell, under the task's name; the front end's rules for HTML apply.
+    """Show a task's object in this cell, under the task's name; the front end's rules for HTML apply.
 
-    Outside of a notebook its text is printed.
+    Outside a notebook, its text is printed.
     """
     label = short_task(task)
     if getattr(get_ipython(), "kernel", None) is None:
@@ -393,7 +395,7 @@ def show_displayed(task: str, shown: Displayed) -> None:
 
 
 def summary_of(run: Run) -> Summary:
-    """Return what a run came to."""
+    """Return the summary of a finished run."""
     trained = {i: run.store.last(i, "loss") for i in range(len(run.tasks)) if "loss" in run.store.series}
     whole = run.tally.standing(time.monotonic(), run.store)
     standing = whole.replicas
@@ -404,7 +406,7 @@ def summary_of(run: Run) -> Summary:
         last = trained.get(i)
         if last is None and not (i in lost and any(trained.values())):
             continue
-        # With backups the points of a late replica stand at the steps of all, and its own batches are fewer.
+        # With backups, a late replica's points have the steps of the whole run, which exceed its own batches.
         own = standing[i].step if has_quorum(run) else 0
         step = own or (int(last.step) if last is not None else 0)
         row: dict[str, Any] = {"task": short_task(task)}
@@ -412,8 +414,8 @@ def summary_of(run: Run) -> Summary:
             row["state"] = LOST if i in lost else run.status
         row["batches" if has_quorum(run) else "steps"] = (
             f"≥ {step:,}" if i in lost else step
-        )  # its last words were up to 0.1 s old
-        for name in ("dropped", "skipped"):  # where they are not zero, and early: a table has few columns
+        )  # its last report was up to 0.1 s old
+        for name in ("dropped", "skipped"):  # only nonzero ones, and early, because a table shows few columns
             if any(getattr(replica, name) for replica in standing):
                 row[name] = getattr(standing[i], name)
         row |= {of_last_epoch(name): round(value, 4) for name, value in run.last_epoch(i).items()}
@@ -423,7 +425,7 @@ def summary_of(run: Run) -> Summary:
         steps.append(step)
     seconds = training_seconds(run.store, run.tally)
     metrics = {name: values[-1] for name, values in run.history.history.items()} if run.history else {}
-    # Synchronous replicas make each step together; all others make their own.
+    # Synchronous replicas step together; others step independently.
     total = 0 if not steps else max(steps) if run.options.synchronous else sum(steps)
     return Summary(
         run_id=run.id,
@@ -459,7 +461,7 @@ def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
 
 
 def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
-    """Return a message that names the lost, the silent and the slow replicas."""
+    """Return a message that names the lost, unresponsive and slow replicas."""
     slow = sorted(
         ((replica.slowness, i) for i, replica in enumerate(replicas) if replica.slowness), reverse=True
     )
@@ -492,9 +494,9 @@ def those(verb: str, state: str, replicas: Sequence[ReplicaStanding], tasks: Seq
 
 
 def unit_of(run: Run) -> str:
-    """Return what the run counts: updates, where several replicas each make their own, else steps.
+    """Return the unit of the run's count: updates if several replicas each make their own, else steps.
 
-    Where a step is not made of one gradient of each replica it is the batches of the one that is furthest.
+    If a step does not take one gradient of each replica, it is batches, of the replica with the most.
     """
     if has_quorum(run):
         return "batches"
@@ -502,12 +504,12 @@ def unit_of(run: Run) -> str:
 
 
 def has_quorum(run: Run) -> bool:
-    """Whether steps are made of some gradients, whoever gave them: then a replica's batches are no steps."""
+    """Return whether a step takes the first R gradients of any replicas, so that batches are not steps."""
     return run.options.backups is not None or run.options.aggregate is not None
 
 
 def in_a_line(error: NbdistError) -> str:
-    """Return what went wrong and where, in a line; the cell shows the whole traceback.
+    """Return the error and its task in one line; the cell shows the whole traceback.
 
     >>> error = WorkerError("Traceback (most recent call last): ...")
     >>> error.task, error.ename, error.evalue = "/job:worker/task:1", "ZeroDivisionError", "division by zero"
@@ -523,9 +525,9 @@ def in_a_line(error: NbdistError) -> str:
 
 
 class Marks:
-    """Finds the marks of steering and faults on a run, by comparing each standing with the one before.
+    """Finds the marks of controls and faults of a run by comparing each standing with the previous one.
 
-    It is pure: the clock is an argument.
+    Pure: the time is an argument.
 
     >>> marks, tasks = Marks(), ["/job:worker/task:0"]
     >>> def standing(step, rate, state="running"):
@@ -541,10 +543,10 @@ class Marks:
         self._rate: float | None = None
         self._checkpoint: int | None = None
         self._lost: set[int] = set()
-        self._paused: tuple[int, float] | None = None  # the mark of the pause under way, and since when
+        self._paused: tuple[int, float] | None = None  # the mark of the current pause, and its start
 
     def see(self, standing: Standing, tasks: Sequence[str], now: float) -> bool:
-        """Compare the progress with the last call; return whether the marks changed. ``now`` in seconds."""
+        """Compare with the previous call's standing; return whether the marks changed. ``now`` in seconds."""
         before = list(self._found)
         step = max((replica.step for replica in standing.replicas), default=standing.step)
         rate = standing.learning_rate
@@ -572,7 +574,7 @@ class Marks:
         return before != self._found
 
     def all(self) -> list[Mark]:
-        """Return the marks in the order of their steps; a schedule's many rates are left out."""
+        """Return the marks by step, without the rates if there are as many as a schedule makes."""
         rates = sum(mark.kind == "rate" for mark in self._found)
         return [mark for mark in self._found if mark.kind != "rate" or rates <= MOST_RATES]
 
@@ -581,29 +583,29 @@ class Marks:
             self._found.append(Mark(step, kind, text))
 
 
-# ``run.show()``: another live view, where it is called.
+# ``run.show()``: another live view, in the calling cell.
 
 
 def show(run: Run) -> None:
-    """Show a run in this cell: the same view while it is under way, afterwards one of its own.
+    """Show a run in this cell: the same view while it runs, a separate one afterwards.
 
-    The view of a run that is over has all its curves, to zoom in, smooth and compare; it lives as long as
-    the page does, and is not saved with the notebook: the frozen picture below the run's own cell is.
+    The view of a finished run has all its curves, to zoom, smooth and compare. It exists until the page
+    closes and is not saved with the notebook, unlike the frozen picture below the run's own cell.
     """
     view = run.view
     if isinstance(view, RunView):
         view.show_again(run)
         return
-    view = RunView(run, display=not run.over)  # there was none, as with --no-live
+    view = RunView(run, display=not run.over)  # there is no display, as with --no-live
     if run.over:
         view.show_again(run)
     else:
         run.show_in(view)
 
 
-# A run's progress as a line of text, where there is no page to draw on.
+# A run's progress as a line of text, if there is no page.
 
-MOST_METRICS = 3  # in a line of progress
+MOST_METRICS = 3  # metrics in a progress line
 
 
 def progress_line(title: str, status: Mapping[str, Any], latest: Mapping[str, float] | None = None) -> str:

@@ -1,11 +1,11 @@
-"""Shows a sweep wherever it was started: the grid, which freezes at its end, or lines in a terminal.
+"""Shows a sweep: a grid that freezes at its end, or lines in a terminal.
 
     shown = SweepDisplay(sweep)
     shown.show()
-    follow_sweep_in_background(sweep, shown)   # ticks, and freezes, while the kernel's loop has time
+    follow_sweep_in_background(sweep, shown)   # ticks and freezes while the kernel's loop is free
 
-or, where there is no loop: ``shown.tick()`` ten times a second, and ``shown.finish()``. The sweep runs by
-itself, whoever looks.
+Without a loop: ``shown.tick()`` ten times a second, then ``shown.finish()``. The sweep does not depend on
+its display.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from nbdist.ui.widgets.sweep import SweepView
 
 LOOK_EVERY = 0.1  # seconds
-LATE = 0.5  # seconds without a tick, after which a cell is seen to have the main thread
+LATE = 0.5  # seconds without a tick, after which a cell is assumed to block the main thread
 
 
 class SweepDisplay:
-    """One sweep's output. All methods but `tick_from_any_thread` belong to the kernel's main thread.
+    """One sweep's output. Only the kernel's main thread may call methods other than `tick_from_any_thread`.
 
-    ``report`` takes the lines where there is no page (default: print).
+    ``report`` takes the lines if there is no page (default: print).
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SweepDisplay:
         self.line_due = self.ticked = float("-inf")
 
     def show(self) -> None:
-        """Put the sweep on the page; nothing graphical happens elsewhere."""
+        """Show the sweep on the page; a batch shows a line of text, a terminal nothing yet."""
         if self.where == "terminal":
             return
         from IPython.display import display
@@ -59,12 +59,12 @@ class SweepDisplay:
         display(self.view, display_id=self.display_id)
 
     def show_again(self) -> None:
-        """Put the sweep on the page once more: the same grid while it runs, afterwards one of its own.
+        """Show the sweep in another cell: the same grid while it runs, a separate one afterwards.
 
-        The grid of a finished sweep shows everything, and its commands still work: one that adds trials
-        continues the sweep, and at its end a picture replaces the grid.
+        The commands of a finished sweep's grid still work: one that adds trials continues the sweep, and a
+        picture replaces the grid at its end.
         """
-        self.frozen = self.frozen or self.sweep.over  # this is all there is to show of it
+        self.frozen = self.frozen or self.sweep.over  # an ended sweep: the new grid is complete
         if self.where == "terminal":
             if self.sweep.over:
                 self.report(self._as_text())
@@ -78,16 +78,16 @@ class SweepDisplay:
             self.view, self.shown = self._make_view(), True
             display(self.view, display_id=self.display_id)
             self.view.finish()
-            self.view.close_when_left()  # it is the output itself: a slow page has nothing else to load
+            self.view.close_when_left()  # the output itself, so that a slow page needs no further message
         elif self.view is None:
             self.show()
         else:
-            display(self.view, display_id=self.display_id)  # both give way to the picture at the end
+            display(self.view, display_id=self.display_id)  # the picture replaces both at the end
 
     def tick(self, now: float | None = None) -> None:
-        """Send what is new, about ten times a second; ``now`` in seconds on a steady clock."""
+        """Send new events, about ten times a second; ``now`` in seconds on a monotonic clock."""
         now = self.ticked = time.monotonic() if now is None else now
-        self.frozen = False  # it continues: the frozen picture is out of date
+        self.frozen = False  # it continued, so the frozen picture is outdated
         if self.view is not None:
             self.view.finished = self.view.closes_unseen = False
             self.view.tick(now)
@@ -98,13 +98,13 @@ class SweepDisplay:
             self.report(f"{self.sweep.name}: {line}")
 
     def tick_from_any_thread(self) -> None:
-        """Keep the grid moving while the main thread has had no time for it. For another thread."""
+        """Update the grid while the main thread is busy. For another thread."""
         now, view = time.monotonic(), self.view
         if view is not None and now - self.ticked > LATE:
             view.tick_unacknowledged(now)
 
     def finish(self) -> None:
-        """Freeze: the grid gives way to a picture and a table. Once, unless the sweep went on since."""
+        """Replace the grid by a picture and a table; again only if the sweep continued."""
         if self.frozen:
             return
         self.frozen = True
@@ -114,7 +114,7 @@ class SweepDisplay:
         from IPython.display import display, update_display
 
         if self.view is not None:
-            self.view.finish()  # first, since drawing the picture takes a moment
+            self.view.finish()  # first, because drawing the picture takes time
         put = update_display if self.shown else display
         self.shown = True
         put(self._bundle(), raw=True, display_id=self.display_id)
@@ -130,7 +130,7 @@ class SweepDisplay:
         return view
 
     def _continue(self, view: SweepView) -> None:
-        """A page that still had the grid of the sweep has brought it back to work."""
+        """Follow the sweep again after a command from a page's old grid continued it."""
         self.view, self.frozen = view, False
         view.closes_unseen = False
         follow_sweep_in_background(self.sweep, self)
@@ -144,15 +144,15 @@ class SweepDisplay:
             return sweep_text(summary_of(self.sweep))
 
 
-_following: dict[int, asyncio.Task[None]] = {}  # by the identity of their displays
+_following: dict[int, asyncio.Task[None]] = {}  # by the identity of the displays
 
 
 def follow_sweep_in_background(sweep: SweepHandle, display: SweepDisplay | None = None) -> bool:
-    """Show a sweep on this thread's event loop from now on and freeze it at its end; whether there is one.
+    """Show a sweep on this thread's event loop until it ends, then freeze it; return whether there is a loop.
 
-    Without a ``display`` it gets one, here. The grid moves and its controls work while no other cell has the
-    thread; while one computes, the grid moves once a second, from another thread. The sweep itself has a
-    thread of its own. Without a loop, tick and finish the display yourself.
+    A ``display`` of None makes one in this cell. While no other cell runs, the grid updates ten times a
+    second and its controls work; while a cell computes, another thread updates the grid once a second.
+    Without a loop, the caller ticks and finishes the display.
     """
     try:
         loop = asyncio.get_running_loop()
@@ -163,9 +163,9 @@ def follow_sweep_in_background(sweep: SweepHandle, display: SweepDisplay | None 
         display.show()
     if id(display) in _following:
         return True
-    # At once: the next cell may have the thread before the task has begun, on a busy machine or by Run All.
+    # Immediately: the next cell may block the thread before the task starts, on a busy machine or by Run All.
     over = _move(display)
-    # Kept here: a loop has only a weak reference to its tasks.
+    # A loop has only weak references to its tasks.
     task = loop.create_task(_follow(sweep, display), name=f"nbdist shows sweep {sweep.id}")
     _following[id(display)] = task
 
@@ -185,14 +185,14 @@ async def _follow(sweep: SweepHandle, display: SweepDisplay) -> None:
                 await asyncio.sleep(LOOK_EVERY)
             display.finish()
             return
-        except KeyboardInterrupt:  # meant for the cell that runs now
+        except KeyboardInterrupt:  # meant for the current cell
             continue
 
 
 def _move(display: SweepDisplay) -> threading.Event:
-    """Have a thread tick a display whenever the loop has no time for it, until the event is set."""
+    """Start a thread that ticks a display whenever the loop is busy, until the event is set."""
     over = threading.Event()
-    display.ticked = time.monotonic()  # the loop has its time to begin
+    display.ticked = time.monotonic()  # give the loop time to start
 
     def move() -> None:
         while not over.wait(LOOK_EVERY):

@@ -1,4 +1,4 @@
-"""The HTML of a frozen output: plain elements and few styles, since untrusted notebooks keep no others."""
+"""A frozen output as HTML and as text. Untrusted notebooks keep only plain elements and few styles."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from nbdist.text import clip
+from nbdist.text import clip, cut_note
 from nbdist.ui.ansi import part, plain, spans, styled
-from nbdist.ui.formatting import Room, cut_words, first_of, fitting, longest, shorten
+from nbdist.ui.formatting import Room, first_of, fitting, longest, shorten
 from nbdist.ui.frozen.summary import Summary, apart, headline, is_plain, marks_line, number, short_task
 
 MOST_COLUMNS = 8
-FEW_LETTERS = 100  # in names that stand side by side
-LEAST_OUTPUT = 500  # bytes that make it worth showing a task's output at all
+FEW_LETTERS = 100  # characters of names side by side
+LEAST_OUTPUT = 500  # bytes: with less room a task's output is not shown
 UNFOLDED_LINES = 30  # a longer output is folded
 MARKS_ROOM = 1500  # characters
 PICTURE_WIDTH = 900  # CSS pixels at most
-COLUMN_WIDTH = 290  # CSS pixels at least of each chart in a row: less cannot be read, a page can be scrolled
+COLUMN_WIDTH = 290  # least CSS pixels per chart; a narrower page scrolls
 
 
 def html(summary: Summary, picture: str | None, room: Room, columns: int = 1) -> str:
-    """Return the HTML; ``picture`` is a PNG in base64, of charts in so many columns."""
+    """Return the HTML; ``picture`` is a PNG in base64, with its charts in ``columns`` columns."""
     name = (
         f" &nbsp; <small>{line(summary.run_id)}</small>" if summary.run_id not in ("", summary.title) else ""
     )
@@ -48,13 +48,13 @@ def html(summary: Summary, picture: str | None, room: Room, columns: int = 1) ->
 
 
 def describe(summary: Summary) -> str:
-    """Return the picture in words."""
+    """Return the picture's alternative text."""
     final = ", ".join(f"{line(name)} {number(value)}" for name, value in first_of(summary.metrics, 6))
     return f"Curves of {line(summary.title)}" + (f"; last epoch: {final}" if final else "")
 
 
 def metrics_table(metrics: Mapping[str, float], room: int) -> str:
-    """Return final values: a column each if they are few, else a row each."""
+    """Return the table of final values: a column each if they are few, else a row each."""
     if sum(len(name) + 4 for name in metrics) <= FEW_LETTERS:
         return rows_table([metrics], room) if metrics else ""
     rows = fitting(
@@ -118,13 +118,13 @@ def coloured(text: str, room: int) -> str:
         if keep >= length:
             return styled(pieces)
         head, tail = part(pieces, 0, keep // 2), part(pieces, length - (keep - keep // 2), length)
-        return styled(head) + cut_words(length - keep) + styled(tail)
+        return styled(head) + cut_note(length - keep) + styled(tail)
 
     return longest(cut, length, room)
 
 
 def more(count: int, what: str) -> str:
-    """Say how many are not shown, if any."""
+    """Return the note on items that are not shown; "" if there are none."""
     return f"<p>and {count:,} more {what}</p>" if count > 0 else ""
 
 
@@ -152,8 +152,8 @@ def text(summary: Summary, room: Room) -> str:
 
 
 def metrics_text(metrics: Mapping[str, float], room: int) -> str:
-    """Return final values, a line each."""
-    some = first_of(metrics, room // 4)  # more have no room, whatever their names are
+    """Return the final values, one per line."""
+    some = first_of(metrics, room // 4)  # more do not fit, even with short names
     lines = fitting(aligned([(clip(name), number(value)) for name, value in some]), room)
     return "\n".join([*lines, *more_as_text(len(metrics) - len(lines), "metrics")])
 
@@ -183,12 +183,12 @@ def output_as_text(task: str, text: str, share: int) -> str:
 
 
 def more_as_text(count: int, what: str) -> list[str]:
-    """Say how many are not shown, if any."""
+    """Return the note on items that are not shown; "" if there are none."""
     return [f"and {count:,} more {what}"] if count > 0 else []
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of equal length as lines, the first column to the left, the others to the right.
+    """Return rows of equal length as lines, with the first column left-aligned, the others right-aligned.
 
     >>> aligned([("loss", "0.1"), ("accuracy", "0.97")])
     ['loss       0.1', 'accuracy  0.97']

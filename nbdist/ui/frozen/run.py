@@ -1,12 +1,12 @@
-"""The output of a run that a saved notebook keeps: picture, table, text and data. It needs no kernel.
+"""The output of a run in a saved notebook: picture, table, text and data. It needs no kernel.
 
-`frozen(store, summary)` returns a MIME bundle of less than 150 kB, whatever the run was:
+`frozen(store, summary)` returns a MIME bundle of less than 150 kB for any run:
 
-- ``image/png``: the curves, where there are any
+- ``image/png``: the curves, if there are any
 - ``text/html``: the same picture, small tables, and what each task printed; all of it escaped
 - ``text/plain``: the tables and the output as text
-- ``application/vnd.nbdist.run+json``: the summary and the downsampled curves (`run_data`); a cell that
-  trained nothing has none, and shows its output
+- ``application/vnd.nbdist.run+json``: the summary and the downsampled curves (`run_data`); a cell
+  without training has only its output
 
 A note marks each place where content was cut.
 """
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
 
 RUN = "application/vnd.nbdist.run+json"
-# Bytes in a notebook file. The picture is stored twice, and base64 makes it a third larger; so do the limits
-# of the other parts. The curves have the rest.
+# Bytes in a notebook file. A picture is stored twice, in base64; HTML and text each take their limits. The
+# curves take the rest.
 LARGEST = 148_000
 PICTURE_LIMIT = 32_000
 BESIDE_A_PICTURE = Room(error=4_000, metrics=2_500, rows=3_000, outputs=7_000)
@@ -39,7 +39,7 @@ ALONE = Room(error=15_000, metrics=3_000, rows=6_000, outputs=32_000)
 
 
 def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the MIME bundle of a run that is over; ``wanted`` names its charts, as ``--live`` does."""
+    """Return the MIME bundle of a finished run; ``wanted`` names its charts, as ``--live`` does."""
     charts = plan_charts(store.series, wanted) or plan_charts(store.series)
     axis = axis_words(summary.unit, len(summary.tasks))
     png = None
@@ -58,7 +58,7 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
     return bundle
 
 
-# The data of a frozen output, from which it is drawn again: `application/vnd.nbdist.run+json`.
+# The data of a frozen output, from which a page redraws it: `application/vnd.nbdist.run+json`.
 #
 #     {"version": 1, "run": "...", "title": "...", "state": "finished", "tasks": [...], "step": 500,
 #      "unit": "steps", "seconds": 3.2, "steps_per_second": 156.0, "total": 500, "checkpoint": null,
@@ -75,7 +75,7 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
 # Steps and values are text because a notebook file puts each item of a list on a line of its own, and because
 # JSON has no NaN and no infinity (``nan``, ``inf`` and ``-inf`` here).
 
-# Numbers of points for trends and for points: those of the picture first, then fewer.
+# Numbers of points for trends and for points, tried in this order; the first are the picture's.
 LIMITS = (
     (512, 600), (512, 300), (360, 150), (250, 80), (180, 50), (120, 40), (80, 30), (50, 30), (30, 20),
 )  # fmt: skip
@@ -120,17 +120,17 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
             break
     whole = len(series)
     while series and size(series) > room:
-        series.pop()  # the means come first, so what is lost is a single replica's points
+        series.pop()  # the means come first, so this drops the curve of a single replica
     return {**data, "series": series, "left_out": whole - len(series)}
 
 
 def curves(store: RunStore, charts: Sequence[Chart], trend: int, points: int) -> Iterator[dict[str, Any]]:
-    """Yield the curves in the order of their use: means, each replica's trends, its points."""
+    """Yield the curves by priority: means, the replicas' trends, the replicas' points."""
     trained = [chart.train for chart in charts if chart.train is not None]
     replicas = sorted(store.replicas)
     for name in [name for chart in charts for name in chart.names]:
         yield curve(name, "mean", "trend", *course(*store.aggregate(name), most=trend))
-    if len(replicas) > 1:  # of one replica the mean is the trend
+    if len(replicas) > 1:  # the mean of one replica is its trend
         for replica in replicas[:MOST_REPLICAS]:
             for name in trained:
                 yield from some(name, replica, "trend", *course(*store.trend(replica, name), most=trend))
@@ -140,13 +140,13 @@ def curves(store: RunStore, charts: Sequence[Chart], trend: int, points: int) ->
 
 
 def some(name: str, replica: int, kind: str, steps: Any, values: Any) -> Iterator[dict[str, Any]]:
-    """Yield the curve, if it has a point."""
+    """Yield the curve unless it is empty."""
     if len(steps):
         yield curve(name, replica, kind, steps, values)
 
 
 def curve(name: str, replica: int | str, kind: str, steps: Any, values: Any) -> dict[str, Any]:
-    """Return one curve with its points as text."""
+    """Return a curve as JSON, with its points as text."""
     return {
         "name": clip(name),
         "replica": replica,
@@ -157,5 +157,5 @@ def curve(name: str, replica: int | str, kind: str, steps: Any, values: Any) -> 
 
 
 def size(value: Any) -> int:
-    """Return the bytes of a value in a notebook file."""
+    """Return the size of a value in a notebook file, in bytes."""
     return len(json.dumps(value, indent=1))

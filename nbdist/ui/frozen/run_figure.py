@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SHARPEST, COARSEST = 200, 40  # dots per inch
 COLUMN_WIDTH, ROW_HEIGHT = 4.6, 2.9  # inches
 MARKERS = {"rate": "D", "pause": "s", "checkpoint": "v", "lost": "x"}
-LARGEST = 1e100  # beyond it Matplotlib's axes fail; drawn as a gap, like what is not finite
+LARGEST = 1e100  # Matplotlib's axes fail beyond it; such values are gaps, like non-finite ones
 
 
 def picture(
@@ -35,19 +35,19 @@ def picture(
     axis: str = "steps",
     marks: Sequence[Mark] = (),
 ) -> bytes:
-    """Return a PNG of at most ``limit`` bytes, as sharp as that allows; ``axis`` is the label of x.
+    """Return a PNG of at most ``limit`` bytes, with the highest resolution that fits.
 
-    Its background is opaque, so that it reads on a dark page as well.
+    ``axis`` is the label of x. The background is opaque, so that the picture is readable on a dark page.
     """
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()  # a notebook's own style may be made for other figures
-        warnings.simplefilter("ignore")  # of letters that the font lacks
+        matplotlib.rcdefaults()  # a notebook's own style may be unsuitable
+        warnings.simplefilter("ignore")  # about letters that the font lacks
         figure = draw(store, charts, tasks, axis, marks)
         dots = SHARPEST
         while len(png := encode(figure, dots)) > limit and dots > COARSEST:
-            # The size grows about as the length of the edges does, and what is drawn takes time.
+            # The size is about proportional to the length of the edges; each attempt draws the figure again.
             dots = max(COARSEST, min(dots - 5, int(dots * (limit / len(png)) ** 0.85)))
     return png
 
@@ -59,7 +59,7 @@ def draw(
     axis: str = "steps",
     marks: Sequence[Mark] = (),
 ) -> Figure:
-    """Return the figure: a pair of axes for each chart with the ``marks`` on it, and one legend."""
+    """Return the figure: axes for each chart with its ``marks``, and one legend."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -82,12 +82,12 @@ def draw(
 
 
 def columns_of(charts: int) -> int:
-    """Return how many charts stand side by side."""
+    """Return the number of charts in a row."""
     return min(charts, 3) if charts != 4 else 2
 
 
 def fill(axes: Axes, title: str, points: Sequence[Line], course: Sequence[Line]) -> None:
-    """Draw one chart: the pale points, and the lines to read on top of them."""
+    """Draw one chart: pale points with the lines on top."""
     axes.set_title(clip(title, 40), loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
     axes.set_facecolor(PAPER)
     axes.grid(color=GRID, linewidth=0.8)
@@ -105,7 +105,7 @@ def fill(axes: Axes, title: str, points: Sequence[Line], course: Sequence[Line])
 
 
 def draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
-    """Draw an upright line for each mark, with a sign at its top that the words below the picture repeat."""
+    """Draw a vertical line for each mark, with its sign at the top; a text below explains it."""
     for mark in marks:
         axes.axvline(mark.step, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), label="_mark", zorder=1)
         axes.plot(
@@ -115,20 +115,20 @@ def draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
 
 
 def drawable(values: Any) -> Any:
-    """Make a gap of what is not finite, and of what is too large for Matplotlib's axes."""
+    """Replace values that are not finite, or too large for Matplotlib's axes, by gaps."""
     usable = np.abs(np.where(np.isfinite(values), values, np.inf)) < LARGEST
     return np.where(usable, values, np.nan)
 
 
 def is_key(line: Line2D) -> bool:
-    """Whether a line has a place in the legend: it has a name, and is seen."""
+    """Return whether the legend lists a line: it has a name and is visible."""
     return not str(line.get_label()).startswith("_") and bool(
         np.isfinite(np.asarray(line.get_ydata(), float)).any()
     )
 
 
 def add_legend(figure: Figure, keys: Mapping[str, Any], columns: int) -> None:
-    """Put one legend under all charts, where it hides nothing."""
+    """Put one legend below all charts."""
     legend = figure.legend(
         list(keys.values()), list(keys), loc="outside lower left", ncols=min(len(keys), columns),
         fontsize=8, frameon=False, labelcolor=MUTED, columnspacing=1.6, handlelength=1.8, borderaxespad=0.2,
@@ -142,8 +142,8 @@ def add_legend(figure: Figure, keys: Mapping[str, Any], columns: int) -> None:
 def encode(figure: Figure, dots: float, colours: Sequence[int] | int | None = None) -> bytes:
     """Return the figure as a PNG of few colours, which keeps notebook files small.
 
-    ``colours`` are a palette (red, green, blue, red, ... of at most 256), to which colours are mapped
-    approximately, or the number of colours that fit the figure best; None is the palette of a run's curves.
+    ``colours`` is a palette of at most 256 colours (red, green, blue, red, ...), to which the figure's
+    colours are mapped, or a number of colours, which Pillow chooses. None is the palette of a run's curves.
     """
     from PIL import Image
 
@@ -163,7 +163,7 @@ def encode(figure: Figure, dots: float, colours: Sequence[int] | int | None = No
 
 
 def short_count(count: float) -> str:
-    """Return a count on an axis.
+    """Return a count as the label of a tick.
 
     >>> short_count(500), short_count(20_000), short_count(2_500_000)
     ('500', '20k', '2.5M')
@@ -173,19 +173,19 @@ def short_count(count: float) -> str:
     return f"{count / 1e3:.4g}k" if abs(count) >= 1e4 else f"{count:.5g}"
 
 
-# The lines of one chart of a frozen picture, and how each is drawn.
+# The lines of one chart of a frozen picture, and their styles.
 
 Line = tuple[Any, Any, dict[str, Any]]  # steps, values, style
 MOST_POINTS = 600
 MOST_REPLICAS = 64
 REPLICAS = ("#3a8a5f", "#8a5cc4", "#c04f86", "#8f7d1e", "#1f8f9c", "#b8473f", "#6b7a8f", "#7d6250")
-COLOURED = len(REPLICAS)  # replicas with a colour of their own, and a place in the legend
-FEW = 40  # points, up to which each gets a marker
+COLOURED = len(REPLICAS)  # replicas with their own colour and an entry in the legend
+FEW = 40  # points, up to which a line has markers
 EACH = "each step"
 
 
 def point_lines(store: RunStore, chart: Chart) -> list[Line]:
-    """Return each replica's points: pale, since they only tell how noisy it is."""
+    """Return each replica's points: pale, because they only show the noise."""
     if chart.train is None:
         return []
     replicas = sorted(store.replicas)[:MOST_REPLICAS]
@@ -200,7 +200,7 @@ def point_lines(store: RunStore, chart: Chart) -> list[Line]:
 
 
 def course_lines(store: RunStore, chart: Chart, tasks: Sequence[str]) -> list[Line]:
-    """Return the lines to read, in drawing order: replicas' trends, their mean, validation dashed."""
+    """Return the main lines in drawing order: the replicas' trends, their mean, the dashed validation."""
     lines: list[Line] = []
     replicas = sorted(store.replicas)
     if chart.train is not None and len(replicas) > 1:
@@ -219,7 +219,7 @@ def course_lines(store: RunStore, chart: Chart, tasks: Sequence[str]) -> list[Li
 
 
 def replica_lines(store: RunStore, name: str, replicas: Sequence[int], tasks: Sequence[str]) -> list[Line]:
-    """Return each replica's trend; a colour and a name for few, a grey fan for many."""
+    """Return each replica's trend: coloured and named if they are few, else grey."""
     few = len(replicas) <= COLOURED
     fan = {"color": FAN, "alpha": max(0.15, 6 / len(replicas)), "linewidth": 0.8, "label": "_"}
     return [
@@ -234,23 +234,23 @@ def replica_lines(store: RunStore, name: str, replicas: Sequence[int], tasks: Se
 
 
 def label(tasks: Sequence[str], replica: int) -> str:
-    """Return what a replica is called; a leading underscore would hide it from the legend."""
+    """Return a replica's name without leading underscores, which would hide it from the legend."""
     name = short_task(tasks[replica]) if replica < len(tasks) else f"replica {replica}"
     return clip(name, 24).lstrip("_") or f"replica {replica}"
 
 
-# How far a chart's y axis reaches. Pure; the live view does the same (widget/src/chart/domain.js).
+# The range of a chart's y axis. Pure; the live view has the same rule (widget/src/chart/domain.js).
 
 Floats = NDArray[np.float64]
-MOST_OF_POINTS = (0.03, 0.97)  # quantiles of the points that are covered
-FEWEST = 5  # values among which a spike differs from a steep curve
-FAR = 2.0  # times the range of the others, beyond which a spike leaves the plot
+MOST_OF_POINTS = (0.03, 0.97)  # quantiles of the points that the range covers
+FEWEST = 5  # least number of values to tell a spike from a steep curve
+OUTLIER_RANGES = 2.0  # a spike is outside the medians' range by more than this many ranges
 
 
 def y_range(lines: Sequence[Floats], points: Sequence[Floats]) -> tuple[float, float] | None:
-    """Return the range that shows the lines, but for single spikes, and most of the points; None for nothing.
+    """Return the range of the lines, without single spikes, and of most points; None without values.
 
-    Points are the extremes of their neighbours already, so 94% of them cover more of what was measured.
+    The points are extremes of downsampled intervals, so 94% of them cover more than 94% of the measurements.
 
     >>> y_range([np.array([1.0, 2.0])], [np.array([1.0, 1e6] + 98 * [1.5])])
     (0.94, 2.06)
@@ -273,7 +273,7 @@ def finite(values: Floats) -> Floats:
 
 
 def without_spikes(values: Floats) -> Floats:
-    """Return the values but for single spikes: far off medians with both neighbours, which they do not move.
+    """Return the values without single spikes, which lie far outside the range of the medians of three.
 
     >>> without_spikes(np.array([5.0, 3.0, 2.0, 900.0, 1.0, 1.0])).tolist()
     [5.0, 3.0, 2.0, 1.0, 1.0]
@@ -282,11 +282,11 @@ def without_spikes(values: Floats) -> Floats:
         return values
     middle = np.median([values[:-2], values[1:-1], values[2:]], axis=0)
     low, high = middle.min(), middle.max()
-    far = FAR * (high - low)
-    return np.asarray(values[(values >= low - far) & (values <= high + far)])
+    margin = OUTLIER_RANGES * (high - low)
+    return np.asarray(values[(values >= low - margin) & (values <= high + margin)])
 
 
-# The colours of a frozen picture: those of the live view on a light page.
+# The colours of a frozen picture, equal to the live view's on a light page.
 
 INK, MUTED, GRID, PAPER, FAN = "#1c1c1e", "#6b6b70", "#e8e8ec", "#ffffff", "#9aa1ab"
 TRAIN, VALIDATION = "#1a66b8", "#b35605"
@@ -296,7 +296,7 @@ STEPS = (1.0, 0.75, 0.5, 0.3, 0.15)
 def shades() -> list[int]:
     """Return each colour in some shades towards the paper, as red, green, blue, red, green, blue, ...
 
-    A palette made for one picture would give its few thin lines the grey of its many pale points.
+    A palette fitted to one picture would map its few thin lines to the grey of its many pale points.
 
     >>> shades()[-3:], len(shades()) // 3 <= 256
     ([255, 255, 255], True)

@@ -1,4 +1,4 @@
-"""What a run came to, as its last output tells it."""
+"""The summary of a finished run, for its frozen output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MarkKind = Literal["rate", "pause", "checkpoint", "lost"]
 
 @dataclass(frozen=True)
 class Mark:
-    """An event of a run, by steering or a fault, at a step of the curves' x axis."""
+    """An event of a run (a control or a fault) at a step of the curves' x axis."""
 
     step: int
     kind: MarkKind
@@ -23,25 +23,25 @@ class Mark:
 
 @dataclass(frozen=True)
 class Summary:
-    """The end of one run.
+    """The results of a finished run.
 
     ``rows`` is a small table, a mapping of column to value per row (for example one per replica).
     """
 
     run_id: str
-    title: str  # the run's name, for people
+    title: str  # the run's display name
     state: str  # "finished", "stopped" or "failed"
     tasks: Sequence[str]  # in replica order
     step: int | None = None
     seconds: float | None = None
     steps_per_second: float | None = None
-    unit: str = "steps"  # what ``step`` counts: "updates" where replicas make them one by one
-    total: int | None = None  # that ``step`` was meant to reach, where that is known
+    unit: str = "steps"  # the unit of ``step``: "updates" if each replica makes its own
+    total: int | None = None  # the planned number of steps, if known
     checkpoint: str | None = None  # path of the last one
     marks: Sequence[Mark] = ()  # events at steps of the curves
     metrics: Mapping[str, float] = field(default_factory=dict)  # final values
-    outputs: Mapping[str, str] = field(default_factory=dict)  # task -> what it printed
-    error: str | None = None  # in a line: the cell shows the traceback
+    outputs: Mapping[str, str] = field(default_factory=dict)  # task -> printed text
+    error: str | None = None  # one line; the cell shows the traceback
     rows: Sequence[Mapping[str, object]] = ()
     remarks: Sequence[str] = ()  # remarks on faults, such as a lost replica
 
@@ -73,13 +73,13 @@ def of_last_epoch(name: str) -> str:
 
 
 def apart(summary: Summary) -> Mapping[str, float]:
-    """Return the final values for a table of their own: none if the first row has them all."""
+    """Return the final values for a separate table; none if the first row has them all."""
     metrics = {of_last_epoch(name): value for name, value in summary.metrics.items()}
     return {} if summary.rows and set(metrics) <= set(summary.rows[0]) else metrics
 
 
 def is_plain(summary: Summary) -> bool:
-    """Whether a cell trained nothing and ended without error: then the view shows only its output."""
+    """Return whether a cell ended without training and without error: the view then shows only its output."""
     return summary.step is None and not summary.rows and summary.state == "finished" and not summary.remarks
 
 
@@ -99,7 +99,7 @@ def rate(value: float) -> str:
 
 
 def number(value: object) -> str:
-    """Return a table's cell: floats with four significant digits, thousands apart, the rest as it is.
+    """Return a table's cell: floats with four significant digits, integers with thousands separators.
 
     >>> number(0.123456), number(57600), number("worker 0")
     ('0.1235', '57,600', 'worker 0')
@@ -110,7 +110,7 @@ def number(value: object) -> str:
 
 
 def axis_words(unit: str, replicas: int) -> str:
-    """Return the label of a curve's x axis: a run counts the updates of all replicas, a curve its own steps.
+    """Return the label of a curve's x axis. A run may count updates; a curve counts steps.
 
     >>> axis_words("steps", 3), axis_words("updates", 3)
     ('steps', 'step (per replica)')

@@ -1,9 +1,9 @@
-"""The output of a sweep that a saved notebook keeps: picture, table, text and data. It needs no kernel.
+"""The output of a sweep in a saved notebook: picture, table, text and data. It needs no kernel.
 
-`frozen_sweep(sweep)` returns a MIME bundle of less than 150 kB, whatever the sweep was:
+`frozen_sweep(sweep)` returns a MIME bundle of less than 150 kB for any sweep:
 
 - ``image/png``: its charts, if a trial has a value
-- ``text/html``: the same picture, the best trials, what failed first; all of it escaped
+- ``text/html``: the same picture, the best trials, the first failure; all of it escaped
 - ``text/plain``: the same as text
 - ``application/vnd.nbdist.sweep+json``: a downsampled snapshot for the grid (`sweep_data`)
 """
@@ -46,11 +46,11 @@ from nbdist.ui.widgets.sweep_feed import (
 )
 
 SWEEP = "application/vnd.nbdist.sweep+json"
-LIMIT = 147_000  # bytes in a notebook file, with some left for what is around them
-DATA_LIMIT = 30_000  # without the curves, which have the room that is left at the end
-PICTURE_LIMIT = 34_000  # counts twice, and grows by a third as base64
+LIMIT = 147_000  # bytes in a notebook file, less than 150 kB for the bundle's own keys
+DATA_LIMIT = 30_000  # without the curves, which take the remaining bytes
+PICTURE_LIMIT = 34_000  # stored twice, in base64
 ERROR_LIMIT, FAILURE_LIMIT, ROWS_LIMIT = 1_500, 1_500, 3_500
-LEAST_WIDTH = 560  # CSS pixels: less cannot be read, a page can be scrolled
+LEAST_WIDTH = 560  # CSS pixels; a narrower page scrolls
 
 
 def frozen_sweep(sweep: SweepSeen) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def frozen_sweep(sweep: SweepSeen) -> dict[str, Any]:
 
 
 def sweep_html(summary: SweepSummary, picture: str | None) -> str:
-    """Return the HTML: plain elements and few styles, since untrusted notebooks keep no others."""
+    """Return the HTML: plain elements and few styles, because untrusted notebooks keep no others."""
     named = f" &nbsp; <small>{line(summary.id)}</small>" if summary.id not in ("", summary.name) else ""
     parts = [f"<p><strong>{line(summary.name)}</strong> &nbsp; {line(summary.headline, 400)}{named}</p>"]
     if summary.error:
@@ -87,7 +87,7 @@ def sweep_html(summary: SweepSummary, picture: str | None) -> str:
 
 
 def sweep_text(summary: SweepSummary) -> str:
-    """Return the plain text: what a terminal, a diff or a search sees."""
+    """Return the plain text, for terminals, diffs and searches."""
     named = f"  ({clip(summary.id)})" if summary.id not in ("", summary.name) else ""
     parts = [f"{clip(summary.name)}  {clip(summary.headline, 400)}{named}"]
     if summary.error:
@@ -100,7 +100,7 @@ def sweep_text(summary: SweepSummary) -> str:
 
 
 def standing(summary: SweepSummary) -> str:
-    """Return how many trials ended how, and what the table shows."""
+    """Return the number of trials per state, and the heading of the table."""
     if not summary.counts:
         return "no trial was drawn"
     what = "the best trials:" if summary.finished else "no trial finished; those with a value:"
@@ -108,26 +108,27 @@ def standing(summary: SweepSummary) -> str:
 
 
 def first_failure(summary: SweepSummary) -> str:
-    """Return what failed first, and how many did."""
+    """Return the heading of the first failure, with the number of failures."""
     number = summary.failed.number if summary.failed else -1
     return f"trial {number} failed first, of {summary.failures:,}:" if summary.failures > 1 else (
         f"trial {number} failed:"
     )  # fmt: skip
 
 
-# The data of the output, from which the grid is drawn again: `application/vnd.nbdist.sweep+json`.
+# The data of the output, from which a page redraws the grid: `application/vnd.nbdist.sweep+json`.
 #
 # A snapshot for the grid (`nbdist.ui.widgets.sweep_feed`), downsampled: ``curves`` instead of points, by
-# number, each as base64 of float32 pairs (step, value; little-endian); ``left_out`` are those that had no
-# room, if any; ``shown`` of ``of`` trials, the best and some of all others; empty columns are left out, and
-# long texts are cut. (Notebooks saved before 2026-11-22 have ``{number: [[steps], [values]]}``.)
+# trial number, each as base64 of float32 pairs (step, value; little-endian); ``left_out`` is the number of
+# curves that did not fit. It has ``shown`` of ``of`` trials: the best and a sample of the others. Empty
+# columns are omitted, and long texts are cut. (Notebooks saved before 2026-11-22 have
+# ``{number: [[steps], [values]]}``.)
 
-BEST = 24  # trials that are shown before all others
-POINTS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # of each curve, as many as there is room for
+BEST = 24  # trials that take precedence over the sample
+POINTS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # points per curve; the largest that fits is used
 MOST_TRIALS = 200
 MOST_PARAMETERS, MOST_METRICS, MOST_ENGINES, MOST_IMPROVEMENTS = 12, 6, 32, 24
 MOST_VALUES = (24, 8, 3)
-KEPT = ("number", "state")  # columns that are there even if there is no trial
+KEPT = ("number", "state")  # columns that exist even without trials
 LONGEST_TEXT, LONGEST_SPACE, LONGEST_ERROR = 60, 1_000, 100
 
 
@@ -162,8 +163,8 @@ def trial_data(sweep: SweepSeen, limit: int) -> dict[str, Any]:
 def with_curves(data: dict[str, Any], ledger: Ledger, room: int) -> dict[str, Any]:
     """Return the data with the curves of its trials, in ``room`` bytes of a notebook file.
 
-    All curves are thinned alike, by their shape. Only if a dozen points of each are too many there are fewer
-    curves: those of the best trials.
+    All curves are downsampled to the same number of points. If a dozen points each do not fit, only the best
+    trials have curves.
     """
     numbers = data["trials"]["number"]
     curves = {number: one for number in numbers if (one := ledger.curve(number)) is not None and one.steps}
@@ -183,7 +184,7 @@ def with_curves(data: dict[str, Any], ledger: Ledger, room: int) -> dict[str, An
 
 
 def whole(sweep: SweepSeen, most_values: int) -> dict[str, Any]:
-    """Return the texts about the sweep as a whole, with so many values of a choice."""
+    """Return the fields of the whole sweep, with at most ``most_values`` values per choice."""
     ledger = sweep.ledger
     about = head(sweep, names_of(sweep, ledger.spans, {}))
     weighty = set([*by_weight(ledger), *ledger.space][:MOST_PARAMETERS])
@@ -215,7 +216,7 @@ def whole(sweep: SweepSeen, most_values: int) -> dict[str, Any]:
 
 
 def with_trials(data: dict[str, Any], ledger: Ledger, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return the data with these trials."""
+    """Return the data of these trials."""
     numbers = {one.number for one in trials}
     metrics = dict.fromkeys(name for one in trials for name in one.values if name != ledger.created.metric)
     columns = rows(ledger, trials, list(metrics)[:MOST_METRICS], LONGEST_ERROR)
@@ -240,14 +241,14 @@ def with_trials(data: dict[str, Any], ledger: Ledger, trials: Sequence[Trial]) -
 
 
 def chosen(best: Sequence[Trial], rest: Sequence[Trial], count: int) -> list[Trial]:
-    """Return so many trials: the best, and of all others each so many-th."""
+    """Return at most ``count`` trials: the best, and an even sample of the others."""
     first = list(best[: min(BEST, count)])
     room = count - len(first)
     return [*first, *(rest[index * len(rest) // room] for index in range(room))]
 
 
 def most_that_fit(most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``most`` that fits, 0 if none does."""
+    """Return the largest number up to ``most`` that fits, 0 if none fits."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -256,7 +257,7 @@ def most_that_fit(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def packed(curve: Curve, points: int) -> str:
-    """Return the points of a curve that make its shape, at most so many, as base64."""
+    """Return a curve downsampled to at most ``points`` points that preserve its shape, as base64."""
     kept = np.argsort(-shape_weights(curve.steps, curve.values), kind="stable")[:points]
     kept.sort()
     some = kept.tolist()
@@ -265,18 +266,18 @@ def packed(curve: Curve, points: int) -> str:
 
 
 def curve_bytes(points: int) -> int:
-    """Return the bytes that a curve of so many points takes in a notebook file, at most."""
+    """Return the largest size of a curve of that many points in a notebook file, in bytes."""
     return 4 * -(-8 * points // 3) + 40
 
 
 def empty(name: str, column: Any) -> bool:
-    """Whether nothing stands in a column."""
+    """Return whether a column is empty."""
     nothing = (lambda one: one == -1) if name == "parent" else (lambda one: one in (None, "") or one is False)
     return name not in KEPT and isinstance(column, list) and all(map(nothing, column))
 
 
 def digits(value: float | None) -> float | str | None:
-    """Return a number with six significant digits, or what JSON has for it."""
+    """Return a number with six significant digits; as a text if it is not finite."""
     shown = plain(value)
     return float(f"{shown:.6g}") if isinstance(shown, float) else shown
 
@@ -293,7 +294,7 @@ def cut(value: Any) -> Any:
 
 
 def size(value: Any) -> int:
-    """Return the bytes of a value in a notebook file, where each item has a line, far to the right."""
+    """Return the bytes of a value in a notebook file, where each item has its own, deeply indented line."""
     return len(json.dumps([[[[[[value]]]]]], indent=1))
 
 
@@ -303,14 +304,14 @@ def size(value: Any) -> int:
 
 GLYPHS = {"running": "▶", "paused": "⏸", "finished": "✓", "stopped": "■", "failed": "✕"}
 MOST_ROWS = 10
-MOST_NAMED = 6  # parameters in the table; those that matter most
+MOST_NAMED = 6  # parameters in the table, those of the largest weight
 OVER: tuple[State, ...] = ("finished", "pruned", "stopped", "failed")
 COUNTED: tuple[State, ...] = ("running", "failed")
 
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """A sweep's end; ``rows`` is the table of its best trials, ``failed`` the first that failed."""
+    """A sweep's results; ``rows`` is the table of its best trials, ``failed`` the first failed trial."""
 
     id: str
     name: str
@@ -324,7 +325,7 @@ class SweepSummary:
 
 
 def summary_of(sweep: SweepSeen) -> SweepSummary:
-    """Return what a sweep came to; called with its lock held."""
+    """Return a finished sweep's summary; called with its lock held."""
     ledger = sweep.ledger
     failed = sorted(
         (one for one in ledger.trials.values() if one.state == "failed"),
@@ -349,7 +350,7 @@ def summary_of(sweep: SweepSeen) -> SweepSummary:
 
 
 def sweep_line(sweep: SweepSeen) -> str:
-    """Return a line about a sweep under way; called with its lock held.
+    """Return a line about a running sweep; called with its lock held.
 
     ``12 of 24 trials, 3 running, best val_accuracy 0.953 (trial 7: lr=0.01 hidden=64)``
     """
@@ -364,14 +365,14 @@ def sweep_line(sweep: SweepSeen) -> str:
 
 
 def progress(ledger: Ledger) -> str:
-    """Return how many trials are over, of how many."""
+    """Return the number of finished trials, out of how many."""
     over = sum(ledger.counts[state] for state in OVER)
     wanted = ledger.wanted + len(ledger.trials) - ledger.sampled
     return f"{over:,} of {wanted:,} {'trial' if wanted == 1 else 'trials'}"
 
 
 def best_words(ledger: Ledger) -> str:
-    """Return the best trial in words; nothing while there is none."""
+    """Return the best trial in words; "" while there is none."""
     best = ledger.best
     if best is None or best.value is None:
         return ""
@@ -382,7 +383,7 @@ def best_words(ledger: Ledger) -> str:
 
 
 def rows_of(ledger: Ledger) -> list[dict[str, object]]:
-    """Return the best trials as rows: number, value, and the parameters that matter most."""
+    """Return the best trials as rows: number, value, and the parameters of the largest weight."""
     trials = ranked(ledger)
     finished = ledger.counts["finished"] > 0
     weighty = by_weight(ledger)
@@ -403,7 +404,7 @@ def rows_of(ledger: Ledger) -> list[dict[str, object]]:
 
 
 def other(name: str, taken: Sequence[str], kind: str) -> str:
-    """Return a name for a column, with its kind before it if another has it.
+    """Return a name for a column, with its kind as a prefix if the name is taken.
 
     >>> other("trial", ("trial",), "parameter"), other("lr", ("trial",), "parameter")
     ('parameter trial', 'lr')
@@ -412,7 +413,7 @@ def other(name: str, taken: Sequence[str], kind: str) -> str:
 
 
 def short(value: Value) -> str:
-    """Return a parameter's value in few letters.
+    """Return a parameter's value as a short text.
 
     >>> short(0.0123456), short("adam"), short((1, 2)), short(None)
     ('0.01235', 'adam', '[1, 2]', 'None')
@@ -422,7 +423,7 @@ def short(value: Value) -> str:
 
 
 def times(count: int) -> str:
-    """Return how often.
+    """Return a count as an adverb.
 
     >>> times(1), times(3)
     ('once', '3 times')
@@ -431,5 +432,5 @@ def times(count: int) -> str:
 
 
 def words(error: NbdistError) -> str:
-    """Return what ended a sweep."""
+    """Return a sweep's error as text."""
     return f"{type(error).__name__}: {error}"

@@ -1,8 +1,8 @@
-"""Which of a sweep's trials and parameters a picture shows. Pure.
+"""Chooses the trials and parameters that a sweep's picture shows. Pure.
 
-A parameter matters as much as its value explains of the trials' ranks: the share of the variance between
-groups of trials that have about the same value (omega squared, Hays 1963), so that one of many values gains
-nothing by chance.
+A parameter's weight is the share of the variance of the trials' ranks that its value explains: omega squared
+(Hays 1963) over groups of trials with about the same value. Unlike eta squared, it does not favour a
+parameter with many values by chance.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ MOST_GROUPS = 6  # of a parameter with many numbers
 
 
 def ranked(ledger: Ledger) -> list[Trial]:
-    """Return the trials to compare, the best first: the finished ones, or if there is none all that have a
-    value."""
+    """Return the trials to compare, the best first: the finished ones, or else all with a value."""
     valued = all_ranked(ledger)
     return [one for one in valued if one.state == "finished"] or valued
 
@@ -43,10 +42,10 @@ def all_ranked(ledger: Ledger) -> list[Trial]:
 
 
 def widest(ledger: Ledger) -> list[str]:
-    """Return the two parameters that can have the most values, in the space's order, as in the grid.
+    """Return the two parameters with the most possible values, in the space's order, as in the grid.
 
-    Of those that differ between trials. Ranges of floats are wider than all others; a parameter that not all
-    trials have comes after those that all have.
+    Only parameters that differ between trials count. Ranges of floats come first, and parameters that only
+    some trials have come last.
     """
     everyone = [one.parameters for one in ledger.trials.values()]
     names = [name for name in dict.fromkeys([*ledger.space, *_names(everyone)]) if _differs(name, everyone)]
@@ -71,7 +70,7 @@ def _size(kind: Parameter) -> float:
 
 
 def every(trials: Sequence[Trial], most: int) -> list[Trial]:
-    """Return at most so many trials: half of them the first, and of the rest each so many-th.
+    """Return at most ``most`` items: half are the first ones, half are spread evenly over the rest.
 
     >>> every(range(100), 6)
     [0, 1, 2, 3, 36, 69]
@@ -84,7 +83,7 @@ def every(trials: Sequence[Trial], most: int) -> list[Trial]:
 
 
 def by_weight(ledger: Ledger) -> list[str]:
-    """Return the parameters that differ between trials, those that matter most first.
+    """Return the parameters that differ between trials, by descending weight.
 
     >>> from nbdist.sweep.events import Asked, Created, Ended, Started
     >>> from nbdist.sweep.space import Space
@@ -125,7 +124,7 @@ def weight(parameters: Sequence[Mapping[str, Value]], name: str, scores: NDArray
 
 
 def groups(values: Sequence[Value]) -> NDArray[np.intp]:
-    """Return the group of each value: its own, or for many numbers one of a few of about the same size."""
+    """Return the group of each value; many different numbers form a few groups of about equal size."""
     keys = [same_key(value) for value in values]
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     found = np.array([places[key] for key in keys], np.intp)
@@ -137,7 +136,7 @@ def groups(values: Sequence[Value]) -> NDArray[np.intp]:
 
 
 def ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rank of each value, equal ones sharing theirs.
+    """Return the rank of each value; equal values share their mean rank.
 
     >>> ranks(np.array([0.5, 0.1, 0.5]))
     array([1.5, 0. , 1.5])
@@ -161,7 +160,7 @@ def _differs(name: str, parameters: Sequence[Mapping[str, Value]]) -> bool:
 
 
 def frame(axes: Axes, title: str) -> None:
-    """Give a panel its title and a quiet frame."""
+    """Draw a panel's title and a light frame."""
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
     axes.set_facecolor(PAPER)
     axes.grid(color=GRID, linewidth=0.8)
@@ -171,7 +170,7 @@ def frame(axes: Axes, title: str) -> None:
 
 
 def within(axes: Axes, values: Any) -> None:
-    """Leave what is far off outside, so that one trial that diverged does not flatten all others."""
+    """Exclude outliers from the axis, so that a diverged trial does not compress all others."""
     finite = values[np.isfinite(values)]
     if len(finite) < 8:
         return
@@ -185,7 +184,7 @@ def within(axes: Axes, values: Any) -> None:
 
 
 def ticks_on(put: Callable[..., Any], axis: Axis) -> None:
-    """Put an axis's labels where they belong; names of users are not formulas."""
+    """Set an axis's ticks and labels; Matplotlib must not parse users' names as formulas."""
     ticks = axis.ticks()
     put([place for place, _ in ticks], [text for _, text in ticks], parse_math=False)
 
@@ -201,7 +200,7 @@ def legend(axes: Axes, *keys: Any, **style: Any) -> None:
 
 
 def colour_bar(axes: Axes, scale: Scale, name: str) -> None:
-    """Say what the colours mean."""
+    """Draw the colour bar."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
@@ -217,11 +216,11 @@ def colour_bar(axes: Axes, scale: Scale, name: str) -> None:
     bar.set_label(clip(name, 30), fontsize=8, color=MUTED, parse_math=False)
 
 
-# The colours of values in a sweep's picture: pale is bad, dark is good, on white paper. Pure.
+# The colours of values in a sweep's picture: pale is bad, dark is good, on white. Pure.
 
 STOPS = ("#e9e6a0", "#93d390", "#00b69b", "#0086ad", "#004fa1", "#31156d")
-"""Those of the grid on a light page, with a palest that is seen on white; of even steps in lightness, so that
-they differ in grey too."""
+"""The grid's colours on a light page, with a palest one that is visible on white. The steps of lightness are
+even, so that the colours also differ in greyscale."""
 
 
 COUNT = 16
@@ -235,7 +234,7 @@ def _mixed(count: int) -> tuple[str, ...]:
 
 
 RAMP = _mixed(COUNT)
-FOR_EDGES = STEPS[2:3]  # mixed with the paper, where a line or a point ends
+FOR_EDGES = STEPS[2:3]  # shades towards the paper, for antialiased edges
 
 
 def ramp_shades() -> list[int]:
@@ -252,21 +251,21 @@ def ramp_shades() -> list[int]:
 
 
 class Scale(NamedTuple):
-    """From values to colours; values beyond ``ends`` have the colours of the ends."""
+    """Maps values to colours; values beyond ``ends`` have the colours of the ends."""
 
     ends: tuple[float, float]
     direction: Direction
 
     @classmethod
     def of(cls, values: Sequence[float], direction: Direction) -> Scale:
-        """Return a scale for finite values, on which those that are far worse than most do not count.
+        """Return a scale for finite values that ignores values much worse than most.
 
         >>> Scale.of([0.1, 0.2, 0.3, 1e9], "min").ends[1] < 1e9
         True
         """
         best_first = sorted(values, reverse=direction == "max")
         worst = best_first[min(len(values) - 1, math.ceil(0.75 * len(values)) - 1)]
-        # Half as far again as three of four are from the best; the worst if that is nearer.
+        # 1.5 times the distance of the third quartile from the best; the worst value if that is nearer.
         reach = 1.5 * (worst - best_first[0])
         end = best_first[0] + reach
         last = min(end, best_first[-1]) if direction == "min" else max(end, best_first[-1])
@@ -287,16 +286,11 @@ class Scale(NamedTuple):
         return RAMP[round(self.share(value) * (COUNT - 1))]
 
     def ink(self, value: float | None) -> str:
-        """Return the colour of letters on the colour of a value."""
+        """Return the text colour on the colour of a value."""
         return INK if self.share(value) < 0.62 else PAPER
 
 
 # A parameter as an axis: the position of a value on it, from 0 to 1. Pure.
-#
-# >>> from nbdist.sweep.space import choice, log >>> axis = axis_of("lr", [0.001, 0.1, 0.01], log(1e-4,
-# 1e-1)) >>> [round(axis.place(value), 2) for value in (0.001, 0.01, 0.1)], axis.ticks() ([0.0, 0.5, 1.0],
-# [(0.0, '0.001'), (0.5, '0.01'), (1.0, '0.1')]) >>> axis_of("opt", ["sgd", "adam", "sgd"], choice("sgd",
-# "adam")).ticks() [(0.25, 'sgd'), (0.75, 'adam')]
 
 FEW = 8  # numbers that stand side by side, like texts
 EACH = 3  # trials of each such number at least
@@ -315,7 +309,7 @@ class Axis:
     log: bool = False
 
     def place(self, value: Value) -> float:
-        """Return where a value stands, NaN if it has no place."""
+        """Return the position of a value on the axis, NaN if it has none."""
         if self.values:
             place = self._places.get(same_key(value))
             return math.nan if place is None else (place + 0.5) / len(self.values)
@@ -329,7 +323,7 @@ class Axis:
         return math.log(number / self.low) / math.log(self.high / self.low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return places and what stands there, so few that they can be read."""
+        """Return the positions and labels of the ticks, few enough to be readable."""
         if self.values:
             every = -(-len(self.values) // MOST_LABELS)
             return [(self.place(value), label(value)) for value in self.values[::every]]
@@ -351,15 +345,22 @@ class Axis:
 
 
 def axis_in(ledger: Ledger, name: str) -> Axis:
-    """Return a parameter's axis, for all trials that have it."""
+    """Return a parameter's axis for all trials that have the parameter."""
     values = [one.parameters[name] for one in ledger.trials.values() if name in one.parameters]
     return axis_of(name, values, ledger.space.get(name))
 
 
 def axis_of(name: str, values: Sequence[Value], parameter: Parameter | None) -> Axis:
-    """Return the axis for values that trials have; ``parameter`` is what it may be now, if it is there still.
+    """Return the axis for the values of trials; ``parameter`` is the current one, None if it was removed.
 
-    It has the ends of the values, not of the parameter: untried values need no room.
+    It covers the range of the values, not of the parameter.
+
+    >>> from nbdist.sweep.space import choice, log
+    >>> axis = axis_of("lr", [0.001, 0.1, 0.01], log(1e-4, 1e-1))
+    >>> [round(axis.place(value), 2) for value in (0.001, 0.01, 0.1)]
+    [0.0, 0.5, 1.0]
+    >>> axis_of("opt", ["sgd", "adam", "sgd"], choice("sgd", "adam")).ticks()
+    [(0.25, 'sgd'), (0.75, 'adam')]
     """
     kind = None if parameter is None else parameter.kind
     distinct = {same_key(value): value for value in values}
@@ -382,6 +383,6 @@ def axis_of(name: str, values: Sequence[Value], parameter: Parameter | None) -> 
 
 
 def label(value: Value) -> str:
-    """Return a value as it stands at a tick."""
+    """Return a value as the label of a tick."""
     text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else None
     return clip(literal(value) if text is None else text, LONGEST_LABEL)

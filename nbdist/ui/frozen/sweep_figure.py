@@ -1,7 +1,7 @@
-"""The picture of a sweep that is over: a PNG by Matplotlib, drawn without pyplot's global state.
+"""The picture of a finished sweep: a PNG by Matplotlib, drawn without pyplot's global state.
 
-Best so far against time, the two parameters that the grid's heat map begins with, parallel coordinates, and
-the curves of the best trials, as far as there is something to draw. Dark is good in all of them.
+It shows the best value over time, the heat map of the grid's first two parameters, parallel coordinates, and
+the curves of the best trials; charts without data are left out. Dark is good in all charts.
 """
 
 from __future__ import annotations
@@ -53,31 +53,31 @@ SHARPEST, COARSEST = 160, 40  # dots per inch
 PANEL = (4.7, 3.1)  # inches
 MOST_POINTS = 400
 MOST_CURVES = 6
-LONG = 8  # reports of a curve, from which its first quarter need not be seen
+LONG = 8  # reports of a curve, from which the range ignores its first quarter
 
 
 class Panel(NamedTuple):
-    """One chart of the picture, and how much of a row it takes beside another."""
+    """One chart of the picture, and its relative width in a row."""
 
     fill: Callable[[Axes], None]
     share: int = 6
 
 
 def picture(ledger: Ledger, limit: int) -> bytes | None:
-    """Return a PNG of at most ``limit`` bytes, as sharp as that allows; None if no trial has a value."""
+    """Return a PNG of at most ``limit`` bytes, as sharp as fits; None if no trial has a value."""
     import matplotlib
 
     panels = panels_of(ledger)
     if not panels:
         return None
     with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()  # a notebook's own style may be made for other figures
-        warnings.simplefilter("ignore")  # of letters that the font lacks
+        matplotlib.rcdefaults()  # a notebook's own style may be unsuitable
+        warnings.simplefilter("ignore")  # about letters that the font lacks
         figure = draw(panels)
         colours = [*shades(), *ramp_shades()]
         dots = SHARPEST
         while len(png := encode(figure, dots, colours)) > limit and dots > COARSEST:
-            figure.set_layout_engine("none")  # nothing moves
+            figure.set_layout_engine("none")  # the layout is fixed from here on
             dots = max(COARSEST, min(dots - 5, int(dots * (limit / len(png)) ** 0.7)))
     return png
 
@@ -102,7 +102,7 @@ def draw(panels: Sequence[Panel]) -> Figure:
 
 
 def panels_of(ledger: Ledger) -> list[Panel]:
-    """Return what there is to draw."""
+    """Return the panels that have data."""
     trials = ranked(ledger)
     if not trials:
         return []
@@ -160,7 +160,7 @@ def best_so_far(axes: Axes, ledger: Ledger) -> None:
 
 
 def learning(axes: Axes, ledger: Ledger, trials: Sequence[Trial]) -> None:
-    """Draw what the best trials reported."""
+    """Draw the curves of the best trials."""
     from matplotlib.ticker import MaxNLocator
 
     frame(axes, f"the best {len(trials)} trials" if len(trials) > 1 else "the best trial")
@@ -191,15 +191,15 @@ def learning(axes: Axes, ledger: Ledger, trials: Sequence[Trial]) -> None:
     legend(axes, handles[::-1], labels[::-1], loc="best", ncols=2)
 
 
-# The chart of two parameters: a heat map if each has few values, else where each trial stands.
+# The chart of two parameters: a heat map if each has few values, else a scatter plot.
 
 MOST_PAIR_POINTS = {"finished": 400, "pruned": 100, "stopped": 40, "failed": 60}
-MOST_CELLS = 10  # values of a parameter, up to which two make a heat map
+MOST_CELLS = 10  # values per parameter, up to which the chart is a heat map
 GLYPHS = {"pruned": "◐", "failed": "✕", "stopped": "■", "running": "▶", "waiting": "○"}
 
 
 def pair(axes: Axes, ledger: Ledger, trials: Sequence[Trial], across: Axis, up: Axis, scale: Scale) -> None:
-    """Draw two parameters as what suits them."""
+    """Draw two parameters as a heat map or as a scatter plot."""
     few = all(0 < len(axis.values) <= MOST_CELLS for axis in (across, up))
     (heat_map if few else scatter)(axes, ledger, trials, across, up, scale)
 
@@ -207,7 +207,7 @@ def pair(axes: Axes, ledger: Ledger, trials: Sequence[Trial], across: Axis, up: 
 def scatter(
     axes: Axes, ledger: Ledger, trials: Sequence[Trial], across: Axis, up: Axis, scale: Scale
 ) -> None:
-    """Draw each trial at its two parameters, the good ones dark; those without a value as their glyph."""
+    """Draw each trial at its two parameters: dark for a good value, the state's glyph without a value."""
     two_parameters(axes, up, across)
     shown = every(trials, MOST_PAIR_POINTS["finished"])[::-1]  # the best on top
     drawn = {one.number for one in trials}
@@ -234,7 +234,7 @@ def scatter(
 def heat_map(
     axes: Axes, ledger: Ledger, trials: Sequence[Trial], across: Axis, up: Axis, scale: Scale
 ) -> None:
-    """Draw the best value of each pair of values, with its number; a glyph where no trial has one."""
+    """Draw the best value of each pair of parameter values; a state's glyph where no trial has one."""
     from matplotlib.patches import Rectangle
 
     two_parameters(axes, up, across)
@@ -272,20 +272,20 @@ def two_parameters(axes: Axes, up: Axis, across: Axis) -> None:
 
 
 def place_of(trial: Trial, across: Axis, up: Axis) -> tuple[float, float]:
-    """Return where a trial stands on two axes; NaN where it has no such parameter."""
+    """Return a trial's position on two axes; NaN for a parameter that it lacks."""
     given = trial.parameters
     x = across.place(given[across.name]) if across.name in given else math.nan
     return x, up.place(given[up.name]) if up.name in given else math.nan
 
 
 def places_of(trials: Sequence[Trial], across: Axis, up: Axis) -> tuple[list[float], list[float]]:
-    """Return where trials stand, those of one value a little apart."""
+    """Return the positions of trials, with equal ones a little apart."""
     places = [place_of(one, across, up) for one in trials]
     return spread([x for x, _ in places], trials, across), spread([y for _, y in places], trials, up)
 
 
 def spread(places: Sequence[float], trials: Sequence[Trial], axis: Axis) -> list[float]:
-    """Move trials that have one of a few values a little, each always as far, so that none hides another."""
+    """Shift trials with one of a few values a little, each by a fixed amount, so that all are visible."""
     if not axis.values:
         return list(places)
     reach = 0.5 / len(axis.values)
@@ -318,12 +318,12 @@ def one_parameter(axes: Axes, ledger: Ledger, axis: Axis) -> None:
 
 MOST_AXES = 6
 MOST_LINES = {"finished": 60, "pruned": 16, "failed": 8, "stopped": 8}
-NONE = -0.13  # where a line goes that has no such parameter, or no value
+NONE = -0.13  # the position of a trial without the parameter or without a value
 DASHES = {"pruned": (0, (3, 2)), "failed": (0, (1, 1.5)), "stopped": (0, (6, 2))}
 
 
 def parallel(axes: Axes, ledger: Ledger, trials: Sequence[Trial], names: Sequence[str], scale: Scale) -> None:
-    """Draw the parameters that matter most, in the order of the space, and the value at the right."""
+    """Draw the parameters of the largest weight in the space's order, and the value at the right."""
     from matplotlib.collections import LineCollection
 
     some = set(names[:MOST_AXES])
@@ -337,7 +337,7 @@ def parallel(axes: Axes, ledger: Ledger, trials: Sequence[Trial], names: Sequenc
         axes.add_collection(
             LineCollection(paths, colors=FAN, linewidths=0.6, linestyles=[dashes], antialiaseds=False)
         )
-    for kind in ("pruned", None):  # those without a value of their own first, the best on top
+    for kind in ("pruned", None):  # trials without a value first, the best on top
         group = [one for one in lines if (one.state == "pruned") == (kind == "pruned")]
         colours = [scale.colour(one.value) for one in group]
         paths = [path_of(one, upright, scale) for one in group]
@@ -371,7 +371,7 @@ def path_of(trial: Trial, upright: Sequence[Axis], scale: Scale) -> list[tuple[f
 
 
 def furnish(axes: Axes, ledger: Ledger, upright: Sequence[Axis], scale: Scale) -> None:
-    """Draw the upright axes with their names and ticks."""
+    """Draw the vertical axes with their names and ticks."""
     room = max(6, 66 // (len(upright) + 1))  # letters, in a panel as wide as ours
     names = [clip(name, room) for name in (*(axis.name for axis in upright), ledger.created.metric)]
     value = Axis("", (), *scale.ends) if scale.ends[0] < scale.ends[1] else None

@@ -1,4 +1,4 @@
-"""Boxes, frames and lines -> marks: rectangles, paths and words, which an SVG and a PNG draw alike."""
+"""Converts boxes, frames and lines to marks (rectangles, paths and words) for the SVG and the PNG."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rect:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A path. ``fill`` is a colour that the role's look does not have."""
+    """A path; ``fill`` replaces the fill colour of the role's look."""
 
     role: str
     path: tuple[Command, ...]
@@ -60,7 +60,7 @@ Mark = Rect | Shape | Words
 
 
 def box_marks(box: Box, wide: float, high: float) -> list[Mark]:
-    """Return how a closed box is drawn, from its upper left corner on."""
+    """Return the marks of a closed box, relative to its upper left corner."""
     middle = wide / 2
     if box.plane is not None:
         return _scope_marks(box, wide, high)
@@ -82,7 +82,7 @@ def box_marks(box: Box, wide: float, high: float) -> list[Mark]:
 
 
 def outline(kind: str, wide: float, high: float) -> Rect | Shape:
-    """Return the outline of an op of some type."""
+    """Return the outline for an op's type."""
     if kind == "Variable":
         return Shape("variable", _drum(wide, high))
     if kind == "Placeholder":
@@ -95,7 +95,7 @@ def outline(kind: str, wide: float, high: float) -> Rect | Shape:
 
 
 def _drum(wide: float, high: float) -> tuple[Command, ...]:
-    """Return a cylinder: what keeps its value."""
+    """Return a cylinder, the outline of a variable."""
     low, bend = high - CAP, CAP * 1.33
     return (
         ("M", ((0.0, CAP),)),
@@ -109,7 +109,7 @@ def _drum(wide: float, high: float) -> tuple[Command, ...]:
 
 
 def _scope_marks(box: Box, wide: float, high: float) -> list[Mark]:
-    """Return a stack of cards with a plus."""
+    """Return a stack of cards with a plus sign."""
     role = scope_role(box)
     return [
         Rect(role, 5, 5, wide - 5, high - 5),
@@ -121,7 +121,7 @@ def _scope_marks(box: Box, wide: float, high: float) -> list[Mark]:
 
 
 def scope_role(box: Box) -> str:
-    """Return the look of a scope."""
+    """Return the role of a scope's marks."""
     parts = box.key.partition("|")[2].split("/")
     return "gradient" if any(part.startswith("gradients") for part in parts) else "scope"
 
@@ -153,14 +153,14 @@ def frame_marks(device: str, number: int, wide: float, high: float) -> list[Mark
 
 
 def line_role(edges: Sequence[PlaneEdge]) -> str:
-    """Return the look of a line."""
+    """Return the role of a line's marks."""
     if not any(edge.tensors for edge in edges):
         return "after"
     return "send" if any(edge.crosses for edge in edges) else "flow"
 
 
 def label_marks(way: Way, inside: bool) -> list[Mark]:
-    """Return a line's text and the ground under it, a scope's or a device's; the origin is its middle."""
+    """Return a line's label and the background behind it; the origin is its middle."""
     role = "send-label" if line_role(way.line.edges) == "send" else "label"
     wide = width(way.line.label, LABEL) + 6
     return [
@@ -170,19 +170,19 @@ def label_marks(way: Way, inside: bool) -> list[Mark]:
 
 
 def line_path(way: Way) -> tuple[Command, ...]:
-    """Return the path of a line, short of its arrow's head."""
+    """Return the path of a line, which ends before its arrowhead."""
     points = list(way.points)
     return _turning(points) if way.line.track else _swinging(points)
 
 
 def head_path(way: Way) -> tuple[Command, ...]:
-    """Return the head of a line's arrow; all point down."""
+    """Return a line's arrowhead, which points down."""
     x, y = way.points[-1]
     return polygon(((x - HEAD * 0.6, y - HEAD), (x + HEAD * 0.6, y - HEAD), (x, y)))
 
 
 def _swinging(points: Sequence[Point]) -> tuple[Command, ...]:
-    """Return straight lines through the rows and curves between them."""
+    """Return a path that is straight through the rows and curved between them."""
     path: list[Command] = [("M", (points[0],))]
     for i in range(1, len(points)):
         (x0, y0), (x1, y1) = points[i - 1], points[i]
@@ -192,7 +192,7 @@ def _swinging(points: Sequence[Point]) -> tuple[Command, ...]:
 
 
 def _turning(points: Sequence[Point]) -> tuple[Command, ...]:
-    """Return straight lines with round turns."""
+    """Return a path of straight lines with round corners."""
     path: list[Command] = [("M", (points[0],))]
     for before, turn, after in zip(points, points[1:], points[2:]):
         radius = min(CORNER, _length(before, turn) / 2, _length(turn, after) / 2)
@@ -233,7 +233,7 @@ def circle(x: float, y: float, radius: float) -> tuple[Command, ...]:
 
 NAME, DETAIL, CHIP, LABEL = 12.0, 10.5, 9.5, 10.0  # font sizes in pixels
 MOST_LETTERS, MOST_LISTED, MOST_CHIPS = 28, 6, 3
-# Shares of the font size, a little more than DejaVu Sans takes, which is the widest of the usual fonts.
+# Widths as shares of the font size, a little more than those of DejaVu Sans, the widest common font.
 WIDTHS = {
     letter: share
     for letters, share in (
@@ -246,12 +246,12 @@ WIDE, BOLD = 0.95, 1.12
 
 
 def width(text: str, size: float, bold: bool = False) -> float:
-    """Return about how many pixels a text takes, rather more than less."""
+    """Return an upper estimate of a text's width in pixels."""
     return sum(WIDTHS.get(letter, WIDE) for letter in text) * size * (BOLD if bold else 1.0)
 
 
 class TextMeasure:
-    """How large boxes, titles and labels are drawn."""
+    """Measures boxes, titles and labels for the layout."""
 
     def box(self, box: Box) -> tuple[float, float]:
         """Return the width and height of a closed box."""
@@ -264,12 +264,12 @@ class TextMeasure:
         return max(words, 40.0) + 24, height
 
     def title(self, text: str) -> float:
-        """Return the width of a frame's title, with the sign before it."""
+        """Return the width of a frame's title and of the sign before it."""
         lines = device_lines(text) if not text.endswith("/") else [text]
         return max(width(line, NAME, bold=True) for line in lines) + 30
 
     def labels(self, source: Box, target: Box, edges: Sequence[PlaneEdge]) -> list[tuple[str, float]]:
-        """Return what may stand on a line: an op's own label shows its result, unless that is sent."""
+        """Return a line's possible labels. A result that stays on its device needs none: its box shows it."""
         if source.plane is None and source.device == target.device:
             return []
         return [(text, width(text, LABEL)) for text in line_labels(edges)]
@@ -295,7 +295,7 @@ def box_detail(box: Box) -> str:
 
 
 def box_chips(box: Box) -> list[str]:
-    """Return the constants that an op takes along, as short texts."""
+    """Return the values of the constants that are drawn in an op's box, as short texts."""
     values = [clip(node.value, 16) for node in box.folded if node.type == "Constant"]
     if box.plane is not None or box.op.type == "Variable":
         return []
@@ -304,7 +304,7 @@ def box_chips(box: Box) -> list[str]:
 
 
 def counts(nodes: Sequence[Node]) -> str:
-    """Say how many ops and variables there are, and how large the variables are.
+    """Return the number of ops and variables, and the size of the variables.
 
     >>> counts([Node("w", "Variable", shape=(10, 10)), Node("y", "exp")])
     '1 op · 1 variable · 400 B'
@@ -338,7 +338,7 @@ def byte_text(count: int) -> str:
 
 
 def line_labels(edges: Sequence[PlaneEdge]) -> list[str]:
-    """Return the texts of a line, the longest one first; none if it is there for the order only."""
+    """Return a line's possible labels, the longest first; none for a control dependency."""
     tensors = tensors_of(edges)
     if not tensors:
         return []
@@ -348,24 +348,24 @@ def line_labels(edges: Sequence[PlaneEdge]) -> list[str]:
 
 
 def total(tensors: Sequence[Node]) -> str:
-    """Return the bytes of some tensors; nothing where a size is known only when the graph runs."""
+    """Return the total size of tensors as text; "" if a size is known only when the graph runs."""
     sizes = [node.bytes for node in tensors if node.bytes is not None]
     return byte_text(sum(sizes)) if len(sizes) == len(tensors) else ""
 
 
 def tensors_of(edges: Iterable[PlaneEdge]) -> list[Node]:
-    """Return the tensors that go along a line, each once."""
+    """Return the tensors of a line, each once."""
     return list({name: node for edge in edges for name, node in edge.tensors.items()}.values())
 
 
 def device_lines(device: str) -> list[str]:
-    """Return a device's title and, where that is not all, its full text.
+    """Return a device's title, and its full name if the title is shorter.
 
     >>> device_lines("/job:worker/task:0/device:GPU:1"), device_lines("")
-    (['worker 0 · GPU:1', '/job:worker/task:0/device:GPU:1'], ['any device', 'none is written'])
+    (['worker 0 · GPU:1', '/job:worker/task:0/device:GPU:1'], ['any device', 'no device is given'])
     """
     if not device:
-        return ["any device", "none is written"]
+        return ["any device", "no device is given"]
     spec = DeviceSpec.from_string(device)
     task = " ".join(str(part) for part in (spec.job, spec.task) if part is not None)
     kind = f"{spec.device_type}:{'*' if spec.device_index is None else spec.device_index}"
@@ -374,7 +374,7 @@ def device_lines(device: str) -> list[str]:
 
 
 def box_tooltip(box: Box) -> str:
-    """Return all there is to say of a box, in lines."""
+    """Return the lines of a box's tooltip."""
     if box.plane is not None:
         types = Counter(node.type for node in box.nodes).most_common(MOST_LISTED)
         return "\n".join(
@@ -390,7 +390,7 @@ def box_tooltip(box: Box) -> str:
 
 
 def line_tooltip(edges: Sequence[PlaneEdge]) -> str:
-    """Return all there is to say of a line, in lines."""
+    """Return the lines of a line's tooltip."""
     tensors = tensors_of(edges)
     first = {name: node for edge in edges for name, node in edge.control.items()}
     lines = [" · ".join(filter(None, [number(len(tensors), "tensor"), total(tensors)]))] if tensors else []
@@ -400,7 +400,7 @@ def line_tooltip(edges: Sequence[PlaneEdge]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return some names in one line."""
+    """Return names in one line, the first few of many."""
     more = len(names) - MOST_LISTED
     return ", ".join(names[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
@@ -422,7 +422,7 @@ ROW, SYMBOL, APART = 24.0, 26.0, 18.0
 
 
 def roles_in(shown: Spread) -> set[str]:
-    """Return the looks that are in a picture, its closed scopes included."""
+    """Return the roles that occur in a picture, including its closed scopes."""
     boxes = list(walk(shown.sheet.plane))
     roles = {scope_role(box) if box.plane else outline(box.op.type, 1, 1).role for box in boxes}
     planes = [shown.sheet.plane, *(box.plane for box in boxes if box.plane)]
@@ -430,7 +430,7 @@ def roles_in(shown: Spread) -> set[str]:
 
 
 def key_marks(roles: Iterable[str], wide: float) -> tuple[list[Mark], float]:
-    """Return the key's marks, in rows of at most ``wide`` pixels, and its height."""
+    """Return the legend's marks, in rows of at most ``wide`` pixels, and its height."""
     marks: list[Mark] = []
     present = set(roles)
     x, y = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""A graph's picture as PNG, by Matplotlib's Figure: for pages that show no SVG."""
+"""A graph's picture as PNG, drawn with Matplotlib: for pages that show no SVG."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Placed = tuple[Mark, float, float]
-"""A mark, and where its origin is."""
+"""A mark and the position of its origin."""
 
 
 ALIGNED = {"start": "left", "middle": "center"}
@@ -38,7 +38,7 @@ SHARPEST, COARSEST = 2.0, 0.15  # dots per pixel
 
 
 def png(shown: Spread, scale: float) -> bytes:
-    """Return the picture with ``scale`` dots per pixel of the SVG (fewer if it would be enormous)."""
+    """Return the picture with ``scale`` dots per pixel of the SVG (fewer if it is very large)."""
     wide, high, keys = page_size(shown)
     wide, high = wide + 2 * MARGIN, high + 2 * MARGIN
     scale = min(scale, (MOST_PIXELS / (wide * high)) ** 0.5)
@@ -46,24 +46,24 @@ def png(shown: Spread, scale: float) -> bytes:
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()  # a notebook's own style may be made for other figures
-        warnings.simplefilter("ignore")  # of letters that the font lacks
+        matplotlib.rcdefaults()  # a notebook's own style may be unsuitable
+        warnings.simplefilter("ignore")  # about letters that the font lacks
         figure = _figure(marks, wide, high, scale)
         return encode(figure, figure.dpi, 96)
 
 
 def png_within(shown: Spread, limit: int) -> bytes:
-    """Return the picture in at most ``limit`` bytes, as sharp as that allows."""
+    """Return the picture in at most ``limit`` bytes, with the highest resolution that fits."""
     wide, high, _ = page_size(shown)
     scale = min(SHARPEST, (USUAL_PIXELS / (wide * high)) ** 0.5)
     while len(data := png(shown, scale)) > limit and scale > COARSEST:
-        # The size grows a little less than the area does; what is drawn takes time, so do not try often.
+        # The size grows a little more slowly than the area; each attempt draws the picture again.
         scale = max(COARSEST, scale * min(0.95, (limit / len(data)) ** 0.65))
     return data
 
 
 def placed(shown: Spread, x: float, y: float) -> Iterator[Placed]:
-    """Yield all marks of a sheet with their origins, those behind others first."""
+    """Yield all marks of a sheet with their origins, from back to front."""
     for number, frame in enumerate(shown.frames):
         for mark in frame_marks(frame.device, number, frame.right - frame.left, shown.height):
             yield mark, x + frame.left, y
@@ -88,7 +88,7 @@ def placed(shown: Spread, x: float, y: float) -> Iterator[Placed]:
 
 
 def _figure(marks: Iterable[Placed], wide: float, high: float, scale: float) -> Figure:
-    """Return a figure in which a unit of the axes, a point and a pixel of the picture are the same."""
+    """Return a figure with axes in points; at 72 dpi a point is a pixel of the SVG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""How the parts of a graph's picture look, on a light page and on a dark one: one table for SVG and PNG."""
+"""The styles of a graph's picture on light and dark pages: one table for SVG and PNG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLOURS = {
     "gradient": (REPLICAS[1], "#b99ae8"),
 }
 DEVICES = ("#1f8f9c", "#c04f86", "#8f7d1e", "#b8473f", "#6b7a8f", "#7d6250")  # dots, as of the live view
-TINT = 0.14  # of a colour in the paper
+TINT = 0.14  # of a colour, mixed into the paper
 
 
 def tint(colour: str, paper: str, share: float = TINT) -> str:
@@ -42,12 +42,12 @@ SCOPES = (
     ".nbd-shut:hover>rect{stroke-width:2px}.nbd-close:hover text{text-decoration:underline}"
     ":is(.nbd-shut,.nbd-close):focus-visible>rect{stroke:currentColor;stroke-width:2.5px}"
 )
-"""What a page's script needs."""
+"""The rules that a page's script needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a shape looks: colours by name (a ``~`` before one is its tint), the line's width, dashes."""
+    """A shape's style: colours by name (with ``~`` its tint), line width, dashes."""
 
     fill: str = ""
     line: str = ""
@@ -79,7 +79,7 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """How words look."""
+    """A text's style."""
 
     size: float
     colour: str = "ink"
@@ -107,7 +107,7 @@ def colour(name: str, dark: bool = False) -> str:
 
 
 def style(page: bool) -> str:
-    """Return the style sheet: for a notebook's ``page``, whose theme decides, or for a file of its own."""
+    """Return the style sheet: for a notebook's ``page`` and its theme, or for a standalone file."""
     light = "".join(_rules(dark=False))
     dark = "".join(_colours(dark=True))
     if not page:

@@ -1,6 +1,6 @@
-"""A graph's picture as SVG: a file of its own, or one whose scopes the page's script opens and closes.
+"""A graph's picture as SVG: a standalone file, or an interactive drawing that opens and closes scopes.
 
-All names are text; they are escaped here and nowhere else.
+This module, and no other, escapes the names.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from nbdist.ui.graph.style import WORDS, style
 
 MARGIN, BELOW = 8.0, 8.0  # around the picture; above its key
 LEAST = 260.0  # of the width, for the key
-MOST_BOXES = 1_500  # that can be opened in a page; the file would be too large with more
+MOST_BOXES = 1_500  # that a page can open: more would make the file too large
 
 
 def svg(shown: Spread, label: str) -> str:
-    """Return the picture as a file: what is closed in it is not there."""
+    """Return the picture as a standalone file, without the contents of closed scopes."""
     return _document(shown, label, _SvgWriter(live=False))
 
 
 def live_svg(shown: Spread, label: str) -> tuple[str, list[Sheet], dict[Box, int]]:
-    """Return the picture for a page, with what its scopes hold.
+    """Return the picture for a page, with the contents of its scopes.
 
-    With it come the sheets in the order of its groups, and which of them is that of a scope.
+    Also returns the sheets in the order of their groups, and the number of each scope's sheet.
     """
     writer = _SvgWriter(live=True)
     return _document(shown, label, writer), writer.sheets, writer.numbers
 
 
 def page_size(shown: Spread) -> tuple[float, float, list[Mark]]:
-    """Return the width and height of the picture with its key, without a margin, and the key's marks."""
+    """Return the width and height of the picture with its legend, without margins, and the legend."""
     wide = max(shown.width, LEAST)
     keys, high = key_marks(roles_in(shown), wide)
     return wide, shown.height + BELOW + high, keys
@@ -81,7 +81,7 @@ class _SvgWriter:
         self.boxes = 0
 
     def sheet(self, shown: Spread) -> str:
-        """Return the group of a sheet and of those that are shown in it."""
+        """Return the group of a sheet, with the sheets of the open scopes in it."""
         self.sheets.append(shown.sheet)
         self.boxes += len(shown.shown)
         frames = "".join(
@@ -99,7 +99,7 @@ class _SvgWriter:
         return f'<g class="nbd-sheet"><g>{frames}</g><g>{lines}</g><g>{labels}</g><g>{boxes}</g></g>'
 
     def line(self, way: Way, shown: Spread) -> str:
-        """Return a line with the head of its arrow."""
+        """Return a line with its arrowhead."""
         role = line_role(way.line.edges)
         head = ""
         if way.line.target >= 0 and (self.live or shown.shown[way.line.target].inside is None):
@@ -108,7 +108,7 @@ class _SvgWriter:
         return f'<g><path class="nbd-{role}" d="{path_text(line_path(way))}"/>{head}<title>{tip}</title></g>'
 
     def box(self, shown: Shown, spot: Spot) -> str:
-        """Return a box: an op, an open scope, a closed one, or in a page both, of which one is hidden."""
+        """Return an op or a scope. In a page, a scope has an open and a closed form, one of them hidden."""
         box, title = shown.box, f"<title>{_text(box_tooltip(shown.box))}</title>"
         start = f'<g transform="{_move(shown.x, shown.y)}"'
         closed = _drawn(box_marks(box, spot.width, spot.height)) + title
@@ -128,7 +128,7 @@ class _SvgWriter:
         )
 
     def opened(self, inside: Spread, shown: Shown, name: str = "") -> str:
-        """Return an open scope's frame, its title (in a page a button) and what is in it."""
+        """Return an open scope's frame, its title (in a page a button) and its content."""
         frame, *title = open_marks(shown.box, inside.width, inside.height)
         if not self.live:
             return _drawn([frame, *title]) + self.sheet(inside)
@@ -152,7 +152,7 @@ def _mark(mark: Mark) -> str:
         fill = f' fill="{mark.fill}"' if mark.fill else ""
         return f'<path class="nbd-{mark.role}"{fill} d="{path_text(mark.path)}"/>'
     middle = ' text-anchor="middle"' if mark.anchor == "middle" else ""
-    # A third of its size below the middle is where a line of text stands; not all readers know a better way.
+    # The baseline is a third of the font size below the middle; not all readers know dominant-baseline.
     base = mark.y + WORDS[mark.role].size * 0.36
     text = _text(mark.text)
     return f'<text class="nbd-{mark.role}" x="{_n(mark.x)}" y="{_n(base)}"{middle}>{text}</text>'
@@ -168,7 +168,7 @@ def path_text(path: Iterable[Command]) -> str:
 
 
 def _text(text: str) -> str:
-    """Return any text as XML may hold it."""
+    """Return a text escaped for XML, with a space for each unprintable character."""
     return escape("".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text))
 
 

@@ -1,4 +1,4 @@
-"""Shows a graph: its devices, its ops in their name scopes, and what is sent.
+"""Draws a graph: its devices, its ops in their name scopes, and the tensors that cross devices.
 
 nb.show_graph()                                 # the default graph, in the notebook
 nb.show_graph(graph, expand="hidden").save("hidden.svg")
@@ -27,11 +27,11 @@ from nbdist.ui.graph.marks import TextMeasure, byte_text, counts, device_lines, 
 from nbdist.ui.graph.png import png, png_within
 from nbdist.ui.graph.svg import BELOW, LEAST, MARGIN, live_svg, page_size, svg
 
-PICTURE_LIMIT = 80_000  # bytes of the PNG in a notebook, which holds it twice
+PICTURE_LIMIT = 80_000  # bytes of the PNG; a notebook stores it twice
 
 
 class GraphView:
-    """A graph's picture: shows itself in a notebook, and is an SVG or a PNG elsewhere."""
+    """A graph's picture: displayed in a notebook, and available as SVG and as PNG."""
 
     def __init__(self, nodes: Iterable[Node], expand: Iterable[str] = (), depth: int | None = None) -> None:
         self.nodes = tuple(nodes)
@@ -54,7 +54,7 @@ class GraphView:
         return svg(self._shown, self._headline)
 
     def png(self, scale: float = 2.0) -> bytes:
-        """Return the picture as PNG with ``scale`` dots per pixel; fewer, where it would be enormous."""
+        """Return the picture as PNG with ``scale`` (up to 8) dots per pixel, fewer if it is very large."""
         if not 0 < scale <= 8:
             raise InvalidArgumentError(f"png(scale={scale!r}): a scale is a number above 0, 8 at most")
         return png(self._shown, scale)
@@ -67,7 +67,7 @@ class GraphView:
         path = Path(path).expanduser()
         if not path.parent.is_dir():
             raise NotFoundError(
-                f"there is no folder {str(path.parent)!r} to save {path.name!r} into; make it first"
+                f"cannot save {path.name!r}: the folder {str(path.parent)!r} does not exist; create it first"
             )
         kind = path.suffix.lower()
         if kind == ".svg":
@@ -84,7 +84,7 @@ class GraphView:
         return text(self.nodes, self._plane, self._sent)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        """Return the picture for a notebook: as PNG, as a page that can be clicked on, and as text."""
+        """Return the picture for a notebook: as PNG, as interactive HTML and as text."""
         picture = png_within(self._shown, PICTURE_LIMIT)
         return {
             "image/png": base64.b64encode(picture).decode("ascii"),
@@ -100,14 +100,13 @@ def show_graph(
     depth: int | None = None,
     placement: Mapping[str, str] | None = None,
 ) -> GraphView:
-    """Return the picture of a graph: devices as boxes, what they send as arrows, name scopes collapsed.
+    """Return the picture of a graph: devices as boxes, transfers as arrows, name scopes collapsed.
 
-    ``graph`` is a graph or something that has one, as a session does; without it, the default graph is
-    shown. The scopes named in ``expand`` are open, ``depth`` opens all scopes of so many levels; in a
-    notebook a click opens one. ``placement`` gives full devices by tensor name, where the graph leaves them
-    open. Runs on the client.
+    ``graph`` is a graph, or a session or model that has one; None is the default graph. ``expand`` names the
+    scopes to open; ``depth`` opens all scopes of that many levels. In a notebook, a click opens a scope.
+    ``placement`` maps tensor names to full devices, for tensors without one. Runs on the client.
 
-    An empty graph is a FailedPreconditionError; an unknown scope or name is an InvalidArgumentError.
+    Raises FailedPreconditionError for an empty graph, InvalidArgumentError for an unknown scope or name.
 
     >>> import numpy as np
     >>> from nbdist.graph.scopes import name_scope
@@ -170,8 +169,8 @@ STYLE = (
 )
 
 
-def page(shown: Spread, headline: str, sent: Sequence[Sent], png: bytes) -> str:
-    """Return the HTML of a picture: text, the PNG, the table of what is sent, the drawing and its script."""
+def page(shown: Spread, headline: str, sent: Sequence[DeviceTraffic], png: bytes) -> str:
+    """Return the HTML of a picture: text, the PNG, the table of transfers, the drawing and its script."""
     wide = page_size(shown)[0] + 2 * MARGIN
     picture = base64.b64encode(png).decode("ascii")
     return (
@@ -184,8 +183,8 @@ def page(shown: Spread, headline: str, sent: Sequence[Sent], png: bytes) -> str:
     )
 
 
-def table(sent: Sequence[Sent]) -> str:
-    """Return what each device sends to others, the largest part first."""
+def table(sent: Sequence[DeviceTraffic]) -> str:
+    """Return the table of transfers between devices, the largest first."""
     if not sent:
         return ""
     rows = "".join(
@@ -206,7 +205,7 @@ def _device(device: str) -> str:
 
 
 def packed(shown: Spread, label: str) -> str:
-    """Return the drawing and its geometry, packed: both are many short lines that repeat themselves."""
+    """Return the drawing and its geometry, compressed: both consist of many similar short lines."""
     svg, sheets, numbers = live_svg(shown, label)
     _, high, _ = page_size(shown)
     size = {
@@ -218,7 +217,7 @@ def packed(shown: Spread, label: str) -> str:
 
 
 def geometry(sheet: Sheet, numbers: dict[Box, int]) -> dict[str, Any]:
-    """Return a sheet as the script reads it; ``numbers`` are those of the sheets in scopes."""
+    """Return a sheet in the script's format; ``numbers`` are the numbers of the scopes' sheets."""
     boxes = zip(sheet.plane.boxes, sheet.spots, strict=True)
     return {
         "width": _tenth(sheet.width),
@@ -258,27 +257,27 @@ MOST_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """What one device sends to another; a tensor counts once, however many ops there take it."""
+class DeviceTraffic:
+    """The tensors that one device sends to another; each counts once, however many ops take it."""
 
     source: str
     target: str
     tensors: int
-    bytes: int  # of those whose size is known
-    unknown: int  # how many have a size that is known only when the graph runs
+    bytes: int  # of the tensors of known size
+    unknown: int  # tensors with a size that is known only when the graph runs
 
     def size(self) -> str:
-        """Return the bytes as text, and how many tensors they leave out."""
+        """Return the bytes as text, and the number of tensors of unknown size."""
         parts = [byte_text(self.bytes)] if self.bytes or not self.unknown else []
         return " and ".join([*parts, *([f"{self.unknown:,} of unknown size"] if self.unknown else [])])
 
 
-def sends(nodes: Sequence[Node]) -> list[Sent]:
-    """Return what is sent between devices, most bytes first.
+def sends(nodes: Sequence[Node]) -> list[DeviceTraffic]:
+    """Return the traffic of each pair of devices, most bytes first.
 
     >>> nodes = [Node("w", "Variable", "/job:ps", shape=(10,)), Node("y", "exp", "/job:worker", ("w",))]
     >>> sends(nodes)
-    [Sent(source='/job:ps', target='/job:worker', tensors=1, bytes=40, unknown=0)]
+    [DeviceTraffic(source='/job:ps', target='/job:worker', tensors=1, bytes=40, unknown=0)]
     """
     names = {node.name: node for node in nodes}
     found: dict[tuple[str, str], dict[str, Node]] = {}
@@ -288,7 +287,7 @@ def sends(nodes: Sequence[Node]) -> list[Sent]:
             if taken is not None and taken.device != node.device:
                 found.setdefault((taken.device, node.device), {})[name] = taken
     result = [
-        Sent(
+        DeviceTraffic(
             *ends, len(of), sum(node.bytes or 0 for node in of.values()),
             sum(node.bytes is None for node in of.values()),
         )
@@ -297,19 +296,19 @@ def sends(nodes: Sequence[Node]) -> list[Sent]:
     return sorted(result, key=lambda one: (-one.bytes, one.source, one.target))
 
 
-def headline(nodes: Sequence[Node], sent: Sequence[Sent]) -> str:
-    """Return a graph in one line."""
+def headline(nodes: Sequence[Node], sent: Sequence[DeviceTraffic]) -> str:
+    """Return one line about a graph: its size and its traffic."""
     parts = [counts(nodes), number(len({node.device for node in nodes}), "device")]
     if sent:
-        all_of_it = Sent(
+        all_of_it = DeviceTraffic(
             "", "", *(sum(getattr(one, name) for one in sent) for name in ("tensors", "bytes", "unknown"))
         )
         parts.append(f"{number(all_of_it.tensors, 'tensor')} sent between them, {all_of_it.size()}")
     return " · ".join(parts)
 
 
-def text(nodes: Sequence[Node], plane: Plane, sent: Sequence[Sent]) -> str:
-    """Return a graph as plain text: its devices with what they hold, and what they send."""
+def text(nodes: Sequence[Node], plane: Plane, sent: Sequence[DeviceTraffic]) -> str:
+    """Return a graph as plain text: its devices, their ops and their traffic."""
     lines = [headline(nodes, sent)]
     for device in dict.fromkeys(box.device for box in plane.boxes):
         held = [box.label for box in plane.boxes if box.device == device]

@@ -1,4 +1,4 @@
-"""A parameter as it stands in the space editor: texts, which may not mean anything yet. Pure.
+"""A parameter in the space editor: the texts of its fields, which may be invalid. Pure.
 
 >>> print(read(Draft(0, "lr", "log", low="1e-4", high="0.1")))
 log(0.0001, 0.1)
@@ -21,15 +21,15 @@ from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, Value, literal, plain, whole
 from nbdist.sweep.space import MOST_PARAMETERS, Space, log, uniform
 
-MOST_TYPED = 400_000  # characters of one field: more than a choice of 10,000 values takes
-# Words that probably mean a number or a truth value; as bare words they would silently become texts.
+MOST_TYPED = 400_000  # characters of one field: enough for a choice of 10,000 values
+# Words that probably mean a number or a truth value, but would be read as texts.
 AMBIGUOUS = ("nan", "inf", "infinity", "true", "false", "none", "null")
 EXAMPLE = "write values with commas between, such as 32, 64 or 'sgd', 'adam'"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Only when another parameter has one of some values: its identity, or its name if it is not there."""
+    """A condition: the other parameter (its identity, or its name if it does not exist) and its values."""
 
     on: int | str
     values: str = ""
@@ -37,7 +37,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Draft:
-    """One parameter's fields as typed; those of other kinds stay, in case that one comes back to them."""
+    """One parameter's fields as typed; fields of other kinds are kept in case the user changes back."""
 
     id: int
     name: str = ""
@@ -52,7 +52,7 @@ class Draft:
 
 
 def read(draft: Draft) -> Parameter:
-    """Return what the draft means, without its conditions; `InvalidArgumentError` if that is nothing."""
+    """Return the draft's parameter without its conditions; raises `InvalidArgumentError` if it is invalid."""
     if draft.kind == "fixed":
         return Fixed(_one_value(draft.value))
     if draft.kind == "choice":
@@ -92,11 +92,11 @@ def read_whole(text: str, what: str) -> int:
 def read_values(text: str) -> list[Value]:
     """Return the values of a list without its brackets: numbers, texts, True, False, None, lists.
 
-    As in the text of ``%%sweep``, but that a bare word is a text.
+    The syntax is that of ``%%sweep``, except that a bare word is a text.
     """
     if len(text) > MOST_TYPED:
         raise InvalidArgumentError(
-            f"{len(text):,} characters of values; at most {MOST_TYPED:,} are read here"
+            f"{len(text):,} characters of values; a field takes at most {MOST_TYPED:,}"
         )
     if not text.strip():
         return []
@@ -112,7 +112,7 @@ def read_values(text: str) -> list[Value]:
 
 
 def drafts_of(space: Space) -> tuple[Draft, ...]:
-    """Return the drafts of a space that is there, numbered from 0."""
+    """Return the drafts of a space, numbered from 0."""
     ids = {name: index for index, name in enumerate(space)}
     return tuple(
         replace(
@@ -127,7 +127,7 @@ def drafts_of(space: Space) -> tuple[Draft, ...]:
 
 
 def new_draft(drafts: tuple[Draft, ...], identity: int) -> Draft:
-    """Return a parameter to begin with, under a name that is free."""
+    """Return a new parameter with an unused name."""
     names = {one.name for one in drafts}
     name = next(name for number in count(1) if (name := f"p{number}") not in names)
     low, high = FIRST["log"]
@@ -135,10 +135,10 @@ def new_draft(drafts: tuple[Draft, ...], identity: int) -> Draft:
 
 
 def turned(draft: Draft, kind: Kind) -> Draft:
-    """Return the draft as another kind; with its range, if that fits the kind."""
+    """Return the draft as another kind, with its range if that fits the kind."""
     if kind not in get_args(Kind):
         raise InvalidArgumentError(
-            f"no kind of parameter {kind!r:.80}; there are {', '.join(get_args(Kind))}"
+            f"unknown kind of parameter {kind!r:.80}; the kinds are {', '.join(get_args(Kind))}"
         )
     other = replace(draft, kind=kind)
     if kind == "choice" and not draft.values.strip():
@@ -160,7 +160,7 @@ def _in_range(draft: Draft, low: str, high: str) -> Draft:
 
 
 def literals(text: str) -> list[tuple[str, str]]:
-    """Return how the values of a field are written, each with what it is; empty if they cannot be read.
+    """Return the values of a field as literals with their types; empty if they cannot be read.
 
     >>> literals("sgd, 32, True")
     [("'sgd'", 'text'), ('32', 'number'), ('True', 'truth value')]
@@ -187,7 +187,7 @@ def _fields(draft: Draft, parameter: Parameter) -> Draft:
             return replace(draft, kind="choice", values=", ".join(map(literal, parameter.values)))
         case Fixed():
             return replace(draft, kind="fixed", value=literal(parameter.value))
-    raise InvalidArgumentError(f"the editor knows no {type(parameter).__name__}: {parameter}")
+    raise InvalidArgumentError(f"the editor does not support {type(parameter).__name__}: {parameter}")
 
 
 def _typed(number: float | None) -> str:
@@ -197,7 +197,7 @@ def _typed(number: float | None) -> str:
 def _one_value(text: str) -> Value:
     values = read_values(text)
     if len(values) != 1:
-        got = "none" if not values else f"{len(values)}; for several, take the distribution choice"
+        got = "none" if not values else f"{len(values)}; for several values, use the distribution choice"
         raise InvalidArgumentError(f"a fixed parameter has one value, got {got}")
     return values[0]
 
@@ -206,7 +206,7 @@ def _value(node: ast.expr) -> Value:
     if isinstance(node, ast.Name):
         if node.id.lower() in AMBIGUOUS:
             raise InvalidArgumentError(
-                f"{node.id} cannot be a value; write {node.id!r} in quotes if you mean the text, or True, "
+                f"{node.id} cannot be a value; write {node.id!r} in quotes for a text, or True, "
                 "False or None with a capital letter"
             )
         return node.id
@@ -235,7 +235,7 @@ FIRST: dict[Kind, tuple[str, str]] = {
 
 
 def reading(value: Value) -> str:
-    """Return what a value is, in a word.
+    """Return the name of a value's type.
 
     >>> reading(1), reading(True), reading("1"), reading((1, 2))
     ('number', 'truth value', 'text', 'list')
@@ -253,13 +253,6 @@ def reading(value: Value) -> str:
 
 
 # Edits of the parameters by the page. Pure.
-#
-# >>> from nbdist.sweep import Space, when >>> from nbdist.ui.space_editor.validate import check >>> from
-# nbdist.ui.space_editor.draft import drafts_of >>> drafts = drafts_of(Space({"opt": ["sgd", "adam"],
-# "momentum": when([0.0, 0.9], opt="sgd")})) >>> drafts = edited(drafts, {"what": "field", "id": 0, "field":
-# "name", "value": "optimizer"}) >>> print(check(drafts).space) optimizer=['sgd', 'adam']
-# momentum=when([0.0, 0.9], optimizer=['sgd']) >>> [one.name for one in edited(drafts, {"what": "move",
-# "id": 0, "by": 1})] ['momentum', 'optimizer']
 
 Drafts: TypeAlias = tuple[Draft, ...]
 Change: TypeAlias = Mapping[str, Any]
@@ -267,9 +260,14 @@ FIELDS = ("name", "low", "high", "step", "points", "values", "value")
 
 
 def edited(drafts: Drafts, change: Change) -> Drafts:
-    """Return the drafts after a change of the page's.
+    """Return the drafts after an edit by the page.
 
     Raises `InvalidArgumentError` for an invalid change, `NotFoundError` for a removed parameter.
+
+    >>> drafts = drafts_of(Space({"opt": ["sgd", "adam"], "epochs": 5}))
+    >>> drafts = edited(drafts, {"what": "field", "id": 0, "field": "name", "value": "optimizer"})
+    >>> [one.name for one in edited(drafts, {"what": "move", "id": 0, "by": 1})]
+    ['epochs', 'optimizer']
     """
     what = change.get("what")
     if what == "add":
@@ -277,10 +275,12 @@ def edited(drafts: Drafts, change: Change) -> Drafts:
             raise InvalidArgumentError(f"a space has at most {MOST_PARAMETERS} parameters")
         return (*drafts, new_draft(drafts, 1 + max((one.id for one in drafts), default=-1)))
     if not isinstance(what, str) or what not in EDITS:
-        raise InvalidArgumentError(f"no change {what!r:.80} of a space; there are add, {', '.join(EDITS)}")
+        raise InvalidArgumentError(
+            f"unknown edit {what!r:.80} of a space; the edits are add, {', '.join(EDITS)}"
+        )
     place = next((at for at, one in enumerate(drafts) if one.id == change.get("id")), None)
     if place is None:
-        raise NotFoundError(f"there is no parameter number {change.get('id')!r:.80} any more")
+        raise NotFoundError(f"parameter number {change.get('id')!r:.80} no longer exists")
     return EDITS[what](drafts, place, change)
 
 
@@ -298,7 +298,7 @@ def _move(drafts: Drafts, place: int, change: Change) -> Drafts:
     rest = [*drafts[:place], *drafts[place + 1 :]]
     by = change.get("by")
     if by not in (-1, 1):
-        raise InvalidArgumentError(f"a parameter moves by 1 or -1, not by {by!r:.80}")
+        raise InvalidArgumentError(f"a parameter moves by 1 or -1, got {by!r:.80}")
     rest.insert(max(0, place + by), drafts[place])
     return tuple(rest)
 
@@ -306,7 +306,7 @@ def _move(drafts: Drafts, place: int, change: Change) -> Drafts:
 def _field(drafts: Drafts, place: int, change: Change) -> Drafts:
     field, value = change.get("field"), _text(change.get("value"))
     if field not in FIELDS:
-        raise InvalidArgumentError(f"no field {field!r:.80}; there are {', '.join(FIELDS)}")
+        raise InvalidArgumentError(f"unknown field {field!r:.80}; the fields are {', '.join(FIELDS)}")
     typed: dict[str, Any] = {field: value.strip() if field == "name" else value}
     return _with(drafts, place, replace(drafts[place], **typed))
 
@@ -316,16 +316,16 @@ def _kind(drafts: Drafts, place: int, change: Change) -> Drafts:
 
 
 def _condition(drafts: Drafts, place: int, change: Change) -> Drafts:
-    """Set the condition number ``at``, or add one at their end; on None takes it away.
+    """Set the condition number ``at``, or append one; ``on`` None removes it.
 
-    Without values it takes the first one that the other parameter has.
+    Without values, the condition takes the other parameter's first value.
     """
     conditions, at, on = list(drafts[place].when), change.get("at"), change.get("on")
     if type(at) is not int or not 0 <= at <= len(conditions):
-        raise NotFoundError(f"{drafts[place].name} has no condition number {at!r:.80} any more")
+        raise NotFoundError(f"{drafts[place].name} no longer has a condition number {at!r:.80}")
     known = on is None or isinstance(on, str) or any(one.id == on for one in drafts)
     if not known or isinstance(on, bool):
-        raise NotFoundError(f"there is no parameter number {on!r:.80} any more")
+        raise NotFoundError(f"parameter number {on!r:.80} no longer exists")
     values = _text(change["values"]) if "values" in change else _first_value(drafts, on)
     conditions[at : at + 1] = [] if on is None else [Condition(on, values)]
     return _with(drafts, place, replace(drafts[place], when=tuple(conditions)))
@@ -350,7 +350,7 @@ def _first_value(drafts: Drafts, on: object) -> str:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidArgumentError(f"a field has a text, got {value!r:.80}")
+        raise InvalidArgumentError(f"a field takes a text, got {value!r:.80}")
     if len(value) > MOST_TYPED:
         raise InvalidArgumentError(f"{len(value):,} characters; a field has at most {MOST_TYPED:,}")
     return value

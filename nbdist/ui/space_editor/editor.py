@@ -36,7 +36,7 @@ run: Callable[[SpaceEditor], object] | None = None
 
 
 MOST_VIEWS = 50  # views for which the number of the last applied edit is kept
-ELSEWHERE = "This page was loaded after the editor's cell had run, so that it shows nothing below it."
+ELSEWHERE = "This page was loaded after the editor's cell ran, so it shows no new output below that cell."
 
 
 class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types
@@ -205,7 +205,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
         found = check(self._drafts, self._sampler == "grid")
         if self.trial is None or isinstance(self.trial, str):
             return found
-        from nbdist.trials.start import wrong_names  # only a trial needs clusters and runs
+        from nbdist.trials.start import wrong_names  # imported here: only a trial needs clusters and runs
 
         names = [draft.name for draft in self._drafts]
         wrong, missing = wrong_names(self.trial, names, [one.name for one in self._drafts if one.when])
@@ -263,7 +263,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
     def _start_and_report(self, here: bool) -> None:
         try:
             made = self.start()
-        except (Exception, KeyboardInterrupt) as error:  # shown in the page: no cell would show it
+        except (Exception, KeyboardInterrupt) as error:  # shown in the page, because no cell is running
             known = isinstance(error, NbdistError)
             ok, text = False, str(error) if known else f"{type(error).__name__}: {error}"
         else:
@@ -303,7 +303,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
 
 
 def _run_sweep(editor: SpaceEditor) -> object:
-    from nbdist.ui.api import run_sweep  # only a sweep needs clusters and runs
+    from nbdist.ui.api import run_sweep  # imported here: only a sweep needs clusters and runs
 
     return run_sweep(
         editor.trial,  # type: ignore[arg-type]  # checked there
@@ -332,7 +332,7 @@ def _known(name: object, names: Mapping[str, object] | tuple[str, ...]) -> str:
 
 # The state of the page, as JSON.
 
-SHOWN_VALUES = 60  # of a choice, each as it was read
+SHOWN_VALUES = 60  # values of a choice, shown with their types
 LONGEST_FIELD = 4_000  # characters: a longer list can only be changed in Python
 
 

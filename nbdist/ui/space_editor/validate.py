@@ -1,4 +1,4 @@
-"""What is wrong with a space that is being edited, and with which of its parameters; how many trials. Pure.
+"""Checks an edited space: the problems of its parameters, and the number of trials. Pure.
 
 >>> found = check((Draft(0, "lr", "log", "0.1", "0.01"), Draft(1, "lr", "fixed", value="5")))
 >>> for identity, problem in found.problems.items():
@@ -25,13 +25,15 @@ from nbdist.sweep.space import Space, check_name, in_order, when
 from nbdist.sweep.start import MOST_TRIALS
 from nbdist.ui.space_editor.draft import Draft, read, read_values, read_whole
 
-MOST_COUNTED = 100_000  # combinations of the values that conditions look at: more would keep the page waiting
+MOST_COUNTED = (
+    100_000  # combinations of the values that conditions depend on: counting more would delay the page
+)
 Place: TypeAlias = Literal["name", "range", "when", "points"]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a parameter, and with what of it."""
+    """A parameter's problem, and the field that has it."""
 
     text: str
     at: Place
@@ -39,33 +41,33 @@ class Problem:
 
 @dataclass(frozen=True)
 class Checked:
-    """A space, or what keeps it from being one: by parameter, or in general."""
+    """A valid space, or its problems: by parameter, or in general."""
 
     space: Space | None
     problems: Mapping[int, Problem]
     general: str = ""
 
     def why_not(self, drafts: Sequence[Draft]) -> str:
-        """Return the first problem as `Space` would say it; empty if there is none."""
+        """Return the first problem, worded as by `Space`; "" if there is none."""
         for draft in drafts:
             if (problem := self.problems.get(draft.id)) is not None:
-                named = problem.at in ("name", "when")  # these say of themselves which parameter it is
+                named = problem.at in ("name", "when")  # these texts name the parameter
                 return problem.text if named else f"{draft.name}: {problem.text}"
         return self.general
 
 
 @dataclass(frozen=True)
 class Trials:
-    """How many trials there will be, of how many points if that is a grid; or why there cannot be any."""
+    """The number of trials, and of points for a grid; or the reason why there are none."""
 
     count: int | None = None
     points: int | None = None
     problem: str = ""
 
 
-@lru_cache(maxsize=8)  # each edit looks at all of it again, and Start once more
+@lru_cache(maxsize=8)  # each edit checks the whole space again, and Start once more
 def check(drafts: tuple[Draft, ...], grid: bool = False) -> Checked:
-    """Return the space that the drafts make; ``grid`` if every range must have an end of its values."""
+    """Return the space of the drafts; with ``grid``, every range must have finitely many values."""
     problems: dict[int, Problem] = {}
     parameters: dict[int, Parameter] = {}
     for draft in drafts:
@@ -80,12 +82,12 @@ def check(drafts: tuple[Draft, ...], grid: bool = False) -> Checked:
         return Checked(None, problems)
     try:
         return Checked(Space([(draft.name, parameters[draft.id]) for draft in drafts]), {})
-    except InvalidArgumentError as error:  # of all of it: empty, too many
+    except InvalidArgumentError as error:  # about the whole space: empty, too many parameters
         return Checked(None, {}, str(error))
 
 
 def count_trials(space: Space | None, sampler: str, typed: str) -> Trials:
-    """Return how many trials a sweep over the space would have, given what stands in that field."""
+    """Return the number of trials of a sweep over the space; ``typed`` is the text of that field."""
     if sampler in OF_OPTUNA and find_spec("optuna") is None:
         return Trials(problem=str(MissingExtra("sweep", "the samplers of Optuna and the export to a study")))
     points = None
@@ -97,7 +99,7 @@ def count_trials(space: Space | None, sampler: str, typed: str) -> Trials:
     if not typed.strip():
         if sampler == "grid":
             return _within(Trials(points, points))
-        return Trials(problem=f"the sampler {sampler} has no end: say how many trials")
+        return Trials(problem=f"the sampler {sampler} draws without end: give the number of trials")
     try:
         wanted = read_whole(typed, "number of trials")
     except InvalidArgumentError as error:
@@ -108,7 +110,9 @@ def count_trials(space: Space | None, sampler: str, typed: str) -> Trials:
 def _within(trials: Trials) -> Trials:
     if trials.count is not None and not 1 <= trials.count <= MOST_TRIALS:
         return Trials(
-            None, trials.points, f"{trials.count:,} trials; a sweep has 1 to {MOST_TRIALS:,}: say how many"
+            None,
+            trials.points,
+            f"{trials.count:,} trials; a sweep has 1 to {MOST_TRIALS:,}: give the number of trials",
         )
     return trials
 
@@ -117,8 +121,8 @@ def _points(space: Space) -> int:
     deciding = {on for parameter in space.values() for on in parameter.conditions}
     if prod(len(space[name].grid()) for name in deciding) > MOST_COUNTED:
         raise InvalidArgumentError(
-            f"{', '.join(sorted(deciding))} decide over others and have more than {MOST_COUNTED:,} "
-            "combinations of values: too many to count; give them fewer values, or take another sampler"
+            f"conditions depend on {', '.join(sorted(deciding))}, with more than {MOST_COUNTED:,} "
+            "combinations of values: too many to count; give them fewer values, or use another sampler"
         )
     return Grid(space).size
 
@@ -158,12 +162,12 @@ def _under_conditions(draft: Draft, parameter: Parameter, names: Mapping[int, st
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{draft.name} depends on {on}: {error}") from None
         if not conditions[on]:
-            raise InvalidArgumentError(f"{draft.name}: say which values of {on} it needs")
+            raise InvalidArgumentError(f"{draft.name}: give the values of {on} that it depends on")
     return when(parameter, conditions)
 
 
 def _wrong_conditions(drafts: Sequence[Draft], parameters: Mapping[int, Parameter]) -> dict[int, Problem]:
-    """Return the parameters that cannot exist, each checked in the smallest space with what it needs."""
+    """Return the parameters with invalid conditions, each checked in a space with only what it depends on."""
     ids = {draft.name: draft.id for draft in drafts}
     names = {draft.id: draft.name for draft in drafts}
     problems: dict[int, Problem] = {}
@@ -171,9 +175,9 @@ def _wrong_conditions(drafts: Sequence[Draft], parameters: Mapping[int, Paramete
     for identity in sorted(needed, key=lambda one: len(needed[one])):
         of = needed[identity]
         if identity not in of and of & problems.keys():
-            continue  # what it needs is wrong already, with an error of its own
+            continue  # a parameter that it depends on has an error already
         try:
-            # First whether what it needs is there at all: the message lists what is.
+            # First check that the parameters of its conditions exist: the message lists the existing ones.
             in_order({**{name: Fixed(0) for name in ids}, names[identity]: parameters[identity]})
             Space([(names[one], parameters[one]) for one in names if one in of or one == identity])
         except InvalidArgumentError as error:

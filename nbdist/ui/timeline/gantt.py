@@ -1,4 +1,4 @@
-"""The picture of a timeline: a Gantt chart by Matplotlib, drawn without pyplot's global state."""
+"""A timeline as a Gantt chart by Matplotlib (without pyplot's global state), as text and as HTML."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 SHARPEST, COARSEST = 144, 48  # dots per inch
 WIDTH = 9.4  # inches
-FEW_ARROWS, MOST_ARROWS = 12, 80  # more than a few go behind the bars, and many only hide what they show
-LETTER = 0.062  # inches that a letter of a bar's label takes
+FEW_ARROWS, MOST_ARROWS = 12, 80  # with more, the arrows go behind the bars; with many more, none are drawn
+LETTER = 0.062  # inches per letter of a bar's label
 BEHIND = 0.9  # in drawing order: before the bars
-THINNEST, APART = 0.0012, 0.0008  # of the width: what is drawn of a bar at least, and between two
-BAR, GAP = 0.62, 0.35  # height of a bar, and room between tasks with several lanes, in rows
+THINNEST, APART = 0.0012, 0.0008  # least width of a bar and of a gap, as shares of the chart's width
+BAR, GAP = 0.62, 0.35  # height of a bar, and gap between tasks with several lanes, in rows
 
 
 @dataclass(frozen=True)
 class Row:
-    """A lane of a task, and where it stands; ``first`` of its task."""
+    """A lane of a task and its position; ``first`` is true for a task's first lane."""
 
     task: str
     lane: str
@@ -40,7 +40,7 @@ class Row:
 
 
 def png(timeline: Timeline, theme: str = "light", limit: int | None = None) -> bytes:
-    """Return the chart as a PNG, less sharp if it would take more than ``limit`` bytes; opaque."""
+    """Return the chart as an opaque PNG, with a lower resolution if it would exceed ``limit`` bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with _own_style():
@@ -55,18 +55,18 @@ def png(timeline: Timeline, theme: str = "light", limit: int | None = None) -> b
 
 
 def svg(timeline: Timeline, theme: str = "light") -> bytes:
-    """Return the chart as an SVG; equal timelines make equal ones."""
+    """Return the chart as an SVG, the same for equal timelines."""
     with _own_style():
         return _rendered(draw(timeline, theme_of(theme)), "svg", metadata={"Date": None})
 
 
 def draw(timeline: Timeline, theme: Theme) -> Figure:
-    """Return the figure: a row per lane, a bar per span, an arrow from each send to what received it."""
+    """Return the figure: a row per lane, a bar per span, an arrow from each send to its receive."""
     from matplotlib.figure import Figure
 
     rows = rows_of(timeline)
     height = rows[-1].place + 1 if rows else 1.0
-    inch = min(0.46, max(0.27, 5.2 / height))  # of a row: sixteen tasks are still one screen
+    inch = min(0.46, max(0.27, 5.2 / height))  # inches per row: sixteen tasks fit on a screen
     figure = Figure(figsize=(WIDTH, inch * height + 1.15), facecolor=theme.paper, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.06)  # type: ignore[union-attr, call-arg]
     axes = figure.add_subplot()
@@ -79,7 +79,7 @@ def draw(timeline: Timeline, theme: Theme) -> Figure:
 
 
 def rows_of(timeline: Timeline) -> list[Row]:
-    """Return the rows from top to bottom; a task without spans has one as well."""
+    """Return the rows from top to bottom; a task without spans has one row."""
     rows: list[Row] = []
     place = 0.0
     for task in timeline.tasks:
@@ -92,7 +92,7 @@ def rows_of(timeline: Timeline) -> list[Row]:
 
 
 def _frame(axes: Axes, timeline: Timeline, rows: list[Row], theme: Theme) -> None:
-    """Draw what stands around the bars: names, time, shares of computing."""
+    """Draw the names, the time axis and the shares of computing around the bars."""
     zero, end = timeline.bounds
     axes.set_title(
         clip(headline(timeline), 110), loc="left", fontsize=10, fontweight="bold", color=theme.ink,
@@ -121,7 +121,7 @@ def _frame(axes: Axes, timeline: Timeline, rows: list[Row], theme: Theme) -> Non
 
 
 def _label(row: Row, several: set[str]) -> str:
-    """Return a row's name: with the lane where there are several."""
+    """Return a row's name, with the lane if the task has several."""
     name, lane = clip(short_task(row.task), 24), clip(row.lane, 18)
     if row.task not in several:
         return name
@@ -154,7 +154,7 @@ def _bars(axes: Axes, timeline: Timeline, places: dict[tuple[str, str], float], 
 
 
 def _write(axes: Axes, span: Span, zero: float, place: float, inches: float, theme: Theme) -> None:
-    """Write how long a bar is into it, if there is room."""
+    """Write a bar's duration into it if there is room."""
     time = milliseconds(span.seconds)
     text = next((t for t in (f"{span.name} {time} ms", time) if len(t) * LETTER < inches), None)
     if text is not None:
@@ -166,7 +166,7 @@ def _write(axes: Axes, span: Span, zero: float, place: float, inches: float, the
 
 
 def _arrows(axes: Axes, timeline: Timeline, places: dict[tuple[str, str], float], theme: Theme) -> None:
-    """Draw from where a send ends (or its receiver begins before that) to its receiver."""
+    """Draw an arrow from a send's end (or its receive's start, if earlier) to the receive."""
     from matplotlib.patheffects import withStroke
 
     pairs = timeline.arrows()
@@ -190,7 +190,7 @@ def _arrows(axes: Axes, timeline: Timeline, places: dict[tuple[str, str], float]
 
 
 def _legend(figure: Figure, timeline: Timeline, theme: Theme) -> None:
-    """Put the kinds that are there under the chart."""
+    """Put the legend of the occurring kinds below the chart."""
     from matplotlib.patches import Patch
 
     there = {span.kind for span in timeline.spans}
@@ -210,14 +210,14 @@ def _legend(figure: Figure, timeline: Timeline, theme: Theme) -> None:
 
 @contextmanager
 def _own_style() -> Iterator[None]:
-    """Leave out a notebook's own style, which may be made for other figures, inside a ``with``."""
+    """Use Matplotlib's default style inside a ``with``, because a notebook's own style may be unsuitable."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams["hatch.linewidth"] = 1.1
         matplotlib.rcParams["svg.hashsalt"] = "nbdist"
-        warnings.simplefilter("ignore")  # of letters that the font lacks
+        warnings.simplefilter("ignore")  # about letters that the font lacks
         yield
 
 
@@ -227,7 +227,7 @@ def _rendered(figure: Figure, format: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-# Styles of a timeline on light and dark pages: a colour, a shade and a hatching for each kind.
+# Styles of a timeline on light and dark pages: colours and a hatching per kind.
 
 HATCHES: Mapping[str, str] = {
     "data": "----",
@@ -242,7 +242,7 @@ HATCHES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of a page, and of the kinds of spans on it."""
+    """The colours of a page and of the kinds of spans."""
 
     ink: str
     muted: str
@@ -269,20 +269,20 @@ THEMES: Mapping[str, Theme] = {
 
 
 def theme_of(name: str) -> Theme:
-    """Return a theme by its name."""
+    """Return a theme by name."""
     if name not in THEMES:
         raise InvalidArgumentError(f"no theme {name!r}; {choices(name, THEMES)}")
     return THEMES[name]
 
 
-# A timeline as text: a summary line, a table of each task's time, and a chart of characters.
+# A timeline as text: a headline, a table of each task's time, and a chart of characters.
 
 LETTERS = {"data": "d", "compute": "#", "send": ">", "receive": "<", "wait": ".", "apply": "+", "drop": "x"}
 COLUMNS = 64
 
 
 def headline(timeline: Timeline) -> str:
-    """Return a line about a timeline.
+    """Return a timeline's headline.
 
     >>> headline(Timeline([], title="mnist · step 12"))
     'mnist · step 12 · 0 ms'
@@ -304,7 +304,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def share(timeline: Timeline, task: str) -> str:
-    """Return how much of the time a task computed (or applied gradients, where it does nothing else)."""
+    """Return the share of the time in which a task computed, or applied gradients if it does only that."""
     totals = timeline.totals()[task]
     kind = "compute" if "compute" in totals else "apply"
     part = totals.get(kind, 0.0) / timeline.seconds if timeline.seconds else 0.0
@@ -358,12 +358,12 @@ def table(timeline: Timeline) -> list[list[str]]:
 
 
 def names(tasks: Sequence[str]) -> list[str]:
-    """Return what tasks are called in a table."""
+    """Return the tasks' names in a table."""
     return [clip(short_task(task), 24) for task in tasks]
 
 
 def letters(timeline: Timeline, task: str, columns: int = COLUMNS) -> str:
-    """Return a task's time as letters: in each place the kind that took most of it."""
+    """Return a task's time as letters, each for the kind that took most of an interval."""
     begin, _ = timeline.bounds
     width = timeline.seconds / columns
     cells: list[dict[str, float]] = [{} for _ in range(columns)]

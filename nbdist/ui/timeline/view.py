@@ -1,8 +1,8 @@
-"""A timeline that shows itself: a chart and a table in a notebook, and files of it.
+"""Displays a timeline in a notebook as a chart and a table, and saves it to a file.
 
 run.timeline()                         # in a notebook: the chart
 run.timeline(steps=4).save("steps.png", theme="dark")
-nb.timeline("261120-091512-mnist")     # of a run of another day
+nb.timeline("261120-091512-mnist")     # of an earlier run
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from nbdist.run.backfill import stored
 from nbdist.ui.timeline import gantt
 from nbdist.ui.timeline.gantt import html, text
 
-PICTURE_LIMIT = 45_000  # bytes in a notebook, where it stands twice and grows by a third as base64
+PICTURE_LIMIT = 45_000  # bytes of the PNG, which a notebook stores twice, in base64
 SUFFIXES = (".png", ".svg", ".json")
 
 
 class TimelineView(Timeline):
-    """What `Run.timeline` returns in a notebook or a script; drawn on demand.
+    """The result of `Run.timeline`; drawn on demand.
 
-    ``theme`` is "light" or "dark", for the page that it is shown on.
+    ``theme`` is "light" or "dark", to match the page.
     """
 
     theme = "light"
@@ -42,8 +42,7 @@ class TimelineView(Timeline):
         path = Path(path)
         if path.suffix not in SUFFIXES:
             raise InvalidArgumentError(
-                f"{path.name!r} has no format: a timeline is saved as a chart (.png, .svg) or as a Chrome "
-                "trace (.json)"
+                f"{path.name!r} has no format: use .png or .svg for a chart, .json for a Chrome trace"
             )
         if path.suffix == ".json":
             return super().save(path)
@@ -59,8 +58,8 @@ class TimelineView(Timeline):
 
 
 def timeline(run: str | None = None, step: int | None = None, steps: int = 1) -> TimelineView:
-    """Return the timeline of a run that is over, by its id, whether its cluster is there or not.
+    """Return the timeline of a finished run by its id, also after its cluster has stopped.
 
-    Without an id it is the latest run that trained. Otherwise as `Run.timeline`. Runs in the client.
+    None is the latest run that trained. Otherwise as `Run.timeline`. Runs in the client.
     """
     return stored(run, step, steps, TimelineView)
