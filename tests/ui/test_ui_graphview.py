@@ -261,7 +261,7 @@ def test_the_magic_saves(shell: InteractiveShell, tmp_path: Path, capsys: pytest
         ),
         ("--depth many", InvalidArgumentError, "expected a whole number"),
         ("graph extra", InvalidArgumentError, "unexpected word 'extra'.*--expand, --depth, --save"),
-        ("nothing", NotFoundError, "no 'nothing' here"),
+        ("nothing", NotFoundError, "no variable 'nothing'"),
         ("number", InvalidArgumentError, "not 3"),
     ],
 )

@@ -158,7 +158,7 @@ def test_saved_by_its_suffix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.pdf", "a", "a.PNG2"])
 def test_other_formats_raise_and_name_the_valid_ones(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"'{name}' has no format: .*\.png, \.svg.*\.json"):
+    with pytest.raises(InvalidArgumentError, match=rf"'{name}' has no format: .*\.png or \.svg.*\.json"):
         step(1).save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
