@@ -193,7 +193,7 @@ def test_a_page_loaded_later_has_the_editor_and_names_what_it_cannot_show(lab: L
     parameter(editor, "a").get_by_label("Name").fill("width")
     expect(parameter(first, "width")).to_be_attached()  # both tabs are in step
     editor.get_by_role("button", name="Start").click()
-    expect(editor).to_contain_text("This page was loaded after the editor's cell had run")
+    expect(editor).to_contain_text("This page was loaded after the editor's cell ran")
     lab.run(1)
     expect(lab.output(1)).to_have_text("width=[1, 2]")
 
