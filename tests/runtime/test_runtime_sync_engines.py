@@ -112,7 +112,7 @@ def test_a_worker_is_killed_while_the_others_wait_for_it(start: Start, killed: i
     begun = time.monotonic()
     (found,) = calls[1 - killed].results(20 + PATIENCE)
     if killed == 0:  # the chief, whose end is told at once
-        assert "AbortedError: the chief, which serves 'sync_token_q', was cut off: " in found["error"]
+        assert "AbortedError: the chief, which serves 'sync_token_q', was aborted: " in found["error"]
         assert time.monotonic() - begun < 4 + SLACK_SECONDS
         assert found["seconds"] < 5 + SLACK_SECONDS
     else:
