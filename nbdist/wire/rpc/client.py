@@ -183,7 +183,7 @@ class Peer:
             if broken:
                 raise UnavailableError(
                     f"the connection to {self.name} at {self.address} was lost, and perhaps messages with "
-                    "it: its process ended or stopped responding, or the network failed"
+                    "it: its process ended or is frozen, or the network failed"
                 )
             self._check_authenticated(handshake_seconds)
 
@@ -273,7 +273,7 @@ class Peer:
             if self._lost:
                 raise UnavailableError(
                     f"the connection to {self.name} at {self.address} was lost during {doing!r}: its process "
-                    "ended or stopped responding, or the network failed"
+                    "ended or is frozen, or the network failed"
                 )
 
     def __enter__(self) -> Peer:
