@@ -77,7 +77,7 @@ __all__ = ["__version__", "task", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "task":  # who this process is; changes when a cluster starts or ends
+    if name == "task":  # the role of this process; changes when a cluster starts or ends
         return import_module("nbdist.runtime.task").current()
     if name not in _NAMES:
         raise AttributeError(f"module 'nbdist' has no name {name!r}; it has {', '.join(sorted(__all__))}")

@@ -34,7 +34,7 @@ def batch(
     upstream: Blocks, rows: ArrayRows | None, size: int, drop_remainder: bool, run: Pass
 ) -> Iterator[Block]:
     """Yield batches of ``size`` elements."""
-    # Row numbers are safe to hold; elements that wait for their batch must not be overwritten meanwhile.
+    # Row numbers are safe to hold; elements that wait for their batch must not be overwritten before that.
     groups = regroup(upstream(replace(run, buffers=0)), size, drop_remainder)
     make = rows.batches(size, run.buffers) if rows is not None else stack
     for group in groups:

@@ -1,7 +1,7 @@
 """Calls of models on tensors: the model's layers are added to another graph, with variables there.
 
-In a strategy's graph the variables *are* the model's weights: what an optimizer makes of them comes home to
-the model whenever it is looked at.
+In a strategy's graph the variables *are* the model's weights: the model
+fetches their newest values whenever it is read.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class ModelCalls:
         )
 
     def refresh(self) -> None:
-        """Bring the newest weights home."""
+        """Fetch the newest weights."""
         for graph in self._recorded:
             if graph.owner is not None and graph.rules is None:
                 graph.owner.refresh()
 
     def finish(self) -> None:
-        """Bring the final weights home, which are about to be changed by others."""
+        """Fetch the final weights, before another training changes them."""
         for graph in self._recorded:
             if graph.owner is not None:
                 graph.owner.finish()
@@ -148,7 +148,7 @@ def predict(model: Model, x: Any, training: bool) -> Any:
 
 
 def seed_of(wanted: int | None) -> int:
-    """Return the seed of a training: the model's, the run's, or one that nobody knows."""
+    """Return the seed of a training: the model's, the run's, or a random one."""
     seed = wanted if wanted is not None else current().seed
     return int(np.random.default_rng(seed).integers(1 << 62)) if seed is None else int(seed)
 

@@ -110,7 +110,7 @@ class Optimizer(ABC):
         """Return name and settings as plain values, with ``learning_rate`` in place of the own one."""
         settings = {one.name: getattr(self, one.name) for one in fields(self)}
         settings["learning_rate"] = learning_rate
-        if not self.use_locking:  # so that what is not asked for is not said
+        if not self.use_locking:  # the default is left out
             del settings["use_locking"]
         return {"name": type(self).__name__, **settings}
 

@@ -4,7 +4,7 @@
 n slots, rows, their indices, step) and touches these rows only. The optimizer is in the attributes, as plain
 values, and its ``apply`` is the one that a parameter server of a strategy calls as well. What is ``rated``
 takes the learning rate as one more input, the last one, and not from the attributes. With
-``use_locking`` what runs the op lets nobody look at or change the variable and its slots meanwhile.
+``use_locking`` no other op reads or changes the variable and its slots during the op.
 """
 
 from __future__ import annotations

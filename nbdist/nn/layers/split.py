@@ -27,7 +27,7 @@ WHOLE_ROW = ("softmax", "log_softmax")  # activations that need all units at onc
 
 
 def checked_split(split: str | None, shards: int) -> tuple[str | None, int]:
-    """Return how a layer is split and into how many parts: two if that is not said."""
+    """Return how a layer is split and into how many parts: two by default."""
     if split is None:
         if shards != 1:
             raise InvalidArgumentError(f"Dense: shards={shards} needs split='columns' or split='rows'")
