@@ -17,20 +17,34 @@ from nbdist.train.context import get_strategy
 from nbdist.train.graph_dataset import next_batch
 from nbdist.train.graph_sync.queue_runner import QueueRunner, SessionRunHook
 from nbdist.train.graph_sync.sync_replicas import SyncReplicasOptimizer
+from nbdist.train.saver import (
+    CheckpointState,
+    Saver,
+    checkpoint_state,
+    latest_checkpoint,
+    list_variables,
+    load_variable,
+)
 
 __all__ = [
     "Callback",
+    "CheckpointState",
     "EarlyStopping",
     "GreedyLoadBalancingStrategy",
     "History",
     "QueueRunner",
     "RandomStrategy",
+    "Saver",
     "SessionRunHook",
     "SyncReplicasOptimizer",
     "byte_size_load_fn",
+    "checkpoint_state",
     "fixed_size_partitioner",
     "get_or_create_global_step",
     "get_strategy",
+    "latest_checkpoint",
+    "list_variables",
+    "load_variable",
     "min_max_variable_partitioner",
     "next_batch",
     "replica_device_setter",

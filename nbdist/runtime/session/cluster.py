@@ -12,6 +12,7 @@ from typing import Any, Literal
 from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NotAllowedError, UnavailableError
 from nbdist.graph.device import DeviceSpec
 from nbdist.metrics.timeline_parts import shift_by_asking
+from nbdist.runtime.session.checkpoint import PendingRequest
 from nbdist.runtime.session.datasets import Sources
 from nbdist.runtime.session.dispatch import StepDispatcher
 from nbdist.runtime.session.executor import Executor, ExecutorConfig, lost
@@ -26,6 +27,9 @@ from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
 
 REPORT_EVERY = 5.0
+REQUEST_SECONDS = (
+    86_400.0  # for a request that takes as long as its files are large; a death is noticed at once
+)
 _keys: dict[str, ClusterKeys] = {}
 _here: dict[str, SessionHost] = {}
 
@@ -178,6 +182,27 @@ class ClusterEngine:
         except UnavailableError as error:
             raise lost(label, error) from None
         return Address.from_dict(reply.meta), label
+
+    def task_of(self, device: str) -> str:
+        """Return the name of the task that has a device."""
+        return self._task_of(device)[0]
+
+    def start_request(self, task: str, kind: str, request: dict[str, Any]) -> PendingRequest:
+        """Send a request to a task that may take minutes; return without waiting."""
+        if task not in self._described:
+            self._described[task] = self._ask(self._addresses[task], task)
+        meta = {"request": request, "incarnation": self._described[task]["incarnation"]}
+
+        def work() -> dict[str, Any]:
+            with Peer(self._addresses[task], self._keys, name=task) as peer:
+                return peer.call(kind, meta, timeout=REQUEST_SECONDS).meta
+
+        return PendingRequest(work)
+
+    @property
+    def container_prefix(self) -> str:
+        """What the names of an isolated session's containers begin with; empty for a shared one."""
+        return self._isolate
 
     def check(self, device: str) -> None:
         """Raise UnavailableError if the connection to a device's task has broken."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.errors import AbortedError, InvalidArgumentError, NbdistError, UnavailableError
 from nbdist.metrics.timeline import Span, Timeline
+from nbdist.runtime.session.checkpoint import COPIES_SECONDS, KINDS, VariableFiles
 from nbdist.runtime.session.datasets import Sources
 from nbdist.runtime.session.executor import (
     CLOSE,
@@ -53,6 +54,7 @@ class SessionHost:
     ) -> None:
         self.config, self.job, self.index, self.kinds = config, job, index, kinds
         self.store = Store()
+        self._files = VariableFiles(self.store, job)
         self._executors: set[ExecutorThread] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -109,6 +111,7 @@ class SessionHost:
             self._closed = True
             threads = list(self._executors)
         self.store.close()
+        self._files.close()
         for thread in threads:
             thread.stop()
         for thread in threads:
@@ -126,12 +129,32 @@ class SessionHost:
                     server.post(lambda: sender.fail(found, self.task))
 
             wanted = ExecutorRequest.from_dict(frame.meta)
-            if wanted.incarnation != server.incarnation:
+            check_incarnation(wanted.incarnation)
+            self.open(wanted, ready)
+
+        def check_incarnation(incarnation: object) -> None:
+            if incarnation != server.incarnation:
                 raise AbortedError(
                     f"{self.task} was started again since this session was made, and its variables are lost: "
                     "make a new session and initialise or restore them"
                 )
-            self.open(wanted, ready)
+
+        def answer_later(frame: Frame, sender: Caller) -> None:
+            """Answer a request about checkpoints from a thread of its own, since it reads or writes files."""
+            check_incarnation(frame.meta.get("incarnation"))
+            request = frame.meta["request"]
+
+            def work() -> None:
+                try:
+                    answer = Frame(frame.kind, self._files.handle(frame.kind, request))
+                    server.post(lambda: sender.reply(answer))
+                except Exception as error:
+                    reason = error
+                    server.post(lambda: sender.fail(reason, self.task))
+
+            if frame.kind == "checkpoint.copy":
+                server.after(COPIES_SECONDS, lambda: self._files.drop(str(request.get("file"))))
+            threading.Thread(target=work, name=f"nbdist {frame.kind} on {self.task}", daemon=True).start()
 
         def reset(frame: Frame, sender: Caller) -> Frame:
             self.store.reset([str(name) for name in frame.meta["containers"]])
@@ -157,6 +180,8 @@ class SessionHost:
         server.on("session.open", open_executor)
         server.on("session.reset", reset)
         server.on("session.describe", describe)
+        for kind in KINDS:
+            server.on(kind, answer_later)
 
 
 class ExecutorThread(threading.Thread):

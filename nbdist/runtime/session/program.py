@@ -43,7 +43,11 @@ class Containers:
 
     def of(self, kept: Tensor) -> str:
         """Return the container of a variable, or of what else is kept."""
-        return self.prefix + (kept.container or self.default)
+        return self.named(kept.container)
+
+    def named(self, container: str | None) -> str:
+        """Return the full name of a container; of the default one if none is named."""
+        return self.prefix + (container or self.default)
 
 
 class PieceProgram:

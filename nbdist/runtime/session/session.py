@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
@@ -24,10 +24,12 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph import ops as _ops  # fills the op table
 from nbdist.graph.compile.partition import Plan, partition
 from nbdist.graph.compile.specs import value_order
+from nbdist.graph.device import choose_device
 from nbdist.graph.op import Shape, require_range
 from nbdist.graph.scopes import Scope, sessions
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, default_graph
 from nbdist.metrics.timeline import Span, Timeline
+from nbdist.runtime.session.checkpoint import PendingRequest, VariableFiles
 from nbdist.runtime.session.cluster import ClusterEngine
 from nbdist.runtime.session.datasets import Sources
 from nbdist.runtime.session.dispatch import Registered, StepDispatcher
@@ -112,6 +114,7 @@ class Session:
             self._engine.describe_tasks([t.device for t in self.graph.tensors if t.device])
         self._store = Store()
         self._sources = Sources(self._store)  # of this process, where there is no cluster
+        self._files = VariableFiles(self._store, "localhost")
         self._shapes: dict[Any, set[Any]] = {}
         self._setters: dict[Variable, tuple[Placeholder, Tensor]] = {}
         self._free: list[SessionThread] = []
@@ -208,6 +211,35 @@ class Session:
         if new.shape != variable.shape:
             raise InvalidArgumentError(f"cannot set {variable!r} to a value of shape {new.shape}")
         self._run_plan([setter], [fed], [new], None)
+
+    def devices_of(self, variables: Iterable[Variable]) -> dict[Variable, tuple[str, str]]:
+        """Return each variable's task ("" for this process) and its device there, such as CPU:0."""
+        self._check_open()
+        found: dict[Variable, tuple[str, str]] = {}
+        for v in variables:
+            if self._engine is None:
+                found[v] = "", "CPU:0"
+                continue
+            if v.device:
+                self._engine.describe_tasks([v.device])
+            device = choose_device(v.device, self.devices, self._engine.default, soft=self._soft)
+            found[v] = self._engine.task_of(device), device.rpartition("device:")[2]
+        return found
+
+    def start_request(self, task: str, kind: str, request: dict[str, Any]) -> PendingRequest:
+        """Send a task (one that ``devices_of`` has named) a request about its variables' files.
+
+        ``kind`` and ``request`` are those of :mod:`nbdist.runtime.session.checkpoint`.
+        """
+        self._check_open()
+        if self._engine is None:
+            return PendingRequest(lambda: self._files.handle(kind, request))
+        return self._engine.start_request(task, kind, request)
+
+    @property
+    def container_prefix(self) -> str:
+        """What the names of an isolated session's containers begin with; empty for a shared one."""
+        return self._engine.container_prefix if self._engine is not None else ""
 
     def close(self) -> None:
         """End the session. Variables on a cluster stay; those of this process are forgotten."""

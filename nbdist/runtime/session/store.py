@@ -75,6 +75,11 @@ class Store:
                 )
             return cell
 
+    def find(self, container: str, name: str, device: str = "CPU:0") -> Cell | None:
+        """Return the memory of a variable; None if no graph has used it."""
+        with self._lock:
+            return self._cells.get((device, container, name))
+
     def lock(self, cell: Cell) -> None:
         """Have all later users of a cell take its lock."""
         with self._lock:

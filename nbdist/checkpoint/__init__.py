@@ -1,0 +1,1 @@
+"""Sharded checkpoints: folders and URLs, shards, indexes, the state file."""
