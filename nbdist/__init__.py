@@ -24,6 +24,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "distribute": ("nbdist.distribute", None),
     "collective": ("nbdist.collective", None),
     "horovod": ("nbdist.horovod", None),
+    "summary": ("nbdist.summary", None),
     "Graph": ("nbdist.graph.tensor", "Graph"),
     "Tensor": ("nbdist.graph.tensor", "Tensor"),
     "Variable": ("nbdist.graph.tensor", "Variable"),

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "nbdist"
 FLOORS = {
     "errors": 0, "numbers": 0, "text": 0, "home": 0.5,
     "graph": 1, "wire": 1, "data": 1, "metrics": 1,
-    "optim": 1.5, "checkpoint": 1.5,
+    "optim": 1.5, "checkpoint": 1.5, "summary": 1.5,
     "runtime": 2,
     "cluster": 3, "train": 3,
     "nn": 4, "distribute": 4, "collective": 4, "horovod": 4.5,

@@ -66,6 +66,8 @@ class Graph:
         """By tensor: an op that a session runs once, before the first run that needs the tensor."""
         self.local_variables: dict[Variable, None] = {}
         """Variables of one worker: initialised by it, and not in ``global_variables``."""
+        self.summaries: list[Any] = []
+        """The summaries of the graph's values; see :mod:`nbdist.summary`."""
         self.rules: ReplicaRules | None = None
         """How variables are read and changed while a strategy's step is traced."""
         self.owner: VariableOwner | None = None

@@ -40,7 +40,7 @@ class EventFiles:
         self, folder: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._folder, self._say, self._clock = folder, say, clock
-        self._files: dict[bool, _EventFile] = {}
+        self._files: dict[bool, EventFile] = {}
         self._waiting: list[Points] = []
         self._names: list[str] = []
         self._due = clock()
@@ -76,19 +76,22 @@ class EventFiles:
             for kind in (False, True):
                 chosen = points[validates == kind]
                 if len(chosen):
-                    self._file(kind).keep(events(self._names, chosen), len(chosen))
+                    tags = [tag_of(name) for name in self._names]
+                    self._file(kind).keep(events(tags, chosen), len(chosen))
         for file in self._files.values():
             file.retry()
 
-    def _file(self, validation: bool) -> _EventFile:
+    def _file(self, validation: bool) -> EventFile:
         if validation not in self._files:
-            self._files[validation] = _EventFile(
+            self._files[validation] = EventFile(
                 self._folder / "validation" if validation else self._folder, self._say
             )
         return self._files[validation]
 
 
-class _EventFile(Appending):
+class EventFile(Appending):
+    """A file of TensorBoard's events that grows; ``folder`` is made with mode 0700."""
+
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         now = time.time()
         super().__init__(folder / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}", say)
@@ -121,12 +124,12 @@ def make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def events(names: list[str], points: Points) -> bytes:
-    """Return the records of these points; those of one series stay in their order."""
-    tags = [tag_of(name).encode() for name in names]
-    lengths = np.array([len(tag) for tag in tags])[points["series"]]
+def events(tags: list[str], points: Points) -> bytes:
+    """Return the records of points, whose series are indices into ``tags``; a series stays in its order."""
+    encoded = [tag.encode() for tag in tags]
+    lengths = np.array([len(tag) for tag in encoded])[points["series"]]
     found = (points[lengths == length] for length in np.unique(lengths))
-    return b"".join(_records([tags[series] for series in some["series"]], some) for some in found)
+    return b"".join(_records([encoded[series] for series in some["series"]], some) for some in found)
 
 
 def tag_of(name: str) -> str:

@@ -15,8 +15,35 @@ from nbdist.graph.variables import get_or_create_global_step
 from nbdist.train.callbacks import Callback, EarlyStopping, History
 from nbdist.train.context import get_strategy
 from nbdist.train.graph_dataset import next_batch
-from nbdist.train.graph_sync.queue_runner import QueueRunner, SessionRunHook
+from nbdist.train.graph_sync.queue_runner import QueueRunner
 from nbdist.train.graph_sync.sync_replicas import SyncReplicasOptimizer
+from nbdist.train.monitored.coordinator import Coordinator
+from nbdist.train.monitored.hooks import (
+    CheckpointSaverHook,
+    CheckpointSaverListener,
+    FeedFnHook,
+    FinalOpsHook,
+    GlobalStepWaiterHook,
+    LoggingTensorHook,
+    NanTensorHook,
+    ProfilerHook,
+    SecondOrStepTimer,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    StepCounterHook,
+    StopAtStepHook,
+    SummarySaverHook,
+)
+from nbdist.train.monitored.manager import Scaffold, SessionManager
+from nbdist.train.monitored.session import (
+    ChiefSessionCreator,
+    MonitoredSession,
+    MonitoredTrainingSession,
+    WorkerSessionCreator,
+)
+from nbdist.train.monitored.supervisor import Supervisor
 from nbdist.train.saver import (
     CheckpointState,
     Saver,
@@ -28,15 +55,38 @@ from nbdist.train.saver import (
 
 __all__ = [
     "Callback",
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
     "CheckpointState",
+    "ChiefSessionCreator",
+    "Coordinator",
     "EarlyStopping",
+    "FeedFnHook",
+    "FinalOpsHook",
+    "GlobalStepWaiterHook",
     "GreedyLoadBalancingStrategy",
     "History",
+    "LoggingTensorHook",
+    "MonitoredSession",
+    "MonitoredTrainingSession",
+    "NanTensorHook",
+    "ProfilerHook",
     "QueueRunner",
     "RandomStrategy",
     "Saver",
+    "Scaffold",
+    "SecondOrStepTimer",
+    "SessionManager",
+    "SessionRunArgs",
+    "SessionRunContext",
     "SessionRunHook",
+    "SessionRunValues",
+    "StepCounterHook",
+    "StopAtStepHook",
+    "SummarySaverHook",
+    "Supervisor",
     "SyncReplicasOptimizer",
+    "WorkerSessionCreator",
     "byte_size_load_fn",
     "checkpoint_state",
     "fixed_size_partitioner",

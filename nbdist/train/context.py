@@ -191,6 +191,8 @@ class Context:
     control: Control = field(default_factory=Control)
     progress: Progress = field(default_factory=Progress)
     is_chief: bool = True
+    run: str = ""
+    """The id of the run, if there is one."""
     device: str = "CPU:0"
     seed: int | None = None
     quiet: bool = False

@@ -25,7 +25,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,7 @@ from nbdist.runtime.session.checkpoint import (
     ShardRequest,
     VariablePlace,
     gather,
+    place_of,
 )
 
 if TYPE_CHECKING:
@@ -213,11 +214,12 @@ class Saver:
                 writing.discard()
                 raise
 
-    def restore(self, sess: Session, save_path: Path) -> None:
+    def restore(self, sess: Session, save_path: Path, *, only: Container[Variable] | None = None) -> None:
         """Give the variables the values that they have in a checkpoint; they need no initialisation before.
 
         - ``sess``: a session of the variables' graph, whose devices, tasks and partitions may be other ones
         - ``save_path``: the path of a checkpoint, as :meth:`save` or :func:`latest_checkpoint` returned it
+        - ``only``: the variables to restore; None for all of the Saver
 
         Raises NotFoundError if there is no such checkpoint, or it lacks a variable; InvalidArgumentError for
         a variable of another shape or dtype; DataLossError, with file and tensor, for a damaged checkpoint.
@@ -227,10 +229,11 @@ class Saver:
         name, base = split_path(save_path)
         folder = open_folder(name)
         index = read_index(folder, base)
-        _check_fits(folder.path(base), index, self._parts)
+        parts = [part for part in self._parts if only is None or part.variable in only]
+        _check_fits(folder.path(base), index, parts)
         requests: dict[str, list[RestoredPart]] = {}
-        places = sess.devices_of(part.variable for part in self._parts)
-        for part in self._parts:
+        places = sess.devices_of(part.variable for part in parts)
+        for part in parts:
             task, device = places[part.variable]
             stored = index.tensors[part.slice.name]
             found = tuple(overlaps(stored, part.slice.start, part.shape))
@@ -241,9 +244,9 @@ class Saver:
                 sess.start_request(
                     task,
                     kind,
-                    RestoreRequest(index.id, folder.name, sess.container_prefix, tuple(parts)).to_dict(),
+                    RestoreRequest(index.id, folder.name, sess.container_prefix, tuple(wanted)).to_dict(),
                 )
-                for task, parts in requests.items()
+                for task, wanted in requests.items()
             ])  # fmt: skip
 
     def _start_shards(
@@ -374,8 +377,7 @@ class _Part:
         return f"{self.slice.name}[{','.join(ranges)}]"
 
     def place(self, device: str) -> VariablePlace:
-        v = self.variable
-        return VariablePlace(v.name, v.container or "", device, v.dtype.name, self.shape, self.key)
+        return place_of(self.variable, device, self.key)
 
     def stored(self, file: str, sums: Mapping[str, int]) -> StoredSlice:
         return StoredSlice(file, self.key, self.slice.start, self.shape, int(sums[self.key]))

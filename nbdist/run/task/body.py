@@ -188,6 +188,7 @@ def make_context(spec: RunSpec, task: Task, here: Agent) -> contexts.Context:
         control=here.control(spec.run),
         checkpoints=Checkpoints(Path(spec.folder) / "checkpoints") if is_chief else None,
         is_chief=is_chief,
+        run=spec.run,
         device=task.device,
         seed=spec.training.seed,
         quiet=True,

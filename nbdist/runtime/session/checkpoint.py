@@ -1,10 +1,12 @@
 """Saves and restores variables on the tasks that hold them; the values never pass through the client.
 
-    files = VariableFiles(store, "ps")                       # on a task: answers these four requests
+    files = VariableFiles(store, "ps")                       # on a task: answers these requests
     files.handle("checkpoint.copy", request)                 # copies variables, for a later write
     files.handle("checkpoint.write", request)                # writes a shard
     files.handle("checkpoint.check", request)                # finds out whether a restore can succeed
     files.handle("checkpoint.load", request)                 # reads variables
+    files.handle("variables.describe", request)              # which are initialised, and for which training
+    files.handle("variables.begin_training", request)        # names the training that they belong to
 
 A client (`nbdist.train.saver`) sends each request to all tasks at once. It makes the index from the answers
 to ``checkpoint.write``; without an index the shards are not a checkpoint.
@@ -30,11 +32,19 @@ from nbdist.checkpoint.shard import ShardReader, write_shard
 from nbdist.errors import DataLossError, FailedPreconditionError, UnavailableError
 from nbdist.graph.backend import Array, to_host
 from nbdist.graph.op import Spec
+from nbdist.graph.tensor import Variable
 from nbdist.runtime.session.program import Containers
 from nbdist.runtime.session.store import Cell, Store
 
 COPIES_SECONDS = 60.0  # for which copies wait for the request to write them
-KINDS = ("checkpoint.copy", "checkpoint.write", "checkpoint.check", "checkpoint.load")
+KINDS = (
+    "checkpoint.copy",
+    "checkpoint.write",
+    "checkpoint.check",
+    "checkpoint.load",
+    "variables.describe",
+    "variables.begin_training",
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,26 @@ class VariablePlace:
     def spec(self) -> Spec:
         """Shape and dtype."""
         return Spec(self.shape, np.dtype(self.dtype))
+
+
+def place_of(v: Variable, device: str, key: str = "") -> VariablePlace:
+    """Return the place of a variable on a device such as CPU:0."""
+    shape = tuple(n or 0 for n in v.shape)
+    return VariablePlace(v.name, v.container or "", device, v.dtype.name, shape, key)
+
+
+@dataclass(frozen=True)
+class VariablesState:
+    """The state of variables on their tasks.
+
+    ``uninitialized`` has the tasks of those without a value; ``tasks`` are those that hold variables, and
+    ``training`` identifies the training that these belong to, if it is one. A task that was replaced has no
+    training until the chief records it.
+    """
+
+    uninitialized: dict[Variable, str]
+    tasks: list[str]
+    training: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -169,12 +199,24 @@ class VariableFiles:
             return {}
         if kind == "checkpoint.write":
             return self._write(ShardRequest.from_dict(entries))
+        if kind == "variables.describe":
+            return self._describe(entries)
+        if kind == "variables.begin_training":
+            self._store.training = tuple(map(str, entries["training"]))
+            return {}
         request = RestoreRequest.from_dict(entries)
         if kind == "checkpoint.check":
             self._check(request)
         else:
             self._load(request)
         return {}
+
+    def _describe(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Return which variables are not initialised, and which training they belong to."""
+        places = map(VariablePlace.from_dict, entries["variables"])
+        cells = [(place.name, self._find(place, str(entries["prefix"]))) for place in places]
+        missing = [name for name, cell in cells if cell is None or not cell.ready]
+        return {"uninitialized": missing, "training": list(self._store.training)}
 
     def drop(self, file: str) -> None:
         """Forget copies that were not written."""

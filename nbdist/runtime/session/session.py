@@ -15,6 +15,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
@@ -29,7 +30,13 @@ from nbdist.graph.op import Shape, require_range
 from nbdist.graph.scopes import Scope, sessions
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, default_graph
 from nbdist.metrics.timeline import Span, Timeline
-from nbdist.runtime.session.checkpoint import PendingRequest, VariableFiles
+from nbdist.runtime.session.checkpoint import (
+    PendingRequest,
+    VariableFiles,
+    VariablesState,
+    gather,
+    place_of,
+)
 from nbdist.runtime.session.cluster import ClusterEngine
 from nbdist.runtime.session.datasets import Sources
 from nbdist.runtime.session.dispatch import Registered, StepDispatcher
@@ -235,6 +242,32 @@ class Session:
         if self._engine is None:
             return PendingRequest(lambda: self._files.handle(kind, request))
         return self._engine.start_request(task, kind, request)
+
+    def describe_variables(self, variables: Iterable[Variable]) -> VariablesState:
+        """Return which variables are not initialised, and which training their tasks belong to."""
+        by_task: dict[str, list[tuple[Variable, str]]] = {}
+        for v, (task, device) in self.devices_of(variables).items():
+            by_task.setdefault(task, []).append((v, device))
+        answers = gather([
+            self.start_request(task, "variables.describe", {
+                "prefix": self.container_prefix,
+                "variables": [asdict(place_of(v, device)) for v, device in held],
+            })
+            for task, held in by_task.items()
+        ])  # fmt: skip
+        missing: dict[Variable, str] = {}
+        for (task, held), answer in zip(by_task.items(), answers, strict=True):
+            names = set(answer["uninitialized"])
+            missing |= {v: task for v, _ in held if v.name in names}
+        trainings = {tuple(answer["training"]) for answer in answers if answer["training"]}
+        return VariablesState(missing, list(by_task), trainings.pop() if len(trainings) == 1 else ())
+
+    def begin_training(self, tasks: Iterable[str], training: tuple[str, ...]) -> None:
+        """Have tasks record the training that their variables belong to."""
+        gather([
+            self.start_request(task, "variables.begin_training", {"training": list(training)})
+            for task in tasks
+        ])  # fmt: skip
 
     @property
     def container_prefix(self) -> str:

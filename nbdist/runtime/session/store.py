@@ -45,6 +45,8 @@ class Store:
         self.limit = limit
         self.resets = 0
         """How often containers were emptied; what was opened before does not use the store any more."""
+        self.training: tuple[str, ...] = ()
+        """What identifies the training that the variables belong to; a chief sets it, see train/monitored."""
         self.closed = False
         """Whether the task has ended: nothing that is waited for here will come."""
         self.locked = 0
@@ -153,6 +155,7 @@ class Store:
         """Empty containers, all of them if none is named; whoever has them open is cut off."""
         with self._lock:
             self.resets += 1
+            self.training = ()
             before = list(self._shared.values())
             self._keep(lambda container: bool(containers) and container not in containers)
         for _, shared in before:

@@ -1,0 +1,1 @@
+"""Sessions that train: hooks, recovery, MonitoredTrainingSession and the older Supervisor."""

@@ -1,0 +1,632 @@
+"""Hooks: code that runs before and after each call of a monitored session.
+
+    class Count(SessionRunHook):
+        def begin(self): ...                                 # may add to the graph
+        def after_create_session(self, session, coord): ...  # again after each recovery
+        def before_run(self, run_context): ...               # may return SessionRunArgs: more to fetch
+        def after_run(self, run_context, run_values): ...    # may call run_context.request_stop()
+        def end(self, session): ...                          # not after an error
+
+Source of the interface and of when each hook acts: TensorFlow's tf.compat.v1.train.SessionRunHook.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NanLossError,
+    NbdistError,
+    UnavailableError,
+)
+from nbdist.graph.scopes import Graph, default_graph
+from nbdist.graph.tensor import Tensor, Variable
+from nbdist.metrics.timeline import Timeline
+from nbdist.summary import FileWriter, Summary
+from nbdist.train.saver import Saver
+
+if TYPE_CHECKING:
+    from nbdist.runtime.session.session import Session
+    from nbdist.train.monitored.manager import Scaffold
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class SessionRunArgs:
+    """What a hook adds to a run: ``fetches``, ``feed_dict``, and whether the run is traced."""
+
+    fetches: Any = None
+    feed_dict: Mapping[Tensor, Any] | None = None
+    trace: bool = False
+
+
+@dataclass(frozen=True)
+class SessionRunValues:
+    """What a run has returned for a hook: ``results`` as its fetches, and the timeline if it was traced."""
+
+    results: Any = None
+    timeline: Timeline | None = None
+
+
+@dataclass
+class SessionRunContext:
+    """A run that is about to begin, or has ended: its arguments and its session."""
+
+    original_args: SessionRunArgs
+    session: Session
+    stop_requested: bool = False
+
+    def request_stop(self) -> None:
+        """Have the training end after this run."""
+        self.stop_requested = True
+
+
+class SessionRunHook:
+    """Base of hooks; override what you need. Methods are called in this order.
+
+    >>> class Count(SessionRunHook):
+    ...     runs = 0
+    ...     def after_run(self, run_context, run_values):
+    ...         self.runs += 1
+    """
+
+    def begin(self) -> None:
+        """Add to the graph what the hook needs, before the session is made."""
+
+    def after_create_session(self, session: Session, coord: Any = None) -> None:
+        """Begin in a new session, the first one or one after a recovery.
+
+        Errors on other threads go to ``coord``, a Coordinator, if it is given.
+        """
+
+    def before_run(self, run_context: Any) -> Any:
+        """Do something before each run; return SessionRunArgs with more fetches and feeds, or None."""
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Do something after each run."""
+
+    def end(self, session: Session) -> None:
+        """Do something at the end, while the session is still open."""
+
+
+class SecondOrStepTimer:
+    """Decides at which steps a hook acts: its first step, then every so many steps or seconds.
+
+    Exactly one of ``every_secs`` (seconds above 0) and ``every_steps`` (a whole number above 0) is given;
+    else InvalidArgumentError. It never triggers twice at one step.
+
+    >>> timer = SecondOrStepTimer(every_steps=3)
+    >>> acted = []
+    >>> for step in (4, 4, 5, 6, 7, 11):
+    ...     if timer.should_trigger_for_step(step):
+    ...         acted.append((step, timer.update_last_triggered_step(step)[1]))
+    >>> acted
+    [(4, None), (7, 3), (11, 4)]
+    """
+
+    def __init__(self, every_secs: float | None = None, every_steps: int | None = None) -> None:
+        if (every_secs is None) == (every_steps is None):
+            raise InvalidArgumentError(
+                f"give exactly one of every_secs and every_steps, got {every_secs!r} and {every_steps!r}"
+            )
+        for name, value in (("every_secs", every_secs), ("every_steps", every_steps)):
+            if value is not None and (isinstance(value, bool) or not value > 0):
+                raise InvalidArgumentError(f"{name} is above 0, not {value!r}")
+        self._seconds, self._steps = every_secs, every_steps
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget when it has triggered."""
+        self._last_step: int | None = None
+        self._last_time = 0.0
+
+    def should_trigger_for_step(self, step: int) -> bool:
+        """Return whether the hook acts at ``step``."""
+        if self._last_step is None:
+            return True
+        if step == self._last_step:
+            return False
+        if self._steps is not None:
+            return step >= self._last_step + self._steps
+        assert self._seconds is not None
+        return time.monotonic() >= self._last_time + self._seconds
+
+    def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
+        """Record that the hook has acted; return seconds and steps since the last time (None at first)."""
+        now = time.monotonic()
+        elapsed = (None, None) if self._last_step is None else (now - self._last_time, step - self._last_step)
+        self._last_step, self._last_time = step, now
+        return elapsed
+
+    def last_triggered_step(self) -> int | None:
+        """Return the step at which it has triggered last."""
+        return self._last_step
+
+
+def global_step_of(graph: Graph | None = None) -> Variable:
+    """Return a graph's global step; FailedPreconditionError if there is none."""
+    graph = graph or default_graph()
+    for v in graph.variables():
+        if v.name == "global_step" and v.dtype.kind in "iu" and not v.shape:
+            return v
+    raise FailedPreconditionError(
+        "this needs a global step: call nb.train.get_or_create_global_step(), and give it to "
+        "optimizer.minimize(loss, global_step=...)"
+    )
+
+
+class StopAtStepHook(SessionRunHook):
+    """Ends the training at a step.
+
+    Exactly one is given, a whole number above 0: ``num_steps`` counts from the step at which the training
+    begins, ``last_step`` is the global step to reach.
+    """
+
+    def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
+        if (num_steps is None) == (last_step is None):
+            raise InvalidArgumentError(
+                f"give exactly one of num_steps and last_step, got {num_steps!r} and {last_step!r}"
+            )
+        self._num_steps, self._last_step = num_steps, last_step
+
+    def begin(self) -> None:
+        """Find the global step."""
+        self._global_step = global_step_of()
+
+    def after_create_session(self, session: Session, coord: Any = None) -> None:
+        """Count from the first session on."""
+        if self._last_step is None:
+            assert self._num_steps is not None
+            self._last_step = int(session.run(self._global_step)) + self._num_steps
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Fetch the global step."""
+        return SessionRunArgs(self._global_step)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Stop at the step; the fetched one may be from before the update."""
+        assert self._last_step is not None
+        reached = int(run_values.results) + 1 >= self._last_step
+        if reached and int(run_context.session.run(self._global_step)) >= self._last_step:
+            run_context.request_stop()
+
+
+class CheckpointSaverListener:
+    """Acts around each checkpoint of a CheckpointSaverHook; override what you need."""
+
+    def begin(self) -> None:
+        """Add to the graph, before the session is made."""
+
+    def before_save(self, session: Session, global_step_value: int) -> None:
+        """Do something before a checkpoint is written."""
+
+    def after_save(self, session: Session, global_step_value: int) -> bool | None:
+        """Do something after it is written; return True to end the training."""
+
+    def end(self, session: Session, global_step_value: int) -> None:
+        """Do something at the end."""
+
+
+class CheckpointSaverHook(SessionRunHook):
+    """Writes a checkpoint every ``save_secs`` seconds or ``save_steps`` steps, at the start and at the end.
+
+    - ``checkpoint_dir``: folder or fsspec URL, which all tasks reach
+    - ``save_secs``, ``save_steps``: exactly one of them, above 0
+    - ``saver``: a Saver; None for that of ``scaffold``, or one of all variables
+    - ``checkpoint_basename``: the name of the checkpoints, before the step
+    - ``listeners``: CheckpointSaverListeners. With listeners a run waits until the files are written;
+      without, training waits only for the copies of the variables
+
+    If the disk is full, or a checkpoint cannot be written for another reason, training continues: the error
+    is printed, and is in ``error``; earlier checkpoints stay valid, and the hook tries again after its
+    interval. At the end the error of the last checkpoint is raised.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        save_secs: float | None = None,
+        save_steps: int | None = None,
+        saver: Saver | None = None,
+        checkpoint_basename: str = "model.ckpt",
+        scaffold: Scaffold | None = None,
+        listeners: Sequence[CheckpointSaverListener] | None = None,
+    ) -> None:
+        if saver is not None and scaffold is not None:
+            raise InvalidArgumentError("give a saver or a scaffold, not both")
+        self._path = f"{os.fspath(checkpoint_dir).rstrip('/')}/{checkpoint_basename}"
+        self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
+        self._saver, self._scaffold = saver, scaffold
+        self._listeners = list(listeners or ())
+        self.error: NbdistError | None = None
+        """Why the last checkpoint was not written."""
+
+    def begin(self) -> None:
+        """Find the global step, and what to save."""
+        self._global_step = global_step_of()
+        for listener in self._listeners:
+            listener.begin()
+
+    @property
+    def saver(self) -> Saver:
+        """The Saver."""
+        if self._saver is None:
+            scaffolds = None if self._scaffold is None else self._scaffold.saver
+            self._saver = scaffolds or Saver()
+        return self._saver
+
+    def after_create_session(self, session: Session, coord: Any = None) -> None:
+        """Save the beginning."""
+        step = int(session.run(self._global_step))
+        self._save(session, step)
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Fetch the global step."""
+        return SessionRunArgs(self._global_step)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Save if it is time."""
+        if self._timer.should_trigger_for_step(int(run_values.results) + 1):
+            step = int(run_context.session.run(self._global_step))
+            if self._timer.should_trigger_for_step(step) and self._save(run_context.session, step):
+                run_context.request_stop()
+
+    def end(self, session: Session) -> None:
+        """Save the end, unless it is saved already; raise the error of a failure."""
+        step = int(session.run(self._global_step))
+        self._finish()
+        if step != self._timer.last_triggered_step() or self.error is not None:
+            self._save(session, step)
+            self._finish()
+        for listener in self._listeners:
+            listener.end(session, step)
+        if self.error is not None:
+            raise self.error
+
+    def _save(self, session: Session, step: int) -> bool:
+        """Save; return whether a listener asks for the end."""
+        self._finish()
+        self._timer.update_last_triggered_step(step)
+        for listener in self._listeners:
+            listener.before_save(session, step)
+        try:
+            self.saver.save(session, self._path, step, wait=bool(self._listeners))
+        except NbdistError as error:
+            if is_preemption(error):
+                raise
+            self._report(error)
+            return False
+        stop = False
+        for listener in self._listeners:
+            stop = bool(listener.after_save(session, step)) or stop
+        return stop
+
+    def _finish(self) -> None:
+        """Wait for the checkpoint that is being written, perhaps by a session that was lost."""
+        try:
+            self.saver.wait()
+            self.error = None
+        except NbdistError as error:
+            self._report(error)
+
+    def _report(self, error: NbdistError) -> None:
+        self.error = error
+        print(f"no checkpoint was written, training continues: {error}")
+
+
+def is_preemption(error: BaseException) -> bool:
+    """Whether a task has ended or was replaced, so that a session can be recovered."""
+    return isinstance(error, (AbortedError, UnavailableError))
+
+
+class StepCounterHook(SessionRunHook):
+    """Prints the global steps per second, and writes them as the summary ``global_step/sec``.
+
+    - ``every_n_steps``, ``every_n_secs``: exactly one of them, above 0
+    - ``output_dir``: the folder of a new FileWriter; or ``summary_writer``; or neither
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = 100,
+        every_n_secs: float | None = None,
+        output_dir: str | os.PathLike[str] | None = None,
+        summary_writer: FileWriter | None = None,
+    ) -> None:
+        if every_n_secs is not None and every_n_steps == 100:
+            every_n_steps = None
+        self._timer = SecondOrStepTimer(every_secs=every_n_secs, every_steps=every_n_steps)
+        self._output = _Output(output_dir, summary_writer)
+        self.last_rate: float | None = None
+        """The last global steps per second."""
+
+    def begin(self) -> None:
+        """Find the global step."""
+        self._global_step = global_step_of()
+        self._output.open()
+
+    def after_create_session(self, session: Session, coord: Any = None) -> None:
+        """Count anew."""
+        self._timer.reset()
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Fetch the global step."""
+        return SessionRunArgs(self._global_step)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Report if it is time."""
+        step = int(run_values.results)
+        if self._timer.should_trigger_for_step(step):
+            seconds, steps = self._timer.update_last_triggered_step(step)
+            if seconds and steps is not None:
+                self.last_rate = steps / seconds
+                print(f"global_step/sec: {self.last_rate:.4g}")
+                self._output.add({"global_step/sec": self.last_rate}, step)
+
+    def end(self, session: Session) -> None:
+        """Close a writer of its own."""
+        self._output.close()
+
+
+class SummarySaverHook(SessionRunHook):
+    """Writes summaries every ``save_steps`` steps or ``save_secs`` seconds.
+
+    - ``save_steps``, ``save_secs``: exactly one of them, above 0
+    - ``output_dir``: the folder of a new FileWriter; or ``summary_writer``. One of them is given
+    - ``scaffold``: its ``summary_op`` is used if no ``summary_op`` is given
+    - ``summary_op``: a Summary (``nb.summary.merge_all()``), or a list of them
+    """
+
+    def __init__(
+        self,
+        save_steps: int | None = None,
+        save_secs: float | None = None,
+        output_dir: str | os.PathLike[str] | None = None,
+        summary_writer: FileWriter | None = None,
+        scaffold: Scaffold | None = None,
+        summary_op: Summary | Sequence[Summary] | None = None,
+    ) -> None:
+        if (scaffold is None) == (summary_op is None):
+            raise InvalidArgumentError("give exactly one of scaffold and summary_op")
+        if (output_dir is None) == (summary_writer is None):
+            raise InvalidArgumentError("give exactly one of output_dir and summary_writer")
+        self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
+        self._output = _Output(output_dir, summary_writer)
+        self._scaffold, self._given = scaffold, summary_op
+        self._fetched: list[Summary] = []
+        self._due = False
+        self._next: int | None = None
+
+    def begin(self) -> None:
+        """Find the global step and the summaries."""
+        self._global_step = global_step_of()
+        self._output.open()
+
+    def after_create_session(self, session: Session, coord: Any = None) -> None:
+        """Find the summaries that the graph has in the end."""
+        given = self._given if self._scaffold is None else self._scaffold.summary_op
+        self._fetched = [given] if isinstance(given, Summary) else list(given or ())
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Fetch the summaries if it is time."""
+        self._due = self._next is None or self._timer.should_trigger_for_step(self._next)
+        return SessionRunArgs({"step": self._global_step, "values": self._fetched if self._due else []})
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Write the summaries that were fetched."""
+        step = int(run_values.results["step"])
+        self._next = step + 1
+        if self._due:
+            self._timer.update_last_triggered_step(step)
+            self._output.add({tag: v for one in run_values.results["values"] for tag, v in one.items()}, step)
+
+    def end(self, session: Session) -> None:
+        """Write what waits in memory."""
+        self._output.close()
+
+
+class _Output:
+    """A FileWriter of the user's, or one in a folder; or none."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None, writer: FileWriter | None) -> None:
+        self._folder, self._writer, self._own = folder, writer, False
+
+    def open(self) -> None:
+        if self._writer is None and self._folder is not None:
+            self._writer, self._own = FileWriter(self._folder), True
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        if self._writer is not None:
+            self._writer.add_summary(values, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+            if self._own:
+                self._writer.close()
+                self._writer = None
+
+
+class NanTensorHook(SessionRunHook):
+    """Ends the training when the loss is NaN or infinite.
+
+    - ``loss_tensor``: a tensor of one number
+    - ``fail_on_nan_loss``: whether NanLossError is raised; else the training ends, with a printed line
+    """
+
+    def __init__(self, loss_tensor: Tensor, fail_on_nan_loss: bool = True) -> None:
+        self._loss, self._fail = loss_tensor, fail_on_nan_loss
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Fetch the loss."""
+        return SessionRunArgs(self._loss)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Check the loss."""
+        if np.all(np.isfinite(run_values.results)):
+            return
+        message = f"the loss {self._loss.name!r} is {run_values.results}"
+        if self._fail:
+            raise NanLossError(
+                f"{message}; lower the learning rate, or look for divisions and logarithms of 0"
+            )
+        print(f"{message}: the training ends")
+        run_context.request_stop()
+
+
+class LoggingTensorHook(SessionRunHook):
+    """Prints values of tensors, every so many calls or seconds.
+
+    - ``tensors``: tensors or their names, in a list, or in a dict by the name to print
+    - ``every_n_iter``: after how many calls; or ``every_n_secs``: seconds; or neither, and ``at_end``
+    - ``at_end``: whether the values are printed at the end as well
+    - ``formatter``: returns the line, given a dict of values by name
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Any] | Iterable[Any],
+        every_n_iter: int | None = None,
+        every_n_secs: float | None = None,
+        at_end: bool = False,
+        formatter: Callable[[dict[str, Any]], str] | None = None,
+    ) -> None:
+        if not at_end and (every_n_iter is None) == (every_n_secs is None):
+            raise InvalidArgumentError("give exactly one of every_n_iter and every_n_secs, or at_end=True")
+        named = tensors if isinstance(tensors, Mapping) else {_name_of(t): t for t in tensors}
+        if not named:
+            raise InvalidArgumentError("LoggingTensorHook needs at least one tensor")
+        self._tensors = dict(named)
+        scheduled = every_n_iter is not None or every_n_secs is not None
+        self._timer = SecondOrStepTimer(every_n_secs, every_n_iter) if scheduled else None
+        self._at_end, self._formatter, self._calls = at_end, formatter, 0
+        self._due = False
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Fetch the tensors if it is time."""
+        self._due = self._timer is not None and self._timer.should_trigger_for_step(self._calls)
+        return SessionRunArgs(self._tensors) if self._due else None
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Print them."""
+        if self._due and self._timer is not None:
+            seconds, _ = self._timer.update_last_triggered_step(self._calls)
+            self._print(run_values.results, seconds)
+        self._calls += 1
+
+    def end(self, session: Session) -> None:
+        """Print the last values."""
+        if self._at_end:
+            self._print(session.run(self._tensors), None)
+
+    def _print(self, values: dict[str, Any], seconds: float | None) -> None:
+        if self._formatter is not None:
+            print(self._formatter(values))
+            return
+        took = "" if seconds is None else f" ({seconds:.3f} s)"
+        print(", ".join(f"{name} = {value}" for name, value in values.items()) + took)
+
+
+def _name_of(tensor: Any) -> str:
+    return tensor if isinstance(tensor, str) else str(tensor.name)
+
+
+class FinalOpsHook(SessionRunHook):
+    """Runs ``final_ops`` (as a session's fetches) with ``final_ops_feed_dict`` at the end of the training."""
+
+    def __init__(self, final_ops: Any, final_ops_feed_dict: Mapping[Tensor, Any] | None = None) -> None:
+        self._ops, self._feeds = final_ops, final_ops_feed_dict
+        self.final_ops_values: Any = None
+        """What they have returned."""
+
+    def end(self, session: Session) -> None:
+        """Run them."""
+        if self._ops is not None:
+            self.final_ops_values = session.run(self._ops, self._feeds)
+
+
+class GlobalStepWaiterHook(SessionRunHook):
+    """Delays the first run until the global step is ``wait_until_step``, so that workers start in turn."""
+
+    def __init__(self, wait_until_step: int) -> None:
+        self._wait_until = wait_until_step
+        self._over = wait_until_step <= 0
+
+    def begin(self) -> None:
+        """Find the global step."""
+        self._global_step = global_step_of()
+
+    def before_run(self, run_context: SessionRunContext) -> None:
+        """Wait."""
+        reported = time.monotonic()
+        while not self._over:
+            step = int(run_context.session.run(self._global_step))
+            self._over = step >= self._wait_until
+            if not self._over:
+                if time.monotonic() - reported >= 10.0:
+                    reported = time.monotonic()
+                    print(f"waiting for global step {self._wait_until}; it is {step} now")
+                time.sleep(POLL_SECONDS)
+
+
+class FeedFnHook(SessionRunHook):
+    """Feeds what ``feed_fn()`` returns, a dict of values by tensor, to every run."""
+
+    def __init__(self, feed_fn: Callable[[], Mapping[Tensor, Any]]) -> None:
+        self._feed_fn = feed_fn
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Feed the values."""
+        return SessionRunArgs(feed_dict=self._feed_fn())
+
+
+@dataclass
+class ProfilerHook(SessionRunHook):
+    """Traces a step every ``save_steps`` steps or ``save_secs`` seconds, as ``timeline-<step>.json``.
+
+    Exactly one of the two is given, above 0. The files are Chrome traces (open them at ui.perfetto.dev) in
+    ``output_dir``, which is made if it is missing. ``show_dataflow`` and ``show_memory`` are accepted as in
+    TensorFlow, without an effect: arrows between tasks are always drawn, memory never is.
+    """
+
+    save_steps: int | None = None
+    save_secs: float | None = None
+    output_dir: str | os.PathLike[str] = ""
+    show_dataflow: bool = True
+    show_memory: bool = False
+    timelines: list[Path] = field(default_factory=list)
+    """The files that were written."""
+
+    def __post_init__(self) -> None:
+        self._timer = SecondOrStepTimer(every_secs=self.save_secs, every_steps=self.save_steps)
+        self._next: int | None = None
+
+    def begin(self) -> None:
+        """Find the global step."""
+        self._global_step = global_step_of()
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Trace the run if it is time; the first run, which compiles, is left out."""
+        due = self._next is not None and self._timer.should_trigger_for_step(self._next)
+        return SessionRunArgs(self._global_step, trace=due)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Write the timeline of a run that was traced."""
+        step = int(run_values.results)
+        self._next = step + 1
+        if run_values.timeline is not None:
+            self._timer.update_last_triggered_step(step)
+            folder = Path(self.output_dir).expanduser()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.timelines.append(run_values.timeline.save(folder / f"timeline-{step}.json"))
