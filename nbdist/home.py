@@ -24,7 +24,8 @@ def home() -> Path:
 def home_path() -> Path:
     """Return where `home` is, or would be: nothing is made or checked."""
     chosen = os.environ.get("NBDIST_HOME")
-    return Path(chosen).expanduser() if chosen else default_home(sys.platform, os.environ, Path.home())
+    folder = Path(chosen) if chosen else default_home(sys.platform, os.environ, Path.home())
+    return folder.expanduser()
 
 
 def default_home(platform: str, environment: Mapping[str, str], user: Path) -> Path:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nbdist.errors import DataLossError, InvalidArgumentError, NotAllowedError, NotFoundError
-from nbdist.home import default_home, home
+from nbdist.home import default_home, home, home_path
 from nbdist.metrics.run_folder import (
     RunFile,
     new_run_id,
@@ -72,6 +73,19 @@ def test_a_file_in_the_place_of_home_is_refused(own_home: Path) -> None:
 )
 def test_the_platforms_own_folder(platform: str, environment: dict[str, str], expected: str) -> None:
     assert default_home(platform, environment, Path("/u")) == Path(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"), [("NBDIST_HOME", "~/x", "x"), ("XDG_DATA_HOME", "~/x", "x/nbdist")]
+)
+def test_a_tilde_is_the_users_home(
+    name: str, value: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("NBDIST_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(name, value)
+    assert home_path() == tmp_path / expected
 
 
 def test_ids_sort_by_time_and_never_meet() -> None:
