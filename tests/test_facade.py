@@ -70,6 +70,12 @@ def test_every_public_name_has_a_docstring() -> None:
     assert not silent, f"without a docstring: {silent}"
 
 
+def test_public_modules_list_their_names() -> None:
+    """Without the list, what they import would be public, too. The names of `nb.errors` are its classes."""
+    modules = [value for _, value in public_objects() if isinstance(value, ModuleType)]
+    assert [m.__name__ for m in modules if not hasattr(m, "__all__")] == ["nbdist.errors"]
+
+
 def test_docstrings_are_sentences() -> None:
     odd = []
     for name, value in public_objects():

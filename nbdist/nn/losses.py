@@ -21,6 +21,16 @@ from nbdist.graph.tensor import Tensor, record, symbolic
 from nbdist.nn import functional
 from nbdist.nn.measures import Measure, measure
 
+__all__ = [
+    "ALIASES", "LOSSES", "BinaryCrossentropy", "CategoricalCrossentropy", "CategoricalHinge",
+    "CosineSimilarity", "Hinge", "Huber", "KLDivergence", "LogCosh", "Loss", "MeanAbsoluteError",
+    "MeanAbsolutePercentageError", "MeanSquaredError", "MeanSquaredLogarithmicError", "Poisson",
+    "SparseCategoricalCrossentropy", "SquaredHinge", "binary_crossentropy", "categorical_crossentropy",
+    "categorical_hinge", "cosine_similarity", "get", "hinge", "huber", "kl_divergence", "log_cosh",
+    "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
+    "mean_squared_logarithmic_error", "poisson", "sparse_categorical_crossentropy", "squared_hinge",
+]  # fmt: skip
+
 np = symbolic  # so that formulas read as they are written
 
 

@@ -14,6 +14,13 @@ from nbdist.graph.tensor import Tensor, record, symbolic
 from nbdist.nn import losses
 from nbdist.nn.measures import Measure, measure
 
+__all__ = [
+    "METRICS", "Accuracy", "BinaryAccuracy", "CategoricalAccuracy", "Metric", "SparseCategoricalAccuracy",
+    "SparseTopKCategoricalAccuracy", "TopKCategoricalAccuracy", "accuracy", "binary_accuracy",
+    "categorical_accuracy", "get", "sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy",
+    "top_k_categorical_accuracy",
+]  # fmt: skip
+
 np = symbolic
 
 
