@@ -28,10 +28,13 @@ class MirroredStrategy(AllReduceStrategy):
 
     - ``devices``: devices of this process, such as ["GPU:0", "GPU:1"]; a CPU may occur several times. None
       takes those of the workers of the surrounding run, which have to be on one host
-    - ``collective``: the kind of all-reduce: "auto", or one of "shm", "ring", "nccl", "mpi"
+    - ``collective``: the kind of all-reduce between workers: "auto" (shared memory, and NCCL if each worker
+      has a GPU), or one of "shm", "ring", "hierarchical", "nccl", "mpi". The threads of ``devices`` reduce
+      in the memory of their process instead
     - ``world``: the replicas; None for those of the surrounding run
 
-    Raises InvalidArgumentError for workers on several hosts, or a name that is not a device.
+    Raises InvalidArgumentError for workers on several hosts, a name that is not a device, or ``devices`` in a
+    run of several workers.
 
     >>> MirroredStrategy(["CPU:0", "CPU:0"]).num_replicas_in_sync
     2

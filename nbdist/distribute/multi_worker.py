@@ -11,8 +11,9 @@ class MultiWorkerMirroredStrategy(AllReduceStrategy):
 
     Runs on the workers.
 
-    - ``collective``: "auto" (shared memory on one host, a ring between hosts, "hierarchical" if there are
-      several workers on several hosts), or one of "shm", "ring", "hierarchical", "nccl", "mpi"
+    - ``collective``: "auto" (shared memory on one host, a ring if each worker is on a host of its own, else
+      "hierarchical"; and NCCL if each worker has a GPU), or one of "shm" (one host), "ring", "hierarchical",
+      "nccl", "mpi"
     - ``world``: the replicas; None for those of the surrounding run
 
     >>> MultiWorkerMirroredStrategy().num_replicas_in_sync    # outside of a run: a world of one

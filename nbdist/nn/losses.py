@@ -109,7 +109,10 @@ def mean_squared_logarithmic_error(y: Tensor, predicted: Tensor) -> Tensor:
 
 
 def huber(y: Tensor, predicted: Tensor, delta: float = 1.0) -> Tensor:
-    """Return half the square of small differences, and of those above ``delta`` their size (Huber 1964)."""
+    """Return the mean over the last axis of d * d / 2, where d is abs(predicted - y) (Huber 1964).
+
+    Where d is above ``delta``, it is delta * (d - delta / 2), a line that continues the parabola.
+    """
     size = np.abs(predicted - y)
     return np.where(size <= delta, 0.5 * size * size, delta * size - 0.5 * delta * delta).mean(axis=-1)  # type: ignore[no-any-return]
 

@@ -432,15 +432,7 @@ class Model:
 
 
 class Sequential(Model):
-    """Layers one after the other.
-
-    - ``layers``: a list of layers; the output of each is the input of the next
-    - ``seed``: fixes the initial weights, a whole number of 0 or more; None takes the run's seed
-    - ``stages``: the number of tasks over which the layers are spread where the model is trained in-graph, or
-      a list with the number of layers of each
-    - ``micro_batches``: the parts into which each batch is cut, so that stages work at the same time; None is
-      twice the number of stages
-    - ``schedule``: the order of their work, "gpipe" (Huang et al. 2019) or "1f1b" (Narayanan et al. 2019)
+    """Layers one after the other; the parameters are those of :class:`Model`.
 
     >>> from nbdist.nn import Dense
     >>> print(Sequential([Dense(3), Dense(2)]).build((4,)).summary().splitlines()[-1].split())

@@ -15,8 +15,8 @@ def compute_average_loss(per_example_loss: Any, global_batch_size: Any) -> Any:
     """Return the sum of the examples' losses, divided by how many examples all replicas have together.
 
     Gradients of it, summed over the replicas, are those of one device with the whole batch.
-    ``per_example_loss`` is a tensor or an array of any shape, ``global_batch_size`` a number above 0 (or a
-    tensor, if it is known only at run time).
+    ``per_example_loss`` is a tensor or an array of any shape, ``global_batch_size`` a whole number of 1 or
+    more (or a tensor, if it is known only at run time). Raises InvalidArgumentError for another batch size.
 
     >>> compute_average_loss([1, 2, 3, 4, 5], global_batch_size=10)
     np.float64(1.5)

@@ -17,7 +17,7 @@ class RMSprop(Optimizer):
     - ``learning_rate``, ``use_locking``: see :class:`Optimizer`
     - ``rho``: decay per step of the mean of squares, from 0 to below 1
     - ``momentum``: the part of the last change that is added again, from 0 to below 1
-    - ``epsilon``: added to the mean square; 0 or more
+    - ``epsilon``: added to the mean square, under the root; 0 or more
     - ``centered``: whether the square of the moving mean is subtracted from the mean square
 
     >>> p = np.array([1.0]); rule = RMSprop(0.1)
@@ -79,7 +79,7 @@ class Adagrad(Optimizer):
 
     - ``learning_rate``, ``use_locking``: see :class:`Optimizer`
     - ``initial_accumulator_value``: the initial sum of squares; 0 or more
-    - ``epsilon``: added to the root of the sum; 0 or more
+    - ``epsilon``: added to the sum of squares, under the root; 0 or more
 
     >>> p = np.array([1.0]); rule = Adagrad(0.1, initial_accumulator_value=0.0)
     >>> rule.apply(p, np.array([3.0]), rule.new_slots(p), 1); p.round(4)

@@ -37,7 +37,8 @@ class EarlyStopping(Callback):
 
     - ``monitor``: the name of a loss or metric; smaller is better, or larger if it ends in "accuracy"
     - ``patience``: how many epochs in a row may pass without improvement; 0 counts as 1
-    - ``min_delta``: by how much a value must be better to count, 0 or more
+    - ``min_delta``: a value counts as better if it improves on the best one by more than this; the sign is
+      ignored
 
     Only the chief validates: other replicas have no ``val_`` values, and continue until their epochs are done
     (asynchronous) or the chief has ended their common steps (synchronous).

@@ -26,7 +26,8 @@ class Conv2D(Layer):
     - ``kernel_size``, ``strides``: one whole number or (height, width)
     - ``padding``: "valid" (windows lie inside the images) or "same" (zeros around them keep the size, divided
       by the strides)
-    - ``activation``: "relu", "sigmoid", "tanh", "softmax", "gelu", ... or None
+    - ``activation``: "relu", "sigmoid", "tanh", "softmax", "gelu", "silu", "elu" or "softplus"; None or
+      "linear" for none
     - ``use_bias``: whether there is a bias for each filter
     - ``kernel_initializer``, ``bias_initializer``: names from ``nb.nn.initializers``
     - ``dilation_rate``: the distance of the elements of a window, one whole number or (height, width)

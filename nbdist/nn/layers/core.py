@@ -23,7 +23,8 @@ class Dense(Layer):
     The kernel is applied to the last axis, for any number of axes before it, as in Keras.
 
     - ``units``: the number of outputs, 1 or more
-    - ``activation``: "relu", "sigmoid", "tanh", "softmax", "gelu", ... or None
+    - ``activation``: "relu", "sigmoid", "tanh", "softmax", "gelu", "silu", "elu" or "softplus"; None or
+      "linear" for none
     - ``use_bias``: whether there is a bias for each unit
     - ``kernel_initializer``, ``bias_initializer``: names from ``nb.nn.initializers``
     - ``split``: how the kernel is cut into shards, on tasks of their own where the model is trained in-graph:

@@ -43,9 +43,11 @@ class BatchNorm(_Norm):
     those of the first replica (the chief): variables of ``synchronization="on_read"`` and
     ``aggregation="only_first_replica"``. A replica without examples in a step does not change its own.
 
-    - ``momentum``: the decay of the moving averages, from 0 to 1
-    - ``epsilon``: added to the variance, above 0
+    - ``momentum``: the decay of the moving averages, from 0 to below 1
+    - ``epsilon``: added to the variance, under the root; from 0 to below 1
     - ``center``, ``scale``: whether an offset (beta) is added and a factor (gamma) multiplied, both trained
+
+    Raises InvalidArgumentError for a value outside of these ranges.
 
     >>> BatchNorm(momentum=0.9)
     BatchNorm(momentum=0.9)

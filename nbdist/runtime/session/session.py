@@ -165,14 +165,18 @@ class Session:
 
         - ``fetches``: a tensor, a tensor's name, or a list, tuple or dict of them
         - ``feed_dict``: values by tensor: arrays (or numbers, lists) of its shape, cast to its dtype where
-          that loses nothing. Any tensor except a variable may be fed; placeholders must be, if needed
+          that loses digits at most. Any tensor with a value except a variable may be fed; placeholders must
+          be, if needed
 
         Returns values in the form of ``fetches``: arrays or NumPy scalars; None for ops without a value.
 
-        Raises InvalidArgumentError for fetches or feeds that do not fit the graph, FailedPreconditionError
-        for an uninitialised variable or a closed session, OutOfRangeError at the end of a dataset,
-        DeadlineExceededError after ``operation_timeout``, AbortedError if a task was restarted or containers
-        were reset, and UnavailableError if a task died. May be called from several threads.
+        Raises InvalidArgumentError for fetches or feeds that do not fit the graph and for an op that fails,
+        NotFoundError for an unknown name, FailedPreconditionError for an uninitialised variable or a closed
+        session, OutOfRangeError at the end of a dataset or after the end of a synchronous training,
+        ResourceExhaustedError if a task's memory limit is reached, DeadlineExceededError after
+        ``operation_timeout``, or ``timeout`` for a task that does not answer, AbortedError if a task was
+        restarted, containers were reset or the session is closed in the middle of a step, and
+        UnavailableError if a task died. May be called from several threads.
 
         >>> from nbdist.graph.tensor import Graph, placeholder
         >>> with Graph().as_default() as graph:
