@@ -59,9 +59,8 @@ def claim(cluster_id: str) -> tuple[Path, int]:
             )
         remove_traces(folder, cluster_id)
     secret_folder(folder)
-    draft = (
-        folder / ".lock"
-    )  # locked before it has its name: others take an unlocked folder for a dead cluster
+    # Locked before it has its name: others take an unlocked folder for a dead cluster.
+    draft = folder / ".lock"
     lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(draft, folder / "lock")

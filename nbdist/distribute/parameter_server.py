@@ -307,15 +307,13 @@ class ServedReplica(Replica):
     def finish(self) -> None:
         """Wait for all gradients of all replicas, and bring the final parameters."""
         while self._under_way:
-            with contextlib.suppress(
-                StepStopped
-            ):  # that step cannot complete any more; its gradient is dropped
+            # A stopped step cannot complete any more; its gradient is dropped.
+            with contextlib.suppress(StepStopped):
                 self._retire()
         for link in self._links:
             link.wait_counted()
-        for link in (
-            self._links
-        ):  # to all before the first leave(): another replica may wait for this one at any of them
+        # To all before the first leave(): another replica may wait for this one at any of them.
+        for link in self._links:
             link.announce_done()
         self.statistics = [GradientStatistics.from_wire(link.leave()["statistics"]) for link in self._links]
         # Gradients collected for a step that was never completed count as dropped only now.

@@ -140,9 +140,8 @@ KINDS: dict[str, InitializerKind] = {
         ),
         InitializerKind("random_uniform", "uniform", lambda inputs, outputs: 0.05),
         InitializerKind("random_normal", "normal", lambda inputs, outputs: 0.05),
-        InitializerKind(
-            "standard_normal", "normal", lambda inputs, outputs: 1.0
-        ),  # as the first TensorFlow examples
+        # As in the first TensorFlow examples.
+        InitializerKind("standard_normal", "normal", lambda inputs, outputs: 1.0),
         InitializerKind("zeros", "constant", lambda inputs, outputs: 0.0),
         InitializerKind("ones", "constant", lambda inputs, outputs: 1.0),
     )

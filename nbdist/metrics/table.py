@@ -35,9 +35,8 @@ def parts_from_logs(folder: Path) -> list[Part]:
 def as_columns(parts: list[Part]) -> dict[str, NDArray[Any]]:
     """Join (replica, name, steps, values, times) into five columns of one length."""
     lengths = [len(steps) for _, _, steps, _, _ in parts]
-    names = np.array(
-        [name for _, name, _, _, _ in parts], object
-    )  # one shared str each, not a copy per point
+    # dtype object shares one str per series instead of a copy per point.
+    names = np.array([name for _, name, _, _, _ in parts], object)
 
     def joined(index: int, dtype: str) -> NDArray[Any]:
         return np.concatenate([np.empty(0, dtype), *(part[index] for part in parts)]).astype(

@@ -206,9 +206,8 @@ class _RecordedRun:
         dead = {info.rank for info in remote.dead()}
         for info in self.workers:
             if info.rank not in dead:
-                with suppress(
-                    NbdistError
-                ):  # one that dies now is noticed later; one replaced knows of no run
+                # A worker that dies now is noticed later; one that was replaced does not know the run.
+                with suppress(NbdistError):
                     answers[info.rank] = remote.peer(info.rank).call("run.subscribe", {"run": self.record.id})
         for info in self.workers:
             answer = answers.get(info.rank)
@@ -223,9 +222,8 @@ class _RecordedRun:
         chief = known.get(self.workers[0].rank)
         if isinstance(chief, dict) and not chief.get("error"):
             servers = sum(info.job == "ps" for info in self.members)
-            if (
-                self.options.least(len(self.workers), servers) is not None
-            ):  # the others may continue without it
+            # The others may continue without it.
+            if self.options.least(len(self.workers), servers) is not None:
                 return {}
         return UnavailableError(f"{self.why}; {log_end(run.store)}. What it logged is in {self.folder}")
 

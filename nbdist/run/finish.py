@@ -35,9 +35,8 @@ def verdict(
             return None, record.status
         unknown = "it failed, and its run.json does not say why"
         return error or error_from_record(record.error or unknown), record.status
-    interrupted = interrupted or any(
-        outcome.get("stopped") for outcome in outcomes.values()
-    )  # or by another client
+    # Another client may have stopped it, too.
+    interrupted = interrupted or any(outcome.get("stopped") for outcome in outcomes.values())
     if error is None and wants_training and not trained(outcomes) and not interrupted:
         error = FailedPreconditionError(
             "the body never trained: a strategy or epochs were asked for, but no model.fit(...) ran on "

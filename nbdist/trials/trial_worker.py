@@ -64,9 +64,8 @@ class TrialServer:
         self._present: TrialSpec | None = None
         self._results: dict[str, dict[str, Any]] = {}  # the last end, by sweep
         self._begun: dict[str, dict[int, int]] = {}  # the last attempt at each trial, by sweep
-        self._reported: dict[
-            tuple[str, int, int], TrialReports
-        ] = {}  # of the present trial, and of those ends
+        # Reports of the present trial, and of the trials in _results.
+        self._reported: dict[tuple[str, int, int], TrialReports] = {}
         self._line: queue.SimpleQueue[TrialSpec | None] = queue.SimpleQueue()
         self._driver: Caller | None = None
         self._registered = ("", "")  # the driver's sweep and token

@@ -374,10 +374,8 @@ class Engines:
     def _send(self, rank: int, kind: str, meta: dict[str, Any]) -> None:
         try:
             self.cluster.peer(rank).send(kind, meta)
-        except (
-            UnavailableError,
-            InvalidArgumentError,
-        ):  # ended or cut off: it is polled and notified again
+        except (UnavailableError, InvalidArgumentError):
+            # It has ended or is cut off: the driver polls and notifies it again.
             self._all[rank].due = 0.0
 
 

@@ -475,9 +475,8 @@ def _workers(sweep: Sweep, count: int) -> list[int]:
 # Follows a run in the background: for ``%%distribute --background`` and ``nb.attach``.
 
 SHOW_EVERY = 0.1  # seconds
-_following: dict[
-    int, asyncio.Task[None]
-] = {}  # by the identity of the runs: a notebook may attach to a run twice
+# By the identity of the runs: a notebook may attach to a run twice.
+_following: dict[int, asyncio.Task[None]] = {}
 
 
 def follow_in_background(run: Run) -> None:

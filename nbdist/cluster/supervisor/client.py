@@ -252,9 +252,8 @@ def end_frozen(folder: Path) -> None:
     """Kill the supervisor of a cluster that does not answer, and all its children."""
     with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
         with short_path(folder) as short:
-            connection.connect(
-                f"{short}/{socket_name(folder)}"
-            )  # the kernel accepts even if the process is frozen
+            # The kernel accepts the connection even if the process is frozen.
+            connection.connect(f"{short}/{socket_name(folder)}")
         kill_peer(connection)
         connection.settimeout(KILL_SECONDS)
         while connection.recv(1 << 16):  # until it is dead

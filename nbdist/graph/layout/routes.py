@@ -18,12 +18,8 @@ from nbdist.graph.layout.work import Lane, LayoutState, Wire
 PAD = 16.0  # pixels between a frame and its contents
 HEAD, TITLE = 46.0, 24.0  # heights of a device's title and of an open scope's
 GUTTER, TRACK, LABELLED = 36.0, 8.0, 15.0  # between devices, between tracks, between tracks with a label
-GAP, CURVED, WORDED, WORDS = (
-    18.0,
-    28.0,
-    44.0,
-    14.0,
-)  # between rows at least; with a curve; with a label on a curve
+# Between rows at least; with a curve; with a label on a curve.
+GAP, CURVED, WORDED, WORDS = 18.0, 28.0, 44.0, 14.0
 ABOVE, BELOW = 9.0, 14.0  # between a row and the first track below it; the last track and an arrow's end
 
 

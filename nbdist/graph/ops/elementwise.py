@@ -351,9 +351,10 @@ register(
         forward=lambda xp, x, dtype: x.astype(dtype),
         into=lambda xp, dtype: _copy(xp),
         spec=lambda x, dtype: Spec(x.shape, number_dtype("cast", dtype)),
+        # No gradient passes through integers.
         vjp=lambda np, g, y, x, dtype: (
             record("cast", g, dtype=x.dtype) if x.dtype.kind in "fc" and y.dtype.kind in "fc" else None,
-        ),  # no gradient passes through integers
+        ),
         elementwise=True,
         examples=lambda rng: [Example((rng.normal(size=(2, 3)),), {"dtype": np.dtype(np.float64)})],
     )

@@ -70,10 +70,8 @@ class ParallelClusters:
 
 def cluster_files() -> Iterator[Path]:
     """Yield the cluster files of all IPython profiles of this user."""
-    with (
-        suppress(OSError, RuntimeError),
-        os.scandir(default_profile().parent) as profiles,
-    ):  # RuntimeError: HOME is not set
+    # RuntimeError: HOME is not set.
+    with suppress(OSError, RuntimeError), os.scandir(default_profile().parent) as profiles:
         for profile in profiles:
             if profile.name.startswith("profile_"):
                 with suppress(OSError), os.scandir(os.path.join(profile.path, "security")) as files:

@@ -145,10 +145,8 @@ class StepDispatcher:
     def release(self, registered: Registered) -> None:
         """Remove a plan from all executors."""
         for _, piece in self._others(registered):
-            with (
-                suppress(NbdistError),
-                briefly(self._sender(piece)) as sender,
-            ):  # an executor that has ended has no plan
+            # An executor that has ended has no plan.
+            with suppress(NbdistError), briefly(self._sender(piece)) as sender:
                 sender.send(RELEASE, registered.number, 0)
         self._executor.release(registered.number)
 

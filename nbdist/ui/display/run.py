@@ -214,9 +214,8 @@ class LiveDisplay:
             self.view.finish(summary.state)  # first, because drawing the picture takes time
         put = update_display if self.show_due is None else display
         self.show_due = None
-        wanted = (
-            self.charts if self.view is None else self.view.feed.wanted
-        )  # the charts that were shown last
+        # The charts that were shown last.
+        wanted = self.charts if self.view is None else self.view.feed.wanted
         put(frozen(self.store, summary, wanted), raw=True, display_id=self.display_id)
         if self.view is not None:
             self.view.close_unseen()
@@ -412,9 +411,8 @@ def summary_of(run: Run) -> Summary:
         row: dict[str, Any] = {"task": short_task(task)}
         if lost:
             row["state"] = LOST if i in lost else run.status
-        row["batches" if has_quorum(run) else "steps"] = (
-            f"≥ {step:,}" if i in lost else step
-        )  # its last report was up to 0.1 s old
+        # The last report of a lost replica was up to 0.1 s old.
+        row["batches" if has_quorum(run) else "steps"] = f"≥ {step:,}" if i in lost else step
         for name in ("dropped", "skipped"):  # only nonzero ones, and early, because a table shows few columns
             if any(getattr(replica, name) for replica in standing):
                 row[name] = getattr(standing[i], name)
