@@ -63,8 +63,8 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
             header = file.read(4 + 4 * axes)
             if len(header) < 4 + 4 * axes or header[:4] != bytes([0, 0, 8, axes]):
                 raise DataLossError(
-                    f"{path} is no IDX file of bytes with {axes} axes: it starts with {header[:4].hex()}, "
-                    f"expected {bytes([0, 0, 8, axes]).hex()}"
+                    f"{path} is not an IDX file of bytes with {axes} axes: it starts with "
+                    f"{header[:4].hex()}, expected {bytes([0, 0, 8, axes]).hex()}"
                 )
             shape = tuple(int(size) for size in np.frombuffer(header, ">u4", offset=4))
             size = int(np.prod(shape, dtype=object))

@@ -70,7 +70,7 @@ def rebuild(steps: Sequence[Any], arrays: Sequence[Array]) -> Dataset:
 
 
 def without_data(dataset: Dataset) -> Dataset:
-    """Return the same dataset over one array of nothing: for whoever has to know the sizes of batches only.
+    """Return the same dataset over one array of nothing, for a process that needs only the sizes of batches.
 
     Its elements are arrays of one byte per row, all from the same byte, in passes of the same lengths.
 
@@ -115,7 +115,7 @@ def _form_of(structure: Any, number: int, depth: int = MAX_DEPTH) -> tuple[Any, 
     for key, part in structure.items() if isinstance(structure, dict) else enumerate(structure):
         form, number = _form_of(part, number, depth - 1)
         if isinstance(structure, dict) and type(key) is not str:
-            raise InvalidArgumentError(f"the key {key!r} of a dataset's dict is no text: it does not travel")
+            raise InvalidArgumentError(f"the key {key!r} of a dataset's dict is not a text; use text as keys")
         parts.append((key, form) if isinstance(structure, dict) else form)
     return ("dict" if isinstance(structure, dict) else "tuple", *parts), number
 
@@ -132,7 +132,7 @@ def _structure(form: Any, arrays: Sequence[Array], used: list[int], depth: int) 
     if kind == "tuple":
         return tuple(_structure(part, arrays, used, depth - 1) for part in parts)
     if any(not isinstance(p, (tuple, list)) or len(p) != 2 or type(p[0]) is not str for p in parts):
-        raise InvalidArgumentError(f"a dataset's dict has a key that is no text: {form!r:.80}")
+        raise InvalidArgumentError(f"a dataset's dict has a key that is not a text: {form!r:.80}")
     return {key: _structure(part, arrays, used, depth - 1) for key, part in parts}
 
 

@@ -66,7 +66,7 @@ class MirroredStrategy(AllReduceStrategy):
         return [] if self._threads is None else self._threads.companions(self, context)
 
     def form_value_group(self) -> Collective:
-        """Return this replica's end of a group for values that are no gradients."""
+        """Return this replica's end of a group for values other than gradients."""
         if self._threads is None:
             return super().form_value_group()
         return self._threads.group(self.replica_index)

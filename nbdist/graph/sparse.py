@@ -39,8 +39,8 @@ class IndexedSlices(Composite):
         rows = values.shape[:1] == indices.shape or None in (*values.shape[:1], *indices.shape)
         if values.ndim < 1 or indices.ndim != 1 or not rows or values.shape[1:] != self.shape[1:]:
             raise InvalidArgumentError(
-                f"IndexedSlices: values {show(values.shape)} at indices {show(indices.shape)} are no rows of "
-                f"{show(self.shape)}"
+                f"IndexedSlices: values {show(values.shape)} at indices {show(indices.shape)} are not rows "
+                f"of {show(self.shape)}"
             )
 
     @property

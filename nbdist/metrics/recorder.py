@@ -137,7 +137,7 @@ class Recorder:
     def position(self) -> tuple[int, bytes]:
         """Return what has been flushed so far: how many bytes of the log, and those that wait for the disk.
 
-        A reader who takes both, and then each batch of `flush`, has every point once.
+        A reader of both, and then of each batch of `flush`, has every point once.
         """
         with self._flushing:
             return self._log.position()

@@ -54,7 +54,7 @@ def require_number_dtypes(what: str, dtypes: Iterable[np.dtype[Any]]) -> None:
 
 
 @contextmanager
-def told_of(what: str) -> Iterator[None]:
+def named_in_errors(what: str) -> Iterator[None]:
     """Put ``what`` before the message of an InvalidArgumentError raised inside a ``with``."""
     try:
         yield

@@ -29,10 +29,10 @@ from nbdist.nn.batches import (
     PREDICT_ROWS,
     evaluation_batches,
     example_shape,
+    named_in_errors,
     one_pass,
     require_number_dtypes,
     require_numbers,
-    told_of,
     training_batches,
 )
 from nbdist.nn.layers import Layer, check_layers, layer_from_config
@@ -210,14 +210,14 @@ class Model:
         check: Callable[[Sequence[Array]], dict[str, float]] | None = None
         if validation_data is not None:
             held_out = evaluation_batches(validation_data)
-            with told_of("validation data"):
+            with named_in_errors("validation data"):
                 require_numbers("fit", held_out)
                 objective.check_spec(held_out.element_spec)
                 if isinstance(validation_data, (tuple, list)):  # in memory, so all of it is checked
                     objective.check((np.asarray(validation_data[0]), np.asarray(validation_data[1])))
 
             def validate(values: Sequence[Array]) -> dict[str, float]:
-                with told_of("validation data"):
+                with named_in_errors("validation data"):
                     return self._evaluate(held_out, objective, values)
 
             check = validate

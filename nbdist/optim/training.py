@@ -192,7 +192,9 @@ def checked_pairs(pairs: Iterable[Any]) -> Pairs:
         if not isinstance(v, Variable):
             raise InvalidArgumentError(f"apply_gradients changes variables, got {v!r}")
         if v.dtype.kind != "f":
-            raise InvalidArgumentError(f"variable {v.name!r} of {v.dtype} cannot be trained: it is no float")
+            raise InvalidArgumentError(
+                f"variable {v.name!r} of {v.dtype} cannot be trained: expected a float dtype"
+            )
         _check_gradient(gradient, v, given[0][1].graph)
     if all(g is None for g, _ in given):
         raise InvalidArgumentError(f"apply_gradients: there is no gradient for any of {_names(given)}")

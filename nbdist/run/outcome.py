@@ -33,7 +33,7 @@ LEAST = len(MAGIC) + SIZES.size
 MOST_HEAD = 256 << 20
 MOST_BYTES = 16 << 30
 ARRAY, TUPLE, WHOLE, COMPLEX = 1, 2, 3, 4
-KINDS = "biufcmMSU"  # of dtypes that are no objects and have no fields
+KINDS = "biufcmMSU"  # of dtypes without objects and fields
 Buffer = bytes | memoryview
 
 

@@ -242,7 +242,9 @@ def decoded(kind: int, payload: bytes) -> list[Event]:
     """Return the events of a frame; raises `DataLossError` for one that says nothing this version knows."""
     if kind == REPORTS:
         if len(payload) % _REPORT.size:
-            raise DataLossError(f"{len(payload)} bytes are no reports of {_REPORT.size} bytes each")
+            raise DataLossError(
+                f"a frame of reports has {len(payload)} bytes, expected a multiple of {_REPORT.size}"
+            )
         return list(map(Reported._make, _REPORT.iter_unpack(payload)))
     try:
         if kind != EVENT:

@@ -67,7 +67,7 @@ class OptunaSampler(Sampler):
 
     def ask(self, history: History, number: int) -> Parameters:
         """Return the parameters of trial ``number``, given the values in ``history``."""
-        if len(history) < self._read or self._unheard(history):
+        if len(history) < self._read or self._diverged(history):
             self._start()
         self._catch_up(history)
         self._study.sampler = self._seeded(trial_seed(self._seed, number) ^ 0x5EED)
@@ -99,8 +99,8 @@ class OptunaSampler(Sampler):
         reseed(self._sampler, seed)
         return self._sampler
 
-    def _unheard(self, history: History) -> bool:
-        """Whether what was asked last is not what the history went on with: Optuna cannot take it back."""
+    def _diverged(self, history: History) -> bool:
+        """Whether the history lacks the last sampled trial: Optuna cannot take it back."""
         if self._asked is None:
             return False
         for one in history[self._read :]:
@@ -110,7 +110,7 @@ class OptunaSampler(Sampler):
 
     def _catch_up(self, history: History) -> None:
         new = history[self._read :]
-        told = {one.number: one for one in new if isinstance(one, Tell)}
+        results = {one.number: one for one in new if isinstance(one, Tell)}
         for one in new:
             if isinstance(one, Ask):
                 self._given[one.number] = one.parameters
@@ -118,8 +118,8 @@ class OptunaSampler(Sampler):
                     self._asked = None
                     continue
                 if self._space.contains(one.parameters):
-                    self._add(one.number, told.pop(one.number, None))
-        for tell in told.values():
+                    self._add(one.number, results.pop(one.number, None))
+        for tell in results.values():
             self._tell(tell)
         self._read = len(history)
 

@@ -1,4 +1,4 @@
-"""A sweep's first record, with everything checked before an engine hears of it. Pure.
+"""A sweep's first record, with everything checked before an engine receives it. Pure.
 
 >>> from nbdist.sweep.space import Space
 >>> created = open_sweep(Space({"width": [32, 64, 128]}), metric="accuracy", sampler="grid", now=0.0)

@@ -191,7 +191,7 @@ class Strategy(ABC):
     _runner: Runner | None = None
     """What runs custom loops under this strategy in this process, from its first use on."""
     _value_group: Collective | None = None
-    """This replica's end of the group for values that are no gradients, once it is formed."""
+    """This replica's end of the group for values other than gradients, once it is formed."""
     keeps_values = True
     """Whether the model ends with this replica's values; of several in one process only one's are kept."""
 
@@ -321,7 +321,7 @@ class Strategy(ABC):
         return import_module("nbdist.train.custom.replicas").all_reduce(self, array, op)  # type: ignore[no-any-return]
 
     def form_value_group(self) -> Collective:
-        """Form a group of all replicas in sync for values that are no gradients; return this end of it."""
+        """Form a group of all replicas in sync for values other than gradients; return this end of it."""
         return import_module("nbdist.train.custom.replicas").common_group(self)  # type: ignore[no-any-return]
 
 

@@ -316,7 +316,7 @@ class Driver:
                 record.full = str(error)
             ending = self._ending()
             self.trouble = record.full or record.scheduler.trouble(alive) or None
-            over = not record.goes_on
+            over = not record.has_work
             idle = not over and not record.ledger.running
         for trial in started:
             self.engines.start(trial, time.monotonic())

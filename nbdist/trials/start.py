@@ -291,10 +291,10 @@ def attach_sweep(
         if about["function"] and trial is not None and source_of(trial) != ledger.created.body:
             report(f"the function is not what sweep {sweep} began with: trials from here on run this one")
         record = Record(folder, log, ledger, cluster or its_cluster(about["cluster"]))
-        if record.goes_on:
+        if record.has_work:
             with suppress(OSError):  # it only names the owner, for readers
                 write_about(folder, {**about, "owner": this_process()})
-        if record.goes_on:
+        if record.has_work:
             record.cluster = record.cluster or any_cluster(report)
         same = record.cluster is not None and record.cluster.id == about["cluster"]
         everyone = not same or bool(about.get("everyone"))

@@ -90,7 +90,7 @@ class Record:
         return self.scheduler.done
 
     @property
-    def goes_on(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is something to drive."""
         return not (self.over or (self.ledger.paused and not self.ledger.running))
 

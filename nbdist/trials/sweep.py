@@ -67,8 +67,8 @@ class Sweep:
         """What `show` calls; the user interface puts the grid here."""
         self.looking: Callable[[], object] = lambda: None
         """What `wait` calls ten times a second and at the end; the user interface keeps its grid moving."""
-        self.goes_on: Callable[[], object] = lambda: None
-        """Called when it continues, from any thread; the user interface shows it again."""
+        self.continued: Callable[[], object] = lambda: None
+        """Called when a driver starts, from any thread; the user interface shows the sweep again."""
         self.rerun_by: Callable[[Sweep, Trial], Any] | None = None
         self.engine_names: dict[int, str] = {}
         """What its engines are called, by rank; empty in a process that has not driven it."""
@@ -423,7 +423,7 @@ class Sweep:
         """Start to drive the sweep from this process, if there is anything to run."""
         with self.lock:
             self._watch_command_file()
-            if self._detached or not self._record.goes_on or self._driver is not None:
+            if self._detached or not self._record.has_work or self._driver is not None:
                 return
             text = isinstance(self.body, str)
             body, _, packed = check_given(self.body, self.given, True, self._spec.first_line)
@@ -438,10 +438,10 @@ class Sweep:
             engines.joined = self._engine_joined
             hint = partial(missing_name, names=self._pushes, by_flag=text and self._spec.first_line > 1)
             self._driver = Driver(self._record, engines, self._taken_over, self._driver_ended, hint)
-            self._taken_over = True  # whoever drives it next asks what engines are at
+            self._taken_over = True  # the next driver asks what engines are at
             cluster.active_runs.add(self.id)
             self._driver.start()
-            self.goes_on()
+            self.continued()
 
     def leave(self) -> None:
         """Stop driving it, and let others write its log; `nb.attach` takes it over. May be called twice."""
@@ -482,7 +482,7 @@ class Sweep:
                     driver.engines.cluster.active_runs.discard(self.id)
             self._driver = None
             self._watch_command_file()
-            again = self.error is None and not self._detached and self._record.goes_on
+            again = self.error is None and not self._detached and self._record.has_work
         if again:  # a command came after the driver's last look
             self.begin()
         with self._changed:

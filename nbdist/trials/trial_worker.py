@@ -110,7 +110,7 @@ class TrialServer:
         meta = {**trial.to_meta(), **result, "sweep": sweep, "rank": self.agent.task.rank}
         try:
             encode(Frame("trial.result", meta))
-        except NbdistError as error:  # names of metrics that are no text, or very long
+        except NbdistError as error:  # names of metrics that are not text, or very long
             meta |= {
                 "state": "failed",
                 "values": {},

@@ -401,7 +401,7 @@ def show_sweep(sweep: Sweep) -> SweepDisplay:
     """Show the grid of a sweep in this cell."""
     display = SweepDisplay(sweep)
     sweep.looking = partial(look, sweep, display)
-    show_again_when_it_goes_on(sweep, display)
+    show_again_when_continued(sweep, display)
     if sweep.over:
         display.show_again()
         return display
@@ -410,7 +410,7 @@ def show_sweep(sweep: Sweep) -> SweepDisplay:
     return display
 
 
-def show_again_when_it_goes_on(sweep: Sweep, display: SweepDisplay) -> None:
+def show_again_when_continued(sweep: Sweep, display: SweepDisplay) -> None:
     """Follow a finished sweep again when a command continues it, if there is an event loop."""
     try:
         loop = asyncio.get_running_loop()
@@ -421,7 +421,7 @@ def show_again_when_it_goes_on(sweep: Sweep, display: SweepDisplay) -> None:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(follow_sweep_in_background, sweep, display)
 
-    sweep.goes_on = again
+    sweep.continued = again
 
 
 def look(sweep: Sweep, display: SweepDisplay) -> None:

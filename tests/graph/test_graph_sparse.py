@@ -373,10 +373,10 @@ def test_slices_of_arrays_become_dense_in_a_graph() -> None:
     [
         (
             (np.ones((2, 3)), np.array([1]), (4, 3)),
-            r"values \(2, 3\) at indices \(1,\) are no rows of \(4, 3\)",
+            r"values \(2, 3\) at indices \(1,\) are not rows of \(4, 3\)",
         ),
-        ((np.ones((2, 3)), np.array([[1, 2]]), (4, 3)), "are no rows"),
-        ((np.ones((2, 3)), np.array([1, 2]), (4, 2)), "are no rows"),
+        ((np.ones((2, 3)), np.array([[1, 2]]), (4, 3)), "are not rows"),
+        ((np.ones((2, 3)), np.array([1, 2]), (4, 2)), "are not rows"),
         (([1.0], np.array([1]), (4,)), r"holds tensors or arrays, got \[1.0\]"),
     ],
 )

@@ -181,7 +181,7 @@ def test_iterating_and_len() -> None:
         (lambda x: x.reshape(None, 28), r"reshape: \(\?, 28\) has a size that is known only at run time"),
         (lambda x: np.broadcast_to(x, (3, None, 28)), "known only at run time.*np.ones_like"),
         (lambda x: np.broadcast_to(x, (3, 5)), "broadcast_to"),
-        (lambda x: np.transpose(x, (0, 0)), r"axes \(0, 0\) are no permutation for shape \(\?, 28\)"),
+        (lambda x: np.transpose(x, (0, 0)), r"axes \(0, 0\) do not permute shape \(\?, 28\)"),
         (lambda x: np.squeeze(x, 1), r"squeeze: shape \(\?, 28\) is not 1 along axis"),
         (lambda x: np.concatenate([x, x[:, :4]]), r"concatenate: shapes .* differ outside axis 0"),
         (lambda x: x[:, 28], r"index 28 is out of range for axis 1 of shape \(\?, 28\)"),

@@ -108,7 +108,7 @@ class InGraphStrategy(Strategy):
         if self.synchronous:
             return dataset.with_seed(seed or 0)
         if seed is None and self.data == "workers":
-            seed = secrets.randbits(63)  # towers that read share no count of passes
+            seed = secrets.randbits(63)  # towers that read do not share a count of passes
         return dataset if seed is None else dataset.with_seed(seed, self.replica_index)
 
     def batches(self, dataset: Dataset) -> Iterator[tuple[tuple[Array, ...], int]]:

@@ -74,7 +74,7 @@ class Serving:
         self.updates: list[float] = []
         """When the first server's parameters changed, in seconds."""
         self.clients: dict[int, Client] = {}
-        """Every replica by its number: whom answers go to."""
+        """The receivers of answers: every replica, by its number."""
         self._cost, self._rules = cost, rules
         places = enumerate(zip(machines.servers, sizes, strict=True))
         self.servers = [

@@ -75,7 +75,7 @@ register(
 
 def _transpose_spec(x: Spec, axes: tuple[int, ...]) -> Spec:
     if sorted(a % max(len(x.shape), 1) for a in axes) != list(range(len(x.shape))):
-        raise InvalidArgumentError(f"transpose: axes {axes} are no permutation for shape {show(x.shape)}")
+        raise InvalidArgumentError(f"transpose: axes {axes} do not permute shape {show(x.shape)}")
     return Spec(tuple(x.shape[a] for a in axes), x.dtype)
 
 

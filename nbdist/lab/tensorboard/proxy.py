@@ -1,4 +1,4 @@
-"""The proxy for TensorBoard's pages, for users who are logged in to the Jupyter server.
+"""The proxy for TensorBoard's pages, for users logged in to the Jupyter server.
 
     <base>nbdist/tensorboard/RUN/data/...?run=worker-0    ──►    the run's board: same path, same query
 

@@ -71,7 +71,7 @@ class InGraph:
             raise
 
     def start(self) -> None:
-        """Start the body; whoever follows the run hears all of it."""
+        """Start the body, after subscribing to its run, so that no message is missed."""
         peer = self.tasks.peer(self._client.rank)
         for kind in ("run.reserve", "run.subscribe"):
             peer.call(kind, {"run": self._order.run})

@@ -97,7 +97,7 @@ class BodyThread:
     def _run(self) -> None:
         try:
             self._outcome = self._body()
-        except BaseException as error:  # it belongs to whoever follows the run
+        except BaseException as error:  # the client that follows the run raises it
             self._outcome = error
         self._ended.set()
         self._after()

@@ -213,7 +213,7 @@ def _rest_everywhere(spec: RunSpec, task: Task, number: int) -> None:
 
 def _call(body: Any, given: Given, names: dict[str, Any]) -> dict[str, Any]:
     """Run a function; return what it returned, and the model and the history in it, by name."""
-    if getattr(body, "__module__", "") == "__main__":  # typed by the user, to whom nbdist is nb
+    if getattr(body, "__module__", "") == "__main__":  # typed by the user, as nb
         getattr(body, "__globals__", {}).setdefault("nb", import_module("nbdist"))
     value = body(*given.args, **{**given.kwargs, **names})
     return {"result": value, **_named(value)}

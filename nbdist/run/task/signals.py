@@ -7,7 +7,7 @@
         ...                     # a signal here has come too late: nothing happens
         forget()                # what was kept was for a body that is over
 
-Whoever sends one does so a while after the word to stop, when the body may just be ending by itself.
+A client sends one a while after its command to stop, when the body may be about to end by itself.
 """
 
 from __future__ import annotations

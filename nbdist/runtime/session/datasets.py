@@ -112,7 +112,7 @@ class Reader:
         return len(self._own.leaves[0])
 
     def part(self, index: int, share: tuple[int, int], shape: Shape, dtype: np.dtype[Any]) -> Array:
-        """Return an array of the batch that this thread went on to last, or a share of it."""
+        """Return an array of the last batch of this thread, or a share of it."""
         whole: Array = self._own.leaves[index]
         which, shares = share
         found: Array = whole[share_of(len(whole), shares, which)]

@@ -377,7 +377,7 @@ class Tokens:
         self._turn += 1
 
     def serve(self) -> int:
-        """Note that somebody is about to put tokens here; return a number for ``cut_off``."""
+        """Note that an aggregation is about to put tokens here; return a number for ``cut_off``."""
         self._turn += 1
         return self._turn
 

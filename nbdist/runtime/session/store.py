@@ -109,7 +109,7 @@ class Store:
         return shared
 
     def close(self) -> None:
-        """Tell whoever waits for something here that the task has ended."""
+        """Wake all waiting threads: the task has ended."""
         self.closed = True
         with self._lock:
             there = list(self._shared.values())
@@ -152,7 +152,7 @@ class Store:
             ]
 
     def reset(self, containers: Collection[str]) -> None:
-        """Empty containers, all of them if none is named; whoever has them open is cut off."""
+        """Empty containers, all of them if none is named; sessions that have them open fail."""
         with self._lock:
             self.resets += 1
             self.training = ()
@@ -182,13 +182,13 @@ class Store:
 # Shared resources beside variables, and ops that wait for another session's change.
 #
 # shared = Shared(Tokens())
-# with shared.changing() as tokens:       # whoever waits looks again after that
+# with shared.changing() as tokens:       # then waiting threads look again
 #     tokens.put([3])
 # waiting.until(shared, lambda tokens: tokens.take(me, now), late=lambda tokens: "why it takes so long")
 
 State = TypeVar("State")
 Found = TypeVar("Found")
-LOOK_EVERY = 0.5  # seconds after which whoever waits looks whether that makes sense still
+LOOK_EVERY = 0.5  # seconds after which a waiting thread checks that what it waits for can still happen
 
 
 class Shared(Generic[State]):

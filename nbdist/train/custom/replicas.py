@@ -81,7 +81,7 @@ class LocalReplicas:
 
     @property
     def has_group(self) -> bool:
-        """Whether replicas of several processes have formed a group for values that are no gradients."""
+        """Whether replicas of several processes have formed a group for values other than gradients."""
         strategy = self._strategy
         return strategy.num_replicas_in_sync > max(len(self._made), 1) and strategy._value_group is not None
 

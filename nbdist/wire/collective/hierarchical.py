@@ -18,7 +18,7 @@ leaders' ring combines the hosts' results, then each leader broadcasts the resul
 #     all_reduce   host: all-reduce                    | leaders: all-reduce       | host: broadcast
 #     broadcast    the root's host: broadcast | leaders: broadcast | the other hosts: broadcast
 #
-# Who waits for what. A rank waits for its host's ranks only. A leader waits for its host, then for the
+# Waiting. A rank waits for its host's ranks only. A leader waits for its host, then for the
 # leaders of all hosts, then for its host again. The barrier that ends the agreement is the point that a rank
 # passes only after its leader has compared its call with those of all hosts: within a host all ranks compare
 # all texts, between hosts the leaders compare theirs, so no value moves before all ranks agree.

@@ -9,7 +9,7 @@
 # ROUNDS_IN_FLIGHT run concurrently: one chunk travels while another is combined. A broadcast is a pipeline
 # along the ring. schedule.py has the order of all messages, as a pure function of the call.
 #
-# Who waits for what. `receive` waits for the previous rank only, and `send` only if the queue of the socket
+# Waiting. `receive` waits for the previous rank only, and `send` only if the queue of the socket
 # to the next rank is full. The result of a rank depends on a message from every other rank, so no rank
 # returns from a call that another one has not begun. The order of the additions depends on the position in
 # the ring; each chunk is combined once and then copied, so all ranks have equal bits.
