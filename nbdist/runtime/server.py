@@ -27,7 +27,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoun
 from nbdist.runtime.session.cluster import add_target, remove_target, set_local_host
 from nbdist.runtime.session.executor import ExecutorConfig
 from nbdist.runtime.session.host import SessionHost
-from nbdist.runtime.spec import ClusterSpec, chief_of
+from nbdist.runtime.spec import ClusterSpec, chief_of, read_tf_config
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.frame import Frame
@@ -102,6 +102,42 @@ class Server:
         set_local_host(self.target, self.sessions)
         if start:
             self.start()
+
+    @classmethod
+    def from_tf_config(cls, text: str | None = None, *, keys: ClusterKeys | None = None) -> Server:
+        """Return a started Server of the task that TF_CONFIG names, for programs outside of notebooks.
+
+        An engine of a cluster has a Server already: ``nb.task.server``.
+
+        - ``text``: TF_CONFIG, JSON with ``cluster`` (addresses by job) and ``task`` (``type`` and ``index``);
+          None for the environment variable
+        - ``keys``: the cluster's keys; None for the file that the environment variable NBDIST_KEYS names
+
+        The Server listens on all interfaces if its address is not one of this host's loopback. Raises
+        InvalidArgumentError without a cluster, a task or keys.
+
+            {"cluster": {"ps": ["a:2222"], "worker": ["b:2222"]}, "task": {"type": "ps", "index": 0}}
+        """
+        config = read_tf_config(text)
+        cluster, task = ClusterSpec.from_tf_config(text), config.get("task")
+        if not cluster or not isinstance(task, dict) or "type" not in task or "index" not in task:
+            raise InvalidArgumentError(
+                "TF_CONFIG has to name a cluster and a task of it: "
+                '{"cluster": {"ps": ["host:port"], "worker": [...]}, "task": {"type": "ps", "index": 0}}'
+            )
+        if keys is None:
+            path = os.environ.get("NBDIST_KEYS")
+            if not path:
+                raise InvalidArgumentError(
+                    "the tasks of a cluster share keys: write them once with "
+                    'nb.ClusterKeys.create().save("keys.json"), copy the file to each host, and set '
+                    "NBDIST_KEYS to its path"
+                )
+            keys = ClusterKeys.load(path)
+        job, index = str(task["type"]), int(task["index"])
+        interface = cluster.task_address(job, index).rpartition(":")[0]
+        local = interface in ("", "localhost") or interface.startswith("127.")
+        return cls(cluster, job, index, keys=keys, host="127.0.0.1" if local else "0.0.0.0")
 
     @classmethod
     def create_local_server(cls) -> Server:

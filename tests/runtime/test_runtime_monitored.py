@@ -432,7 +432,7 @@ class TestRecovery:
 
     def test_the_error_of_a_task_that_does_not_come_back(self, two_ps: Tasks) -> None:
         graph, op = ps_graph()
-        creator = train.ChiefSessionCreator(master=two_ps.target, config={"timeout": 0.5})
+        creator = train.ChiefSessionCreator(master=two_ps["worker0"], max_wait_secs=1.0)
         with graph.as_default():
             session = train.MonitoredSession(creator)
         session.run(op)

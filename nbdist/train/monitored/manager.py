@@ -25,7 +25,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -45,7 +45,23 @@ from nbdist.train.saver import Saver
 MAX_WAIT_SECONDS = 7200.0
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 5.0
+ATTEMPT_SECONDS = 3.0  # for a task to answer; then its address is asked for again, since it may be replaced
 Path = str | os.PathLike[str]
+
+
+class HasTarget(Protocol):
+    """A Cluster, Server or Task: its ``target`` may change when a task is replaced."""
+
+    @property
+    def target(self) -> str:
+        """What names it for a Session."""
+
+
+Master = str | HasTarget
+
+
+def _ignore(line: str) -> None:
+    """Session's own reports repeat those of the manager."""
 
 
 class Scaffold:
@@ -119,7 +135,7 @@ class SessionManager:
 
     def prepare_session(
         self,
-        master: str,
+        master: Master,
         init_op: Tensor | None = None,
         saver: Saver | None = None,
         checkpoint_dir: Path | None = None,
@@ -130,7 +146,7 @@ class SessionManager:
     ) -> Session:
         """Return a session with all variables initialised or restored: the chief's part.
 
-        - ``master``: the target; "" for this process
+        - ``master``: the target, or a Cluster, Server or Task, which has one; "" for this process
         - ``init_op``, ``init_feed_dict``, ``init_fn(session)``: initialise if no checkpoint does
         - ``saver``: restores; None if nothing is restored
         - ``checkpoint_dir``: the folder of the checkpoints; or ``checkpoint_filename_with_path``: one
@@ -157,7 +173,7 @@ class SessionManager:
             raise
         return session
 
-    def wait_for_session(self, master: str, max_wait_secs: float = MAX_WAIT_SECONDS) -> Session:
+    def wait_for_session(self, master: Master, max_wait_secs: float = MAX_WAIT_SECONDS) -> Session:
         """Return a session once the chief has made the variables ready: another worker's part.
 
         Reports every few seconds which variables of which task it is waiting for. Raises
@@ -182,9 +198,22 @@ class SessionManager:
             raise
         return session
 
-    def _open(self, master: str, max_wait_secs: float) -> Session:
-        options = {"timeout": max_wait_secs, "report": self._report, **self._config}
-        return Session(master, self._graph, **options)
+    def _open(self, master: Master, max_wait_secs: float) -> Session:
+        """Open a session; ask the target again for the addresses of its tasks while one does not answer."""
+        begun = reported = time.monotonic()
+        while True:
+            left = begun + max_wait_secs - time.monotonic()
+            target = master if isinstance(master, str) else master.target
+            try:
+                timeout = max(min(left, ATTEMPT_SECONDS), 0.1)
+                return Session(target, self._graph, **{"timeout": timeout, "report": _ignore, **self._config})
+            except DeadlineExceededError as error:
+                now = time.monotonic()
+                if left <= 0:
+                    raise
+                if now - reported >= REPORT_SECONDS:
+                    reported = now
+                    self._report(f"waiting for a task ({now - begun:.0f} s): {error}")
 
     def _prepare(
         self,

@@ -36,7 +36,7 @@ from nbdist.train.monitored.hooks import (
     SummarySaverHook,
     is_preemption,
 )
-from nbdist.train.monitored.manager import MAX_WAIT_SECONDS, Path, Scaffold, SessionManager
+from nbdist.train.monitored.manager import MAX_WAIT_SECONDS, Master, Path, Scaffold, SessionManager
 
 SAVE_SECONDS = 600.0
 SUMMARY_STEPS = 100
@@ -57,7 +57,7 @@ class ChiefSessionCreator:
     """Makes the chief's sessions: initialises or restores the variables.
 
     - ``scaffold``: a Scaffold; None for a default one
-    - ``master``: the target; "" for this process
+    - ``master``: the target, or a Cluster, Server or Task, which has one; "" for this process
     - ``config``: further arguments of :class:`~nbdist.runtime.session.session.Session`, by name
     - ``checkpoint_dir``, ``checkpoint_filename_with_path``: where to restore from; see SessionManager
     - ``max_wait_secs``: how many seconds to wait for tasks that are not there
@@ -66,7 +66,7 @@ class ChiefSessionCreator:
     def __init__(
         self,
         scaffold: Scaffold | None = None,
-        master: str = "",
+        master: Master = "",
         config: Mapping[str, Any] | None = None,
         checkpoint_dir: Path | None = None,
         checkpoint_filename_with_path: Path | None = None,
@@ -106,7 +106,7 @@ class WorkerSessionCreator:
     def __init__(
         self,
         scaffold: Scaffold | None = None,
-        master: str = "",
+        master: Master = "",
         config: Mapping[str, Any] | None = None,
         max_wait_secs: float = MAX_WAIT_SECONDS,
     ) -> None:
@@ -269,7 +269,7 @@ class MonitoredSession:
 
     def _abandon(self, error: NbdistError) -> None:
         """Close a session that has lost a task."""
-        print(f"a task was lost, and the session is made again: {error}")
+        print(f"a task was lost, and the session is made again: {str(error).partition(';')[0]}")
         self.recoveries += 1
         self._end_session()
         self._session = None
@@ -375,7 +375,7 @@ class ProgressHook(SessionRunHook):
 
 
 def MonitoredTrainingSession(
-    master: str = "",
+    master: Master = "",
     is_chief: bool = True,
     checkpoint_dir: Path | None = None,
     scaffold: Scaffold | None = None,
@@ -393,7 +393,8 @@ def MonitoredTrainingSession(
 ) -> MonitoredSession:
     """Return the MonitoredSession of a worker in a distributed training.
 
-    - ``master``: the target, ``nb.task.target`` or ``server.target``; "" trains in this process
+    - ``master``: the target: ``nb.task.target`` or ``server.target``; in a notebook the cluster, whose target
+      may be replaced; "" trains in this process
     - ``is_chief``: whether this worker initialises, restores and saves; exactly one does
     - ``checkpoint_dir``: the folder or URL of the checkpoints; None saves none
     - ``scaffold``: a :class:`Scaffold`; None for a default one

@@ -26,7 +26,7 @@ from nbdist.summary import FileWriter, Summary, merge_all
 from nbdist.train.graph_sync.queue_runner import QueueRunner
 from nbdist.train.monitored.coordinator import Coordinator
 from nbdist.train.monitored.hooks import global_step_of
-from nbdist.train.monitored.manager import MAX_WAIT_SECONDS, Path, SessionManager
+from nbdist.train.monitored.manager import MAX_WAIT_SECONDS, Master, Path, SessionManager
 from nbdist.train.saver import Saver
 
 
@@ -106,13 +106,13 @@ class Supervisor:
 
     def prepare_or_wait_for_session(
         self,
-        master: str = "",
+        master: Master = "",
         max_wait_secs: float = MAX_WAIT_SECONDS,
         start_standard_services: bool = True,
     ) -> Session:
         """Return a session with ready variables: the chief makes them so, another worker waits for that.
 
-        - ``master``: the target; "" for this process
+        - ``master``: the target, or a Cluster, Server or Task, which has one; "" for this process
         - ``max_wait_secs``: how many seconds to wait
         - ``start_standard_services``: whether the chief's threads save checkpoints and summaries
 
@@ -136,7 +136,7 @@ class Supervisor:
 
     @contextmanager
     def managed_session(
-        self, master: str = "", start_standard_services: bool = True, close_summary_writer: bool = True
+        self, master: Master = "", start_standard_services: bool = True, close_summary_writer: bool = True
     ) -> Iterator[Session]:
         """Give a session to a ``with`` block, and stop all threads after it.
 
