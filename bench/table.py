@@ -337,6 +337,32 @@ BENCHMARKS: list[Benchmark | Survey] = [
         )
         for tasks in (8, 16)
     ),
+    *(
+        Benchmark(
+            f"p18.{value}.{peer.partition('_')[0]}{'-3' if ps else ''}",
+            f"{what} a table of 10,000,000 x 20 float32 (800 MB), {'3 ps' if ps else 'one process'}",
+            "s",
+            f"{name}, one process",
+            here("nbdist_checkpoint", "--value", value, "--ps", ps),
+            elsewhere(peer, "--value", value),
+            Bar("<=", 1.0),
+        )
+        for value, what in (("save", "save, with fsync,"), ("restore", "restore"))
+        for peer, name in (
+            ("torch_checkpoint", "torch.distributed.checkpoint"),
+            ("tensorflow_saver", "TensorFlow's Saver"),
+        )
+        for ps in (0, 3)
+    ),
+    Benchmark(
+        "p18.blocked",
+        "the same on 3 ps: how long training stops while the table is saved in the background",
+        "s",
+        "the whole save",
+        here("nbdist_checkpoint", "--value", "blocked", "--ps", 3),
+        here("nbdist_checkpoint", "--value", "save", "--ps", 3),
+        None,
+    ),
 ]
 
 

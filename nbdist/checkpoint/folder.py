@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ from nbdist.errors import (
 )
 
 DRAFT = ".draft"
+FLUSHED_BYTES = 32 << 20  # from which size on a file is brought to the disk while it is written
+FLUSH_SECONDS = 0.02
 MAX_TEXT = 1 << 28  # bytes of an index or a state file
 Buffer = bytes | bytearray | memoryview
 
@@ -138,7 +141,11 @@ class LocalFolder(Folder):
             fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 try:
-                    yield _Descriptor(fd)
+                    writer = _Descriptor(fd)
+                    try:
+                        yield writer
+                    finally:
+                        writer.stop_flushing()
                     os.fsync(fd)
                 finally:
                     os.close(fd)
@@ -272,16 +279,43 @@ class RemoteFolder(Folder):
 
 
 class _Descriptor:
-    """Writes all bytes to a file descriptor."""
+    """Writes all bytes to a file descriptor; a thread brings a large file to the disk while it is written.
+
+    fsync at the end alone takes as long again as the writes, since the disk is idle during these
+    (bench/NOTES.md).
+    """
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self._fd, self._written = fd, 0
+        self._flusher: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._error: OSError | None = None
 
     def write(self, data: Buffer, /) -> object:
         left = memoryview(data).cast("B")
+        self._written += len(left)
         while left:
             left = left[os.write(self._fd, left) :]
+        if self._flusher is None and self._written >= FLUSHED_BYTES:
+            self._flusher = threading.Thread(target=self._flush, name="nbdist flush", daemon=True)
+            self._flusher.start()
         return None
+
+    def stop_flushing(self) -> None:
+        """End the thread; raises its error, which a later fsync would not report again."""
+        self._stopped.set()
+        if self._flusher is not None:
+            self._flusher.join()
+            self._flusher = None
+        if self._error is not None:
+            raise self._error
+
+    def _flush(self) -> None:
+        try:
+            while not self._stopped.wait(FLUSH_SECONDS):
+                os.fdatasync(self._fd)
+        except OSError as error:
+            self._error = error
 
 
 @contextmanager
