@@ -47,7 +47,7 @@ def verdict(
 
 def trained(outcomes: Outcomes) -> bool:
     """Whether any body has trained."""
-    return any(outcome.get("trainings") for outcome in outcomes.values())
+    return any(outcome.get("trainings") or outcome.get("monitored") for outcome in outcomes.values())
 
 
 def fetched(outcome: Mapping[str, Any], chief: str) -> tuple[dict[str, Any], list[str]]:

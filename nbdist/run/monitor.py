@@ -44,6 +44,7 @@ from nbdist.metrics.store import RunStore
 from nbdist.run.backfill import add_since
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.protocols import RunCalls, RunTasks
+from nbdist.run.recovery import MAX_RESTARTS, ServerReplacer
 from nbdist.run.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
@@ -111,6 +112,8 @@ class RunMonitor:
         """Commands for all bodies, to be sent at the next poll. Any thread may append."""
         self.escalation = Escalation(aborts=bool(towers))
         self.replacer = StuckTaskReplacer(cluster)
+        self._server_replacer = ServerReplacer(cluster)
+        self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
         self.ended_bodies: set[int] = set()  # ranks; their outcomes are on their way
         self._cluster, self._printed, self._hint = cluster, printed, hint
         self._displayed, self._noted = displayed, noted
@@ -146,6 +149,7 @@ class RunMonitor:
         self._check_fits()
         self._escalate()
         self._replace()
+        self._replace_servers()
         self._renew_towers()
 
     @property
@@ -216,6 +220,10 @@ class RunMonitor:
         self.tally.update(replica, frame.meta["progress"], time.monotonic())
         self._begun[info.rank] = frame.meta["progress"]["trainings"]
         self._failures.report_frozen(frame.meta["progress"].get("lost", ()))
+        if frame.meta["progress"].get("recovers"):
+            self._recovering.add(info.rank)
+        else:
+            self._recovering.discard(info.rank)
         if frame.meta["ended"]:
             self._ended.add(info.rank)
             self.ended_bodies.add(info.rank)
@@ -274,6 +282,8 @@ class RunMonitor:
             )
             return
         for lost in self._failures.poll(self.has_trained, self.replacer.ended):
+            if self._replaces(lost):
+                continue
             if lost.others_continue:
                 self._lose(lost.task, lost.how)
                 ranks = sorted(self.lost)
@@ -281,6 +291,34 @@ class RunMonitor:
             else:
                 died = TaskDiedError(f"{lost.how}. {logged} {lost.remedy}")
                 self._fail(died, lost.task.rank)
+
+    def _replaces(self, lost: LostTask) -> bool:
+        """Return whether a lost task is a parameter server that is replaced, while the bodies wait for it."""
+        if self._server_replacer.has(lost.task):
+            return True
+        waiting = {info.rank for info in self.workers} - self.lost - self.outcomes.keys()
+        if lost.task not in self.servers or not waiting or not waiting <= self._recovering:
+            return False
+        if self._server_replacer.spent:
+            self._noted(f"the restart budget is spent: {MAX_RESTARTS} parameter servers were replaced")
+            return False
+        self._server_replacer.begin(lost.task, lost.how)
+        self._printed(lost.task.name, f"{lost.how}; it is replaced\n")
+        return True
+
+    def _replace_servers(self) -> None:
+        if not self._server_replacer.under_way:
+            return
+        try:
+            for one in self._server_replacer.poll():
+                self.servers[self.servers.index(one.old)] = one.new
+                self._failures.replace(one.old, one.new)
+                self.send(one.new, "run.reserve", {"run": self.run})
+                text = f"{one.how}; replaced after {one.seconds:.1f} s by pid {one.new.pid}"
+                self._printed(one.new.name, f"{text}\n")
+                self._noted(text)
+        except NbdistError as error:
+            self._fail(UnavailableError(f"a parameter server died and could not be replaced: {error}"), None)
 
     def _lose(self, info: TaskInfo, how: str) -> None:
         """Continue the run without a worker."""
@@ -395,10 +433,19 @@ class FailureDetector:
         self._cluster, self._workers, self._least, self._trains = cluster, workers, least, trains
         self._needed = [*workers, *others]
         self._ranks = {info.rank for info in self._needed}
-        here = host_identity()
-        self._detector = FreezeDetector({info.rank: info.pid for info in self._needed if info.host == here})
+        self._watch()
         self._polled = time.monotonic()  # a short run ends before the first check
         self._frozen: dict[int, str] = {}
+
+    def replace(self, old: TaskInfo, new: TaskInfo) -> None:
+        """Watch the new process of a task that was replaced."""
+        self._needed[self._needed.index(old)] = new
+        self._frozen.pop(old.rank, None)
+        self._watch()
+
+    def _watch(self) -> None:
+        here = host_identity()
+        self._detector = FreezeDetector({info.rank: info.pid for info in self._needed if info.host == here})
 
     def report_frozen(self, ranks: Iterable[int]) -> None:
         """Record ranks that other tasks found frozen or cut off; those tasks continue without them."""

@@ -53,6 +53,8 @@ class Progress:
     """Steps that this replica had no part in, because its gradient was no number."""
     dropped: int = 0
     """Gradients of this replica that came too late for their step."""
+    recovers: bool = False
+    """Whether the body survives the loss of a parameter server: it drives a MonitoredSession."""
     lost: list[int] = field(default_factory=list)
     """Ranks of lost tasks, without which the others continue."""
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
@@ -222,6 +224,8 @@ class Context:
     metric_names: list[str] = field(default_factory=list)
     """What the model that is trained measures beside its loss."""
     trainings: int = 0
+    monitored: int = 0
+    """How many monitored sessions the body has made."""
     logged: dict[str, int] = field(default_factory=dict)
     """The last step of each series that ``nb.log`` has counted itself."""
     last_epoch: dict[str, float] = field(default_factory=dict)

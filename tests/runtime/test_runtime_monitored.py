@@ -26,6 +26,7 @@ from nbdist.errors import (
     NanLossError,
     OutOfRangeError,
     ResourceExhaustedError,
+    UnavailableError,
 )
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import container, device
@@ -590,3 +591,12 @@ def test_a_timer_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not timer.should_trigger_for_step(0)
     assert timer.update_last_triggered_step(5) == (2.0, 5)
     assert timer.last_triggered_step() == 5
+
+
+def test_a_request_to_a_task_that_has_ended_fails(two_ps: Tasks) -> None:
+    graph, _ = ps_graph()
+    with graph.as_default(), two_ps.session(graph) as session:
+        session.run([v.initializer for v in graph.variables()])
+        two_ps["ps1"].close()
+        with pytest.raises(UnavailableError, match="/job:ps/task:1"):
+            session.describe_variables(graph.variables())

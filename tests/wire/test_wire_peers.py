@@ -370,3 +370,21 @@ def test_a_slow_handshake_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
             assert peer.receive(0.2) is None
             with pytest.raises(UnavailableError, match="could not be reached within"):
                 peer.receive(0.5)
+
+
+def test_a_peer_waits_until_it_is_connected(echo: Echo) -> None:
+    with Peer(echo.listener.address, echo.keys) as peer:
+        peer.wait_connected()
+        peer.wait_connected()
+        assert peer.call("echo", {"a": 1}).meta == {"a": 1}
+
+
+def test_a_peer_that_cannot_be_reached_does_not_wait_forever(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbdist.wire.rpc.client.CONNECT_SECONDS", 0.3)
+    with (
+        Peer("127.0.0.1:1", echo.keys) as peer,
+        pytest.raises(UnavailableError, match="could not be reached"),
+    ):
+        peer.wait_connected()

@@ -142,6 +142,7 @@ def perform(
         "stopped": stopped,
         "ended": time.time(),
         "trainings": live.context.trainings,
+        "monitored": live.context.monitored,
         "last_epochs": live.last_epochs(),
         "global_step": live.context.progress.global_step,
         "step": live.context.progress.step,

@@ -195,6 +195,7 @@ class ClusterEngine:
 
         def work() -> dict[str, Any]:
             with Peer(self._addresses[task], self._keys, name=task) as peer:
+                peer.wait_connected()  # from here on a death is noticed at once, however long the call takes
                 return peer.call(kind, meta, timeout=REQUEST_SECONDS).meta
 
         return PendingRequest(work)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from nbdist.train.monitored.manager import Scaffold
 
 POLL_SECONDS = 0.5
+PRINT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -331,7 +332,7 @@ def is_preemption(error: BaseException) -> bool:
 
 
 class StepCounterHook(SessionRunHook):
-    """Prints the global steps per second, and writes them as the summary ``global_step/sec``.
+    """Writes the global steps per second as the summary ``global_step/sec``, and prints them every 10 s.
 
     - ``every_n_steps``, ``every_n_secs``: exactly one of them, above 0
     - ``output_dir``: the folder of a new FileWriter; or ``summary_writer``; or neither
@@ -348,6 +349,7 @@ class StepCounterHook(SessionRunHook):
             every_n_steps = None
         self._timer = SecondOrStepTimer(every_secs=every_n_secs, every_steps=every_n_steps)
         self._output = _Output(output_dir, summary_writer)
+        self._printed = time.monotonic()
         self.last_rate: float | None = None
         """The last global steps per second."""
 
@@ -371,7 +373,9 @@ class StepCounterHook(SessionRunHook):
             seconds, steps = self._timer.update_last_triggered_step(step)
             if seconds and steps is not None:
                 self.last_rate = steps / seconds
-                print(f"global_step/sec: {self.last_rate:.4g}")
+                if time.monotonic() - self._printed >= PRINT_SECONDS:
+                    self._printed = time.monotonic()
+                    print(f"global_step/sec: {self.last_rate:.4g}")
                 self._output.add({"global_step/sec": self.last_rate}, step)
 
     def end(self, session: Session) -> None:

@@ -194,6 +194,8 @@ class MonitoredSession:
         self._hooks.append(
             ProgressHook(counted[0] if counted else None, getattr(self._creator, "saw_step", None))
         )
+        current().progress.recovers = True
+        current().monitored += 1
         self._recovering(lambda session: None)
 
     def run(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
@@ -332,6 +334,7 @@ class MonitoredSession:
                     self._retried(hook.end)
         finally:
             self._closed = True
+            current().progress.recovers = False
             session, self._session = self._session, None
             if session is not None:
                 session.close()
@@ -405,7 +408,8 @@ def MonitoredTrainingSession(
       summaries are written. Neither: 100 steps. 0: none
     - ``config``: further arguments of :class:`Session`, by name
     - ``stop_grace_period_secs``: how many seconds the threads of hooks have to end
-    - ``log_step_count_steps``: after how many steps the chief prints the steps per second; 0 or None: never
+    - ``log_step_count_steps``: after how many steps the chief writes the steps per second to ``summary_dir``
+      (and prints them, every 10 s); 0 or None: never
     - ``max_wait_secs``: how many seconds to wait for other tasks and for the chief
     - ``summary_dir``: the local folder of the summaries; None for ``checkpoint_dir``, if that is local
 

@@ -195,6 +195,18 @@ class Peer:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
 
+    def wait_connected(self) -> None:
+        """Wait until the remote task has authenticated the connection; its end is noticed from then on.
+
+        Raises UnavailableError if it cannot be reached within `CONNECT_SECONDS`, or is too busy for a
+        handshake within `HANDSHAKE_SECONDS`.
+        """
+        with self._lock:
+            while not self._authenticated:
+                self._check_authenticated(HANDSHAKE_SECONDS)
+                self._monitor.poll(100)
+                self._note_events("connect")
+
     def close(self, linger: float = 0.0) -> None:
         """Close the connection; a background thread sends queued messages for `linger` s, then drops them.
 
