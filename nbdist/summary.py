@@ -26,11 +26,11 @@ from nbdist.graph.tensor import Tensor
 from nbdist.metrics.log import POINT
 from nbdist.metrics.tensorboard import EventFile, events
 
-__all__ = ["FileWriter", "Summary", "merge", "merge_all", "scalar"]
+__all__ = ["FileWriter", "SummaryOp", "merge", "merge_all", "scalar"]
 FLUSH_SECONDS = 120.0
 
 
-class Summary:
+class SummaryOp:
     """Values to be written under their tags; fetch it with ``session.run``, which returns a dict of them.
 
     ``tags`` and ``fetched`` (tensors of one number each) belong together.
@@ -44,10 +44,10 @@ class Summary:
         return {tag: float(value) for tag, value in zip(self.tags, values, strict=True)}
 
     def __repr__(self) -> str:
-        return f"<Summary of {', '.join(self.tags)}>"
+        return f"<SummaryOp of {', '.join(self.tags)}>"
 
 
-def scalar(name: str, tensor: Tensor) -> Summary:
+def scalar(name: str, tensor: Tensor) -> SummaryOp:
     """Return a summary of one number, and add it to the graph's summaries.
 
     - ``name``: its tag, in the current name scope
@@ -58,7 +58,7 @@ def scalar(name: str, tensor: Tensor) -> Summary:
     >>> from nbdist.graph.tensor import placeholder
     >>> with Graph().as_default():
     ...     scalar("loss", placeholder(np.float32, (), name="x"))
-    <Summary of loss>
+    <SummaryOp of loss>
     """
     if not isinstance(tensor, Tensor) or tensor.shape not in ((), (1,)):
         raise InvalidArgumentError(f"summary.scalar takes a tensor of one number, not {tensor!r:.200}")
@@ -70,23 +70,25 @@ def scalar(name: str, tensor: Tensor) -> Summary:
         raise InvalidArgumentError(
             f"summary.scalar: the graph has a summary {tag!r} already; choose another name"
         )
-    made = Summary([tag], [tensor])
+    made = SummaryOp([tag], [tensor])
     graph.summaries.append(made)
     return made
 
 
-def merge(summaries: Iterable[Summary]) -> Summary:
+def merge(summaries: Iterable[SummaryOp]) -> SummaryOp:
     """Return one summary with the values of several.
 
-    Raises InvalidArgumentError if there is none, or one is not a Summary.
+    Raises InvalidArgumentError if there is none, or one is not a SummaryOp.
     """
     several = list(summaries)
-    if not several or not all(isinstance(one, Summary) for one in several):
+    if not several or not all(isinstance(one, SummaryOp) for one in several):
         raise InvalidArgumentError(f"summary.merge takes summaries, not {several!r:.200}")
-    return Summary([tag for one in several for tag in one.tags], [t for one in several for t in one.fetched])
+    return SummaryOp(
+        [tag for one in several for tag in one.tags], [t for one in several for t in one.fetched]
+    )
 
 
-def merge_all(graph: Graph | None = None) -> Summary | None:
+def merge_all(graph: Graph | None = None) -> SummaryOp | None:
     """Return one summary with all values of a graph (None: the default one); None if it has none."""
     graph = graph or default_graph()
     return merge(graph.summaries) if graph.summaries else None

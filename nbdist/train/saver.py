@@ -62,7 +62,7 @@ from nbdist.runtime.session.checkpoint import (
     PendingRequest,
     RestoredPart,
     RestoreRequest,
-    ShardRequest,
+    SaveRequest,
     VariablePlace,
     gather,
     place_of,
@@ -261,7 +261,7 @@ class Saver:
             task, device = places[part.variable]
             parts.setdefault(task, []).append((part, device))
         requests = {
-            task: ShardRequest(
+            task: SaveRequest(
                 checkpoint,
                 folder.name,
                 f"{base}.{checkpoint}.{n}-of-{len(parts)}.safetensors",

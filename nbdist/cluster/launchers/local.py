@@ -10,14 +10,14 @@ from nbdist.cluster.launchers.spec import Launcher, LauncherSpec
 from nbdist.cluster.supervisor.engine import run_engine
 
 if TYPE_CHECKING:
-    from nbdist.cluster.supervisor.process import Supervisor
+    from nbdist.cluster.supervisor.process import SupervisorProcess
 
 
 class ForkLauncher(Launcher):
     """Forks each task from the supervisor, which has imported the libraries already."""
 
     def start(
-        self, supervisor: Supervisor, rank: int, environment: Mapping[str, str], log: str
+        self, supervisor: SupervisorProcess, rank: int, environment: Mapping[str, str], log: str
     ) -> Callable[[], None] | None:
         """Fork the process of a rank; see `Launcher.start`."""
         request = self.request

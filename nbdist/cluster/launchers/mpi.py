@@ -35,7 +35,7 @@ from nbdist.errors import FailedPreconditionError, MissingExtra
 from nbdist.wire.collective.mpi.world import MpiWorld, enter_world
 
 if TYPE_CHECKING:
-    from nbdist.cluster.supervisor.process import Supervisor
+    from nbdist.cluster.supervisor.process import SupervisorProcess
 
 MAX_BYTES = 1 << 20  # of one request, and of all that the ranks publish
 # MPICH without libfabric uses UCX. These settings leave only its abstract sockets, which are refused.
@@ -65,7 +65,7 @@ class MpiLauncher(ForkLauncher):
         if not self.complete:
             self.manager.enter(rank)
 
-    def all_started(self, supervisor: Supervisor) -> None:
+    def all_started(self, supervisor: SupervisorProcess) -> None:
         """Answer the ranks from now on: all of them have inherited their connections."""
         self.complete = True
         self.manager.hand_over()

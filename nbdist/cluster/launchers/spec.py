@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.errors import InvalidArgumentError, MissingExtra
 
 if TYPE_CHECKING:
-    from nbdist.cluster.supervisor.process import Supervisor
+    from nbdist.cluster.supervisor.process import SupervisorProcess
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(
-        self, supervisor: Supervisor, rank: int, environment: Mapping[str, str], log: str
+        self, supervisor: SupervisorProcess, rank: int, environment: Mapping[str, str], log: str
     ) -> Callable[[], None] | None:
         """Start the process that becomes the engine of a rank, and print its output to the file ``log``.
 
         It is called for each task of a new cluster, and again for a task that is replaced or added. The
         process is a child of this one. It leads a process group of its own, ends when this process ends, and
-        has the variables of ``environment`` before it imports NumPy. Add it with `Supervisor.add_child`;
-        `Supervisor.fork` does all of this. Returns None, and in a forked child the function that the child
-        has to call.
+        has the variables of ``environment`` before it imports NumPy. Add it with
+        `SupervisorProcess.add_child`; `SupervisorProcess.fork` does all of this. Returns None, and in a
+        forked child the function that the child has to call.
         """
 
-    def all_started(self, supervisor: Supervisor) -> None:  # noqa: B027 - nothing, unless overridden
+    def all_started(self, supervisor: SupervisorProcess) -> None:  # noqa: B027 - nothing, unless overridden
         """Run once, when `start` was called for all tasks of a new cluster. They may not have registered."""
 
     def close_in_child(self) -> None:  # noqa: B027 - nothing, unless overridden

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from nbdist.cluster.supervisor.process import CONTROLLER, Supervisor, read_line
+from nbdist.cluster.supervisor.process import CONTROLLER, SupervisorProcess, read_line
 
 # Imported once here, before the engines are forked. These are names and not import statements, because the
 # modules lie on higher floors. An import that fails here fails again, and is reported, where it is used.
@@ -48,7 +48,7 @@ def main() -> None:
     raise_descriptor_limit()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD})
     client = socket.socket(fileno=descriptor)
-    supervisor = Supervisor(client, read_line(client), lock)
+    supervisor = SupervisorProcess(client, read_line(client), lock)
     become = start_children(supervisor) or supervisor.run()
     if become is not None:
         become()
@@ -69,7 +69,7 @@ def raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def start_children(supervisor: Supervisor) -> Callable[[], None] | None:
+def start_children(supervisor: SupervisorProcess) -> Callable[[], None] | None:
     """Fork the controller, unless the plan names one, and the engines; return a child's function."""
     plan = supervisor.plan
     folder = plan["folder"]

@@ -1,6 +1,6 @@
 """The supervisor: one process per cluster and host that forks the controller and the engines, and ends them.
 
-`Supervisor` is its event loop. `python -m nbdist.cluster.supervisor` (`__main__.py`) starts it, and
+`SupervisorProcess` is its event loop. `python -m nbdist.cluster.supervisor` (`__main__.py`) starts it, and
 `SupervisorClient` (`client.py`) is the other end of its socket.
 
 **Fork server.** The process imports the libraries that every engine needs, once, and forks the engines from
@@ -16,7 +16,7 @@ context does not survive a fork, and an MPI rank must be initialized in its own 
 own state where a copy would be wrong: NumPy's random state, the number of BLAS threads, signal handlers, the
 process group. The supervisor can therefore fork again at any time, for a task that is replaced or added
 (`ChangeLock`). The cluster's launcher (`nbdist/cluster/launchers`) decides how an engine's process starts;
-one that does not fork adds its processes with `Supervisor.add_child`.
+one that does not fork adds its processes with `SupervisorProcess.add_child`.
 
 **Protocol.** Clients connect to ``supervisor.sock`` in the cluster's folder, which only their user can enter.
 A message is one JSON object per line.
@@ -76,7 +76,7 @@ OLDER_SOCKET = "keeper.sock"  # its name in clusters of nbdist 0.1.0
 Reply = dict[str, Any]
 
 
-class Supervisor:
+class SupervisorProcess:
     """The event loop of the supervisor process; the module's text gives the design.
 
     ``starter`` is the connection to the client that starts the cluster, ``plan`` is that client's first
@@ -389,7 +389,7 @@ class ChangeLock:
         self._change: MembershipChange | None = None
         self._aborted: set[int] = set()  # pids that were forked for changes that were aborted
 
-    def answer(self, supervisor: Supervisor, request: dict[str, Any], client: socket.socket) -> Reply:
+    def answer(self, supervisor: SupervisorProcess, request: dict[str, Any], client: socket.socket) -> Reply:
         """Answer a client's request; raises ChildProcess in a child."""
         match request["request"]:
             case "replace" | "scale_down":
@@ -407,16 +407,16 @@ class ChangeLock:
         self._abort(supervisor)
         return {}
 
-    def disconnected(self, supervisor: Supervisor, client: socket.socket) -> None:
+    def disconnected(self, supervisor: SupervisorProcess, client: socket.socket) -> None:
         """Abort the client's change, if it has one."""
         if self._change is not None and self._change.client is client:
             self._abort(supervisor)
 
-    def is_member(self, supervisor: Supervisor, rank: int) -> bool:
+    def is_member(self, supervisor: SupervisorProcess, rank: int) -> bool:
         """Whether a task has that rank, or is being added under it."""
         return rank in _ranks(supervisor) or (self._change is not None and rank in self._change.new_tasks)
 
-    def _refusal(self, supervisor: Supervisor) -> str | None:
+    def _refusal(self, supervisor: SupervisorProcess) -> str | None:
         if supervisor.kill_at is not None:
             return "the cluster is ending"
         if self._change is not None:
@@ -427,7 +427,7 @@ class ChangeLock:
             return f"the task of rank {ranks} is being {doing} at this moment; try again"
         return None
 
-    def _end(self, supervisor: Supervisor, request: dict[str, Any], client: socket.socket) -> Reply:
+    def _end(self, supervisor: SupervisorProcess, request: dict[str, Any], client: socket.socket) -> Reply:
         """Begin to replace or to remove tasks."""
         pids = {int(rank): int(pid) for rank, pid in request["pids"].items()}
         ranks, known = frozenset(pids), _ranks(supervisor)
@@ -445,7 +445,7 @@ class ChangeLock:
             _kill(living)
         return {}
 
-    def _add(self, supervisor: Supervisor, request: dict[str, Any], client: socket.socket) -> Reply:
+    def _add(self, supervisor: SupervisorProcess, request: dict[str, Any], client: socket.socket) -> Reply:
         """Begin to add tasks."""
         new_tasks = {int(task["rank"]): task for task in request["tasks"]}
         taken = sorted(_ranks(supervisor) & new_tasks.keys())
@@ -458,7 +458,7 @@ class ChangeLock:
         self._change = MembershipChange(client, str(request["change"]), frozenset(new_tasks), new_tasks)
         return {}
 
-    def _fork(self, supervisor: Supervisor, change: MembershipChange, rank: int) -> Reply:
+    def _fork(self, supervisor: SupervisorProcess, change: MembershipChange, rank: int) -> Reply:
         if rank not in change.ranks or change.scale_down:
             return {"error": f"rank {rank} is not part of this change: {sorted(change.ranks)}"}
         if supervisor.kill_at is not None or rank in supervisor.children.values():
@@ -480,7 +480,7 @@ class ChangeLock:
         return {"pid": pid}
 
     def _commit(
-        self, supervisor: Supervisor, change: MembershipChange, roster: list[dict[str, Any]]
+        self, supervisor: SupervisorProcess, change: MembershipChange, roster: list[dict[str, Any]]
     ) -> Reply:
         self._change, self.roster = None, roster
         removed = change.ranks if change.scale_down else frozenset()
@@ -492,7 +492,7 @@ class ChangeLock:
         _kill({pid: rank for pid, rank in supervisor.children.items() if rank in removed})
         return {}
 
-    def _abort(self, supervisor: Supervisor) -> None:
+    def _abort(self, supervisor: SupervisorProcess) -> None:
         assert self._change is not None
         change, self._change = self._change, None
         _kill(change.forked & supervisor.children.keys())
@@ -501,7 +501,7 @@ class ChangeLock:
             remove_segments(supervisor, supervisor.exits.pop(rank)["pid"])
 
 
-def _ranks(supervisor: Supervisor) -> set[int]:
+def _ranks(supervisor: SupervisorProcess) -> set[int]:
     return {task["rank"] for task in supervisor.plan["tasks"]}
 
 
@@ -510,7 +510,7 @@ def _kill(pids: dict[int, int] | set[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def remove_segments(supervisor: Supervisor, pid: int) -> None:
+def remove_segments(supervisor: SupervisorProcess, pid: int) -> None:
     """Remove the shared segments that a dead process has left."""
     from nbdist.runtime.task import segment_prefix
     from nbdist.wire.shm import remove_all

@@ -94,7 +94,7 @@ class VariablesState:
 
 
 @dataclass(frozen=True)
-class ShardRequest:
+class SaveRequest:
     """A request to copy or write variables: the checkpoint's id and folder, and the name of the file."""
 
     checkpoint: str
@@ -108,7 +108,7 @@ class ShardRequest:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, entries: dict[str, Any]) -> ShardRequest:
+    def from_dict(cls, entries: dict[str, Any]) -> SaveRequest:
         """Return what ``to_dict`` described; DataLossError for anything else."""
         try:
             texts = {name: str(entries[name]) for name in ("checkpoint", "folder", "file", "prefix")}
@@ -195,10 +195,10 @@ class VariableFiles:
     def handle(self, kind: str, entries: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request; takes as long as the work does."""
         if kind == "checkpoint.copy":
-            self._copy(ShardRequest.from_dict(entries))
+            self._copy(SaveRequest.from_dict(entries))
             return {}
         if kind == "checkpoint.write":
-            return self._write(ShardRequest.from_dict(entries))
+            return self._write(SaveRequest.from_dict(entries))
         if kind == "variables.describe":
             return self._describe(entries)
         if kind == "variables.begin_training":
@@ -228,7 +228,7 @@ class VariableFiles:
         """End a write that is in progress, with an error."""
         self._closed = True
 
-    def _copy(self, request: ShardRequest) -> None:
+    def _copy(self, request: SaveRequest) -> None:
         cells = self._cells(request)
         total = sum(int(cell.array.nbytes) for cell in cells.values())
         self._store.take(request.file, total, f"copies of {len(cells)} variables to be saved")
@@ -240,7 +240,7 @@ class VariableFiles:
         with self._lock:
             self._copies[request.file] = copies
 
-    def _write(self, request: ShardRequest) -> dict[str, Any]:
+    def _write(self, request: SaveRequest) -> dict[str, Any]:
         with self._lock:
             copies = self._copies.get(request.file)
         arrays = copies
@@ -289,7 +289,7 @@ class VariableFiles:
                         self._check_open()
                     cell.ready = True
 
-    def _cells(self, request: ShardRequest) -> dict[str, Cell]:
+    def _cells(self, request: SaveRequest) -> dict[str, Cell]:
         cells: dict[str, Cell] = {}
         for place in request.variables:
             cell = self._find(place, request.prefix)

@@ -32,7 +32,7 @@ from nbdist.errors import (
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.metrics.timeline import Timeline
-from nbdist.summary import FileWriter, Summary
+from nbdist.summary import FileWriter, SummaryOp
 from nbdist.train.saver import Saver
 
 if TYPE_CHECKING:
@@ -389,7 +389,7 @@ class SummarySaverHook(SessionRunHook):
     - ``save_steps``, ``save_secs``: exactly one of them, above 0
     - ``output_dir``: the folder of a new FileWriter; or ``summary_writer``. One of them is given
     - ``scaffold``: its ``summary_op`` is used if no ``summary_op`` is given
-    - ``summary_op``: a Summary (``nb.summary.merge_all()``), or a list of them
+    - ``summary_op``: a SummaryOp (``nb.summary.merge_all()``), or a list of them
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class SummarySaverHook(SessionRunHook):
         output_dir: str | os.PathLike[str] | None = None,
         summary_writer: FileWriter | None = None,
         scaffold: Scaffold | None = None,
-        summary_op: Summary | Sequence[Summary] | None = None,
+        summary_op: SummaryOp | Sequence[SummaryOp] | None = None,
     ) -> None:
         if (scaffold is None) == (summary_op is None):
             raise InvalidArgumentError("give exactly one of scaffold and summary_op")
@@ -408,7 +408,7 @@ class SummarySaverHook(SessionRunHook):
         self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
         self._output = _Output(output_dir, summary_writer)
         self._scaffold, self._given = scaffold, summary_op
-        self._fetched: list[Summary] = []
+        self._fetched: list[SummaryOp] = []
         self._due = False
         self._next: int | None = None
 
@@ -420,7 +420,7 @@ class SummarySaverHook(SessionRunHook):
     def after_create_session(self, session: Session, coord: Any = None) -> None:
         """Find the summaries that the graph has in the end."""
         given = self._given if self._scaffold is None else self._scaffold.summary_op
-        self._fetched = [given] if isinstance(given, Summary) else list(given or ())
+        self._fetched = [given] if isinstance(given, SummaryOp) else list(given or ())
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Fetch the summaries if it is time."""

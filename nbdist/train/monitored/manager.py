@@ -38,7 +38,7 @@ from nbdist.graph.tensor import Tensor, Variable
 from nbdist.graph.variables import global_variables, global_variables_initializer
 from nbdist.runtime.session.checkpoint import VariablesState
 from nbdist.runtime.session.session import Session
-from nbdist.summary import Summary, merge_all
+from nbdist.summary import SummaryOp, merge_all
 from nbdist.train.context import current
 from nbdist.train.saver import Saver
 
@@ -73,7 +73,7 @@ class Scaffold:
     - ``ready_op``: a tensor that is true when the variables are ready, beyond being initialised
     - ``ready_for_local_init_op``: a tensor that is true when ``local_init_op`` can run; None runs it at once
     - ``local_init_op``: each worker runs it in each new session
-    - ``summary_op``: a Summary, or a list of them; None for all summaries of the graph
+    - ``summary_op``: a SummaryOp, or a list of them; None for all summaries of the graph
     - ``saver``: a Saver; None for one of all variables
     """
 
@@ -85,7 +85,7 @@ class Scaffold:
         ready_op: Tensor | None = None,
         ready_for_local_init_op: Tensor | None = None,
         local_init_op: Tensor | None = None,
-        summary_op: Summary | Sequence[Summary] | None = None,
+        summary_op: SummaryOp | Sequence[SummaryOp] | None = None,
         saver: Saver | None = None,
     ) -> None:
         self.init_op, self.init_feed_dict, self.init_fn = init_op, init_feed_dict, init_fn

@@ -22,7 +22,7 @@ from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.graph.variables import global_variables, global_variables_initializer
 from nbdist.runtime.session.session import Session
-from nbdist.summary import FileWriter, Summary, merge_all
+from nbdist.summary import FileWriter, SummaryOp, merge_all
 from nbdist.train.graph_sync.queue_runner import QueueRunner
 from nbdist.train.monitored.coordinator import Coordinator
 from nbdist.train.monitored.hooks import global_step_of
@@ -38,7 +38,7 @@ class Supervisor:
     - ``init_op``, ``init_feed_dict``, ``init_fn(session)``: initialise the variables; None for all of them
     - ``local_init_op``, ``ready_op``, ``ready_for_local_init_op``: those of :class:`Scaffold`
     - ``logdir``: the folder of checkpoints and summaries; None: neither is written
-    - ``summary_op``: a Summary; None for all summaries of the graph
+    - ``summary_op``: a SummaryOp; None for all summaries of the graph
     - ``saver``: a Saver; None for one of all variables
     - ``global_step``: a variable; None for the graph's ``global_step``, if it has one
     - ``save_summaries_secs``, ``save_model_secs``: seconds between two times; 0: never
@@ -61,7 +61,7 @@ class Supervisor:
         init_feed_dict: Mapping[Tensor, Any] | None = None,
         local_init_op: Tensor | None = None,
         logdir: Path | None = None,
-        summary_op: Summary | None = None,
+        summary_op: SummaryOp | None = None,
         saver: Saver | None = None,
         global_step: Variable | None = None,
         save_summaries_secs: float = 120.0,
