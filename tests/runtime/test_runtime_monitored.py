@@ -433,11 +433,12 @@ class TestRecovery:
 
     def test_the_error_of_a_task_that_does_not_come_back(self, two_ps: Tasks) -> None:
         graph, op = ps_graph()
-        creator = train.ChiefSessionCreator(master=two_ps["worker0"], max_wait_secs=1.0)
+        creator = train.ChiefSessionCreator(master=two_ps["worker0"])
         with graph.as_default():
             session = train.MonitoredSession(creator)
         session.run(op)
         two_ps["ps1"].close()
+        creator._max_wait = 1.0
         with pytest.raises(DeadlineExceededError, match="/job:ps/task:1"):
             session.run(op)
         session.close()
