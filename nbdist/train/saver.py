@@ -145,16 +145,17 @@ class Saver:
 
     @property
     def last_checkpoints(self) -> list[str]:
-        """The paths of the checkpoints that this Saver has written and kept, oldest first."""
+        """The paths of the checkpoints that this Saver keeps, oldest first; local ones are absolute."""
         return [path for path, _ in self._retention.kept]
 
     def recover_last_checkpoints(self, checkpoint_paths: Iterable[Path]) -> None:
         """Adopt complete checkpoints of an earlier Saver, oldest first, so that they are deleted in turn."""
         kept: list[tuple[str, float]] = []
         for path in checkpoint_paths:
-            folder, base = split_path(path)
+            name, base = split_path(path)
+            folder = open_folder(name)
             with suppress(NotFoundError, DataLossError):
-                kept.append((os.fspath(path), read_index(open_folder(folder), base).saved))
+                kept.append((folder.path(base), read_index(folder, base).saved))
         self._retention.kept = kept
 
     def save(
@@ -197,7 +198,7 @@ class Saver:
             writing = self._start_single(sess, folder, base, step)
         writing.start(
             lambda index: folder.replace(base + SUFFIX, index.to_text()),
-            lambda index: self._finish(folder, path, index, state_file, write_state),
+            lambda index: self._finish(folder, base, index, state_file, write_state),
         )
         self._writing = writing
         if wait or not writing.background:
@@ -324,18 +325,22 @@ class Saver:
         }
         return Index(checkpoint, step, time.time(), files, tensors)
 
-    def _finish(self, folder: Folder, path: str, index: Index, state_file: str, write_state: bool) -> None:
+    def _finish(self, folder: Folder, base: str, index: Index, state_file: str, write_state: bool) -> None:
         """Delete the checkpoints that are no longer kept, write the state file, and delete unused shards."""
+        path = folder.path(base)  # a relative path must not make another checkpoint of the same
+        series = {(folder.name, series_of(base)): base}
         for old in self._retention.add(path, index.saved):
             place, name = split_path(old)
             open_folder(place).remove(name + SUFFIX)
+            series[place, series_of(name)] = name
         if write_state:
             kept = [(p, t) for p, t in self._retention.kept if split_path(p)[0] == split_path(path)[0]]
             state = CheckpointState(
                 path, tuple(p for p, _ in kept), tuple(t for _, t in kept), self._retention.preserved
             )
             folder.replace(state_file, state.to_text())
-        remove_unused(folder, split_path(path)[1], state_file)
+        for (place, _), name in series.items():
+            remove_unused(open_folder(place), name, state_file)
 
 
 def remove_unused(folder: Folder, base: str, state_file: str) -> None:

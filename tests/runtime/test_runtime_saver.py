@@ -196,6 +196,31 @@ class TestRetention:
             assert self.saved(session, later, tmp_path, 4) == ["s-2", "s-4"]
             assert not list(tmp_path.glob("s-3*"))
 
+    def test_one_saver_with_several_names(self, tmp_path: Path) -> None:
+        with Graph().as_default() as graph, Session(graph=graph) as session:
+            Variable(0.0, name="w")
+            begin(session)
+            saver = Saver(max_to_keep=1)
+            for name in ("one/a", "one/b", "two/a"):
+                saver.save(session, tmp_path / name, 1)
+        assert [path.name for path in (tmp_path / "one").iterdir()] == ["checkpoint"]
+        assert len(list((tmp_path / "two").iterdir())) == 3
+
+    def test_a_relative_path_is_the_same_checkpoint(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with Graph().as_default() as graph, Session(graph=graph) as session:
+            Variable(0.0, name="w")
+            begin(session)
+            Saver().save(session, "saved/m", 1)
+            saver = Saver(max_to_keep=2)
+            saver.recover_last_checkpoints([str(latest_checkpoint("saved"))])
+            saver.save(session, "saved/m", 1)
+            assert saver.save(session, "saved/m", 2) == "saved/m-2"
+            assert saver.last_checkpoints == [str(tmp_path / "saved" / f"m-{step}") for step in (1, 2)]
+            assert load_variable("saved/m-1", "w") == 0.0
+
     def test_names_of_the_state_file(self, tmp_path: Path) -> None:
         with Graph().as_default() as graph, Session(graph=graph) as session:
             Variable(0.0, name="w")
