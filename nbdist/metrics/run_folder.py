@@ -93,6 +93,8 @@ class RunFile:
     """Whether it trained or logged metrics; None while unknown."""
     paused: float = 0.0
     """Seconds of pauses between ``created`` and ``ended``."""
+    resumed_from: str = ""
+    """The id of the run whose training it continues; empty if it began one."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -185,7 +187,7 @@ _VALID: Mapping[str, _Check] = {
     "id": _is_text, "name": _is_text, "kind": _is_text, "created": _is_time, "ended": _is_time_or_none,
     "status": _is_text, "error": _is_text, "code": _is_text, "seed": _is_whole_or_none,
     "versions": _is_mapping, "cluster": _is_mapping, "options": _is_mapping, "trained": _is_flag_or_none,
-    "paused": _is_seconds,
+    "paused": _is_seconds, "resumed_from": _is_text,
 }  # fmt: skip
 _EXPECTED: Mapping[_Check, str] = {
     _is_text: "a text", _is_time: "a time in seconds since 1970", _is_whole_or_none: "a whole number or null",

@@ -352,7 +352,7 @@ def trains(record: RunFile, folder: Path) -> bool:
 
 def table(found: Sequence[RunFile]) -> list[tuple[str, ...]]:
     """Return the cells of a table of runs, headings first; columns that are empty for all are left out."""
-    head = ("id", "name", "status", "started", "duration", "workers", "size", "tags", "error")
+    head = ("id", "name", "status", "started", "duration", "workers", "size", "tags", "resumed from", "error")
     rows = [row(run) for run in found]
     always = ("id", "status", "started", "duration", "workers", "error")
     kept = [at for at, name in enumerate(head) if name in always or any(cells[at] for cells in rows)]
@@ -373,6 +373,7 @@ def row(run: RunFile) -> tuple[str, ...]:
         str(len(workers)) if isinstance(workers, Sequence) else "",
         in_bytes(size) if size else "",
         ", ".join(run.tags) if isinstance(run, ListedRun) else "",
+        run.resumed_from,
         error_line(run.error),
     )
 

@@ -12,6 +12,7 @@ from nbdist.distribute.spec import COLLECTIVE, StrategySpec, TrainingSpec
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.numbers import is_whole
 from nbdist.runtime.task import Roster, TaskInfo
+from nbdist.train.state_writer import parse_interval
 from nbdist.wire.collective.registry import COLLECTIVES
 
 REPLICATIONS = ("between-graph", "in-graph")
@@ -31,6 +32,8 @@ class Options:
     in that case the "client" (the notebook) feeds every batch, or the "workers" read them.
     ``on`` selects tasks, such as ``worker:0-2`` or ``worker:0,2``; None means all workers. ``tensorboard``
     has each task write event files beside its log. ``push`` names notebook values to send to bodies.
+    ``checkpoint_every`` is how often the state of a training is written, such as "30s", or a number of steps;
+    ``resume`` is the id of the run whose newest state the body continues.
     """
 
     strategy: str | None = None
@@ -56,6 +59,8 @@ class Options:
     alpha: float | None = None
     tensorboard: bool = False
     push: tuple[str, ...] = ()
+    checkpoint_every: str | int | None = None
+    resume: str | None = None
 
     def __post_init__(self) -> None:
         if self.strategy is not None:
@@ -83,6 +88,14 @@ class Options:
             raise InvalidArgumentError(f"--seed is a whole number of 0 or more, got {self.seed!r}")
         if self.on is not None:
             parse_on(self.on)
+        if self.checkpoint_every is not None:
+            parse_interval(self.checkpoint_every)
+        for flag, value in (("--checkpoint-every", self.checkpoint_every), ("--resume", self.resume)):
+            if value is not None and self.replication == "in-graph":
+                raise InvalidArgumentError(
+                    f"{flag} belongs to --replication between-graph: an in-graph body is in this notebook's "
+                    "process and ends with it. Save its variables with nb.train.Saver"
+                )
         for name in self.fetch:
             if not name.isidentifier():
                 raise InvalidArgumentError(f"--fetch takes names of variables, got {name!r}")

@@ -100,6 +100,8 @@ class Run(Labelled):
         """The type that `timeline` returns; the user interface puts one here that shows itself."""
         self.shown_by: Callable[[Run], object] = print
         """Called by `show`; the user interface puts a view here."""
+        self.resumed_by: Callable[[Run], Run] = resumed
+        """Starts the run again for `resume`; the user interface puts one here that also shows it."""
         self.deliver: Callable[[Run], object] = lambda run: None
         """Called once with the fetched results, before ``over`` is true, on the following thread."""
         self._last: Standing | None = None
@@ -170,9 +172,23 @@ class Run(Labelled):
         """
         self.controls.pause()
 
-    def resume(self) -> None:
-        """Continue after a pause. May be called from any thread; raises as `pause` does."""
-        self.controls.ask("resume")
+    def resume(self) -> Run:
+        """Continue a run that is paused, or start one that has ended again from its newest state; return it.
+
+        A run with ``checkpoint_every`` that has failed, was stopped, or has lost its tasks starts again as a
+        new run, which is returned and followed in the background: with its body, its inputs and its options,
+        on the current cluster (without one, on a new one of the same size), which may have another number of
+        workers. Names that its body takes from earlier cells must be on the tasks.
+
+        May be called from any thread while the run is under way; raises as `pause` does then. Raises
+        FailedPreconditionError if the run has finished, has left no state, or its body was not recorded::
+
+            nb.attach("261123-091512-mnist").resume().wait().model
+        """
+        if not self.over:
+            self.controls.ask("resume")
+            return self
+        return self.resumed_by(self)
 
     def set(self, **settings: float) -> None:
         """Change settings of the training from the next step on: ``run.set(learning_rate=0.01)``.
@@ -483,6 +499,15 @@ class Run(Labelled):
 
     def __repr__(self) -> str:
         return f"<Run {self.id}: {self.status}, {len(self.tasks)} replicas>"
+
+
+def resumed(run: Run) -> Run:
+    """Start a run that has ended again, without a view, and follow it from a separate thread."""
+    from nbdist.run.resume import resume_run  # which starts runs
+
+    started = resume_run(run.id)
+    started.follow_on_thread()
+    return started
 
 
 def training_seconds(store: RunStore, tally: ProgressTracker) -> float:

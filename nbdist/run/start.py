@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.adopt import adopt
@@ -28,6 +29,7 @@ from nbdist.run.in_graph.start import InGraph
 from nbdist.run.monitor import remedy
 from nbdist.run.options import Options, check_numbers, select
 from nbdist.run.push import Packed
+from nbdist.run.resumable import record_body, resumable_run
 from nbdist.run.run import Run
 from nbdist.run.task.agent import install
 from nbdist.run.task.body import RunSpec, check_source, run_body
@@ -59,11 +61,13 @@ def start_run(
         raise InvalidArgumentError(f"the body is source text or a function, not {body!r}")
     if isinstance(body, str) and not body.strip():
         raise InvalidArgumentError("the body is empty: there is nothing to run")
-    body, given, packed = check_given(body, given or Given(), options.replication != "in-graph", first_line)
+    original, inputs = body, given or Given()
+    body, given, packed = check_given(body, inputs, options.replication != "in-graph", first_line)
     cluster = cluster or any_cluster(report)
     options = options.resolve(bool(_servers(cluster)))
     workers = select(tuple(cluster.tasks), options.on)
     check_numbers(options, len(workers))
+    options, states = _continuing(options)
     _check_alive(cluster, workers, options)
     prepare(cluster)
     run_id = new_run_id(options.name)
@@ -82,6 +86,8 @@ def start_run(
         folder = run_folder(run_id)
         try:
             write_run(record, wait=False)
+            if options.checkpoint_every is not None:
+                record_body(folder, original, inputs, first_line)
         except OSError as error:
             raise ResourceExhaustedError(
                 f"the run's folder {folder} cannot be written: {error.strerror}; make room there, or set "
@@ -107,6 +113,8 @@ def start_run(
             names=names,
             pushed=given if delivery is None else delivery.pushed,
             first_line=first_line,
+            checkpoint_every=options.checkpoint_every,
+            states=tuple(map(str, states)),
         )
         if options.replication == "in-graph":
             here = InGraph(cluster, spec, body, workers, servers)
@@ -121,7 +129,7 @@ def start_run(
             run = Run(
                 cluster, record, folder, workers, options, calls, None,
                 at_end=partial(_ended, cluster, run_id, delivery),
-                hint=partial(missing_name, names=options.push, by_flag=first_line > 1),
+                hint=partial(_hint, options, by_flag=first_line > 1),
             )  # fmt: skip
             # A wake for each outcome would poll all tasks as often as there are tasks.
             calls.when_done(run.wake, failed=lambda outcome: "error" in outcome)
@@ -140,6 +148,28 @@ def start_run(
         except Exception as error:  # the body runs already: it matters more than how it is shown
             run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
     return run
+
+
+def _continuing(options: Options) -> tuple[Options, list[Path]]:
+    """Return options with what they take from the run that they resume, and that run's states."""
+    if options.resume is None:
+        return options, []
+    record, states = resumable_run(options.resume)
+    seed = record.seed if options.seed is None else options.seed
+    every = options.checkpoint_every or record.options.get("checkpoint_every")
+    return replace(options, seed=seed, checkpoint_every=every), states
+
+
+def _hint(options: Options, name: str, by_flag: bool) -> str:
+    """Return the remedy for a name that a body lacks."""
+    found = missing_name(name, options.push, by_flag)
+    if found or options.resume is None:
+        return found
+    return (
+        f"`{name}` is not on this cluster's workers: an earlier cell defined it on those of run "
+        f"{options.resume}. Run the earlier cells first, then the cell with %%distribute --resume "
+        f"{options.resume}"
+    )
 
 
 def check_given(
@@ -243,6 +273,7 @@ def _record(
             "owner": this_process(),
         },
         options={k: v for k, v in vars(options).items() if v is not None},
+        resumed_from=options.resume or "",
     )
 
 

@@ -144,6 +144,7 @@ def _train(
             context.step_log.begin(replica)
         loop = _Loop(model, replica, context, history, skip_nan, save)
         batches = EpochBatches(context.strategy, dataset, steps_per_epoch, cursor, context.control.check)
+        loop.save_state = resume.saver(own, history, batches)
         for epoch in range(cursor.epoch, epochs):
             context.progress.epoch, context.progress.epochs = epoch + 1, epochs
             loop.boundary.show_rate()  # a callback may have set it
@@ -271,6 +272,8 @@ class _Loop:
         self._ids: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._scales: dict[int, Array] = {}
         self._save = save
+        self.save_state: Callable[[int], float] | None = None
+        """Saves the training's state if it is time, given the steps of this epoch; returns the seconds."""
         self.boundary = Boundary(
             context, lambda: [replica], lambda: self.updates_before + replica.global_step, self._write
         )
@@ -287,7 +290,7 @@ class _Loop:
         account = StepAccount(progress.spent, self.context.step_log)
         account.start()
         boundary = self.boundary
-        handled = boundary.handled
+        handled, save_state = boundary.handled, self.save_state
         for arrays, size in self._repeated(batches):
             if control.messages != handled:
                 try:
@@ -295,6 +298,8 @@ class _Loop:
                 except StepStopped:
                     return False
                 handled = boundary.handled
+            if save_state is not None and (seconds := save_state(self.step - started)):
+                account.exclude(seconds)
             if replica.agree(control.stop_requested or control.ended_training == number):
                 return False
             control.check()

@@ -4,7 +4,8 @@
     model.fit(data, epochs=10)         # continues `earlier`, and writes its own state at its end
 
 The file is a model's (``nb.nn.load`` reads it) and also has the optimizer's slots, and as JSON in the header
-all that is not an array. It is written under a temporary name and renamed, without fsync.
+all that is not an array. It is written under a temporary name and renamed. A run with ``--checkpoint-every``
+also writes states while it trains: see `nbdist.train.state_writer`.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ import itertools
 import json
 import os
 import secrets
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.graph.backend import Array, to_host
+from nbdist.metrics.run_folder import sync, sync_folder
 from nbdist.optim import Optimizer
 from nbdist.train.strategy import Strategy
 from nbdist.train.tensorfile import TensorFile, write_tensors
+
+if TYPE_CHECKING:
+    from nbdist.train.state_writer import StateWriter
 
 MODEL, STATE, CHECK = "nbdist", "nbdist.training", "nbdist.check"
 
@@ -42,19 +48,21 @@ class SavedState:
 
 
 class TrainingStates:
-    """The files of a run's training states: the one to write, and the one to continue; ``context.states``.
+    """The files of a run's training states: those to write, and the one to continue; ``context.states``.
 
     Each ``fit`` of the run writes its state to ``write`` when it ends: after its epochs, because it was asked
     to stop between two steps, or because a callback has ended it. Not when it fails, nor after one that was
     stopped. The chief writes, into a folder that is there. A failure to write is printed once, and is in
-    ``error``; training continues.
+    ``error``; training continues. With a ``writer`` the states of a ``fit`` go there instead, at its interval
+    and at the end.
 
-    ``read`` is such a file. The training of the run that has its number continues it: losses, weights and
-    history are then, bit for bit, those of a training that was never stopped. Earlier trainings of the run
-    are made again as they were, from the same seed, and leave no state. All replicas are given the same file
-    (on a shared file system, or on one host). ``fit(epochs=)`` counts from the beginning: a larger number
-    trains on, and if all epochs are over no step is made. The batches of the epoch under way, or of all
-    epochs if the data is endless, are made again and put aside. Anything that differs is an
+    ``read`` is such a file, or several of one run, the newest first: a damaged one is left for the next, and
+    ``fallbacks`` has the reason. The training of the run that has its number continues it: its losses,
+    weights and history are then, bit for bit, those of a training that was never stopped. Earlier trainings
+    of the run are made again as they were, from the same seed, and leave no state. All replicas are given
+    the same file (on a shared file system, or on one host). ``fit(epochs=)`` counts from the beginning: a
+    larger number trains on, and if all epochs are over no step is made. The batches of the epoch under way,
+    or of all epochs if the data is endless, are made again and put aside. Anything that differs is an
     InvalidArgumentError that names it, but for a learning rate that is given anew, which is used; a damaged
     or foreign file is a DataLossError.
 
@@ -64,9 +72,18 @@ class TrainingStates:
     callbacks keep is not kept: they begin anew.
     """
 
-    def __init__(self, write: Path | None = None, read: Path | None = None) -> None:
-        self.write = None if write is None else Path(write)
-        self.read = None if read is None else Path(read)
+    def __init__(
+        self,
+        write: Path | None = None,
+        read: Path | Sequence[Path] | None = None,
+        *,
+        writer: StateWriter | None = None,
+    ) -> None:
+        self.write, self.writer = None if write is None else Path(write), writer
+        found = [] if read is None else [read] if isinstance(read, (str, Path)) else read
+        self._candidates = [Path(one) for one in found]
+        self.fallbacks: list[str] = []
+        """Why states were left for those before them."""
         self.error: str | None = None
         """Why the last training that has ended left no state."""
         self.continued: int | None = None
@@ -75,19 +92,46 @@ class TrainingStates:
         """Whether ``write`` is a state that this run has left."""
         self.cut = False
         """Whether a training was cut short: later ones of the run leave no state."""
-        self.awaited = 0
-        """The number of the training that continues ``read``, as far as it is known."""
+        self._chosen: State | None = None
+        self._choosing = threading.Lock()  # replicas of one process are threads
+
+    @property
+    def read(self) -> Path | None:
+        """The state to continue from, if there is one."""
+        return self._candidates[0] if self._candidates else None
+
+    @property
+    def awaited(self) -> int:
+        """The number of the training that continues ``read``, once a training has looked for it."""
+        return 0 if self._chosen is None else self._chosen.training
 
     def find(self, training: int) -> SavedState | None:
         """Return the state that this training of the run continues, if there is one.
 
-        Raises NotFoundError if there is no file, DataLossError if it is damaged or foreign.
+        Raises NotFoundError if there is no file, DataLossError if all of them are damaged or foreign.
         """
         if self.read is None or self.continued is not None:
             return None
-        state = read_state(self.read)
-        self.awaited = state.training
-        return _whole(self.read) if state.training == training else None
+        saved: SavedState | None = None
+        with self._choosing:
+            if self._chosen is None:  # all of it is checked at once: a later training could not go back
+                saved = self._choose()
+                self._chosen = saved.state
+        if self._chosen.training != training:
+            return None
+        return saved or _whole(self.read)
+
+    def _choose(self) -> SavedState:
+        """Return the newest state that is whole, and drop those that are not."""
+        while True:
+            try:
+                return _whole(self._candidates[0])
+            except (DataLossError, NotFoundError) as error:
+                if len(self._candidates) == 1:
+                    raise
+                damaged, older, *_ = self._candidates
+                self.fallbacks.append(f"{error}. Instead of {damaged.name}, training continues {older.name}")
+                del self._candidates[0]
 
     @property
     def newest(self) -> Path | None:
@@ -107,8 +151,12 @@ def write_state(
     model: dict[str, Any],
     arrays: Sequence[Array],
     slots: Sequence[dict[str, Array]],
+    durable: bool = False,
 ) -> None:
-    """Write a state and a model's settings to a file of mode 0600, by way of a draft."""
+    """Write a state and a model's settings to a file of mode 0600, by way of a draft.
+
+    With ``durable`` it returns once the file and its name would survive a loss of power.
+    """
     tensors = {f"{i:04d}": array for i, array in enumerate(arrays)}
     tensors |= {f"slot.{name}.{i:04d}": array for i, one in enumerate(slots) for name, array in one.items()}
     tensors = {name: np.asarray(to_host(array), order="C") for name, array in tensors.items()}
@@ -117,7 +165,11 @@ def write_state(
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         write_tensors(draft, tensors, {**texts, CHECK: str(checksum(texts, tensors))})
+        if durable:
+            sync(draft, os.O_RDONLY)
         os.replace(draft, path)
+        if durable:
+            sync_folder(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -311,9 +363,13 @@ class EpochBatches:
 
     @property
     def cursor(self) -> DataCursor:
-        """The position of the training now."""
+        """The position of the training between two epochs, or after the last step."""
         begun = self._within or self._endless is not None
         return DataCursor(self._epoch, self._batches, self._opened if begun else self._dataset.opened)
+
+    def cursor_within(self, steps: int) -> DataCursor:
+        """Return the position in the epoch under way, after so many of its steps in this process."""
+        return DataCursor(self._epoch, self._batches + steps, self._opened)
 
     def next_epoch(self) -> Iterator[Batch]:
         """Return the batches of the next epoch that are still to come."""

@@ -3,6 +3,8 @@
 resume = ResumeAdapter(context, model, optimizer, config)       # without context.states it does nothing
 dataset, cursor = resume.begin(dataset, steps_per_epoch)        # the model has its weights
 resume.resume(replica, history, epochs)                         # slots, history and progress are restored
+save = resume.saver(replica, history, batches)                  # None without --checkpoint-every
+save(steps)                                                     # between two steps: saves it if it is time
 resume.end(replica, history, cursor)
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +23,17 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context
-from nbdist.train.resume import DataCursor, SavedState, State, made_of, require_same, settings_of, write_state
+from nbdist.train.resume import (
+    DataCursor,
+    EpochBatches,
+    SavedState,
+    State,
+    made_of,
+    require_same,
+    settings_of,
+    write_state,
+)
+from nbdist.train.state_writer import StateWriter
 from nbdist.train.strategy import Replica, Trainable
 
 Config = Callable[[], dict[str, Any]]
@@ -53,7 +66,14 @@ class ResumeAdapter:
                     f"strategy {strategy.name} cannot continue a training from {states.read}: use "
                     "one_device, mirrored or multi_worker, or train anew, without it"
                 )
+            if states.writer is not None and not strategy.continues:
+                raise InvalidArgumentError(
+                    f"strategy {strategy.name} cannot save the state of a training: drop "
+                    "--checkpoint-every, or use one_device, mirrored or multi_worker"
+                )
             self._found = states.find(context.trainings)
+            while context.is_chief and states.fallbacks:
+                print(states.fallbacks.pop(0))
             if self._found is not None:
                 cursor = self._take(self._found)
             elif self._seed is None and strategy.continues and _unseeded(dataset):
@@ -106,30 +126,90 @@ class ResumeAdapter:
                 else f"training continues after step {state.step}, in epoch {state.place.epoch + 1}{at}"
             )
 
+    def saver(
+        self, replica: Replica, history: History, batches: EpochBatches
+    ) -> Callable[[int], float] | None:
+        """Return what saves the state between two steps, once it is time; None if nothing does.
+
+        It takes the number of steps that this epoch has had in this process, and returns the seconds that it
+        took.
+        """
+        states = self._context.states
+        if states is None or states.writer is None or not self._leaves:
+            return None
+        writer = states.writer
+        progress = self._context.progress
+        writer.begin(progress.step)
+
+        def save(steps: int) -> float:
+            if not writer.is_due(progress.step):
+                return 0.0
+            began = time.perf_counter()
+            self._write(writer, replica, history, batches.cursor_within(steps))
+            if self._context.step_log is not None:
+                self._context.step_log.note("compute", "state", began, time.perf_counter())
+            return time.perf_counter() - began
+
+        return save
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether this training leaves its state: one after a stop does not, nor one that is repeated."""
+        context, states = self._context, self._context.states
+        if states is None or not context.is_chief or self._stopped_before or states.cut:
+            return False
+        return context.trainings >= states.awaited
+
     def end(self, replica: Replica, history: History, cursor: DataCursor) -> None:
         """Leave the state, if it is wanted; a failure ends nothing."""
-        context, states, strategy = self._context, self._context.states, self._context.strategy
-        if states is None or states.write is None or not context.is_chief:
+        states, strategy, leaves = self._context.states, self._context.strategy, self._leaves
+        if states is None or not self._context.is_chief:
             return
-        stopped_before = self._stopped_before or states.cut
         # Not by a callback, so that later trainings of the run do not begin where this one was to end.
-        states.cut = stopped_before or (cursor.epoch < self._epochs and not history.stop_training)
-        if stopped_before or context.trainings < states.awaited:
-            return  # an earlier training of the run is continued
+        states.cut = (
+            states.cut or self._stopped_before or (cursor.epoch < self._epochs and not history.stop_training)
+        )
+        if not leaves:
+            return
+        if states.writer is not None:
+            self._write(states.writer, replica, history, cursor)
+            states.writer.finish()
+        if states.write is None:
+            return
         if not strategy.continues:
             states.error = f"strategy {strategy.name} leaves no state from which a training can be continued"
             return
         try:
-            config = self._config()
-            arrays = self._model.all_arrays(replica.values)
-            state = self._state(replica, history, cursor, self._made_with(config, arrays))
-            write_state(states.write, state, config, arrays, replica.slots)
+            write_state(states.write, *self._now(replica, history, cursor))
             states.error, states.written = None, True
         except Exception as error:  # a full disk, say: what was trained is as good as before
-            states.fail(
-                f"the state of training {context.trainings}, step {context.progress.step}, could not be "
-                f"written to {states.write}: {type(error).__name__}: {error}; it cannot be continued"
-            )
+            states.fail(self._not_written(states.write, error))
+
+    def _write(self, writer: StateWriter, replica: Replica, history: History, cursor: DataCursor) -> None:
+        """Have the writer save the state as it is now; a failure ends nothing."""
+        try:
+            writer.write(*self._now(replica, history, cursor))
+        except Exception as error:  # no memory for the copy, say
+            writer.fail(self._not_written(writer.folder, error))
+
+    def _now(
+        self, replica: Replica, history: History, cursor: DataCursor
+    ) -> tuple[State, dict[str, Any], list[Any], list[dict[str, Any]]]:
+        """Return the state as it is now: plain values, the model's settings, its arrays, its slots."""
+        config = self._config()
+        arrays = self._model.all_arrays(replica.values)
+        return (
+            self._state(replica, history, cursor, self._made_with(config, arrays)),
+            config,
+            arrays,
+            replica.slots,
+        )
+
+    def _not_written(self, path: object, error: Exception) -> str:
+        return (
+            f"the state of training {self._context.trainings}, step {self._context.progress.step}, could not "
+            f"be written to {path}: {type(error).__name__}: {error}; it cannot be continued"
+        )
 
     def _state(
         self, replica: Replica, history: History, cursor: DataCursor, made_with: dict[str, Any]

@@ -23,6 +23,7 @@ from nbdist.run.delivery import Given
 from nbdist.run.follow import View
 from nbdist.run.history import is_under_way, runs
 from nbdist.run.options import Options
+from nbdist.run.resume import resume_run
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.sweep.events import Direction
@@ -65,6 +66,8 @@ def launch(
     every: int | None = None,
     alpha: float | None = None,
     tensorboard: bool = False,
+    checkpoint_every: str | int | None = None,
+    resume: str | None = None,
 ) -> Run:
     """Run a body on the cluster's workers, show it live, and return the finished run. Same as %%distribute.
 
@@ -91,6 +94,11 @@ def launch(
     - ``background``: return immediately and follow the run in the background, also in a plain script, so that
       ``run.over`` and ``run.standing()`` advance; ``run.wait()`` and ``run.wait_until(step=...)`` wait for it
     - ``tensorboard``: True also writes event files: ``tensorboard --logdir {run.folder}/tensorboard``
+    - ``checkpoint_every``: the chief writes the training's state into the run's folder at this interval:
+      "30s", "5m", "1h", or a number of steps such as 500; None writes none (see docs/runs.md)
+    - ``resume``: the id of a run that has ended and left a state; the body's training continues from it, on
+      any number of workers. Its seed and interval are used where none are given. Raises NotFoundError for an
+      unknown id, FailedPreconditionError if the run is under way or has left no state
     - ``cluster``: the cluster to run on; None is the last started one
 
     Examples::
@@ -125,6 +133,8 @@ def launch(
         alpha=alpha,
         tensorboard=tensorboard,
         push=tuple(push or ()),
+        checkpoint_every=checkpoint_every,
+        resume=resume,
     )
     run = start(body, options, cluster, given=Given(dict(push or {}), tuple(args), dict(kwargs or {})))
     if not background:
@@ -194,8 +204,23 @@ def start(
         body, options, cluster=cluster, make_view=view,
         given=given, first_line=first_line,
     )  # fmt: skip
-    run.timeline_type, run.shown_by, run.process_ends = TimelineView, show, leaving
+    _dress_run(run)
     return run
+
+
+def _dress_run(run: Run) -> None:
+    """Give a run its displays."""
+    run.timeline_type, run.shown_by, run.process_ends = TimelineView, show, leaving
+    run.resumed_by = _resume
+
+
+def _resume(run: Run) -> Run:
+    """Start a run that has ended again, show it, and follow it in the background."""
+    started = resume_run(run.id, make_view=_view)
+    _dress_run(started)
+    started.deliver = _into_notebook
+    follow_in_background(started)
+    return started
 
 
 # nb.attach: opens a run or a sweep of another kernel in this one.
@@ -250,7 +275,7 @@ def attach(
         if run_id is None or not sweeps():
             raise
         raise NotFoundError(f"{error}; it is not a sweep either: nb.sweeps() lists those") from None
-    run.timeline_type, run.shown_by, run.process_ends = TimelineView, show, leaving
+    _dress_run(run)
     if run.over:
         _into_notebook(run)
         for note in run.new_notes():

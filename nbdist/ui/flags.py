@@ -197,6 +197,10 @@ DISTRIBUTE_FLAGS = grouped({
         "--name": Flag("name", str, "NAME", "a name for the run"),
         "--seed": Flag("seed", int, "N", "seed of initial weights and shuffles"),
         "--epochs": Flag("epochs", int, "N", "overrides fit(epochs=...)"),
+        "--checkpoint-every": Flag(
+            "checkpoint_every", str, "30s|500", "writes the training's state: every 30 s, or every 500 steps",
+        ),
+        "--resume": Flag("resume", str, "RUN", "continues the training of a run from its newest state"),
         "--background": Flag("background", help="return immediately; `run` is the run's handle", value=True),
         "--live": Flag("live", names, "loss,accuracy", "the curves to show"),
         "--tensorboard": Flag(

@@ -38,6 +38,8 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--fetch a,b", {"fetch": ("a", "b")}),
         ("--push x,make_model", {"push": ("x", "make_model")}),
         ("--tensorboard", {"tensorboard": True}),
+        ("--checkpoint-every 30s", {"checkpoint_every": "30s"}),
+        ("--resume 261123-091512-mnist", {"resume": "261123-091512-mnist"}),
         ("--background", {"background": True}),
         ("--transport socket", {"transport": "socket"}),
         ("--backups 1", {"backups": 1}),

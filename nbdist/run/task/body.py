@@ -45,6 +45,8 @@ from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
 from nbdist.train.context import Checkpoints
 from nbdist.train.custom.api import end_loops
+from nbdist.train.resume import TrainingStates
+from nbdist.train.state_writer import StateWriter, parse_interval
 from nbdist.train.step_timing import StepLog
 
 OWN_FILES = (__file__,)  # which no traceback has to show
@@ -72,6 +74,10 @@ class RunSpec:
     """Arguments and pushed values from the client."""
     first_line: int = 1
     """The number of a text's first line in its cell."""
+    checkpoint_every: str | int | None = None
+    """How often the chief writes the state of a training into the folder; None: never."""
+    states: tuple[str, ...] = ()
+    """The states of an earlier run, the newest first, of which the training continues one."""
 
 
 def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
@@ -188,6 +194,7 @@ def make_context(spec: RunSpec, task: Task, here: Agent) -> contexts.Context:
         step_log=StepLog(task.device),
         control=here.control(spec.run),
         checkpoints=Checkpoints(Path(spec.folder) / "checkpoints") if is_chief else None,
+        states=make_states(spec),
         is_chief=is_chief,
         run=spec.run,
         device=task.device,
@@ -195,6 +202,15 @@ def make_context(spec: RunSpec, task: Task, here: Agent) -> contexts.Context:
         quiet=True,
         epochs=spec.training.epochs,
     )
+
+
+def make_states(spec: RunSpec) -> TrainingStates | None:
+    """Return the states that a run writes and continues; None if it does neither."""
+    if spec.checkpoint_every is None and not spec.states:
+        return None
+    every = spec.checkpoint_every
+    writer = None if every is None else StateWriter(Path(spec.folder), parse_interval(every))
+    return TrainingStates(read=[Path(one) for one in spec.states], writer=writer)
 
 
 def _end_everywhere(spec: RunSpec, task: Task, number: int) -> None:

@@ -1,0 +1,237 @@
+"""What a run leaves in its folder so that it can be resumed: the states of its trainings, and its body.
+
+    state-0001-000000000120.safetensors     see nbdist.train.state_writer; written by the chief
+    body.bin (0600)                         source text and inputs of the body; written by the client
+
+``%%distribute --resume ID`` needs the states only: the cell gives the body again. ``run.resume()`` and the
+sidebar also need the body. Nothing is pickled: a function is recorded as its source text, or as the name
+under which it is imported, and inputs are plain values, arrays and models (see `nbdist.run.outcome.pack`).
+If a part of a body cannot be recorded, the record has the reason instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from nbdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from nbdist.metrics.run_folder import RunFile, read_run, run_folder, write_whole_file
+from nbdist.run.delivery import Given
+from nbdist.run.history import GOING, is_under_way, runs
+from nbdist.run.outcome import decode, encode, pack, unpack
+from nbdist.train.state_writer import state_files
+
+BODY = "body.bin"
+LARGEST_BODY = 1 << 30  # bytes of the record
+MOST_RESUMED = 1000  # runs, each of which continues the one before it
+MOST_NAMED = 5
+
+
+def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:
+    """Return the record of a run that can be continued, and its states, the newest first.
+
+    Raises NotFoundError for an unknown id, FailedPreconditionError if the run is under way or has no state.
+    """
+    if not isinstance(run_id, str):
+        raise InvalidArgumentError(f"--resume takes the id of a run as text, got {run_id!r:.80}")
+    try:
+        record = read_run(run_id)
+    except NotFoundError:
+        latest = ", ".join(run.id for run in runs()[:MOST_NAMED])
+        raise NotFoundError(
+            f"--resume {run_id}: there is no such run; the latest are {latest or '(none)'}, "
+            "nb.runs() lists all"
+        ) from None
+    if is_under_way(record):
+        raise FailedPreconditionError(
+            f"run {run_id} is under way: follow it with nb.attach({run_id!r}), or stop it first"
+        )
+    states = states_of(record)
+    if not states:
+        asked = record.options.get("checkpoint_every")
+        why = (
+            "it ended before the first state was written"
+            if asked
+            else "it was started without --checkpoint-every"
+        )
+        status = "lost" if record.status in GOING else record.status
+        raise FailedPreconditionError(
+            f"run {run_id} has ended ({status}) and left no state to continue from: {why}. Start it anew "
+            f"with --checkpoint-every {asked or '30s'}"
+        )
+    return record, states
+
+
+def states_of(record: RunFile) -> list[Path]:
+    """Return the states of a run, the newest first; if it has left none, those of the run that it resumed."""
+    for _ in range(MOST_RESUMED):
+        found = state_files(run_folder(record.id))
+        if found or not record.resumed_from:
+            return found
+        try:
+            record = read_run(record.resumed_from)
+        except NbdistError:  # it was deleted, say
+            return []
+    return []
+
+
+def why_not_resumable(record: RunFile) -> str | None:
+    """Return why ``run.resume()`` cannot start a run again; None if it can."""
+    if is_under_way(record):
+        return "it is under way"
+    if record.status == "finished":
+        return "it has finished; to train on, run its cell with --resume and more epochs"
+    try:
+        resumable_run(record.id)
+    except NbdistError as error:
+        return str(error)
+    return why_no_body(run_folder(record.id))
+
+
+# The body.
+
+
+@dataclass(frozen=True)
+class RecordedBody:
+    """A body as its run's folder has it: the text or the function, and its inputs."""
+
+    body: str | Callable[..., Any]
+    given: Given = field(default_factory=Given)
+    first_line: int = 1
+
+
+def record_body(folder: Path, body: str | Callable[..., Any], given: Given, first_line: int) -> None:
+    """Write a body and its inputs into a run's folder; raises OSError."""
+    try:
+        found: dict[str, Any] = {"body": _described(body), "first_line": first_line}
+        found["names"] = {name: _packed(name, value) for name, value in given.names.items()}
+        found["args"] = [_packed(f"args[{i}]", value) for i, value in enumerate(given.args)]
+        found["kwargs"] = {name: _packed(f"kwargs[{name!r}]", value) for name, value in given.kwargs.items()}
+    except InvalidArgumentError as error:
+        found = {"why": str(error)}
+    write_whole_file(folder / BODY, b"".join(encode(found)), wait=False)
+
+
+def read_body(folder: Path) -> RecordedBody:
+    """Return the body that a run's folder has.
+
+    Raises FailedPreconditionError, with the remedy, if it could not be recorded or cannot be made again.
+    """
+    why = None
+    try:
+        found = _read(folder)
+        why = found.get("why")
+        if not why:
+            given = Given(
+                {name: unpack(packed) for name, packed in found["names"].items()},
+                tuple(unpack(packed) for packed in found["args"]),
+                {name: unpack(packed) for name, packed in found["kwargs"].items()},
+            )
+            return RecordedBody(_made(found["body"], folder.name), given, int(found["first_line"]))
+    except (DataLossError, NotFoundError) as error:
+        why = str(error)
+    except Exception as error:  # the source of a function runs: any error
+        why = f"its body cannot be made again: {type(error).__name__}: {error}"
+    raise FailedPreconditionError(
+        f"run {folder.name} cannot be started from its folder: {why}. {REMEDY(folder)}"
+    )
+
+
+def why_no_body(folder: Path) -> str | None:
+    """Return why a folder has no body that can be run again; None if it has one."""
+    try:
+        why = _read(folder).get("why")
+    except NbdistError as error:
+        why = str(error)
+    return None if not why else f"{why}. {REMEDY(folder)}"
+
+
+REMEDY: Callable[[Path], str] = lambda folder: (
+    f"Continue it where its body is: %%distribute --resume {folder.name} in the cell, or "
+    f"nb.launch(body, resume={folder.name!r})"
+)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / BODY
+    try:
+        if path.stat().st_size > LARGEST_BODY:
+            raise DataLossError(f"{path} is damaged: it has over {LARGEST_BODY:,} bytes")
+        return decode(path.read_bytes())
+    except FileNotFoundError:
+        raise NotFoundError("its body was not recorded, as --checkpoint-every does") from None
+    except OSError as error:
+        raise DataLossError(f"{path} cannot be read: {error.strerror}") from None
+    except DataLossError as error:
+        raise DataLossError(f"{path} is damaged: {error}") from None
+
+
+def _packed(name: str, value: Any) -> dict[str, Any]:
+    try:
+        packed = pack(value)
+        encode(packed)
+        return packed
+    except (InvalidArgumentError, ResourceExhaustedError):
+        raise InvalidArgumentError(
+            f"its input {name} is a {type(value).__name__}, which is not recorded: plain values, arrays and "
+            "models are"
+        ) from None
+
+
+def _described(body: str | Callable[..., Any]) -> dict[str, Any]:
+    """Return a body as plain values; InvalidArgumentError says why it cannot be recorded."""
+    if isinstance(body, str):
+        return {"kind": "text", "source": body}
+    name = getattr(body, "__qualname__", "")
+    if not isinstance(body, FunctionType):
+        raise InvalidArgumentError(f"its body is a {type(body).__name__}, and only functions are recorded")
+    if body.__closure__:
+        names = ", ".join(body.__code__.co_freevars)
+        raise InvalidArgumentError(
+            f"its body {name} is a function that uses {names} of the function around it"
+        )
+    module = sys.modules.get(body.__module__)
+    if body.__module__ != "__main__" and getattr(module, name, None) is body:
+        return {"kind": "import", "module": body.__module__, "name": name}
+    try:
+        source = textwrap.dedent(inspect.getsource(body))
+        (tree,) = ast.parse(source).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        raise InvalidArgumentError(f"its body {name} is a function without source text") from None
+    if not isinstance(tree, ast.FunctionDef) or tree.name != body.__name__:
+        raise InvalidArgumentError(f"its body {name} is not the function of one def")
+    return {"kind": "function", "source": source, "name": tree.name}
+
+
+def _made(described: dict[str, Any], run: str) -> str | Callable[..., Any]:
+    """Return the body that was described. The source of a function runs here, in a namespace of its own."""
+    if described["kind"] == "text":
+        return str(described["source"])
+    name, found = str(described["name"]), None
+    if described["kind"] == "import":
+        found = getattr(import_module(str(described["module"])), name)
+    else:
+        source, file = str(described["source"]), f"<body of {run}>"
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        namespace = {"__name__": "__main__", "nb": import_module("nbdist")}
+        exec(compile(source, file, "exec"), namespace)
+        found = namespace[name]
+    if not callable(found):
+        raise DataLossError(f"its body {name} is not a function")
+    return found  # type: ignore[no-any-return]
