@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from examples import examples
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.partition import Edge, partition
 from nbdist.graph.gradients import dense_gradients, gradients
