@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def measured(trials: int, home: Path) -> dict[str, object]:
-    """Return the trials a second, and whether each of them came to what it should."""
+    """Return the trials a second, and whether each of them has the expected result."""
     os.environ["NBDIST_HOME"] = str(home / "nbdist")
     run_sweep = nb.run_sweep  # loaded before the clock starts, as the peer's imports are
     cluster = nb.start_cluster(workers=ENGINES, threads=1, report=None)

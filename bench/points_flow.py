@@ -38,7 +38,7 @@ points_body.compare({seconds}, {folder!r})
 
 @dataclass(frozen=True)
 class Sample:
-    """What had come to pass at a time: CPU seconds of the kernel, messages to the page."""
+    """The totals at a time: CPU seconds of the kernel, messages to the page."""
 
     time: float
     cpu: float

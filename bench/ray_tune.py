@@ -48,7 +48,7 @@ def trial(config: dict[str, float]) -> None:
 
 
 def measured(trials: int, reuse: bool, folder: str) -> dict[str, object]:
-    """Return the trials a second, and whether each of them came to what it should."""
+    """Return the trials a second, and whether each of them has the expected result."""
     from ray import tune
 
     tuner = tune.Tuner(

@@ -42,7 +42,7 @@ def summary(benchmark: Benchmark, result: Result) -> str:
 
 
 def figures(result: Result) -> str:
-    """Say what the sides came to, side by side."""
+    """Print the results of the sides, side by side."""
     text = f"ratio {result.ratio:.3g} ({min(result.ratios):.3g} to {max(result.ratios):.3g})"
     if result.bar is None or result.bar.of == "ratio":
         return text

@@ -1,4 +1,4 @@
-// What the federated extension's bundler is told besides its own: the drawing code is the live view's.
+// Settings added to those of the federated extension's bundler: the drawing code is the live view's.
 const path = require("path");
 
 module.exports = {

@@ -30,10 +30,10 @@ describe('Settings', () => {
     registry.composite = { ...DEFAULTS, workers: 5 };
     await settings.follow(registry);
     expect(settings.values.workers).toBe(5);
-    let told = 0;
-    settings.changed.connect(() => (told += 1));
+    let changes = 0;
+    settings.changed.connect(() => (changes += 1));
     registry.set({ flags: '--seed 7' });
-    expect([told, settings.values.flags, settings.values.workers]).toEqual([1, '--seed 7', 5]);
+    expect([changes, settings.values.flags, settings.values.workers]).toEqual([1, '--seed 7', 5]);
   });
 
   it('fall back to the defaults, and say why, where the user has set something unfit', async () => {

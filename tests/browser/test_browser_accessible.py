@@ -23,14 +23,14 @@ for task in workers({replicas}):
     view.output(task, "begun\\n")
 """
 PAUSED = "await shown_whole(view, 'paused')"
-GO_ON = "await feed(view, store, {replicas}, 1000, seconds=0.5, until=lambda: {until})"
+CONTINUE = "await feed(view, store, {replicas}, 1000, seconds=0.5, until=lambda: {until})"
 
 
 def shown(lab: Lab, name: str, replicas: int, until: str = "settled(view)") -> Page:
     """A view of a run that is going on: of which nothing more comes, or until something is the case."""
     cells = (
         SHOW.format(replicas=replicas),
-        GO_ON.format(replicas=replicas, until=until),
+        CONTINUE.format(replicas=replicas, until=until),
         "print(*commands)",
         PAUSED,
     )

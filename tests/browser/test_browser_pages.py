@@ -33,7 +33,7 @@ NOTEBOOK = "[...window.jupyterapp.shell.widgets('main')].find(one => one.session
 
 
 def reached(page: Page) -> int:
-    """The step that the page's first chart has come to."""
+    """The last step of the page's first chart."""
     return int(
         page.evaluate(f"(() => {{ const at = {REACHED}; return at ? at[1] : '0' }})()").replace(",", "")
     )

@@ -44,9 +44,7 @@ def test_the_next_cell_is_filled_or_one_is_inserted(place: Lab) -> None:
     place.run(0)
     assert (fill(page), page.evaluate(CELLS)) == ("filled", [TEXT, "kept = 1"])
     assert (fill(page), page.evaluate(CELLS)) == ("inserted", [TEXT, TEXT, "kept = 1"])
-    assert (
-        page.evaluate("document.activeElement.className") == "fill"
-    )  # whoever works in the widget stays there
+    assert page.evaluate("document.activeElement.className") == "fill"  # the focus stays in the widget
     place.screenshot(f"sweep-cell-{place.server.application}")
     page.evaluate(NO_BUTTONS)  # then the notebook's own key does it
     assert (fill(page), page.evaluate(CELLS)) == ("inserted", [TEXT, TEXT, TEXT, "kept = 1"])

@@ -35,7 +35,7 @@ from nbdist.runtime.task import TaskInfo
 pytestmark = pytest.mark.engines
 Start = Callable[..., Cluster]
 
-WHO = """
+IDENTITY = """
 import json, os, nbdist
 known = [info.pid for info in nbdist.task.roster]
 met = [nbdist.task.peer(info.rank).call("ping").meta["pid"] for info in nbdist.task.roster]
@@ -66,7 +66,7 @@ def check_cluster_is_consistent(cluster: Cluster) -> None:
         job: [i.address for i in sorted(tasks, key=lambda i: i.index) if i.job == job]
         for job in cluster.spec.jobs
     }
-    for info, answer in zip(tasks, cluster.run(WHO), strict=True):
+    for info, answer in zip(tasks, cluster.run(IDENTITY), strict=True):
         task = {"type": info.job, "index": info.index}
         chief = (info.job, info.index) == ("worker", 0)
         assert answer == (info.rank, info.pid, pids, pids, spec, task, chief)

@@ -33,7 +33,7 @@ from nbdist.runtime.session.session import Session
 pytestmark = pytest.mark.engines
 Start = Callable[..., Cluster]
 
-WHO = """
+IDENTITY = """
 import json, os, nbdist
 known = [info.pid for info in nbdist.task.roster]
 met = [nbdist.task.peer(info.rank).call("ping").meta["pid"] for info in nbdist.task.roster]
@@ -49,7 +49,7 @@ def ignore(line: str) -> None:
 def check_cluster_is_consistent(cluster: Cluster) -> None:
     pids = [info.pid for info in cluster.tasks]
     spec = {job: [info.address for info in cluster.tasks if info.job == job] for job in cluster.spec.jobs}
-    for info, answer in zip(cluster.tasks, cluster.run(WHO), strict=True):
+    for info, answer in zip(cluster.tasks, cluster.run(IDENTITY), strict=True):
         assert answer == (info.rank, info.pid, pids, pids, spec, str(info.index))
     assert [cluster.peer(info.rank).call("ping").meta["incarnation"] for info in cluster.tasks] == [
         info.incarnation for info in cluster.tasks

@@ -92,7 +92,7 @@ def test_sizes_are_known_without_data(
 
 
 @given(st.integers(1, 30), st.integers(0, 3), st.booleans())
-def test_a_pass_goes_on_from_what_was_opened(size: int, passes: int, twice: bool) -> None:
+def test_a_pass_continues_from_what_was_opened(size: int, passes: int, twice: bool) -> None:
     dataset = Dataset.range(size).shuffle(size).batch(3)
     dataset = dataset.repeat(2).shuffle(4, seed=1) if twice else dataset
     for _ in range(passes):
@@ -107,7 +107,7 @@ def test_an_endless_dataset_travels() -> None:
     assert listed(itertools.islice(sent(dataset), 9)) == listed(itertools.islice(dataset, 9))
 
 
-def test_shuffles_are_told_apart() -> None:
+def test_shuffles_differ() -> None:
     dataset = Dataset.range(30).shuffle(30).shuffle(30)
     assert listed(sent(dataset)) == listed(dataset)
     first, second = (step[-1] for step in describe(dataset)[0] if step[0] == "shuffle")

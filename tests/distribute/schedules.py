@@ -70,7 +70,7 @@ class Town:
 
     def _moves(self) -> list[Callable[[], None]]:
         """Return the possible next events."""
-        found: list[Callable[[], None]] = [w.resume for w in self.workers if w.can_go_on()]
+        found: list[Callable[[], None]] = [w.resume for w in self.workers if w.can_continue()]
         return found + [move for server in self.servers for move in server.moves(self.workers)]
 
     def kill(self) -> None:
@@ -98,7 +98,7 @@ class Worker:
         self.replica: ServedReplica | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 
-    def can_go_on(self) -> bool:
+    def can_continue(self) -> bool:
         return not self.ended and (self.waits_for is None or self.waits_for())
 
     def resume(self) -> None:

@@ -78,7 +78,7 @@ class Actor:
     def on_answer(self, server: int, answer: Answer) -> None:
         """Record a server's answer to a gradient."""
         link = self._links[server]
-        link.hear(answer.what, answer.token, answer.staleness)
+        link.receive(answer.what, answer.token, answer.staleness)
 
     def wake(self) -> None:
         """Run the thread until it waits again. Called by events."""
@@ -159,12 +159,12 @@ class VirtualLink(Link):
         actor.catch_up()
         if serving.servers[0].host == actor.host:
             self._counts += 1
-            serving.count(actor, lambda: self.hear(COUNTED, 0, 0))
+            serving.count(actor, lambda: self.receive(COUNTED, 0, 0))
         else:
             serving.count(actor, actor.wake)
             actor.wait()
 
-    def hear(self, what: int, slot: int, staleness: int) -> None:
+    def receive(self, what: int, slot: int, staleness: int) -> None:
         """Record an answer, and wake the replica if it waits for one."""
         self._note(what, slot, staleness)
         if self._listens:

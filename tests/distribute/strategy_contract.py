@@ -131,11 +131,11 @@ class AtFirstEpoch(Callback):
     """After the first epoch of the first process, call a function for every process, like a run's command."""
 
     def __init__(self, world: World, context: Context, tell: Callable[[Control], object]) -> None:
-        self._told = [one.control for one, _ in world] if context is world[0][0] else []
+        self._controls = [one.control for one, _ in world] if context is world[0][0] else []
         self._tell = tell
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-        for control in self._told if epoch == 0 else ():
+        for control in self._controls if epoch == 0 else ():
             self._tell(control)
 
 
@@ -432,9 +432,9 @@ class StrategyContract:
         """All replicas receive the command after the third of nine steps."""
         rate = 0.1 * optimizer().learning_rate / 3  # not what fits in a float32
 
-        def body(whom: World, strategy: Strategy, context: Context) -> tuple[list[Array], float | None]:
+        def body(world: World, strategy: Strategy, context: Context) -> tuple[list[Array], float | None]:
             own = optimizer()
-            ask = AtFirstEpoch(whom, context, lambda control: control.set_rate(rate))
+            ask = AtFirstEpoch(world, context, lambda control: control.set_rate(rate))
             return fitted(strategy, own, 60, 20, epochs=3, callbacks=[ask])[0], context.progress.learning_rate
 
         other = Context(seed=SEED, quiet=True)
@@ -449,7 +449,7 @@ class StrategyContract:
         assert not np.allclose(constant[0], expected[0], rtol=1e-3, atol=1e-3)
 
     def test_a_rate_changes_in_a_loop_of_ones_own(self, world: World) -> None:
-        def body(whom: World, strategy: Strategy, context: Context) -> list[Array]:
+        def body(world: World, strategy: Strategy, context: Context) -> list[Array]:
             with strategy.scope():
                 made, optimizer = model(), SGD(0.3)
 
@@ -460,8 +460,8 @@ class StrategyContract:
             data = strategy.distribute_dataset(Dataset.from_arrays(*points(60)).batch(20))
             for number, batch in enumerate((batch for _ in range(2) for batch in data), 1):
                 strategy.run(step, batch)
-                if number == 3 and context is whom[0][0]:
-                    for one, _ in whom:
+                if number == 3 and context is world[0][0]:
+                    for one, _ in world:
                         one.control.set_rate(0.05)
             strategy.finish()
             return made.get_weights()

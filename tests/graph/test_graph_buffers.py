@@ -184,7 +184,7 @@ def test_assignments_and_waiting_keep_their_order() -> None:
         assert not may_be_reordered(*values_of([wanted], [], {v: np.ones(3)}))
 
 
-def test_a_value_is_written_over_an_input_that_nobody_needs() -> None:
+def test_a_value_is_written_over_an_input_that_is_not_needed_again() -> None:
     with Graph().as_default():
         x = placeholder(np.float32, (64, 10))
         labels = placeholder(np.int64, (64,))

@@ -226,7 +226,7 @@ def test_a_graph_whose_tables_are_too_large_for_a_message_travels_packed() -> No
             decode(meta, damaged)
 
 
-# Who built which graph.
+# Different graphs of two processes.
 
 
 def test_fingerprints_forget_lines_and_see_everything_else() -> None:

@@ -1,4 +1,4 @@
-"""Convolution and pooling: what is refused, who gets the gradient of equals, second derivatives; and erf."""
+"""Convolution and pooling: what is refused, the gradient of equal elements, second derivatives; and erf."""
 
 from __future__ import annotations
 

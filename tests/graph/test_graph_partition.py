@@ -1,4 +1,4 @@
-"""Cutting a graph: what crosses crosses once, what nobody needs is left out, and no piece waits in vain."""
+"""Cutting a graph: what crosses crosses once, what is not needed is left out, and no piece waits in vain."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_device_does_what_it_can_before_it_waits(graph: Graph) -> None:
         ready = np.sin(w)
         both = waiting + ready
     assert pieces_of(plan_of(both))["b"] == ["Variable", "sin", "receive", "tanh", "add"]
-    graph.in_order = True  # unless it is told to keep to the order of creation
+    graph.in_order = True  # unless the order of creation is asked for
     assert pieces_of(plan_of(both))["b"] == ["Variable", "receive", "tanh", "sin", "add"]
 
 
@@ -286,7 +286,7 @@ def test_cutting_is_pure_and_pieces_travel(step: Step) -> None:
 @settings(max_examples=examples(200))
 @given(steps(most=25))
 def test_no_piece_waits_for_what_is_never_sent(step: Step) -> None:
-    """Give the pieces turns; each goes on until it waits for what was not sent yet. All come to their end."""
+    """Give the pieces turns; each runs until it waits for what was not sent yet. All of them end."""
     plan = cut(step)
     sent: set[int] = set()
     places = [0] * len(plan.pieces)

@@ -175,7 +175,7 @@ def test_no_edge_is_lost_and_none_is_made_up(choices: list, wish: dict) -> None:
 
 
 def check_edges(plane: Plane, around: Plane | None, number: int | None) -> None:
-    """Each end is a box that has the tensors, or goes on in an edge of the plane around."""
+    """Each end is a box that has the tensors, or continues in an edge of the plane around."""
     for edge in plane.edges:
         carried = {*edge.tensors, *edge.control}
         assert carried

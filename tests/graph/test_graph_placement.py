@@ -57,7 +57,7 @@ def test_variables_take_turns_and_the_rest_goes_to_the_worker() -> None:
     assert placed(setter, type="add") == "/job:worker"
 
 
-def test_an_inner_device_is_merged_and_the_turn_goes_on() -> None:
+def test_an_inner_device_is_merged_and_the_turn_continues() -> None:
     setter = some(2)
     assert placed(setter, "/cpu:0") == "/job:ps/task:0/device:CPU:0"
     assert placed(setter) == "/job:ps/task:1"

@@ -136,7 +136,7 @@ def test_a_view_that_follows_an_assignment_is_of_the_old_value_too() -> None:
         assert ran([late, late * 2], w=5) == ([5, 10], {"w": 1})
 
 
-def test_what_is_computed_into_the_variable_is_seen_by_nobody_before() -> None:
+def test_what_is_computed_into_the_variable_is_not_seen_before() -> None:
     with Graph().as_default():
         w = variable("w")
         value = np.negative(constant(np.ones(WIDTH)))  # could be written to w itself: w is read after it
@@ -151,7 +151,7 @@ def test_copies_are_made_only_where_they_are_needed() -> None:
         w, g = variable("w"), variable("g")
         y = w * 2
         updated = w.assign_sub(g)
-        fresh = y + updated  # the value of the last assignment: nobody changes it any more
+        fresh = y + updated  # the value of the last assignment: it does not change any more
         scaled = w.assign(w * 0.5)
     (piece,) = cut(Step(graph, [fresh], [])).pieces
     assert [t.type for t in piece.order] == [

@@ -18,7 +18,7 @@ PLACES = {"ps0": "a", "worker0": "a", "worker1": "b"}
 REACHED = [["shared memory"], ["socket"]]
 SYNC, ASYNC = {"synchronous": True}, {"synchronous": False}
 SLOW = {"width": 5_000, "epochs": 2}  # 160 kB: 0.3 s on a link of 4 Mbit/s
-GONE = ("/job:ps/task:0", "replica 1 (/job:worker/task:1, pid ")
+LOST = ("/job:ps/task:0", "replica 1 (/job:worker/task:1, pid ")
 
 
 def test_synchronous_training_equals_one_device(two_hosts: TwoHosts) -> None:
@@ -54,7 +54,7 @@ def test_a_cut_ends_synchronous_training_on_both_sides(two_hosts: TwoHosts, doin
         two_hosts.cut("b")
         cluster.resume()
     texts = cluster.errors(CUT_OFF_SECONDS)
-    assert all(any(name in text for name in GONE) for text in texts), texts
+    assert all(any(name in text for name in LOST) for text in texts), texts
     run = cluster.run
     made = cluster["ps0"].do(do="served", run=run)
     two_hosts.heal("b")
@@ -147,7 +147,7 @@ def test_a_death_is_noticed_on_both_hosts(two_hosts: TwoHosts, victim: str) -> N
     cluster[victim].kill()
     cluster.resume()
     texts = cluster.errors(NOTICED_SECONDS)
-    assert all(any(name in text for name in GONE) for text in texts), texts
+    assert all(any(name in text for name in LOST) for text in texts), texts
     if victim == "worker1":
         cluster["ps0"].do(do="release", run=cluster.run)
     cluster.close()

@@ -297,7 +297,7 @@ body = "import os, time\\nwhile not os.path.exists(gate): time.sleep(0.01)\\nacc
 space = {{"n": [1, 2, 3], "gate": [{gate!r}]}}
 sweep = nb.run_sweep(body, space, metric="accuracy", sampler="grid", wait=False)
 print(sweep.id, flush=True)
-while not sweep.over:  # its main thread hears nothing of all this
+while not sweep.over:  # its main thread receives nothing of all this
     try:
         sum(range(10_000))
     except KeyboardInterrupt:

@@ -148,7 +148,7 @@ def test_threads_that_name_series_at_once_agree(path: Path) -> None:
     assert all(log.names[p["series"]] == f"series {p['value']:.0f}" for p in log.points)
 
 
-class NamedMeanwhile(list[str]):
+class NamedDuringCopy(list[str]):
     """A recorder's names, among which another thread puts one while they are being written."""
 
     def __getitem__(self, index: Any) -> Any:
@@ -160,7 +160,7 @@ class NamedMeanwhile(list[str]):
 def test_a_series_that_is_named_while_names_are_written_keeps_its_name(path: Path) -> None:
     recorder = Recorder(path, replica=0)
     recorder.add(recorder.series("loss"), 0, 1.0)
-    recorder.names = NamedMeanwhile(recorder.names)
+    recorder.names = NamedDuringCopy(recorder.names)
     recorder.flush()
     assert recorder.names == ["loss", "new"]
     recorder.add(1, 0, 2.0)
@@ -215,7 +215,7 @@ def test_a_full_disk_stops_nothing_and_is_said_once(path: Path, disk: Disk) -> N
     log = read_log(path)
     assert log.points["step"].tolist() == [0]
     assert log.torn == 0, "a half frame was left behind"
-    disk.room = 10**9  # somebody made room
+    disk.room = 10**9  # now there is room
     assert recorder.flush() is None
     recorder.add(recorder.series("accuracy"), 3, 1.0)
     recorder.close()

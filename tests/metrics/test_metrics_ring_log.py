@@ -64,7 +64,7 @@ def test_rows_before_a_moment_are_those_that_led_to_it() -> None:
         assert moment - before[0][1] < 0.004
 
 
-def test_moments_go_on_when_the_time_of_day_is_put_back() -> None:
+def test_moments_increase_when_the_time_of_day_is_put_back() -> None:
     clock = Clock()
     ring_log = RingLog(recent=2, before=1, clock=clock, day=clock.day)
     for step in range(2000):
@@ -91,7 +91,7 @@ def test_the_roundest_number_of_a_step(first: int, length: int) -> None:
 
 @given(st.floats(0.001, 0.4), st.floats(0.001, 0.4), st.floats(4.0, 20.0), st.floats(0.0, 1.0))
 def test_steps_of_any_length_have_a_moment_in_common(a: float, b: float, end: float, share: float) -> None:
-    later = end * share  # one that goes on for much longer has forgotten most of what it did then
+    later = end * share  # one that lasts much longer has forgotten most of what it did then
     found = timeline(a=recorded(a, end), b=recorded(b, end + later, start=a / 3))
     begin, until = step_window(found)
     inside = found.between(begin, until).totals()
@@ -167,7 +167,7 @@ def test_what_a_step_sent_is_seen_to_arrive_if_that_is_soon(applied: float, end:
 
 
 def test_tasks_that_go_their_own_ways_show_the_steps_they_were_at() -> None:
-    found = timeline(a=steps(0.0, 1.0, 1, 20), b=steps(0.0, 3.0, 1, 8))  # b goes on to 24, a ends at 20
+    found = timeline(a=steps(0.0, 1.0, 1, 20), b=steps(0.0, 3.0, 1, 8))  # b lasts to 24, a ends at 20
     assert step_window(found) == pytest.approx((15.0, 20.0))
     assert step_window(found, 5) == pytest.approx((0.0, 5.0))
 

@@ -144,7 +144,7 @@ def test_weights_are_the_newest_wherever_they_are_looked_at(strategy: Strategy, 
     model.fit(data, epochs=20)
     assert model.evaluate(x, y)["loss"] < loss
     fitted = model.get_weights()
-    strategy.run(step, (x, y))  # goes on from there
+    strategy.run(step, (x, y))  # continues from there
     assert all((abs(a - b) < 0.2).all() for a, b in zip(fitted[:2], model.get_weights()[:2], strict=True))
     model.set_weights(seen[0])
     first = float(strategy.run(step, (x, y)))
@@ -160,9 +160,9 @@ def test_two_models_that_train_against_each_other(strategy: Strategy) -> None:
 
     def both(z: Any, x: Any) -> None:
         made = maker(z, training=True)
-        told = np.mean(judge(made)) - np.mean(judge(x))
-        judges.minimize(-told, var_list=judge.trainable_variables)
-        makers.minimize(told, var_list=maker.trainable_variables)
+        score = np.mean(judge(made)) - np.mean(judge(x))
+        judges.minimize(-score, var_list=judge.trainable_variables)
+        makers.minimize(score, var_list=maker.trainable_variables)
 
     def alone(z: Any) -> None:
         makers.minimize(np.mean(judge(maker(z))), var_list=maker.trainable_variables)

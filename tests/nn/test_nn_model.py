@@ -103,7 +103,7 @@ def test_equal_seeds_give_equal_trainings() -> None:
     assert runs[0][0] != runs[2][0]
 
 
-def test_training_goes_on_where_it_stopped() -> None:
+def test_training_continues_where_it_stopped() -> None:
     model = classifier()
     first = model.fit(batches(), epochs=3)["loss"][-1]
     assert model.fit(batches(), epochs=3)["loss"][-1] < first
@@ -328,11 +328,11 @@ def test_an_error_in_the_data_keeps_what_was_trained() -> None:
 
     def make() -> Iterator[tuple[Array, Array]]:
         yield x, y
-        raise OSError("the disk is gone")
+        raise OSError("the disk is detached")
 
     model = classifier().build((4,))
     before = model.get_weights()
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(OSError, match="the disk is detached"):
         model.fit(Dataset.from_generator(make))
     assert not np.array_equal(model.weights[0], before[0])
 

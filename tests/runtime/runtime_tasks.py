@@ -46,7 +46,7 @@ class Tasks:
         return self.servers[name]
 
     def session(self, graph: Graph | None = None, target: str = "", **options: Any) -> Session:
-        """Return a session on these tasks that is told nothing which it does not need."""
+        """Return a session on these tasks with no more arguments than it needs."""
         options = {"transport": self.transport, "report": lambda line: None, "timeout": 20.0, **options}
         return Session(target or self.target, graph, **options)
 

@@ -89,7 +89,7 @@ def test_several_arrays_are_added_one_by_one() -> None:
 
 
 @given(st.integers(2, 5), st.integers(0, 2**32 - 1))
-def test_sums_do_not_depend_on_who_came_first(replicas: int, seed: int) -> None:
+def test_sums_do_not_depend_on_the_order_of_arrival(replicas: int, seed: int) -> None:
     """Bit for bit: floating point sums depend on their order, so the order is the replicas'."""
     rng = np.random.default_rng(seed)
     gradients = [rng.normal(size=8).astype(np.float32) * 10.0 ** rng.integers(-6, 6) for _ in range(replicas)]

@@ -132,7 +132,7 @@ def test_batches_of_many_sizes(graph: Graph, tasks: Tasks) -> None:
 
 @all_ways
 def test_small_values_of_many_variables_in_both_directions(graph: Graph, tasks: Tasks) -> None:
-    """More than the pipes hold, from two tasks to each other: nobody waits for ever for room."""
+    """More than the pipes hold, from two tasks to each other: no sender waits for ever for room."""
     here, there = [], []
     for n in range(60):
         with device(PS):
@@ -243,7 +243,7 @@ def test_an_uninitialised_variable_is_named_with_its_place(graph: Graph, tasks: 
 
 
 @pytest.mark.parametrize("value", [np.zeros(3), np.zeros((2, 2), np.float32)])
-def test_two_workers_that_build_different_graphs_are_told(tasks: Tasks, value: Any) -> None:
+def test_two_workers_that_build_different_graphs_get_an_error(tasks: Tasks, value: Any) -> None:
     with Graph().as_default(), device(PS):
         Variable(np.zeros((2, 2)), name="w")
         with tasks.session() as session:

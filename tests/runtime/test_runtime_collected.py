@@ -19,7 +19,7 @@ def rows(values: Any, at: Any) -> list[Any]:
     return [np.array(values, float), np.array(at)]
 
 
-def test_what_is_missing_is_told_by_name() -> None:
+def test_the_error_names_what_is_missing() -> None:
     collected = GradientAccumulator((), mean=True)
     for name in (A, B):
         collected.offer(name, [np.array(1.0)], 0)
@@ -72,7 +72,7 @@ def test_no_rows_at_all_are_a_gradient_as_well() -> None:
 
 
 @given(st.integers(2, 12), st.integers(0, 2**32 - 1))
-def test_a_mean_does_not_depend_on_who_came_first(replicas: int, seed: int) -> None:
+def test_a_mean_does_not_depend_on_the_order_of_arrival(replicas: int, seed: int) -> None:
     """Bit for bit, and in the order of the tasks' numbers."""
     rng = np.random.default_rng(seed)
     names = [f"/job:worker/task:{n}" for n in range(replicas)]
@@ -98,7 +98,7 @@ def test_tokens_are_taken_in_order() -> None:
     assert [tokens.take(A, 0, 0.0), tokens.take(B, 0, 0.0), tokens.take(B, 0, 0.0)] == [3, 4, None]
 
 
-def test_nobody_takes_two_tokens_of_a_step_that_has_one_for_each() -> None:
+def test_no_replica_takes_two_tokens_of_a_step_that_has_one_for_each() -> None:
     tokens = Tokens()
     tokens.begin(3, one_each=True)
     tokens.put([1, 1, 1])
@@ -109,14 +109,14 @@ def test_nobody_takes_two_tokens_of_a_step_that_has_one_for_each() -> None:
     assert [tokens.take(A, 1, 0.0), tokens.take(B, 0, 0.0), tokens.take(A, 2, 0.0)] == [2, 2, None]
 
 
-def test_with_several_for_each_anybody_takes_what_there_is() -> None:
+def test_with_several_for_each_any_replica_takes_what_there_is() -> None:
     tokens = Tokens()
     tokens.begin(2, one_each=False)
     tokens.put([1, 1, 1])
     assert [tokens.take(A, 0, 0.0), tokens.take(A, 1, 0.0), tokens.take(B, 0, 0.0)] == [1, 1, 1]
 
 
-def test_the_first_tokens_are_anybodys_and_come_first() -> None:
+def test_the_first_tokens_are_for_any_replica_and_are_taken_first() -> None:
     tokens = Tokens()
     tokens.begin(2, one_each=True)
     tokens.put([5, 5], first=True)
@@ -125,7 +125,7 @@ def test_the_first_tokens_are_anybodys_and_come_first() -> None:
     assert taken == [5, 5, 6, None]
 
 
-def test_what_is_there_is_taken_before_the_end_is_told() -> None:
+def test_what_is_there_is_taken_before_the_end_is_raised() -> None:
     tokens = Tokens()
     tokens.begin(2)
     tokens.put([1])
@@ -149,7 +149,7 @@ def test_the_end_of_an_earlier_training_is_not_that_of_this_one() -> None:
     tokens.cut_off(first, AbortedError("long ago"))
     assert tokens.open
     before, last = tokens.serve(), tokens.serve()
-    tokens.cut_off(before, AbortedError("another has gone on"))
+    tokens.cut_off(before, AbortedError("another has continued"))
     assert tokens.open
     tokens.cut_off(last, AbortedError("now"))
     tokens.close()
@@ -157,7 +157,7 @@ def test_the_end_of_an_earlier_training_is_not_that_of_this_one() -> None:
         tokens.take(A, 0, 0.0)
 
 
-def test_who_does_not_come_back_is_told_by_name() -> None:
+def test_the_error_names_replicas_that_do_not_return() -> None:
     tokens = Tokens()
     assert not tokens.join(A, 0.0)
     tokens.begin(3)

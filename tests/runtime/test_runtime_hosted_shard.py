@@ -80,7 +80,7 @@ def send_gradient(one: HostedShard, replica: int) -> list[Any]:
     return answers
 
 
-def test_a_replica_that_died_before_it_joined_holds_nobody_up() -> None:
+def test_a_replica_that_died_before_it_joined_delays_no_other() -> None:
     """It has no process to watch; those that joined are seen, so it would be as well if it were alive."""
     first, second = FakeSender(), FakeSender()
     one = hosted(Rules(3, synchronous=True, aggregate=2), {0: first, 1: second}, {0, 1}, {2})

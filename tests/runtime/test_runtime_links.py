@@ -75,7 +75,7 @@ class Farm:
         first: bool = True,
         **rules: Any,
     ) -> Link:
-        """Connect one replica; the first is the chief unless told otherwise."""
+        """Connect one replica; the first is the chief by default."""
         names = names or [f"v{i}" for i in range(len(initial))]
         request = ShardRequest(
             shard=shard,
@@ -201,7 +201,7 @@ class LinkContract:
         np.testing.assert_array_equal(view(link), np.full(3, -2.0))
         link.close()
 
-    def test_staleness_is_what_others_applied_meanwhile(self, farm: Farm) -> None:
+    def test_staleness_is_what_others_applied_in_between(self, farm: Farm) -> None:
         slow, fast = farm.open(0, 2), farm.open(1, 2)
         slow.pull()
         for _ in range(3):
@@ -320,7 +320,7 @@ class LinkContract:
         for final in unfailing(together(3, work)):
             np.testing.assert_array_equal(final, np.full(3, -40 * 111.0))
 
-    def test_who_waits_for_one_that_leaves_is_told(self, farm: Farm) -> None:
+    def test_a_replica_that_waits_for_one_that_leaves_gets_an_error(self, farm: Farm) -> None:
         pushed = threading.Event()
 
         def work(replica: int) -> tuple[dict[str, Any], Array]:
@@ -342,15 +342,15 @@ class LinkContract:
             assert counts == {"updates": 0, "global_step": 0, "dropped": 1}
             np.testing.assert_array_equal(final, np.zeros(3))
 
-    def test_who_pushes_after_another_left_is_told(self, farm: Farm) -> None:
-        gone = threading.Event()
+    def test_a_push_after_another_left_gets_an_error(self, farm: Farm) -> None:
+        left = threading.Event()
 
         def work(replica: int) -> dict[str, Any]:
             link = farm.open(replica, 2, synchronous=True)
             link.pull()
             if replica == 1:
-                assert gone.wait(PATIENCE)
-                while True:  # until the server has heard of it
+                assert left.wait(PATIENCE)
+                while True:  # until the server has received it
                     push(link, 1.0)
                     try:
                         farm.aborted.wait(0)
@@ -358,7 +358,7 @@ class LinkContract:
                     except StepStopped:
                         break
             else:
-                gone.set()
+                left.set()
             counts = link.leave()
             link.close()
             return counts
@@ -366,7 +366,7 @@ class LinkContract:
         for counts in unfailing(together(2, work)):
             assert counts["updates"] == 0
 
-    def test_the_late_gradient_of_a_backup_is_dropped_and_it_goes_on(self, farm: Farm) -> None:
+    def test_the_late_gradient_of_a_backup_is_dropped_and_it_continues(self, farm: Farm) -> None:
         links = [farm.open(i, 3, synchronous=True, aggregate=2) for i in range(3)]
         for link in links:
             link.pull()
@@ -390,7 +390,7 @@ class LinkContract:
             np.testing.assert_array_equal(view(link), np.full(3, -6.0))
             link.close()
 
-    def test_the_others_go_on_until_a_step_cannot_complete(self, farm: Farm) -> None:
+    def test_the_others_continue_until_a_step_cannot_complete(self, farm: Farm) -> None:
         links = [farm.open(i, 3, synchronous=True, aggregate=2) for i in range(3)]
         links[2].announce_done()
         for _ in range(3):
@@ -432,7 +432,7 @@ class LinkContract:
         fast.close()
         slow.close()
 
-    def test_who_is_ahead_waits_for_the_slowest(self, farm: Farm) -> None:
+    def test_a_replica_that_is_ahead_waits_for_the_slowest(self, farm: Farm) -> None:
         """A bound of 2 with one gradient under way: the second's answer waits for the other's first."""
         done: list[int] = []
 
@@ -480,12 +480,12 @@ class LinkContract:
     def test_a_pull_waits_for_the_whole_of_an_update(
         self, farm: Farm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        reached, may_go_on = threading.Event(), threading.Event()
+        reached, may_continue = threading.Event(), threading.Event()
 
         def half_way(self: SGD, parameters: Array, gradient: Array, *rest: Any) -> None:
             parameters[:2] -= gradient[:2]
             reached.set()
-            assert may_go_on.wait(PATIENCE)
+            assert may_continue.wait(PATIENCE)
             parameters[2:] -= gradient[2:]
 
         writer, reader = (farm.open(i, 2, locking=True) for i in range(2))
@@ -499,7 +499,7 @@ class LinkContract:
             thread.start()
             if self.shared:
                 assert farm.looked.wait(PATIENCE)  # it has tried, and asks the server
-            may_go_on.set()
+            may_continue.set()
             thread.join(PATIENCE)
             writer.wait(0)
         np.testing.assert_array_equal(view(reader), np.full(3, -1.0))
@@ -508,10 +508,10 @@ class LinkContract:
         reader.close()
 
     @pytest.mark.parametrize("rules", [{"staleness": 1}, {"synchronous": True, "aggregate": 1}], ids=str)
-    def test_one_that_is_gone_holds_nobody_back(self, farm: Farm, rules: dict[str, Any]) -> None:
-        gone, other = (farm.open(i, 2, **rules) for i in range(2))
-        gone.pull()
-        gone.close()
+    def test_one_that_has_left_delays_no_other(self, farm: Farm, rules: dict[str, Any]) -> None:
+        left, other = (farm.open(i, 2, **rules) for i in range(2))
+        left.pull()
+        left.close()
         for _ in range(5):
             other.pull()
             push(other, 1.0)
@@ -520,8 +520,8 @@ class LinkContract:
         other.close()
 
     def test_a_step_that_needs_one_that_is_gone_is_an_error(self, farm: Farm) -> None:
-        gone, *others = (farm.open(i, 3, synchronous=True) for i in range(3))
-        gone.close()
+        left, *others = (farm.open(i, 3, synchronous=True) for i in range(3))
+        left.close()
         for link in others:
             link.pull()
             push(link, 1.0)
@@ -669,7 +669,7 @@ class LinkContract:
             )  # fmt: skip
         chief.close()
 
-    def test_a_chief_with_another_model_than_those_who_wait_is_told(self, farm: Farm) -> None:
+    def test_a_chief_with_another_model_than_the_waiting_replicas_gets_an_error(self, farm: Farm) -> None:
         waiting = threading.Event()
 
         def work(replica: int) -> None:
@@ -690,7 +690,7 @@ class LinkContract:
         assert "(4,) <f8 on replica 1 and v0 (5,) <f8 on replica 0" in str(chief)
         assert isinstance(other, AbortedError)
 
-    def test_what_goes_wrong_on_the_server_is_told_at_once(
+    def test_an_error_on_the_server_is_raised_at_once(
         self, farm: Farm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def no_memory(self: Layout) -> Array:
@@ -719,7 +719,7 @@ class LinkContract:
                 broken.wait(0)
         fine.pull()
         push(fine, 1.0)
-        assert fine.wait(0) == 0  # the server goes on for the others
+        assert fine.wait(0) == 0  # the server continues for the others
         broken.close()
         fine.close()
 
@@ -740,7 +740,7 @@ class LinkContract:
             link.wait(0)
         link.close()
 
-    def test_a_run_that_is_dropped_ends_those_who_wait(self, farm: Farm) -> None:
+    def test_a_run_that_is_dropped_ends_the_waiting_replicas(self, farm: Farm) -> None:
         started = threading.Event()
 
         def work(index: int) -> Any:
@@ -830,7 +830,7 @@ class TestSharedMemory(LinkContract):
     ) -> None:
         """Another container of the same host: its doorbell is not where the server looks."""
         chief = farm.open(0, 2)
-        monkeypatch.setattr("nbdist.runtime.ps.service.Ringer", _nobody)
+        monkeypatch.setattr("nbdist.runtime.ps.service.Ringer", _no_ringer)
         other = farm.open(1, 2)
         assert [chief.kind, other.kind] == ["shared memory", "socket"]
         assert "parameters travel over sockets" in other.note
@@ -866,7 +866,7 @@ class TestSocket(LinkContract):
     shared, kind = False, "socket"
 
 
-def _nobody(name: str) -> Any:
+def _no_ringer(name: str) -> Any:
     from nbdist.errors import NotFoundError
 
-    raise NotFoundError(f"shared file {name!r} is gone")
+    raise NotFoundError(f"shared file {name!r} was removed")

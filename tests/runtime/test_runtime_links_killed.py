@@ -1,4 +1,4 @@
-"""A replica is killed in the middle of training: its server learns of it, and nobody waits for it."""
+"""A replica is killed in the middle of training: its server learns of it, and no other waits for it."""
 
 from __future__ import annotations
 
@@ -128,12 +128,18 @@ def with_one_killed(server: Server, rules: Rules, shared: bool) -> tuple[Link, i
 
 
 def with_one_frozen(
-    server: Server, rules: Rules, shared: bool, heard: list[int]
+    server: Server, rules: Rules, shared: bool, reported: list[int]
 ) -> tuple[Link, int, list[str]]:
     """Return a replica's link, the steps it made while the other was frozen, and the other's last words."""
     with victim(server, rules, shared) as process:
         link = opened(
-            server.address, server.keys, 0, rules, PREFIX if shared else None, (0, process.pid), heard.extend
+            server.address,
+            server.keys,
+            0,
+            rules,
+            PREFIX if shared else None,
+            (0, process.pid),
+            reported.extend,
         )
         assert said(process) == link.kind
         freeze(process.pid)
@@ -160,7 +166,7 @@ def with_one_frozen(
     ],
     ids=["asynchronous", "in step", "bounded", "backup"],
 )
-def test_the_others_go_on(server: Server, rules: Rules, updates: int, shared: bool) -> None:
+def test_the_others_continue(server: Server, rules: Rules, updates: int, shared: bool) -> None:
     link, made = with_one_killed(server, rules, shared)
     assert made in (updates - 1, updates)  # its gradient may not have left it
     link.close()
@@ -189,10 +195,10 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_others_continue_without_a_frozen_one_which_is_refused(
     server: Server, rules: Rules, shared: bool
 ) -> None:
-    heard: list[int] = []
-    link, made, words = with_one_frozen(server, rules, shared, heard)
+    reported: list[int] = []
+    link, made, words = with_one_frozen(server, rules, shared, reported)
     assert made in (STEPS, STEPS + 1)  # its gradients are refused after it continues
-    assert heard == [1]
+    assert reported == [1]
     assert words[0].startswith(("UnavailableError", "AbortedError"))
     link.close()
 
@@ -200,23 +206,23 @@ def test_the_others_continue_without_a_frozen_one_which_is_refused(
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "socket"])
 def test_a_step_of_all_ends_with_an_error_that_names_a_frozen_one(server: Server, shared: bool) -> None:
-    heard: list[int] = []
+    reported: list[int] = []
     with pytest.raises(
         UnavailableError, match="replica 1 is frozen, and a synchronous step takes 2 gradients"
     ):
-        with_one_frozen(server, Rules(2, True), shared, heard)
-    assert heard == [1]
+        with_one_frozen(server, Rules(2, True), shared, reported)
+    assert reported == [1]
 
 
 @pytest.mark.usefixtures("quickly")
 def test_one_that_is_back_while_the_others_train_is_refused(server: Server) -> None:
-    heard: list[int] = []
+    reported: list[int] = []
     with victim(server, Rules(2), True) as process:
-        link = opened(server.address, server.keys, 0, Rules(2), PREFIX, (0, process.pid), heard.extend)
+        link = opened(server.address, server.keys, 0, Rules(2), PREFIX, (0, process.pid), reported.extend)
         assert said(process) == link.kind
         freeze(process.pid)
         updates = 0
-        while not heard:
+        while not reported:
             link.pull()
             link.push(0)
             link.wait(0)

@@ -25,7 +25,7 @@ from nbdist.runtime.session.session import Session
 
 
 class Halves:
-    """SGD that stops in the middle of its work on a variable, once, until a test lets it go on."""
+    """SGD that stops in the middle of its work on a variable, once, until a test lets it continue."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self._open, self._first = threading.Event(), threading.Event(), True
@@ -68,7 +68,7 @@ def reading(which: str, w: Variable, elsewhere: Tensor) -> Any:
 
 @pytest.mark.parametrize("which", READS)
 @all_ways
-def test_nobody_reads_it_half_changed(tasks: Tasks, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+def test_no_thread_reads_it_half_changed(tasks: Tasks, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     halves = Halves(monkeypatch)
     (one, _, change, _), (two, w, _, elsewhere) = built(True), built(True)
     read = reading(which, w, elsewhere)
@@ -193,7 +193,7 @@ def test_it_is_said_where_it_is_asked_for() -> None:
 
 
 class Once:
-    """A lock that may not be taken by one who has it, and not in two orders."""
+    """A lock that its holder may not take again, and that may not be taken in two orders."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

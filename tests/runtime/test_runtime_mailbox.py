@@ -31,17 +31,17 @@ def mailbox() -> Iterator[Mailbox]:
 
 
 class HalfWay(SGD):
-    """Stops in the middle of each update until it may go on."""
+    """Stops in the middle of each update until it may continue."""
 
     def __init__(self) -> None:
         super().__init__(1.0)
-        self.reached, self.may_go_on = threading.Event(), threading.Event()
+        self.reached, self.may_continue = threading.Event(), threading.Event()
 
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         half = len(parameters) // 2
         parameters[:half] -= gradient[:half]
         self.reached.set()
-        assert self.may_go_on.wait(PATIENCE)
+        assert self.may_continue.wait(PATIENCE)
         parameters[half:] -= gradient[half:]
 
 
@@ -65,10 +65,10 @@ def test_a_read_in_the_middle_of_an_update(mailbox: Mailbox, locking: bool) -> N
     writer.start()
     assert optimizer.reached.wait(PATIENCE)
     np.copyto(into, mailbox.parameters)
-    assert (values[0], values[-1]) == (1, 0)  # what reads and updates that nobody keeps apart come to
+    assert (values[0], values[-1]) == (1, 0)  # the result of reads and updates without a lock
     found = mailbox.read_whole(into, tries=5)
     assert (found is None) == locking
-    optimizer.may_go_on.set()
+    optimizer.may_continue.set()
     writer.join(PATIENCE)
     assert mailbox.read_whole(into, tries=1) == (1, 1)
     assert (values == 1).all()

@@ -10,7 +10,7 @@ def quorum(replicas: int, needed: int | None = None, *, servers: int = 1, first:
 
 
 def offer(one: Quorum, replica: int, *, fresh: bool = True) -> list[tuple[int, int]]:
-    """Return who is told what."""
+    """Return the answers, as (replica, what)."""
     return [(answer.replica, answer.what) for answer in one.offer(replica, 0, fresh)]
 
 
@@ -18,7 +18,7 @@ def leave(one: Quorum, replica: int) -> list[tuple[int, int]]:
     return [(answer.replica, answer.what) for answer in one.leave(replica)]
 
 
-def test_all_make_a_step_and_each_is_told() -> None:
+def test_all_make_a_step_and_each_gets_an_answer() -> None:
     one = quorum(3)
     assert offer(one, 2) == offer(one, 0) == []
     assert one.waits
@@ -42,7 +42,7 @@ def test_the_late_one_is_dropped_at_once_and_may_be_among_the_next() -> None:
     assert one.steps == 2
 
 
-def test_one_gradient_a_step_lets_nobody_wait() -> None:
+def test_with_one_gradient_a_step_no_replica_waits() -> None:
     one = quorum(3, 1)
     for step in range(1, 4):
         assert offer(one, 0) == [(0, APPLIED)]
@@ -50,7 +50,7 @@ def test_one_gradient_a_step_lets_nobody_wait() -> None:
     assert offer(one, 1, fresh=False) == [(1, DROPPED)]
 
 
-def test_backups_may_leave_and_the_others_go_on() -> None:
+def test_backups_may_leave_and_the_others_continue() -> None:
     one = quorum(3, 2)
     offer(one, 0)
     assert leave(one, 2) == []
@@ -61,7 +61,7 @@ def test_backups_may_leave_and_the_others_go_on() -> None:
     assert offer(one, 0) == [(0, STOPPED)]
 
 
-def test_who_leaves_after_giving_still_counts_for_the_step() -> None:
+def test_a_replica_that_leaves_after_its_gradient_still_counts_for_the_step() -> None:
     """With several servers, what one has taken counts, though another dropped it and its replica leaves."""
     one = quorum(3, 2, servers=2)
     assert offer(one, 0) == [(0, TAKEN)]
@@ -71,8 +71,8 @@ def test_who_leaves_after_giving_still_counts_for_the_step() -> None:
     assert leave(one, 2) == [(1, STOPPED)]
 
 
-def test_a_gradient_on_its_way_does_not_bring_back_who_has_left() -> None:
-    """It may come after its sender's farewell, which goes another way; nobody can wait for more of them."""
+def test_a_late_gradient_does_not_bring_back_a_replica_that_has_left() -> None:
+    """It may arrive after its sender's farewell, on another connection; no replica can wait for more."""
     one = quorum(3, 2)
     leave(one, 0)
     assert offer(one, 0) == []
@@ -81,7 +81,7 @@ def test_a_gradient_on_its_way_does_not_bring_back_who_has_left() -> None:
     assert leave(one, 2) == [(1, STOPPED)]
 
 
-def test_one_taken_for_dead_is_back_when_it_is_heard_of() -> None:
+def test_one_taken_for_dead_is_back_at_its_next_gradient() -> None:
     one = quorum(3, 2)
     assert one.lose(0) == []
     assert offer(one, 0) == []
@@ -89,7 +89,7 @@ def test_one_taken_for_dead_is_back_when_it_is_heard_of() -> None:
     assert offer(one, 2) == [(0, APPLIED), (2, APPLIED)]
 
 
-def test_tokens_go_to_who_is_fast_until_they_are_spent() -> None:
+def test_tokens_go_to_fast_replicas_until_they_are_spent() -> None:
     one = quorum(2, 4)
     assert offer(one, 0) == [(0, KEPT)]
     assert offer(one, 0) == [(0, KEPT)]
@@ -101,7 +101,7 @@ def test_tokens_go_to_who_is_fast_until_they_are_spent() -> None:
     assert offer(one, 1) == [(0, APPLIED), (1, APPLIED)]
 
 
-def test_the_token_of_who_leaves_is_anothers() -> None:
+def test_another_replica_gets_the_token_of_one_that_leaves() -> None:
     one = quorum(2, 3)
     assert offer(one, 0) == [(0, KEPT)]
     assert offer(one, 0) == []

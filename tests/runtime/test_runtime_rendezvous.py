@@ -27,9 +27,9 @@ def test_a_value_is_taken_once() -> None:
 def test_what_comes_early_is_kept_and_what_comes_late_is_not() -> None:
     meeting = Rendezvous()
     meeting.begin(1)
-    assert meeting.put(2, 0, TWO)  # its sender has been told of step 2 before this one
+    assert meeting.put(2, 0, TWO)  # its sender began step 2 before this task
     assert meeting.take(0) is None
-    meeting.put(1, 3, ONE)  # nobody takes it: step 1 was cut off
+    meeting.put(1, 3, ONE)  # it is never taken: step 1 was cut off
     meeting.begin(2)
     assert meeting.take(3) is None
     assert meeting.take(0) is TWO

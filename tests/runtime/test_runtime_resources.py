@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused(graph: Graph) -> None:
 
 
 @all_ways
-def test_sessions_share_it_and_different_graphs_are_told(tasks: Tasks) -> None:
+def test_sessions_share_it_and_different_graphs_get_an_error(tasks: Tasks) -> None:
     def built(shape: tuple[int, ...]) -> tuple[Graph, Tensor, Tensor]:
         with Graph().as_default() as graph, device(PS):
             accumulator = ConditionalAccumulator(np.float64, shape, name="shared")
@@ -226,7 +226,7 @@ def test_a_wait_ends_with_the_session(graph: Graph, tasks: Tasks, waits: threadi
     begin(session)
     run = Running(session, op)
     assert waits.wait(10)
-    assert other.run(constant(2.0) * 3) == 6  # nobody else is kept waiting
+    assert other.run(constant(2.0) * 3) == 6  # no other session waits
     begun = time.monotonic()
     session.close()
     assert isinstance(run.end().error, AbortedError)
@@ -238,7 +238,7 @@ def test_a_wait_ends_with_the_session(graph: Graph, tasks: Tasks, waits: threadi
 def test_a_wait_ends_with_a_session_of_the_very_task(
     graph: Graph, tasks: Tasks, waits: threading.Event, which: int
 ) -> None:
-    """Nothing but the caller's own thread is there to be told."""
+    """There is only the caller's own thread to raise it in."""
     op = waiting_ops()[which]
     session = tasks.session(target=tasks["ps0"].target)
     begin(session)
@@ -364,7 +364,7 @@ def test_a_patient_one_waits_longer(graph: Graph, waits: threading.Event) -> Non
 
 
 @all_ways
-def test_who_waits_is_woken(
+def test_a_waiting_session_is_woken(
     graph: Graph, tasks: Tasks, waits: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, not when it looks the next time."""

@@ -30,7 +30,7 @@ def test_what_cannot_be_meant_is_an_error_at_once(options: dict[str, Any], messa
         Rules(3, **options)
 
 
-def test_who_is_needed() -> None:
+def test_how_many_gradients_are_needed() -> None:
     each, backups, several = (Rules(4, True, aggregate) for aggregate in (None, 3, 6))
     assert [rules.needed for rules in (each, backups, several)] == [4, 3, 6]
     assert [rules.backups for rules in (each, backups, several)] == [0, 1, 0]
@@ -41,7 +41,7 @@ def test_who_is_needed() -> None:
     assert Rules(4).scale == 1.0
 
 
-def test_whom_the_dead_are_missed_by() -> None:
+def test_whether_training_fails_without_dead_replicas() -> None:
     assert not Rules(3).fails_without(2)
     assert Rules(3, True).fails_without(1)
     assert not Rules(3, True).fails_without(0)

@@ -31,7 +31,7 @@ def peer(server: Server) -> Iterator[Peer]:
         yield one
 
 
-def test_ping_tells_who_it_is(server: Server, peer: Peer) -> None:
+def test_ping_names_the_task(server: Server, peer: Peer) -> None:
     meta = peer.call("ping").meta
     assert meta["name"] == "/job:local/task:0"
     assert meta["pid"] == os.getpid()
@@ -62,7 +62,7 @@ def test_a_handler_answers_now_or_later(server: Server, peer: Peer) -> None:
     assert peer.call("later").kind == "at last"
 
 
-def test_a_failing_handler_is_the_callers_error_and_the_thread_goes_on(server: Server, peer: Peer) -> None:
+def test_a_failing_handler_is_the_callers_error_and_the_thread_continues(server: Server, peer: Peer) -> None:
     def broken(frame: Frame, sender: Caller) -> Frame:
         raise FailedPreconditionError("variable 'w' is not initialised")
 
@@ -83,7 +83,7 @@ def test_a_failing_handler_is_the_callers_error_and_the_thread_goes_on(server: S
     assert peer.call("ping").kind == "pong"
 
 
-def test_frames_are_pushed_to_whoever_asked(server: Server, peer: Peer) -> None:
+def test_frames_are_pushed_to_subscribers(server: Server, peer: Peer) -> None:
     watchers: list[Caller] = []
     server.on("watch", lambda frame, sender: watchers.append(sender) or Frame("ok"))
     peer.call("watch")
@@ -96,8 +96,8 @@ def test_a_push_to_a_disconnected_client_fails(server: Server) -> None:
     watchers: list[Caller] = []
     failures: list[BaseException] = []
     server.on("watch", lambda frame, sender: watchers.append(sender) or Frame("ok"))
-    with Peer(server.address, server.keys) as gone:
-        gone.call("watch")
+    with Peer(server.address, server.keys) as closed:
+        closed.call("watch")
 
     def push() -> None:
         try:
@@ -123,7 +123,7 @@ def test_replies_and_pushes_go_out_on_the_servers_thread_only(server: Server, pe
 def test_timers_and_posts_run_on_the_servers_thread(server: Server, peer: Peer) -> None:
     ticks: list[str] = []
     cancel = server.every(0.01, lambda: ticks.append(threading.current_thread().name))
-    server.post(lambda: 1 / 0)  # logged; the thread goes on
+    server.post(lambda: 1 / 0)  # logged; the thread continues
     until(lambda: len(ticks) >= 3)
     assert set(ticks) == {f"nbdist {server.name}"}
     cancel()
@@ -134,7 +134,7 @@ def test_timers_and_posts_run_on_the_servers_thread(server: Server, peer: Peer) 
         server.every(0, print)
 
 
-def test_it_starts_when_told_and_joins_until_closed() -> None:
+def test_it_starts_on_demand_and_joins_until_closed() -> None:
     server = Server({"ps": ["127.0.0.1:0"]}, start=False)
     assert not server.join(0)
     server.start()

@@ -298,7 +298,7 @@ def test_training_by_hand(session: Session) -> None:
     np.testing.assert_allclose(session.run(w), [1, 2], atol=1e-6)
 
 
-# Where things run, and who runs them
+# Where ops run, and on which threads
 
 
 def test_the_device_of_this_process(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Who a session waits for, and who is let in: tasks that are not there, other keys, pieces that are none."""
+"""What a session waits for, and what a task refuses: absent tasks, other keys, invalid pieces."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_a_task_that_is_not_there_is_waited_for_and_named(
 ) -> None:
     monkeypatch.setattr(cluster, "REPORT_EVERY", 0.3)
     tasks = open_tasks(workers=2, ps=1)
-    gone = tasks["worker1"]
-    gone.close()
+    closed = tasks["worker1"]
+    closed.close()
     said: list[str] = []
     with device(PS):
         w = Variable(1.0, name="w")
@@ -53,16 +53,16 @@ def test_a_task_that_is_not_there_is_waited_for_and_named(
             with pytest.raises(DeadlineExceededError) as caught:
                 session.run(y)
             assert 1 <= time.monotonic() - begun < 4 + SLACK_SECONDS
-            for words in (f"/job:worker/task:1 at {gone.address}", "within 1 s", "see whether its process"):
+            for words in (f"/job:worker/task:1 at {closed.address}", "within 1 s", "see whether its process"):
                 assert words in str(caught.value)
             assert said
-            assert f"waiting for /job:worker/task:1 at {gone.address}" in said[0]
+            assert f"waiting for /job:worker/task:1 at {closed.address}" in said[0]
         with pytest.raises(DeadlineExceededError, match="/job:worker/task:1"):
             tasks.session(report=said.append, timeout=0.5)  # its graph needs it now
         helper = threading.Thread(
             target=lambda: (
                 until(lambda: len(said) > 3)
-                and tasks.servers.update(worker1=Server(gone.cluster, "worker", 1, keys=tasks.keys))
+                and tasks.servers.update(worker1=Server(closed.cluster, "worker", 1, keys=tasks.keys))
             )
         )
         del said[1:]

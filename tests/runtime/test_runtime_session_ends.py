@@ -150,7 +150,7 @@ def test_one_session_runs_in_several_threads_at_once(graph: Graph, tasks: Tasks,
             thread.start()
         for one in gates:
             assert one.reached.wait(20)
-        assert session.run(y, {x: 5.0}) == 5  # the third, meanwhile
+        assert session.run(y, {x: 5.0}) == 5  # the third, at the same time
         for one in gates:
             one.open()
         for thread in threads:

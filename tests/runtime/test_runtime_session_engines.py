@@ -55,7 +55,7 @@ def rank_of(cluster: Cluster, name: str) -> int:
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """Stop a process with all its threads, and let it go on in the end if it is there still."""
+    """Stop a process with all its threads, and let it continue in the end if it still exists."""
 
     def stopped() -> bool:
         stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
@@ -255,7 +255,7 @@ def test_a_task_is_frozen_and_comes_back(start: Start, graph: Graph, monkeypatch
             assert "frozen" in str(run.error)
             assert session.run(mine) == 3
         before = session.run(w)
-        assert before in (1, 2)  # whether the step that was given up is done in the end, nobody knows
+        assert before in (1, 2)  # the step that was given up may or may not have been done
         assert session.run(y) == 10 * (session.run(w))
 
 
@@ -280,7 +280,7 @@ def wait_for(frozen_pid: int) -> tuple[float, float]:
             begun = time.monotonic()
             try:  # it is seen to be frozen, and the interrupt comes then: perhaps before the next line
                 os.kill(frozen_pid, signal.SIGSTOP)
-                while True:  # a thread of it may have gone on for a moment
+                while True:  # a thread of it may have continued for a moment
                     session.run(y)
             except KeyboardInterrupt:
                 waited = time.monotonic() - begun

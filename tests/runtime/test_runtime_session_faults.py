@@ -60,7 +60,7 @@ def test_an_error_names_op_device_and_line_and_the_next_step_works(graph: Graph,
 
 
 @all_ways
-def test_whoever_waits_for_the_one_that_failed_is_told(graph: Graph, tasks: Tasks) -> None:
+def test_a_task_that_waits_for_a_failed_one_gets_its_error(graph: Graph, tasks: Tasks) -> None:
     x = placeholder(np.float64, (2, 2), name="x")
     counts = []
     with device(PS):
@@ -82,7 +82,7 @@ def test_whoever_waits_for_the_one_that_failed_is_told(graph: Graph, tasks: Task
         assert session.run(y, {x: np.eye(2)}) == 2
 
 
-def test_who_waits_for_room_in_a_pipe_ends_with_the_step(
+def test_a_sender_that_waits_for_room_in_a_pipe_ends_with_the_step(
     graph: Graph, tasks: Tasks, gate: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "ABORT_SECONDS", 0.5)
@@ -101,7 +101,7 @@ def test_who_waits_for_room_in_a_pipe_ends_with_the_step(
         with pytest.raises(InvalidArgumentError, match="Singular"):
             session.run([total, bad])
         opener.join()
-        on_ps.join(PATIENCE)  # it was told that the session has given that step up, and its executors
+        on_ps.join(PATIENCE)  # it has received that the session gave up that step, and its executors
         assert not on_ps.is_alive()
         busy.open()
         np.testing.assert_array_equal(session.run(total), np.full(480, 59 * 30.0))
@@ -198,7 +198,7 @@ def test_a_server_that_is_closed_in_the_middle_of_a_step(graph: Graph, tasks: Ta
         for _ in range(2):
             with pytest.raises(UnavailableError, match="/job:worker/task:1"):
                 session.run(alone)  # and so does what is new
-            assert session.run(slow) == 1  # what does not need it goes on
+            assert session.run(slow) == 1  # what does not need it continues
             assert other.run(w) == 1
 
 

@@ -51,7 +51,7 @@ def value(one: ParameterShard) -> float:
     return float(view[0])
 
 
-def test_a_gradient_is_applied_as_it_comes_and_its_staleness_told() -> None:
+def test_a_gradient_is_applied_on_arrival_and_its_staleness_reported() -> None:
     one = shard()
     assert one.offer(0, 7, gradient(one, 1), version=0) == Offered("applied", [Answer(0, 7, 0)])
     assert one.offer(1, 8, gradient(one, 2), version=0) == Offered("applied", [Answer(1, 8, 1)])
@@ -93,7 +93,7 @@ def test_two_workers_and_a_rate_of_two() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.1)], ids=str)
-def test_synchronous_updates_do_not_depend_on_who_came_first(optimizer: Optimizer) -> None:
+def test_synchronous_updates_do_not_depend_on_the_order_of_arrival(optimizer: Optimizer) -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 3)) * [1e-3, 1.0, 1e4]
     memories = set()
@@ -106,7 +106,7 @@ def test_synchronous_updates_do_not_depend_on_who_came_first(optimizer: Optimize
     assert len(memories) == 1
 
 
-def test_who_leaves_breaks_up_the_step_and_frees_those_who_wait() -> None:
+def test_a_leaving_replica_breaks_up_the_step_and_frees_the_waiting_ones() -> None:
     one = shard(replicas=3, synchronous=True)
     one.offer(0, 5, gradient(one, 1), 0)
     one.offer(1, 6, gradient(one, 1), 0)
@@ -118,7 +118,7 @@ def test_who_leaves_breaks_up_the_step_and_frees_those_who_wait() -> None:
     assert one.statistics.dropped == [1, 1, 0]
 
 
-def test_who_comes_after_another_has_left_is_told_at_once() -> None:
+def test_a_gradient_after_another_has_left_is_answered_at_once() -> None:
     """Also if it was on its way already: otherwise it would wait for ever."""
     one = shard(synchronous=True)
     one.leave(0)

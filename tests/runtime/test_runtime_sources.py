@@ -159,10 +159,10 @@ def test_a_thread_that_works_ahead_ends_with_the_session(graph: Graph) -> None:
     (y,) = next_batch(Dataset.range(100).batch(2).prefetch(3))
     with Session() as session:
         session.run(y)
-    until_gone("nbdist-prefetch")
+    until_ended("nbdist-prefetch")
 
 
-def until_gone(name: str) -> None:
+def until_ended(name: str) -> None:
     for thread in [t for t in threading.enumerate() if t.name == name]:
         thread.join(10)
     assert name not in [t.name for t in threading.enumerate()]
@@ -361,9 +361,7 @@ def test_sessions_do_not_share_passes(graph: Graph, servers: Callable[[int], lis
         assert one.run(y).tolist() == [2, 3]
 
 
-def test_the_end_of_a_pass_is_told_with_op_and_device(
-    graph: Graph, servers: Callable[[int], list[Server]]
-) -> None:
+def test_the_end_of_a_pass_names_op_and_device(graph: Graph, servers: Callable[[int], list[Server]]) -> None:
     made = servers(2)
     y = on(1, Dataset.range(2).batch(2))[0]
     with Session(made[0].target) as session:
@@ -375,7 +373,9 @@ def test_the_end_of_a_pass_is_told_with_op_and_device(
         assert session.run(y).tolist() == [0, 1]
 
 
-def test_data_that_is_gone_is_said_so(graph: Graph, servers: Callable[[int], list[Server]]) -> None:
+def test_the_error_names_a_dataset_that_was_closed(
+    graph: Graph, servers: Callable[[int], list[Server]]
+) -> None:
     made = servers(2)
     y = on(1, Dataset.range(2).batch(2))[0]
     with Session(made[0].target) as session:

@@ -15,7 +15,7 @@ from nbdist.runtime.session.store import Cell, Store
 FOUR = Spec((2, 2), np.dtype(np.float32))
 
 
-def test_who_asks_for_the_same_name_gets_the_same_memory() -> None:
+def test_one_name_is_one_memory() -> None:
     store = Store()
     cell = store.cell("ps", "w", FOUR)
     assert (cell.array.shape, cell.array.dtype, cell.ready) == ((2, 2), np.float32, False)

@@ -56,7 +56,7 @@ def train(last: int, timeout: float | None = None) -> dict[str, Any]:
             try:
                 with hook.training(session):
                     for n in range(last):
-                        if last > 100:  # as long as nobody interrupts it
+                        if last > 100:  # until it is interrupted
                             threading.Event().wait(0.002)
                         mine = slice(8 * task.index, 8 * (task.index + 1))
                         begun = time.monotonic()
@@ -111,7 +111,7 @@ def test_a_worker_is_killed_while_the_others_wait_for_it(start: Start, killed: i
     os.kill(of(cluster, f"/job:worker/task:{killed}").pid, signal.SIGKILL)
     begun = time.monotonic()
     (found,) = calls[1 - killed].results(20 + PATIENCE)
-    if killed == 0:  # the chief, whose end is told at once
+    if killed == 0:  # the chief, whose end is reported at once
         assert "AbortedError: the chief, which serves 'sync_token_q', was aborted: " in found["error"]
         assert time.monotonic() - begun < 4 + SLACK_SECONDS
         assert found["seconds"] < 5 + SLACK_SECONDS

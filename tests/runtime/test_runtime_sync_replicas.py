@@ -151,7 +151,7 @@ def test_two_workers(tasks: Tasks) -> None:
         check(one, -0.4, -1.0, 3.6)
         check(two, -0.4, -1.0, 3.6)
         assert (one.local_step, two.local_step) == (0, 0)
-        one.session.run(one.train)  # too late, and told which step it is
+        one.session.run(one.train)  # too late, and it receives the number of the current step
         two.session.run(two.train)
         assert (one.local_step, two.local_step) == (1, 1)
         assert one.session.run(one.optimizer.dropped) == two.session.run(two.optimizer.dropped) == 2
@@ -164,7 +164,7 @@ def test_two_workers(tasks: Tasks) -> None:
 
 @all_ways
 def test_the_first_step(tasks: Tasks) -> None:
-    """Fact 7, however what crosses travels; each is told at once when the step is made."""
+    """Fact 7, however what crosses travels; each gets its answer as soon as the step is made."""
     with Crew([Worker(tasks, n, three, 2, num_tokens=0) for n in range(2)]) as (one, two):
         assert together(steps(one, 1), steps(two, 1)) == [None, None]
         check(one, -0.4, -1.0, 3.6)
@@ -203,11 +203,11 @@ def part(worker: Worker, last: int, feeds: Any = None) -> Callable[[], None]:
 
 @pytest.mark.parametrize("tasks", [{"workers": 3}], indirect=True)
 def test_backups_let_training_continue_without_one(tasks: Tasks) -> None:
-    one, gone, two = (Worker(tasks, n, three, 2, 3, num_tokens=0) for n in range(3))
+    one, left, two = (Worker(tasks, n, three, 2, 3, num_tokens=0) for n in range(3))
 
     def go() -> None:
-        with gone.session as session, gone.hook.training(session):
-            session.run(gone.train)
+        with left.session as session, left.hook.training(session):
+            session.run(left.train)
 
     assert together(part(one, 30), part(two, 30), go) == [None, None, None]
     with tasks.session(one.graph) as session:
@@ -367,7 +367,7 @@ def test_names_and_places(graph: Graph) -> None:
 # What cannot be
 
 
-def test_what_cannot_be_is_told_at_once(graph: Graph) -> None:
+def test_invalid_arguments_are_refused_at_once(graph: Graph) -> None:
     step, v = get_or_create_global_step(), Variable(0.0, name="v")
     for wrong in (0, -1, 1.5, "two", True):
         with pytest.raises(ValueError, match="replicas_to_aggregate is a whole number of 1 or more"):
@@ -428,7 +428,7 @@ def test_replicas_of_one_graph_have_the_same_variables(graph: Graph) -> None:
 
 
 @all_ways
-def test_who_waits_for_one_that_has_gone_is_told_its_name(tasks: Tasks) -> None:
+def test_the_error_of_a_waiting_replica_names_the_one_that_left(tasks: Tasks) -> None:
     one, two = (Worker(tasks, n, three, 2, num_tokens=0, operation_timeout=0.7) for n in range(2))
     with Crew([one, two]):
         assert together(steps(one, 2), steps(two, 2)) == [None, None]
@@ -462,17 +462,17 @@ def test_a_worker_that_begins_before_the_chief_waits_for_it(tasks: Tasks) -> Non
         part(one, 3)()
 
     def join() -> None:
-        until_heard = threading.Thread(target=lambda: (until(lambda: heard(tasks) == 1), joining.set()))
-        until_heard.start()
+        watcher = threading.Thread(target=lambda: (until(lambda: count_waiting(tasks) == 1), joining.set()))
+        watcher.start()
         part(two, 3)()
-        until_heard.join()
+        watcher.join()
 
     assert together(join, wait_then_begin) == [None, None]
     with tasks.session(one.graph, operation_timeout=5.0) as session:
         assert session.run(one.step) == 3
 
 
-def heard(tasks: Tasks) -> int:
+def count_waiting(tasks: Tasks) -> int:
     """Return how many wait for something to happen to the queue of tokens."""
     shared = tasks["ps0"].sessions.store._shared
     return sum(len(queue._bells) for key, (_, queue) in shared.items() if key[2] == "sync_token_q")
@@ -588,8 +588,8 @@ def test_a_reset_ends_it_for_all(tasks: Tasks) -> None:
 
 
 @two_servers
-def test_a_parameter_server_that_goes_is_told_to_all(tasks: Tasks) -> None:
-    """The second, which has no tokens; so those who wait do so on the first."""
+def test_all_workers_notice_a_parameter_server_that_ends(tasks: Tasks) -> None:
+    """The second, which has no tokens; so waiting workers wait on the first."""
     one, two = (Worker(tasks, n, three, 2, num_tokens=0) for n in range(2))
     with one.session, two.session:
         block = one.hook.training(one.session)

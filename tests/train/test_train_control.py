@@ -144,13 +144,13 @@ def test_steps_exclude_pauses(
             control.resume()
             strategy.made.waited += 1000
 
-    def go_on() -> None:
+    def resume_later() -> None:
         passes(100)
         control.resume()
 
     strategy.pushing = pushing
     context.recorder = Recorder(tmp_path / "metrics-0000.log", replica=0)
-    thread = during(context, go_on)
+    thread = during(context, resume_later)
     model().fit(data(), epochs=2)
     thread.join(PATIENCE)
     context.recorder.close()

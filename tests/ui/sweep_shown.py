@@ -1,4 +1,4 @@
-"""A sweep to look at, without engines: a ledger that events are told to; and what a page makes of it."""
+"""A sweep to look at, without engines: a ledger that receives events; and what a page makes of it."""
 
 from __future__ import annotations
 
@@ -165,9 +165,9 @@ class GridModel:
                     trial[name] = column[row]
         for number in content.get("replaced", ()):
             del self.curves[number]
-        told = content.get("points", {"number": [], "count": []})
-        assert len(points) == 8 * sum(told["count"])
-        for number, count in zip(told["number"], told["count"], strict=True):
+        points_sent = content.get("points", {"number": [], "count": []})
+        assert len(points) == 8 * sum(points_sent["count"])
+        for number, count in zip(points_sent["number"], points_sent["count"], strict=True):
             taken, points = points[: 8 * count], points[8 * count :]
             curve = self.curves.setdefault(number, [])
             curve += [taken[at : at + 8] for at in range(0, len(taken), 8)]

@@ -11,7 +11,7 @@ from ui_kernel import Kernel
 pytestmark = pytest.mark.engines
 
 # As the cell of a run does, it looks around now and then: ipykernel's handler of an interrupt queues what is
-# to be done without waking the event loop, which comes to it with the next timer or message.
+# to be done without waking the event loop, which runs it with the next timer or message.
 WAIT = """
 import asyncio
 from nbdist.ui.kernel import answer_while_busy
@@ -31,7 +31,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 
 def states(kernel: Kernel, request: str) -> list[str]:
-    """The kernel's states up to the first one after a request was answered, from all who asked."""
+    """The kernel's states up to the first one after a request was answered, for all requests."""
     found: list[str] = []
     answered = False
     while True:
@@ -51,7 +51,7 @@ def test_questions_are_answered_while_a_cell_awaits(kernel: Kernel) -> None:
         pass
     asked = kernel.client.kernel_info()
     assert kernel.reply(asked)["implementation"] == "ipython"
-    assert states(kernel, asked)[-2:] == ["idle", "busy"]  # the cell goes on
+    assert states(kernel, asked)[-2:] == ["idle", "busy"]  # the cell continues
     assert kernel.reply(kernel.client.comm_info())["comms"] == {}
     later = kernel.start("1 + 1")  # which is no question
     kernel.manager.interrupt_kernel()

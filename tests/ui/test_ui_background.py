@@ -1,4 +1,4 @@
-"""%%distribute --background in a real kernel: other cells run while the run goes on."""
+"""%%distribute --background in a real kernel: other cells run during the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(10), epo
 """
 
 
-def test_a_run_goes_on_while_other_cells_run_and_can_be_stopped(kernel: Kernel) -> None:
+def test_a_run_continues_while_other_cells_run_and_can_be_stopped(kernel: Kernel) -> None:
     begun = kernel.run("%%distribute --background --name behind" + BODY.format(epochs=1_000_000))
     assert begun["status"] == "ok"
     kernel.wait_for_training("behind")

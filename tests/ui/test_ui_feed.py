@@ -118,7 +118,7 @@ def test_dropped_points_arrive_with_whole_curves() -> None:
 def test_a_lost_replica_does_not_hold_back_the_mean(store: RunStore) -> None:
     feed, page = Feed(store), Page()
     steps = np.arange(3_000)
-    store.extend(2, "loss", steps, np.full(3_000, 9.0), steps / 100)  # fast, and soon gone
+    store.extend(2, "loss", steps, np.full(3_000, 9.0), steps / 100)  # fast, and soon dropped
     for start in range(0, 1_000, 100):
         for replica in range(2):
             train(store, replica, start, 100)

@@ -19,14 +19,14 @@ LIMIT = 150_000
 
 
 def summary(**changes: object) -> Summary:
-    told = {
+    about = {
         "run_id": "r1",
         "title": "digits",
         "state": "finished",
         "tasks": ["/job:worker/task:0"],
         **changes,
     }
-    return Summary(**told)  # type: ignore[arg-type]
+    return Summary(**about)  # type: ignore[arg-type]
 
 
 def bytes_in_a_notebook(bundle: dict[str, object]) -> int:
@@ -73,8 +73,8 @@ def test_the_charts_are_those_that_were_wanted(store: RunStore) -> None:
 
 def test_a_run_that_failed_says_why(store: RunStore) -> None:
     train(store, 0, 0, 10)
-    told = summary(state="failed", error="ValueError on /job:worker/task:1: <x> & y")
-    bundle = frozen(store, told)
+    about = summary(state="failed", error="ValueError on /job:worker/task:1: <x> & y")
+    bundle = frozen(store, about)
     assert "<code>ValueError on /job:worker/task:1: &lt;x&gt; &amp; y</code>" in bundle["text/html"]
     assert "✕ failed" in bundle["text/html"]
     assert "ValueError on /job:worker/task:1: <x> & y" in bundle["text/plain"]
@@ -111,11 +111,11 @@ def test_marks_and_the_checkpoint_are_drawn_and_said(store: RunStore) -> None:
 
 def test_everything_is_escaped(store: RunStore) -> None:
     store.extend(0, HOSTILE, [1, 2], [0.1, 0.2], [1e9, 1e9])
-    told = summary(
+    about = summary(
         title=HOSTILE, state=HOSTILE, tasks=[HOSTILE], error=HOSTILE,
         metrics={HOSTILE: 1.0}, outputs={HOSTILE: HOSTILE}, rows=[{HOSTILE: HOSTILE}],
     )  # fmt: skip
-    html = frozen(store, told)["text/html"]
+    html = frozen(store, about)["text/html"]
     tags = set(re.findall(r"<(\w+)", html))
     assert tags <= {
         "p",
@@ -211,8 +211,8 @@ def test_what_is_cut_is_said() -> None:
         assert re.search(r"and 9,9\d\d more metrics", form)
         assert re.search(r"and 4\d\d more rows", form)
         assert re.search(r"and \d+ more tasks with output", form)
-    store, told = noise_only()
-    assert run_data(store, plan_charts(store.series), told, limit=9_000)["left_out"] > 0
+    store, about = noise_only()
+    assert run_data(store, plan_charts(store.series), about, limit=9_000)["left_out"] > 0
 
 
 def test_it_does_not_touch_pyplot(store: RunStore) -> None:

@@ -177,7 +177,7 @@ def test_an_in_graph_body_that_does_not_listen(kernel: Kernel, body: str, ename:
     reply = kernel.reply(request)
     assert time.monotonic() - begun < 6.5 + SLACK_SECONDS
     assert reply["ename"] == ename, reply
-    os.close(os.open(pipe, os.O_RDWR))  # whoever waits for it goes on
+    os.close(os.open(pipe, os.O_RDWR))  # the cell that waits for it continues
     assert kernel.run("%%distribute\nprint(nb.task.rank)")["status"] == "ok"
     assert kernel.run(in_graph("print(1)"))["status"] == "ok"
 

@@ -1,4 +1,4 @@
-"""A notebook's kernel dies or is restarted in the middle of a run: training goes on, and comes back."""
+"""A notebook's kernel dies or is restarted in the middle of a run: training continues, and is shown again."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_killed_kernels_run_comes_back_whole(notebook: Notebook, tmp_path: Pat
 
 @pytest.mark.parametrize("awaited", [True, False], ids=["awaited", "blocking"])
 def test_a_restart_does_not_stop_the_run(notebook: Notebook, tmp_path: Path, awaited: bool) -> None:
-    """Jupyter interrupts the cell first; and the cluster ends with its kernel only if nothing goes on."""
+    """Jupyter interrupts the cell first; and the cluster ends with its kernel only if nothing is running."""
     gate = tmp_path / "open"
     begin(notebook, gate, "restarted", awaited, epochs=1_000_000)  # so that the word to stop is in time
     notebook.restart()
@@ -218,7 +218,7 @@ def test_a_restart_does_not_stop_the_run(notebook: Notebook, tmp_path: Path, awa
     assert notebook.value("run.status, run.model is not None") == "('stopped', True)"
     assert notebook.run(SAME).split()[1] == "True"
     assert status(folder) == "stopped"
-    notebook.restart()  # nothing goes on any more
+    notebook.restart()  # nothing is running any more
     until(lambda: not engines(notebook.home))
 
 
@@ -244,7 +244,7 @@ def test_a_sweep_is_taken_over_and_no_trial_runs_twice(notebook: Notebook, tmp_p
     until(lambda: starts.exists() and len(starts.read_text().split()) == 2)
     name = notebook.value("sweep.id").strip("'")
     getattr(notebook, end)()
-    gate.touch()  # both trials end while nobody drives
+    gate.touch()  # both trials end while no process drives the sweep
     notebook.run(START)
     notebook.run(f"sweep = nb.attach({name!r}).wait()")
     assert notebook.value("sweep.state, sweep.best.value, sweep.ledger.counts['finished']") == (

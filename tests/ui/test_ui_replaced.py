@@ -74,7 +74,8 @@ def test_a_cell_that_cannot_be_interrupted_ends_and_the_next_one_works(kernel: K
     kept = "%%distribute\nthere = nb.collective.all_gather(int('kept' in globals())).tolist()"
     assert kernel.run(kept)["status"] == "ok"
     assert kernel.value("there") == "[1, 0, 1]"
-    assert float(kernel.value("max(gaps)")) < 5  # the event loop went on: 0.1 s, on a machine that has time
+    # The event loop kept running: 0.1 s, on a machine that has time.
+    assert float(kernel.value("max(gaps)")) < 5
 
 
 def test_a_task_is_restarted_by_hand(kernel: Kernel) -> None:

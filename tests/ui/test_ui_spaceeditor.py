@@ -88,7 +88,7 @@ def test_every_kind_of_parameter_goes_there_and_back(given: Any) -> None:
     assert again.text == TEXT
 
 
-def test_an_empty_space_is_told() -> None:
+def test_an_empty_space_has_a_message() -> None:
     page = Page(editor := SpaceEditor(trials=3))
     assert page.states[-1]["general"].startswith("the space is empty")
     assert page.states[-1]["text"] is None
@@ -147,7 +147,7 @@ def test_values_that_cannot_be_meant(values: str, words: str) -> None:
     assert words in page.problems["opt"][1]
 
 
-def test_values_are_told_apart_and_stay_texts() -> None:
+def test_values_are_distinguished_and_stay_texts() -> None:
     page = Page(editor := SpaceEditor("opt=['sgd', 'adam']", trials=3))
     state = page.edit("field", id=0, field="values", value="1, 1.0, True, '1', <b>".replace("<b>", "'<b>'"))
     assert [kind for _, kind in state["rows"][0]["read"]] == [
@@ -173,7 +173,7 @@ def test_a_name_that_stands_twice() -> None:
     assert rows[1]["problem"] == {"text": "a stands twice in the space; give it once", "at": "name"}
 
 
-def test_conditions_that_go_round_in_a_circle_are_told_at_each_of_them() -> None:
+def test_circular_conditions_are_reported_at_each_of_them() -> None:
     page = Page(SpaceEditor("a=[1, 2] b=[1, 2] c=when([3], b=1) d=[4]", trials=3))
     page.edit("condition", id=0, at=0, on=1, values="1")
     page.edit("condition", id=1, at=0, on=0, values="1")
@@ -181,7 +181,7 @@ def test_conditions_that_go_round_in_a_circle_are_told_at_each_of_them() -> None
     assert all(at == "when" and "go round in a circle" in text for at, text in page.problems.values())
 
 
-def test_a_condition_on_what_is_gone_or_can_never_be() -> None:
+def test_a_condition_on_what_was_removed_or_can_never_be() -> None:
     page = Page(SpaceEditor("opt=['sgd', 'adam'] lr=log(0.001, 0.1) m=when([0.9], opt='sgd')", trials=3))
     page.edit("condition", id=2, at=0, on=0, values="'rmsprop'")
     assert "opt may only be ['sgd', 'adam']" in page.problems["m"][1]
@@ -329,13 +329,13 @@ def one_trial(a: int, epochs: int = 5) -> float:
     return 1.0 / a
 
 
-def test_a_parameter_that_the_trial_does_not_take_is_told_before_it_starts() -> None:
+def test_a_parameter_that_the_trial_does_not_take_is_reported_before_it_starts() -> None:
     editor = SpaceEditor("a=[1, 2] epochs=5", trial=one_trial, trials=3, metric="loss")
     page = Page(editor)
     assert page.states[-1]["valid"]
     identity = page.add("b", "fixed", value="3")
-    told = "one_trial() takes no parameter b; it takes a, epochs"
-    assert page.problems == {"b": ("name", told)}
+    expected = "one_trial() takes no parameter b; it takes a, epochs"
+    assert page.problems == {"b": ("name", expected)}
     assert not page.states[-1]["valid"]
     with pytest.raises(InvalidArgumentError, match="takes no parameter b"):
         editor.start()

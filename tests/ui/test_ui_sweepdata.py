@@ -84,12 +84,12 @@ def test_news_hold_what_is_new_only() -> None:
     assert points == b""
 
 
-def test_the_time_is_told_each_second_until_the_end() -> None:
+def test_the_time_is_sent_each_second_until_the_end() -> None:
     sweep = sweep_of_three()
     feed = SweepFeed(sweep)
     feed.everything(BEGAN + 21)
-    told = [feed.news(BEGAN + 21 + tick / 10).content for tick in range(1, 31)]
-    assert [content["status"]["now"] for content in told if content] == [22.0, 23.0, 24.0]
+    sent = [feed.news(BEGAN + 21 + tick / 10).content for tick in range(1, 31)]
+    assert [content["status"]["now"] for content in sent if content] == [22.0, 23.0, 24.0]
     sweep.end()
     assert feed.news(BEGAN + 25).content["status"]["now"] == 19.0  # when the last trial ended
     assert feed.news(BEGAN + 99).content == {}
@@ -112,7 +112,7 @@ def test_an_edit_and_new_engines_bring_a_new_head() -> None:
     assert len(feed.news(BEGAN + 21.2).content["head"]["engines"]) == 3
 
 
-def test_engines_that_nobody_names_any_more_keep_their_places() -> None:
+def test_engines_that_are_not_named_any_more_keep_their_places() -> None:
     sweep = sweep_of_three()
     feed = SweepFeed(sweep)
     named = feed.everything(BEGAN + 21).content["head"]["engines"]
@@ -132,7 +132,7 @@ def test_every_kind_of_parameter_is_described() -> None:
     assert parameters(space)[2]["values"] == [[1, 2], None]
 
 
-def test_a_curve_that_was_forgotten_or_thinned_is_told_anew() -> None:
+def test_a_curve_that_was_forgotten_or_thinned_is_sent_again() -> None:
     sweep = sweep_of_three()
     feed = SweepFeed(sweep)
     page = page_of(feed)
@@ -201,7 +201,7 @@ def test_nothing_is_left_to_wait_for_unless_it_runs(state: str) -> None:
     assert status(sweep, BEGAN + 30)["seconds_left"] is None
 
 
-def test_a_sweep_without_a_trial_is_told() -> None:
+def test_a_sweep_without_a_trial_is_sent() -> None:
     content, points = SweepFeed(ShownSweep()).everything(BEGAN)
     assert content["trials"]["number"] == []
     assert content["status"]["best"] is content["status"]["trials_per_second"] is None
@@ -213,9 +213,9 @@ def test_a_failed_sweep_says_why_at_its_head() -> None:
     sweep.error = FailedPreconditionError(
         "all of the first 4 trials failed. Trial 0 (lr=1):\nTraceback:\n  x\nValueError: 7"
     )
-    told = "all of the first 4 trials failed. Trial 0 (lr=1): ValueError: 7"
-    assert SweepFeed(sweep).everything(BEGAN).content["status"]["trouble"] == told
-    assert frozen_sweep(sweep)[SWEEP]["status"]["trouble"] == told
+    trouble = "all of the first 4 trials failed. Trial 0 (lr=1): ValueError: 7"
+    assert SweepFeed(sweep).everything(BEGAN).content["status"]["trouble"] == trouble
+    assert frozen_sweep(sweep)[SWEEP]["status"]["trouble"] == trouble
 
 
 def test_a_cause_is_a_line() -> None:

@@ -91,7 +91,7 @@ def test_a_sweep_that_is_over_is_shown_again_with_everything(sweep: ShownSweep, 
     sweep.end()
     shown = SweepDisplay(sweep, where="page")
     shown.show_again()
-    shown.finish()  # as whoever waits for it may do
+    shown.finish()  # as a waiting thread may do
     [(_, view, _)] = said
     assert view.finished
     SweepDisplay(sweep, where="batch").show_again()
@@ -120,7 +120,7 @@ def test_what_is_shown_again_waits_for_a_slow_page(
     assert view.comm is None
 
 
-def test_a_sweep_that_goes_on_is_shown_twice_as_one(sweep: ShownSweep, said: Said) -> None:
+def test_a_sweep_that_continues_is_shown_twice_as_one(sweep: ShownSweep, said: Said) -> None:
     shown = SweepDisplay(sweep, where="page")
     shown.show()
     shown.show_again()
@@ -160,7 +160,7 @@ def test_it_gets_a_display_if_it_has_none(
     assert SWEEP in said[1][1]
 
 
-def test_without_a_loop_nobody_follows(sweep: ShownSweep, said: Said) -> None:
+def test_without_a_loop_it_is_not_followed(sweep: ShownSweep, said: Said) -> None:
     assert not follow_sweep_in_background(sweep)
     assert said == []
 

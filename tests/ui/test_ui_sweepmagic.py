@@ -1,4 +1,4 @@
-"""%%sweep inside a real kernel: it goes on beside other cells, is waited for, interrupted."""
+"""%%sweep inside a real kernel: it runs beside other cells, is waited for, interrupted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def started(kernel: Kernel, name: str) -> None:
     raise AssertionError(f"sweep {name} started no trials")
 
 
-def test_it_goes_on_beside_other_cells(kernel: Kernel) -> None:
+def test_it_runs_beside_other_cells(kernel: Kernel) -> None:
     code, gate = gated(kernel, "beside")
     assert kernel.run(code)["status"] == "ok"
     started(kernel, "beside")

@@ -1,4 +1,4 @@
-"""Between a run and its display: what is passed on, and what a run came to."""
+"""Between a run and its display: what is passed on, and the end of a run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def summary(run: FakeRun) -> Any:
 
 
 class FakeDisplay:
-    """Keeps what it is told."""
+    """Records its calls."""
 
     def __init__(self, store: RunStore, tasks: Any, title: str, **options: Any) -> None:
         self.made = (store, list(tasks), title, options)
@@ -103,8 +103,8 @@ def test_a_view_shows_updates_and_freezes(displays: list[FakeDisplay]) -> None:
     shown = RunView(run)  # type: ignore[arg-type]
     (display,) = displays
     again = "to reconnect, run nb.attach('261120-000000-mnist')"
-    told = {"run_id": run.id, "charts": ("loss",), "again": again}
-    assert display.made == (run.store, TASKS, "mnist", told)
+    given = {"run_id": run.id, "charts": ("loss",), "again": again}
+    assert display.made == (run.store, TASKS, "mnist", given)
     assert display.calls == [("show", None)]
     shown.tick()
     shown.output(TASKS[1], "hello\n")
@@ -130,7 +130,7 @@ def test_the_whole_progress_is_passed_on(displays: list[FakeDisplay]) -> None:
     tally = ProgressTracker(2, synchronous=False)
     for second in range(2):
         for replica in range(2):
-            told = Progress(
+            given = Progress(
                 step=10 * second,
                 total=40,
                 examples=100 * second,
@@ -138,7 +138,7 @@ def test_the_whole_progress_is_passed_on(displays: list[FakeDisplay]) -> None:
                 epoch=2 - replica,
                 epochs=4,
             )
-            tally.update(replica, vars(told), float(second))
+            tally.update(replica, vars(given), float(second))
     RunView(run).progress(tally.standing(1.0, run.store))  # type: ignore[arg-type]
     _, status = displays[0].calls[-1]
     replicas = status.pop("per_replica")
@@ -252,8 +252,8 @@ def test_a_pause_counts_in_no_duration_and_in_no_rate() -> None:
 def test_a_lost_replica_is_named_live_and_at_the_end(displays: list[FakeDisplay]) -> None:
     run = FakeRun(strategy="multi_worker", synchronous=True)
     for replica in range(2):
-        told = Progress(step=10 + replica, total=40, state="running")
-        run.tally.update(replica, vars(told), 1.0)
+        given = Progress(step=10 + replica, total=40, state="running")
+        run.tally.update(replica, vars(given), 1.0)
     steps_of(run, 0, 40)
     run.store.extend(1, "loss", [11, 12], [1.0, 1.0], [1000.0, 1001.0])
     run.tally.lose(1, 2.0)
@@ -274,8 +274,8 @@ def test_gradients_that_were_not_applied_are_counted() -> None:
     run = FakeRun(strategy="ps", synchronous=True, backups=1)
     run.global_step = 17
     for replica, (dropped, skipped) in enumerate(((0, 1), (1200, 0))):
-        told = Progress(step=9, total=40, state="finished", dropped=dropped, skipped=skipped)
-        run.tally.update(replica, vars(told), 1.0)
+        given = Progress(step=9, total=40, state="finished", dropped=dropped, skipped=skipped)
+        run.tally.update(replica, vars(given), 1.0)
         steps_of(run, replica, 9)
     found = summary(run)
     assert found.remarks == ["17 updates", "1,200 gradients dropped", "1 gradient left out"]
@@ -350,7 +350,7 @@ def test_an_error_in_a_line() -> None:
     assert in_a_line(error) == "ValueError on /job:worker/task:1: first words"
     error.evalue = ""
     assert in_a_line(error) == "ValueError on /job:worker/task:1"
-    assert in_a_line(TaskDiedError("it is gone\nits log")) == "TaskDiedError: it is gone"
+    assert in_a_line(TaskDiedError("it has ended\nits log")) == "TaskDiedError: it has ended"
     assert in_a_line(NbdistError()) == "NbdistError"
     assert len(in_a_line(NbdistError("x" * 5000))) <= 330
     run = FakeRun("failed")

@@ -15,7 +15,7 @@ describe('apply', () => {
     expect(after.runs).toBe(state.runs);
   });
 
-  it('puts new items where their time belongs, and takes away what is gone', () => {
+  it('puts new items where their time belongs, and removes items that the server no longer has', () => {
     const state = { ...EMPTY_STATE, clusters: [cluster('a', 1)] };
     const after = applyChanges(state, { kind: 'changes', clusters: { set: [cluster('b', 2)], removed: ['a'] } });
     expect(after.clusters.map(one => one.id)).toEqual(['b']);

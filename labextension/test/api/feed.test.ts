@@ -87,7 +87,7 @@ describe('what the stream brings', () => {
     expect(feed.connection).toBe('live');
   });
 
-  it('is looked for by the server when somebody asks for it anew', async () => {
+  it('makes the server look again when a caller asks for it again', async () => {
     socket().sent = [];
     await feed.refresh();
     expect(socket().sent).toHaveLength(1);

@@ -21,7 +21,7 @@ import { user } from './dialogs';
 vi.mock('@jupyterlab/apputils', async () => (await import('./dialogs')).fakeApputils());
 vi.mock('@jupyterlab/ui-components', async () => (await import('./dialogs')).fakeComponents());
 
-/** A server that has a state, notes what it is asked to do, and refuses what it is told to. */
+/** A server with a state that records requests and refuses those that a test chooses. */
 class FakeClient {
   asked: unknown[][] = [];
   refusal: ApiError | null = null;
@@ -78,11 +78,11 @@ const quietly = (name: string, args: object): Promise<unknown> => commands.execu
 
 beforeEach(() => {
   begin({});
-  Object.assign(user, { answers: [], shown: [], told: [] });
+  Object.assign(user, { answers: [], shown: [], notices: [] });
 });
 
 describe('nbdist:stop-cluster', () => {
-  it('asks nobody where nobody would miss the cluster', async () => {
+  it('asks no question if the cluster is not in use', async () => {
     begin({ clusters: [CLUSTER] });
     await quietly('nbdist:stop-cluster', { id: 'c1' });
     expect(client.asked).toEqual([['stop', 'c1']]);
@@ -167,7 +167,7 @@ describe('runs and sweeps', () => {
   const run = (id: string, other: object): Run => ({ id, status: 'running', can: {}, ...other }) as unknown as Run;
   const sweep = (id: string, able: object): Sweep => ({ id, state: 'paused', can: able, why: {} }) as unknown as Sweep;
 
-  it('are told by their ids', async () => {
+  it('are distinguished by their ids', async () => {
     user.answers = ['Cancel', 'Stop'];
     await quietly('nbdist:stop-run', { id: 'r1' });
     expect(client.asked).toEqual([]); // a stopped run cannot continue
@@ -236,7 +236,7 @@ describe('runs and sweeps', () => {
       ['clean', { ...asked, dry_run: false }]
     ]);
     expect(user.shown[1]!.text).toContain('r1, r2');
-    expect(user.told).toEqual(['success: 2 runs are deleted, 2 MB.']);
+    expect(user.notices).toEqual(['success: 2 runs are deleted, 2 MB.']);
   });
 
   it('knows three commands', () => {
@@ -259,14 +259,14 @@ describe('runs and sweeps', () => {
   });
 });
 
-describe('a command that nobody shows the errors of', () => {
+describe('a command without a view that shows its errors', () => {
   it('says what it did, what it will not do, and what went wrong', async () => {
     begin({ clusters: [CLUSTER] });
     await commands.execute('nbdist:stop-cluster', { id: 'c1' });
     await commands.execute('nbdist:stop-cluster', { id: 'c9' });
     client.refusal = new ApiError(500, 'no reason');
     await commands.execute('nbdist:stop-cluster', { id: 'c1' });
-    expect(user.told).toEqual([
+    expect(user.notices).toEqual([
       'info: Cluster c1 is being stopped.',
       'warning: Cluster c9 does not exist any more.',
       'error: no reason'

@@ -15,7 +15,7 @@ type Options = Partial<Dialog.IOptions<unknown>> & { items?: string[] };
 export const user = {
   answers: [] as string[],
   shown: [] as Shown[],
-  told: [] as string[]
+  notices: [] as string[]
 };
 
 export const fakeApputils = (): object => {
@@ -54,10 +54,10 @@ export const fakeApputils = (): object => {
     Notification: {
       emit: (text: string) => text,
       dismiss: () => undefined,
-      success: (text: string) => user.told.push(`success: ${text}`),
-      info: (text: string) => user.told.push(`info: ${text}`),
-      warning: (text: string) => user.told.push(`warning: ${text}`),
-      error: (text: string) => user.told.push(`error: ${text}`)
+      success: (text: string) => user.notices.push(`success: ${text}`),
+      info: (text: string) => user.notices.push(`info: ${text}`),
+      warning: (text: string) => user.notices.push(`warning: ${text}`),
+      error: (text: string) => user.notices.push(`error: ${text}`)
     },
     Clipboard: { copyToSystem: vi.fn() }
   };

@@ -61,7 +61,7 @@ const run = (panel: NotebookPanel, flags = ''): Promise<void> => runDistributed(
 
 beforeEach(() => {
   events.length = 0;
-  user.told = [];
+  user.notices = [];
 });
 
 describe('a cell that is run distributed', () => {
@@ -113,7 +113,7 @@ describe('a cell that is run distributed', () => {
   ])('comes with a word of why nbdist is not there: %s', async (ename, evalue, said) => {
     const kernel = Object.assign(new Kernel(), { reply: { status: 'error', ename, evalue } });
     await run(panelOf(new Cell('a = 1'), kernel));
-    await vi.waitFor(() => expect(user.told).toEqual([expect.stringContaining(said)]));
+    await vi.waitFor(() => expect(user.notices).toEqual([expect.stringContaining(said)]));
   });
 
   it('needs a cell', async () => {

@@ -20,7 +20,7 @@ test.each([
   ['Loading widget...', [WORDS], false, WORDS],
   ['Loading widget...', WORDS, true, 'Loading widget...'], // the kernel may still send it
   ['Error displaying widget: model not found', WORDS, true, WORDS],
-  ['Loading widget...', 'IntSlider(value=0)', false, 'Loading widget...'], // somebody else's
+  ['Loading widget...', 'IntSlider(value=0)', false, 'Loading widget...'], // of another package
   ['running 120 / 500', WORDS, false, 'running 120 / 500'] // it is there
 ])('%s, %s, connected %s', (shown, words, connected, expected) => {
   const { drawn, area } = output(shown, { [WIDGET]: {}, 'text/plain': words });

@@ -14,7 +14,7 @@ const RUN = {
   unit: 'steps',
   seconds: 3.2,
   steps_per_second: 156,
-  remarks: ['worker 1 is gone', 'it is slow'],
+  remarks: ['worker 1 has ended', 'it is slow'],
   metrics: { loss: 0.12 },
   charts: [
     { title: 'loss', train: 'loss', validation: 'val_loss' },
@@ -32,14 +32,14 @@ const RUN = {
 };
 
 describe('readRun', () => {
-  it('makes of saved data what the live view is told', () => {
+  it('makes the messages of the live view from saved data', () => {
     const { head, progress, curves, metrics, leftOut } = readRun(RUN);
     expect(head.charts).toEqual([
       { title: 'loss', train: 0, validation: 1 },
       { title: 'accuracy', train: null, validation: 2 }
     ]);
     expect(head.series).toEqual(['loss', 'val_loss', 'val_accuracy']);
-    expect(progress).toMatchObject({ state: 'finished', step: 500, note: 'worker 1 is gone · it is slow' });
+    expect(progress).toMatchObject({ state: 'finished', step: 500, note: 'worker 1 has ended · it is slow' });
     expect(Object.keys(progress.per_replica)).toEqual(['0', '1']);
     expect(curves[0]).toEqual({ replica: MEAN, series: 0, steps: [0, 10, 20], values: [2.3, NaN, -Infinity] });
     expect(curves[1]).toEqual({ replica: 1, series: TREND, steps: [0, 10], values: [2, 1] });

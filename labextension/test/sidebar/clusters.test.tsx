@@ -86,7 +86,7 @@ describe('the clusters', () => {
     expect(place.querySelector('[role="alert"]')).toBeNull();
   });
 
-  it('forget what the server did not hear of once it is back, and keep what it refused', async () => {
+  it('forget what the server did not receive once it is back, and keep what it refused', async () => {
     const { model, feed, commands } = fakePanel({ clusters: [CLUSTER, other] });
     commands.addCommand('nbdist:stop-cluster', {
       execute: ({ id }) => Promise.reject(id === 'a' ? new ApiError(0, 'cannot be reached') : new ApiError(409, 'not now'))

@@ -73,7 +73,7 @@ describe('actions', () => {
 });
 
 describe('what is listed', () => {
-  it('has the runs that go on first', () => {
+  it('has the running runs first', () => {
     const [old, going] = [{ ...RUN, id: 'old', status: 'finished' as const }, { ...RUN, id: 'going' }];
     expect(activeFirst([old, going]).map(run => run.id)).toEqual(['going', 'old']);
   });
@@ -166,7 +166,7 @@ describe('the form', () => {
 });
 
 describe('the status bar', () => {
-  it('counts what goes on, and says nothing when there is nothing', () => {
+  it('counts what is running, and is empty when nothing is', () => {
     expect(statusText(EMPTY_STATE, trans)).toBe('');
     expect(statusText({ ...EMPTY_STATE, runs: [{ ...RUN, status: 'finished' }] }, trans)).toBe('');
     const state = { ...EMPTY_STATE, clusters: [CLUSTER, { ...CLUSTER, id: 'b' }], runs: [RUN] };

@@ -47,7 +47,7 @@ describe('the chosen cluster', () => {
     expect(values).toEqual({ [KEY]: 'a' });
   });
 
-  it('gives way to another where it is gone, or is none', async () => {
+  it('gives way to another if it was removed or is invalid', async () => {
     for (const value of ['gone', 7, null, { id: 'b' }]) {
       const { model } = fakePanel({ clusters });
       await persistSelection(model, workspace({ [KEY]: value }));

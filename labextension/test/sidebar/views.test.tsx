@@ -168,9 +168,9 @@ describe('the form', () => {
   });
 
   it('has each letter in its field at once, however fast they come', () => {
-    const [told, values] = [vi.fn(), { ...initialValues(ABOUT, DEFAULTS), memory: '2' }];
+    const [onChange, values] = [vi.fn(), { ...initialValues(ABOUT, DEFAULTS), memory: '2' }];
     act(() =>
-      root.render(<StartFields first={values} about={ABOUT} busy={false} trouble={null} trans={trans} onChange={told} />)
+      root.render(<StartFields first={values} about={ABOUT} busy={false} trouble={null} trans={trans} onChange={onChange} />)
     );
     const memory = all('#nbd-start-memory')[0] as HTMLInputElement;
     act(() => {
@@ -179,7 +179,7 @@ describe('the form', () => {
       type(memory, `${memory.value}G`);
     });
     expect(memory.value).toBe('1G');
-    expect(told.mock.lastCall![0]).toEqual({ ...values, memory: '1G' });
+    expect(onChange.mock.lastCall![0]).toEqual({ ...values, memory: '1G' });
   });
 });
 

@@ -95,10 +95,10 @@ class RemoteRank:
                 try:
                     assert check is not None
                     check()
-                    self._send(number, "go on", None)
+                    self._send(number, "continue", None)
                 except BaseException as error:
                     raised = error
-                    self._send(number, "go on", error)
+                    self._send(number, "continue", error)
                 continue
             del self._answers[number]
             if kind == "raised":
@@ -263,16 +263,16 @@ class Server:
         self._pipe, self._sending = pipe, threading.Lock()
         self._groups: dict[int, Any] = {}
         self._here = threading.local()
-        self._told: dict[int, SimpleQueue[Any]] = {}
+        self._answers: dict[int, SimpleQueue[Any]] = {}
 
     def run(self) -> None:
         with suppress(EOFError):
             while True:
                 number, what, *values = self._pipe.recv()
-                if what == "go on":
-                    self._told[number].put(values[0])
+                if what == "continue":
+                    self._answers[number].put(values[0])
                 else:
-                    self._told[number] = SimpleQueue()
+                    self._answers[number] = SimpleQueue()
                     threading.Thread(target=self._answer, args=(number, what, values), daemon=True).start()
         os._exit(0)
 
@@ -291,7 +291,7 @@ class Server:
     def _check(self) -> None:
         number = self._here.number
         self._send(number, "check", None)
-        error = self._told[number].get()
+        error = self._answers[number].get()
         if error is not None:
             raise error
 

@@ -45,11 +45,11 @@ class Kernel {
     // A replaced curve is sent with all of its points.
     const replaced = /** @type {[number, number][]} */ (snapshot ? CURVES : renew ? [CURVES[0]] : []);
     const isFirst = (/** @type {Point} */ { replica, series }) => replica === CURVES[0][0] && series === CURVES[0][1];
-    const told = renew && !snapshot ? [...this.points.filter(isFirst), ...news.filter((point) => !isFirst(point))] : news;
+    const sent = renew && !snapshot ? [...this.points.filter(isFirst), ...news.filter((point) => !isFirst(point))] : news;
     this.sent = this.points.length;
     this.snapshot = false;
     this.inFlight.push(++this.sequence);
-    return { message: { sequence: this.sequence, snapshot, replaced }, bytes: encode(this.sequence, told) };
+    return { message: { sequence: this.sequence, snapshot, replaced }, bytes: encode(this.sequence, sent) };
   }
 }
 
