@@ -247,6 +247,29 @@ class TestCheckpoints:
         with graph.as_default(), train.MonitoredTrainingSession(checkpoint_dir=tmp_path) as session:
             assert values(session) == (5, 5.0)
 
+    def test_a_hook_that_fails_at_the_end_does_not_keep_the_others_from_it(
+        self, counting: tuple[Graph, Tensor], tmp_path: Path
+    ) -> None:
+        class Fails(train.SessionRunHook):
+            def end(self, session: Session) -> None:
+                raise ZeroDivisionError("at the end")
+
+        _, op = counting
+        hooks = [Fails(), train.CheckpointSaverHook(tmp_path, save_steps=100)]
+        session = train.MonitoredSession(hooks=hooks)
+        session.run(op)
+        with pytest.raises(ZeroDivisionError, match="at the end"):
+            session.close()
+        assert load_variable(tmp_path, "w") == 1.0
+
+    def test_after_an_error_the_checkpoint_under_way_is_completed(
+        self, counting: tuple[Graph, Tensor], tmp_path: Path
+    ) -> None:
+        hook = train.CheckpointSaverHook(tmp_path, save_steps=1)
+        with pytest.raises(ZeroDivisionError), train.MonitoredSession(hooks=[hook]) as session:
+            session.run(1 / 0)
+        assert load_variable(tmp_path, "w") == 0.0
+
     def test_listeners(self, counting: tuple[Graph, Tensor], tmp_path: Path) -> None:
         calls: list[Any] = []
 

@@ -286,10 +286,10 @@ class CheckpointSaverHook(SessionRunHook):
     def end(self, session: Session) -> None:
         """Save the end, unless it is saved already; raise the error of a failure."""
         step = int(session.run(self._global_step))
-        self._finish()
+        self.finish()
         if step != self._timer.last_triggered_step() or self.error is not None:
             self._save(session, step)
-            self._finish()
+            self.finish()
         for listener in self._listeners:
             listener.end(session, step)
         if self.error is not None:
@@ -297,7 +297,7 @@ class CheckpointSaverHook(SessionRunHook):
 
     def _save(self, session: Session, step: int) -> bool:
         """Save; return whether a listener asks for the end."""
-        self._finish()
+        self.finish()
         self._timer.update_last_triggered_step(step)
         for listener in self._listeners:
             listener.before_save(session, step)
@@ -313,7 +313,7 @@ class CheckpointSaverHook(SessionRunHook):
             stop = bool(listener.after_save(session, step)) or stop
         return stop
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Wait for the checkpoint that is being written, perhaps by a session that was lost."""
         try:
             self.saver.wait()

@@ -328,10 +328,16 @@ class MonitoredSession:
     def _close(self, failed: bool) -> None:
         if self._closed:
             return
+        errors: list[Exception] = []
         try:
-            if not failed and self._session is not None:
-                for hook in self._hooks:
-                    self._retried(hook.end)
+            for hook in self._hooks:
+                try:
+                    if not failed and self._session is not None:
+                        self._retried(hook.end)
+                    elif isinstance(hook, CheckpointSaverHook):
+                        hook.finish()  # a checkpoint that is being written is worth the wait
+                except Exception as error:  # the other hooks end as well
+                    errors.append(error)
         finally:
             self._closed = True
             current().progress.recovers = False
@@ -340,6 +346,8 @@ class MonitoredSession:
                 session.close()
             self._coordinator.request_stop()
             self._coordinator.join(stop_grace_period_secs=self._grace)
+        if errors:
+            raise errors[0]
 
     def __enter__(self) -> MonitoredSession:
         return self
