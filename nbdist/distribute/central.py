@@ -45,6 +45,7 @@ class CentralStorageStrategy(Strategy):
     """
 
     name = "central"
+    continues = True
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class CentralStorageStrategy(Strategy):
                 transport=transport,
                 servers=[find_rank(self.world.task.roster, self.world.ranks[0])],
             )
+        self.keeps_slots = self._served.keeps_slots
 
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in one order for all, of which each replica takes its share of every batch."""
@@ -86,6 +88,7 @@ class CentralStorageStrategy(Strategy):
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
         """Begin to train: the parameters get the chief's values."""
         if self._threads is None:
+            self._served.restored = self.restored
             return self._served.replica(variables, optimizer)
         return SharingReplica(self._threads.group(self.replica_index), variables, optimizer, self._parameters)
 

@@ -20,7 +20,7 @@ from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.train.context import current
-from nbdist.train.strategy import OneDevice, Replica, Strategy
+from nbdist.train.strategy import OneDevice, Replica, ReplicaState, Strategy
 from nbdist.wire.collective.base import Collective
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -46,6 +46,7 @@ class ElasticAveragingStrategy(Strategy):
     """
 
     name = "elastic"
+    continues = True
 
     def __init__(
         self,
@@ -63,6 +64,11 @@ class ElasticAveragingStrategy(Strategy):
         if not 0 < self.alpha <= 1:
             raise InvalidArgumentError(f"alpha is a number above 0 and at most 1, got {alpha!r}")
         self.replica_index = self.world.index
+
+    @property
+    def family(self) -> str:
+        """The states that it continues: its own."""
+        return "elastic"
 
     @property
     def keeps_pace(self) -> bool:
@@ -120,6 +126,11 @@ class ElasticReplica(OneDevice):
             f"{group.size} replicas, pulled to their center every {every} steps by {alpha:.3g} ({group.kind})"
         )
         self.notes = [*([text] if group.rank == 0 else []), *group.notes]
+
+    def state(self) -> ReplicaState:
+        """Return the center, with this replica's slots: all replicas begin there when they continue."""
+        centers = self._layout.cut(self._centers)
+        return ReplicaState(centers, self.slots, self.global_step)
 
     def push(self) -> None:
         """Apply the gradients to this replica; exchange with the center every ``every`` steps."""

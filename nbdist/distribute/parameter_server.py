@@ -22,7 +22,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.placement import round_robin
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.client import Link, ShardRequest, StepStopped, open_link
+from nbdist.runtime.ps.client import Link, ShardRequest, ShardState, StepStopped, open_link
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.shard import GradientStatistics
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, Rules
@@ -30,7 +30,7 @@ from nbdist.runtime.ps.trace import gradient_of, parameters_for
 from nbdist.runtime.tables import RowGradient
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.train.context import current
-from nbdist.train.strategy import Replica, Strategy, interleaved
+from nbdist.train.strategy import Replica, ReplicaState, Strategy, interleaved
 from nbdist.wire.rpc.client import Peer
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -59,6 +59,7 @@ class ParameterServerStrategy(Strategy):
     takes_rows = True
     pulls_rows = True
     keeps_slots = False
+    continues = True
 
     def __init__(
         self,
@@ -93,6 +94,11 @@ class ParameterServerStrategy(Strategy):
         )
         self.num_replicas_in_sync = self.replicas if synchronous else 1
         self._trainings = 0
+
+    @property
+    def family(self) -> str:
+        """The states that it continues: asynchronous replicas' have the steps of each."""
+        return "synchronous" if self.synchronous else "asynchronous"
 
     @property
     def keeps_pace(self) -> bool:
@@ -145,6 +151,7 @@ class ParameterServerStrategy(Strategy):
                     initial=tuple(a for _, a in mine) if self.replica_index == 0 else None,
                     pids=tuple(one.pid if one.host == info.host else 0 for one in self._workers),
                     tables=own,
+                    restored=self._restored_of(server_of, index, variables, tables),
                 )
                 here = info.host == self._task.info.host and self._transport == "auto"
                 peer = Peer(info.address, self._task.keys, name=info.name)
@@ -156,6 +163,29 @@ class ParameterServerStrategy(Strategy):
             raise
         return ServedReplica(
             links, server_of, self.rules, replica=self.replica_index, optimizer=optimizer, tables=tables
+        )
+
+    def _restored_of(
+        self,
+        server_of: Sequence[int],
+        index: int,
+        variables: Sequence[tuple[str, Array]],
+        tables: Sequence[int],
+    ) -> ShardState | None:
+        """Return the part of the restored slots that one server keeps; None unless the chief continues."""
+        restored = self.restored
+        if restored is None or self.replica_index:
+            return None
+        numbers = [i for i in range(len(variables)) if server_of[i] == index]
+        rest = [i for i in numbers if i not in tables]
+        layout = Layout.of((variables[i][0], variables[i][1].shape, variables[i][1].dtype) for i in rest)
+        slots: dict[str, Array] = {}
+        for name in restored.slots[0] if restored.slots else ():
+            slots[name] = layout.buffer()
+            for view, i in zip(layout.views(slots[name]), rest, strict=True):
+                np.copyto(view, restored.slots[i][name])
+        return ShardState(
+            restored.updates, slots, tuple(restored.slots[i] if slots else {} for i in tables if i in numbers)
         )
 
     def _require_supply(self) -> None:
@@ -195,6 +225,7 @@ class ServedReplica(Replica):
         self._pending: dict[int, list[Link]] = {}
         self.dropped = 0
         """How many of this replica's gradients were dropped so far, by one server at least."""
+        self._server_of = list(server_of)
         self.statistics: list[GradientStatistics] = []
         """What each server did with the gradients of all replicas; available after ``finish``."""
         for link in links:  # a failure before the first step must not leave zeros in the model
@@ -267,6 +298,46 @@ class ServedReplica(Replica):
                     link.reach(newest)
                     link.fetch()
         self.global_step = self._links[0].global_step
+
+    def state(self) -> ReplicaState:
+        """Return the parameters and slots of all servers, and the steps of each replica that are in them.
+
+        With synchronous replicas, unless there are backups, it is the state after this replica's last step:
+        no server can make the next one without its gradient. Other replicas' servers are asked one after the
+        other, and each answers as it is between two updates.
+        """
+        while self._under_way:
+            self._retire()
+        names = [] if self._optimizer is None else self._optimizer.get_slot_names()
+        found = [link.fetch_state(names) for link in self._links]
+        if self._rules.synchronous and not self._rules.judged_apart:
+            newest = max(link.version for link in self._links)
+            for number, link in enumerate(self._links):
+                while link.version < newest:
+                    link.reach(newest)
+                    found[number] = link.fetch_state(names)
+        self.global_step = self._links[0].global_step
+        apart = self._rules.synchronous is False
+        return ReplicaState(
+            self.values, self._slots_of(names, found), self.global_step, found[0].steps if apart else None
+        )
+
+    def _slots_of(self, names: Sequence[str], found: Sequence[ShardState]) -> list[dict[str, Array]]:
+        """Return the optimizer's slots of each variable, given those of each server."""
+        of_rest = [server for i, server in enumerate(self._server_of) if i not in self.tables]
+        of_tables = [self._server_of[i] for i in self.tables]
+        slots: list[dict[str, Array]] = [{} for _ in self._server_of]
+        for name in names:
+            views = [link.layout.views(one.slots[name]) for link, one in zip(self._links, found, strict=True)]
+            rest = self._in_order(views, of_rest)
+            own = self._in_order([[table[name] for table in one.tables] for one in found], of_tables)
+            for slot, array in zip(slots, interleaved(own, rest, self.tables), strict=True):
+                slot[name] = array
+        return slots
+
+    def resume(self, updates: int, rate: float, mark: int) -> None:
+        """Continue after so many updates: the servers have the slots and the learning rate already."""
+        self.global_step = updates
 
     @property
     def learning_rate(self) -> float | None:

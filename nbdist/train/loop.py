@@ -172,12 +172,15 @@ def _train(
             if ends:
                 break
         context.progress.state = "waiting for the others"
+        if not context.strategy.keeps_slots:  # the servers release them at the end
+            resume.end(own, history, batches.cursor)
         with _waiting(context):
             replica.finish()
         context.progress.global_step = loop.updates_before + replica.global_step
         context.progress.dropped = loop.dropped_before + replica.dropped
         loop.boundary.end()
-        resume.end(own, history, batches.cursor)
+        if context.strategy.keeps_slots:
+            resume.end(own, history, batches.cursor)
         history.end(replica.global_step)
         return history
     except BaseException as error:

@@ -66,10 +66,11 @@ class TrainingStates:
     InvalidArgumentError that names it, but for a learning rate that is given anew, which is used; a damaged
     or foreign file is a DataLossError.
 
-    Exact for strategies one_device, mirrored and multi_worker, if the data comes in an order that follows
-    from seeds; on another number of replicas but for the order of additions. Other strategies write nothing,
-    and refuse ``read``. Loops of one's own (``strategy.run``) write nothing, and are run again. What
-    callbacks keep is not kept: they begin anew.
+    Exact for replicas that step together (one_device, mirrored, multi_worker, central, ps with --sync and
+    without backups), if the data comes in an order that follows from seeds; on another number of replicas but
+    for the order of additions. Of replicas that step independently (ps with --async, elastic) it is a
+    snapshot: the parameters and slots of the servers as they are, with the number of steps of each replica
+    that are in them; or the center, with the chief's slots. What callbacks keep is not kept: they begin anew.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class TrainingStates:
 
         Raises NotFoundError if there is no file, DataLossError if all of them are damaged or foreign.
         """
-        if self.read is None or self.continued is not None:
+        if self.read is None:
             return None
         saved: SavedState | None = None
         with self._choosing:
@@ -252,6 +253,8 @@ class State:
     history: dict[str, Any]
     made_with: dict[str, Any]
     """What must be the same in a training that continues this one."""
+    steps: list[int] | None = None
+    """The steps of each replica that are in the parameters, if replicas step independently."""
 
     def to_config(self) -> dict[str, Any]:
         """Return plain values, for :meth:`from_config`."""
@@ -280,6 +283,24 @@ def made_of(dataset: Dataset) -> dict[str, Any]:
     ]
     rows = None if dataset.source is None else dataset.source.count
     return {"rows": rows, "batches": dataset.cardinality(), "steps": steps}
+
+
+def place_after(steps: int, state: State, per_epoch: int | None, endless: bool) -> DataCursor:
+    """Return the position of a replica that has made so many steps, where replicas step independently.
+
+    It follows from the chief's, whose passes have as many batches: ``per_epoch`` where that is known.
+    """
+    chief = state.place
+    if per_epoch is None and chief.epoch:
+        per_epoch = (state.step - state.began - chief.batches) // chief.epoch
+    if per_epoch is None:  # in a first pass of unknown length
+        return DataCursor(0, min(steps, chief.batches), chief.opened)
+    epoch, batches = divmod(steps, per_epoch)
+    if chief.opened is None or endless:
+        return DataCursor(epoch, batches, chief.opened)
+    each = [n // chief.epoch if chief.epoch and n % chief.epoch == 0 else 1 for n in chief.opened]
+    opened = [max(0, n + (epoch - chief.epoch) * one) for n, one in zip(chief.opened, each, strict=True)]
+    return DataCursor(epoch, batches, tuple(opened))
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:

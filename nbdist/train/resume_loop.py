@@ -10,17 +10,19 @@ resume.end(replica, history, cursor)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nbdist.data import Dataset
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import AbortedError, InvalidArgumentError
 from nbdist.optim import Optimizer
+from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context
 from nbdist.train.resume import (
@@ -29,14 +31,22 @@ from nbdist.train.resume import (
     SavedState,
     State,
     made_of,
+    place_after,
     require_same,
     settings_of,
     write_state,
 )
 from nbdist.train.state_writer import StateWriter
-from nbdist.train.strategy import Replica, Trainable
+from nbdist.train.strategy import Replica, ReplicaState, RestoredState, Trainable
 
 Config = Callable[[], dict[str, Any]]
+
+
+WORDS = {
+    "synchronous": "replicas that step together",
+    "asynchronous": "replicas that step independently (ps --async)",
+    "elastic": "elastic averaging",
+}
 
 
 class ResumeAdapter:
@@ -52,6 +62,8 @@ class ResumeAdapter:
         self._given_rate = optimizer.learning_rate
         self._epochs, self._stopped_before = 0, context.control.stop_requested
         self._replicas = 1, 1
+        self._place = DataCursor()
+        self._before: list[int] | None = None  # steps of each replica in earlier runs, if they step apart
 
     def begin(self, dataset: Dataset, steps: int | None) -> tuple[Dataset, DataCursor]:
         """Return the dataset in this training's order, and the position to begin at; load the model's values.
@@ -63,13 +75,12 @@ class ResumeAdapter:
         if states is not None:
             if states.read is not None and not strategy.continues:
                 raise InvalidArgumentError(
-                    f"strategy {strategy.name} cannot continue a training from {states.read}: use "
-                    "one_device, mirrored or multi_worker, or train anew, without it"
+                    f"strategy {strategy.name} cannot continue a training from {states.read}: train anew, "
+                    "without it, or between-graph"
                 )
             if states.writer is not None and not strategy.continues:
                 raise InvalidArgumentError(
-                    f"strategy {strategy.name} cannot save the state of a training: drop "
-                    "--checkpoint-every, or use one_device, mirrored or multi_worker"
+                    f"strategy {strategy.name} cannot save the state of a training: drop --checkpoint-every"
                 )
             self._found = states.find(context.trainings)
             while context.is_chief and states.fallbacks:
@@ -83,17 +94,47 @@ class ResumeAdapter:
 
     def _take(self, found: SavedState) -> DataCursor:
         """Check what is found, and give it to the model."""
-        state, context = found.state, self._context
+        state, context, strategy = found.state, self._context, self._context.strategy
+        family = state.made_with.pop("family", "synchronous")
+        if family != strategy.family:
+            raise InvalidArgumentError(
+                f"{context.states and context.states.read} is the state of a training with {WORDS[family]}, "
+                f"and strategy {strategy.name} has {WORDS[strategy.family]}: continue it with the strategy "
+                "and the --sync or --async of the run"
+            )
         own = self._model.all_arrays([value for _, value in self._model.variables])
         made_with = self._made_with(self._config(), own)
         # Another number of replicas makes the same steps on the same batches, up to the order of additions.
         self._replicas = state.made_with.pop("replicas", 1), made_with.pop("replicas")
+        made_with.pop("family")
         require_same(str(context.states and context.states.read), state.made_with, made_with)
         for array, kept in zip(own, found.arrays, strict=True):
             np.copyto(array, kept)
         self._model.draw_from(state.origin)
         self._seed, context.progress.step = state.seed, state.began
-        return state.place
+        strategy.restored = RestoredState(found.slots, state.updates)
+        self._optimizer.learning_rate = self._rate_of(state)
+        self._place = state.place if state.steps is None else self._place_of_replica(state, state.steps)
+        return self._place
+
+    def _rate_of(self, state: State) -> float:
+        """Return the learning rate to continue with: the saved one, or one that was given anew."""
+        return state.rate if self._given_rate == state.given_rate else self._given_rate
+
+    def _place_of_replica(self, state: State, steps: Sequence[int]) -> DataCursor:
+        """Return the position of this replica, which steps independently, in its own data.
+
+        A replica that the saved training did not have begins where the chief was.
+        """
+        strategy, data = self._context.strategy, self._data
+        chief = state.step - state.began  # all of its gradients are in the parameters
+        self._before = [chief, *steps[1:]]
+        if strategy.replica_index == 0:
+            return state.place
+        per_epoch = None if data.endless else data.cardinality()
+        if per_epoch is None or self._steps is not None:
+            per_epoch = min(filter(None, (per_epoch, self._steps)), default=None)
+        return place_after(self._steps_before(strategy.replica_index), state, per_epoch, data.endless)
 
     def resume(self, replica: Replica, history: History, epochs: int) -> None:
         """Put the replica, the history and what counts progress where they were."""
@@ -101,19 +142,23 @@ class ResumeAdapter:
         if found is None:
             return
         state, context = found.state, self._context
-        for own, kept in zip(replica.slots, found.slots):  # not strict: some optimizers keep nothing
-            for name, array in own.items():
-                np.copyto(array, kept[name])
-        as_given = self._given_rate == state.given_rate
-        rate = state.rate if as_given else self._given_rate
+        context.strategy.restored = None
+        if context.strategy.keeps_slots:
+            for own, kept in zip(replica.slots, found.slots):  # not strict: some optimizers keep nothing
+                for name, array in own.items():
+                    np.copyto(array, kept[name])
+        as_given, rate = self._given_rate == state.given_rate, self._rate_of(state)
         replica.resume(state.updates, rate, found.mark)
-        history.resume(state.history)
+        index = 0 if self._before is None else context.strategy.replica_index
+        step = state.step if self._before is None else state.began + self._steps_before(index)
+        if index == 0:
+            history.resume(state.history)
         progress = context.progress
-        progress.step, progress.examples, progress.skipped = state.step, state.examples, state.skipped
+        progress.step, progress.examples, progress.skipped = step, state.examples, state.skipped
         progress.global_step = state.updates_before + state.updates
-        over = state.place.epoch >= epochs
+        over = self._place.epoch >= epochs
         if over:
-            progress.total = state.step
+            progress.total = step
         if context.states is not None:
             context.states.continued = state.training
         if context.is_chief:
@@ -145,7 +190,8 @@ class ResumeAdapter:
             if not writer.is_due(progress.step):
                 return 0.0
             began = time.perf_counter()
-            self._write(writer, replica, history, batches.cursor_within(steps))
+            with contextlib.suppress(StepStopped):  # the next step finds out
+                self._write(writer, replica, history, batches.cursor_within(steps))
             if self._context.step_log is not None:
                 self._context.step_log.note("compute", "state", began, time.perf_counter())
             return time.perf_counter() - began
@@ -161,7 +207,10 @@ class ResumeAdapter:
         return context.trainings >= states.awaited
 
     def end(self, replica: Replica, history: History, cursor: DataCursor) -> None:
-        """Leave the state, if it is wanted; a failure ends nothing."""
+        """Leave the state, if it is wanted; a failure ends nothing.
+
+        It is called when all updates are applied; before, if servers keep the optimizer's slots.
+        """
         states, strategy, leaves = self._context.states, self._context.strategy, self._leaves
         if states is None or not self._context.is_chief:
             return
@@ -172,7 +221,8 @@ class ResumeAdapter:
         if not leaves:
             return
         if states.writer is not None:
-            self._write(states.writer, replica, history, cursor)
+            with contextlib.suppress(StepStopped):  # others have left before its last step: an older state
+                self._write(states.writer, replica, history, cursor)
             states.writer.finish()
         if states.write is None:
             return
@@ -189,6 +239,8 @@ class ResumeAdapter:
         """Have the writer save the state as it is now; a failure ends nothing."""
         try:
             writer.write(*self._now(replica, history, cursor))
+        except (StepStopped, AbortedError):
+            raise
         except Exception as error:  # no memory for the copy, say
             writer.fail(self._not_written(writer.folder, error))
 
@@ -196,14 +248,12 @@ class ResumeAdapter:
         self, replica: Replica, history: History, cursor: DataCursor
     ) -> tuple[State, dict[str, Any], list[Any], list[dict[str, Any]]]:
         """Return the state as it is now: plain values, the model's settings, its arrays, its slots."""
-        config = self._config()
-        arrays = self._model.all_arrays(replica.values)
-        return (
-            self._state(replica, history, cursor, self._made_with(config, arrays)),
-            config,
-            arrays,
-            replica.slots,
-        )
+        updates_before = self._context.progress.global_step - replica.global_step
+        config, found = self._config(), replica.state()
+        arrays = self._model.all_arrays(found.values)
+        made_with = self._made_with(config, arrays)
+        state = self._state(replica, found, updates_before, history, cursor, made_with)
+        return state, config, arrays, list(found.slots)
 
     def _not_written(self, path: object, error: Exception) -> str:
         return (
@@ -212,7 +262,13 @@ class ResumeAdapter:
         )
 
     def _state(
-        self, replica: Replica, history: History, cursor: DataCursor, made_with: dict[str, Any]
+        self,
+        replica: Replica,
+        found: ReplicaState,
+        updates_before: int,
+        history: History,
+        cursor: DataCursor,
+        made_with: dict[str, Any],
     ) -> State:
         progress, rate = self._context.progress, replica.learning_rate
         return State(
@@ -222,15 +278,25 @@ class ResumeAdapter:
             origin=self._model.origin(),
             began=self._began,
             step=progress.step,
-            updates_before=progress.global_step - replica.global_step,
-            updates=replica.global_step,
+            updates_before=updates_before,
+            updates=found.updates,
             examples=progress.examples,
             skipped=progress.skipped,
             given_rate=self._given_rate,
             rate=self._given_rate if rate is None else rate,
             history=history.state(),
             made_with=made_with,
+            steps=None if found.steps is None else self._all_steps(found.steps),
         )
+
+    def _all_steps(self, steps: Sequence[int]) -> list[int]:
+        """Return the steps of each replica, with those of earlier runs."""
+        return [made + self._steps_before(replica) for replica, made in enumerate(steps)]
+
+    def _steps_before(self, replica: int) -> int:
+        """Return the steps that a replica had made when this run began."""
+        before = self._before or [0]
+        return before[replica] if replica < len(before) else before[0]
 
     def _made_with(self, config: dict[str, Any], arrays: list[Any]) -> dict[str, Any]:
         """Return what must be the same in a continued training."""
@@ -242,6 +308,7 @@ class ResumeAdapter:
             "data": made_of(self._data),
             "steps_per_epoch": self._steps,
             "replicas": self._context.strategy.num_replicas_in_sync,
+            "family": self._context.strategy.family,
         }
         plain: dict[str, Any] = json.loads(json.dumps(made))
         return plain

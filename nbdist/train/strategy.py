@@ -40,6 +40,28 @@ class RetryStep(Exception):
     """The current step was not made, because replicas were lost: the remaining replicas repeat it."""
 
 
+@dataclass(frozen=True)
+class ReplicaState:
+    """What continues a training, beside the model: of one moment between two steps of a replica."""
+
+    values: Sequence[Array]
+    """The parameters, in the order of the variables."""
+    slots: Sequence[dict[str, Array]]
+    """What the optimizer keeps for each variable."""
+    updates: int
+    """Updates so far; some optimizers count them."""
+    steps: Sequence[int] | None = None
+    """How many steps of each replica are in the parameters; None if all have made the same steps."""
+
+
+@dataclass(frozen=True)
+class RestoredState:
+    """What a training that continues begins with; see `Strategy.restored`."""
+
+    slots: Sequence[dict[str, Array]]
+    updates: int
+
+
 class Replica(ABC):
     """One replica's side of a strategy, for one training. All calls come from the training thread."""
 
@@ -137,6 +159,13 @@ class Replica(ABC):
         """What the optimizer keeps for each variable, in its own memory."""
         raise FailedPreconditionError(f"{type(self).__name__} has nothing of what the optimizer keeps")
 
+    def state(self) -> ReplicaState:
+        """Return what continues the training; its arrays are valid until the next step.
+
+        Only the chief is asked, between two steps. Raises StepStopped if its last step cannot complete.
+        """
+        return ReplicaState(self.values, self.slots, self.global_step)
+
     def resume(self, updates: int, rate: float, mark: int) -> None:
         """Continue after so many updates, at a learning rate, once ``slots`` are restored.
 
@@ -183,7 +212,9 @@ class Strategy(ABC):
     skips = True
     """Whether a replica's part of a step can be left out."""
     continues = False
-    """Whether its replicas have all the state that continues a training: see ``TrainingStates``."""
+    """Whether the state of its trainings can be saved and continued: see ``TrainingStates``."""
+    restored: RestoredState | None = None
+    """What the next replica begins with if the training continues, where servers keep the slots."""
     alone = False
     """Whether there are no other replicas, so that none is waited for."""
     no_loops: ClassVar[str] = ""
@@ -194,6 +225,14 @@ class Strategy(ABC):
     """This replica's end of the group for values other than gradients, once it is formed."""
     keeps_values = True
     """Whether the model ends with this replica's values; of several in one process only one's are kept."""
+
+    @property
+    def family(self) -> str:
+        """Which states it continues: those of the strategies with the same word.
+
+        "synchronous" replicas make steps on shares of the same batches: their states are interchangeable.
+        """
+        return "synchronous"
 
     @property
     def keeps_pace(self) -> bool:

@@ -8,17 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parameter_town import SEED, Town
 from strategy_contract import World, everywhere, model, points
 from test_distribute_strategies import ThreadWorld, context, worlds
 
+from nbdist import nn
 from nbdist.data import Dataset
-from nbdist.distribute import MultiWorkerMirroredStrategy, Strategy
-from nbdist.errors import DataLossError, NotFoundError
-from nbdist.nn import BatchNorm, Dropout, Sequential
+from nbdist.distribute import (
+    CentralStorageStrategy,
+    ElasticAveragingStrategy,
+    MultiWorkerMirroredStrategy,
+    Strategy,
+)
+from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from nbdist.nn import BatchNorm, Dense, Dropout, Embedding, Flatten, Sequential
 from nbdist.optim import SGD, Adagrad, Adam, Optimizer
 from nbdist.train.callbacks import Callback
-from nbdist.train.context import Context
+from nbdist.train.context import Context, current, use_here
 from nbdist.train.resume import DataCursor, TrainingStates, read_state
+from nbdist.train.state_writer import StateWriter, parse_interval, state_files
 
 SIZES = [2, 3]
 
@@ -121,3 +129,254 @@ def test_workers_with_other_files_are_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(NotFoundError, match="no state of a training"):
         everywhere(world, body_of(lambda: SGD(0.1), 3))
     assert not (tmp_path / "new").exists()
+
+
+class Interrupted(BaseException):
+    """Stands for the end of all processes, at the end of an epoch."""
+
+
+class PatientWriter(StateWriter):
+    """Writes each state that is due before the next step."""
+
+    def is_due(self, step: int) -> bool:
+        self._wait()
+        return super().is_due(step)
+
+
+class Interrupt(Callback):
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        if epoch == 1:
+            raise Interrupted
+
+
+def served(
+    replicas: int,
+    folder: Path,
+    read: Path | None,
+    dies: bool = False,
+    servers: int = 1,
+    make: Callable[[], Sequential] = model,
+    optimizer: Callable[[], Optimizer] = lambda: Adam(0.02),
+    **options: Any,
+) -> tuple[Town, list[Any]]:
+    """Train three epochs with parameter servers; with ``dies`` all replicas end after the second one."""
+    folder.mkdir(exist_ok=True)
+    town = Town(servers, replicas)
+
+    def body(replica: int) -> Any:
+        here = current()
+        writer = PatientWriter(folder, parse_interval(1)) if here.is_chief else None
+        here.states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        made = make()
+        made.compile(optimizer(), metrics=["accuracy"])
+        x, y = points(60)
+        data = Dataset.from_arrays(x, y).shuffle(9).batch(12)  # five steps an epoch
+        callbacks = [Interrupt()] if dies else []
+        return made, made.fit(data, epochs=3, callbacks=callbacks)
+
+    try:
+        results = town.train(body, **options)
+    finally:
+        town.close()
+    wait_for_the_disk(town.contexts[0])
+    for one in results:
+        if isinstance(one, Exception) and not dies:
+            raise one
+    return town, results
+
+
+def wait_for_the_disk(chief: Context) -> None:
+    assert chief.states is not None
+    assert chief.states.writer is not None
+    chief.states.writer._wait()
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("optimizer", [lambda: SGD(0.2, momentum=0.8), lambda: Adam(0.02), lambda: SGD(0.1)])
+def test_synchronous_servers_continue_bit_for_bit(
+    tmp_path: Path, servers: int, optimizer: Callable[[], Optimizer]
+) -> None:
+    given: dict[str, Any] = {"servers": servers, "synchronous": True, "optimizer": optimizer}
+    _, whole = served(2, tmp_path / "whole", None, **given)
+    _, died = served(2, tmp_path / "first", None, dies=True, **given)
+    assert any(isinstance(one, Interrupted) for one in died)
+    (newest, _) = state_files(tmp_path / "first")
+    assert read_state(newest).updates == 9
+    town, again = served(2, tmp_path / "again", tmp_path / "first", **given)
+    for a, b in zip(whole[0][0].get_weights(), again[0][0].get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert again[0][1].history == whole[0][1].history
+    assert town.contexts[0].progress.global_step == 15
+    last, _ = state_files(tmp_path / "again")
+    assert (read_state(last).updates, read_state(last).place.epoch) == (15, 3)
+    for a, b in zip(nn.load(last).get_weights(), whole[0][0].get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_synchronous_servers_continue_on_other_replicas(tmp_path: Path, replicas: int) -> None:
+    _, whole = served(2, tmp_path / "whole", None, synchronous=True)
+    served(2, tmp_path / "first", None, dies=True, synchronous=True)
+    _, again = served(replicas, tmp_path / "again", tmp_path / "first", servers=2, synchronous=True)
+    for a, b in zip(whole[0][0].get_weights(), again[0][0].get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_tables_on_servers_continue_with_their_slots(tmp_path: Path) -> None:
+    def make() -> Sequential:
+        return Sequential([Embedding(30, 4), Flatten(), Dense(3, "softmax")])
+
+    def run(folder: Path, read: Path | None, dies: bool = False) -> list[Any]:
+        folder.mkdir()
+        town = Town(2, 2)
+
+        def body(replica: int) -> Any:
+            here = current()
+            writer = PatientWriter(folder, parse_interval(1)) if here.is_chief else None
+            here.states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+            made = make()
+            made.compile(Adam(0.02), "sparse_categorical_crossentropy")
+            x = np.random.default_rng(0).integers(0, 30, (60, 3))
+            data = Dataset.from_arrays(x, np.arange(60) % 3).batch(12)
+            made.fit(data, epochs=3, callbacks=[Interrupt()] if dies else [])
+            return made
+
+        try:
+            return town.train(body, synchronous=True)
+        finally:
+            town.close()
+            wait_for_the_disk(town.contexts[0])
+
+    whole = run(tmp_path / "whole", None)
+    run(tmp_path / "first", None, dies=True)
+    again = run(tmp_path / "again", tmp_path / "first")
+    for a, b in zip(whole[0].get_weights(), again[0].get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1)])
+def test_asynchronous_servers_continue_their_snapshot(tmp_path: Path, before: int, after: int) -> None:
+    """Every replica continues its own epochs; the servers count the gradients that a snapshot has."""
+    served(before, tmp_path / "first", None, dies=True)
+    newest = state_files(tmp_path / "first")[0]
+    state = read_state(newest)
+    assert state.steps is not None
+    assert len(state.steps) == before
+    assert sum(state.steps) == state.updates
+    assert state.steps[0] == state.step
+    town, again = served(after, tmp_path / "again", tmp_path / "first")
+    assert [one.progress.step for one in town.contexts] == [15] * after
+    last = read_state(state_files(tmp_path / "again")[0])
+    assert last.steps is not None
+    assert max(last.steps) <= 15
+    made = sum(15 - steps for steps in [*state.steps, *[state.steps[0]] * after][:after])
+    assert town.contexts[0].progress.global_step == state.updates + made
+    assert all(np.isfinite(w).all() for w in again[0][0].get_weights())
+
+
+def test_backups_continue(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"synchronous": True, "aggregate": 2}
+    served(3, tmp_path / "first", None, dies=True, **given)
+    town, _ = served(3, tmp_path / "again", tmp_path / "first", **given)
+    assert town.contexts[0].progress.global_step >= 15
+
+
+def test_another_family_is_refused(tmp_path: Path) -> None:
+    served(2, tmp_path / "first", None, dies=True)
+    with pytest.raises(InvalidArgumentError, match=r"replicas that step independently \(ps --async\)"):
+        served(2, tmp_path / "again", tmp_path / "first", synchronous=True)
+
+
+def test_servers_and_copies_continue_each_other(tmp_path: Path) -> None:
+    _, whole = served(2, tmp_path / "whole", None, synchronous=True)
+    served(2, tmp_path / "first", None, dies=True, synchronous=True)
+    states = TrainingStates(read=state_files(tmp_path / "first"))
+
+    def body() -> Sequential:
+        made = model()
+        made.compile(Adam(0.02), metrics=["accuracy"])
+        x, y = points(60)
+        made.fit(Dataset.from_arrays(x, y).shuffle(9).batch(12), epochs=3)
+        return made
+
+    with use_here(Context(seed=SEED, quiet=True, states=states)):
+        alone = body()
+    for a, b in zip(whole[0][0].get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def copies(
+    size: int, folder: Path, read: Path | None, dies: bool, make: Callable[[Any], Strategy]
+) -> list[Any]:
+    """Train three epochs with replicas that have the parameters themselves."""
+    folder.mkdir()
+    world = []
+    for i, place in enumerate(worlds(size)):
+        strategy = make(place)
+        writer = PatientWriter(folder, parse_interval(1)) if i == 0 else None
+        states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        world.append((context(strategy, place, is_chief=i == 0, states=states), strategy))
+
+    def body(strategy: Strategy, here: Context) -> Any:
+        made = model()
+        made.compile(Adam(0.02), metrics=["accuracy"])
+        x, y = points(60)
+        made.fit(
+            Dataset.from_arrays(x, y).shuffle(9).batch(12), epochs=3, callbacks=[Interrupt()] if dies else []
+        )
+        return made.get_weights(), here.progress.step
+
+    try:
+        return everywhere(world, body)
+    finally:
+        wait_for_the_disk(world[0][0])
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_elastic_replicas_continue_from_their_center(
+    tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ThreadWorld, "timeout", 1.0)
+
+    def make(place: Any) -> Strategy:
+        return ElasticAveragingStrategy(every=2, world=place)
+
+    with pytest.raises(BaseException):  # noqa: B017  # of whichever replica ends first
+        copies(2, tmp_path / "first", None, True, make)
+    newest = state_files(tmp_path / "first")[0]
+    assert read_state(newest).step in (8, 9)
+    found = copies(after, tmp_path / "again", tmp_path / "first", False, make)
+    assert [steps for _, steps in found] == [15] * after
+    for weights, _ in found[1:]:
+        for a, b in zip(found[0][0], weights, strict=True):
+            np.testing.assert_array_equal(a, b)
+    with pytest.raises(InvalidArgumentError, match="with elastic averaging, and strategy multi_worker"):
+        copies(
+            1, tmp_path / "other", tmp_path / "first", False,
+            lambda place: MultiWorkerMirroredStrategy(world=place),
+        )  # fmt: skip
+
+
+def test_central_threads_continue_bit_for_bit(tmp_path: Path) -> None:
+    def run(folder: Path, read: Path | None, dies: bool) -> Any:
+        folder.mkdir()
+        strategy = CentralStorageStrategy(["CPU:0", "CPU:0"])
+        writer = PatientWriter(folder, parse_interval(1))
+        states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        here = Context(strategy=strategy, seed=5, quiet=True, states=states)
+        try:
+            with use_here(here):
+                made = model()
+                made.compile(Adam(0.02), metrics=["accuracy"])
+                x, y = points(60)
+                data = Dataset.from_arrays(x, y).shuffle(9).batch(12)
+                made.fit(data, epochs=3, callbacks=[Interrupt()] if dies else [])
+                return made.get_weights()
+        finally:
+            wait_for_the_disk(here)
+
+    whole = run(tmp_path / "whole", None, False)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "first", None, True)
+    for a, b in zip(whole, run(tmp_path / "again", tmp_path / "first", False), strict=True):
+        np.testing.assert_array_equal(a, b)

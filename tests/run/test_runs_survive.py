@@ -174,6 +174,34 @@ def test_a_failed_run_resumes_on_its_cluster(cluster: Cluster, attempts: Attempt
     assert "resumed from" in repr(runs())
 
 
+@pytest.mark.parametrize(
+    ("options", "exact"),
+    [
+        ({"strategy": "ps", "synchronous": True}, True),
+        ({"strategy": "central"}, True),
+        ({"strategy": "ps"}, False),
+        ({"strategy": "elastic", "every": 2}, False),
+    ],
+    ids=["ps sync", "central", "ps async", "elastic"],
+)
+def test_other_strategies_resume(
+    cluster: Cluster, attempts: Attempts, options: dict[str, Any], exact: bool
+) -> None:
+    given = {"on": "worker:0-1", "seed": 3, **options}
+    whole = attempts.start(cluster, **given).wait()
+    run = attempts.hold(cluster, **given)
+    attempts.release(fail=True)
+    with pytest.raises(WorkerError, match="the second epoch failed"):
+        run.wait()
+    again = resume_run(run.id, cluster=cluster).wait()
+    assert again.model is not None
+    assert whole.model is not None
+    if exact:
+        for a, b in zip(whole.model.weights, again.model.weights, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert max(step for _, step in losses(again)) == 20
+
+
 def test_a_function_and_its_inputs_are_recorded(cluster: Cluster, tmp_path: Path) -> None:
     marker = tmp_path / "failed"
 

@@ -16,12 +16,7 @@ from hypothesis import strategies as st
 
 from nbdist import nn
 from nbdist.data import Dataset
-from nbdist.distribute import (
-    CentralStorageStrategy,
-    ElasticAveragingStrategy,
-    MirroredStrategy,
-    Strategy,
-)
+from nbdist.distribute import MirroredStrategy, Strategy
 from nbdist.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.graph import backend
 from nbdist.metrics.recorder import Recorder
@@ -578,12 +573,15 @@ def test_mirrored_replicas_of_this_process(tmp_path: Path) -> None:
     assert alone.context.progress.step == whole.context.progress.step
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: CentralStorageStrategy(["CPU:0", "CPU:0"]), lambda: ElasticAveragingStrategy()],
-)
-def test_other_strategies_are_refused(tmp_path: Path, make: Callable[[], Strategy]) -> None:
-    bench = Bench(tmp_path, make)
+class Unsaved(OneDeviceStrategy):
+    """A strategy without a state, as an in-graph one."""
+
+    name = "unsaved"
+    continues = False
+
+
+def test_a_strategy_without_a_state_is_refused(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Unsaved)
     ended = bench.run(lambda: body_of()(1))
     assert ended.context.states is not None
     assert "leaves no state" in str(ended.context.states.error)

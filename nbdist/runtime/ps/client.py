@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.shm import Doorbell, Ringer, Segment
 
 NO_IDS = np.zeros(0, np.int64)
+LARGEST_STATE = 1 << 29  # bytes of parameters and slots in one message
 Array = np.ndarray[Any, Any]
 LOOK_SECONDS = 0.2  # how often a waiting replica looks whether its run was aborted
 
@@ -131,6 +132,36 @@ class Link(ABC):
                 meta = {"shard": shard, "table": number, "first": first, "stop": stop}
                 table[first:stop] = peer.call("ps.table", meta).arrays[0]
                 self._check()
+
+    def fetch_state(self, names: Sequence[str]) -> ShardState:
+        """Request the parameters and the optimizer's slots of these names, and return the slots.
+
+        Parameters and slots are those between two updates, unless they are too large for one message.
+        """
+        peer, shard, replica = self._peer_of_shard
+        size = max(self.layout.size, 1)
+        whole = (1 + len(names)) * size <= LARGEST_STATE
+        slots: dict[str, Array] = {}
+        for group in [list(names)] if whole else [[name] for name in names]:
+            reply = peer.call("ps.state", {"shard": shard, "replica": replica, "slots": group})
+            if not slots:
+                np.copyto(self.parameters, reply.arrays[0])
+                self.version, self.global_step = reply.meta["version"], reply.meta["global_step"]
+                steps = [int(count) for count in reply.meta["steps"]]
+            slots |= {name: np.array(buffer) for name, buffer in zip(group, reply.arrays[1:], strict=True)}
+        self.fetch_tables()
+        tables = [{name: self._table_part(i, name) for name in names} for i in range(len(self.tables))]
+        return ShardState(self.global_step, slots, tuple(tables), tuple(steps))
+
+    def _table_part(self, number: int, slot: str) -> Array:
+        """Return an optimizer's slot of a table, part by part."""
+        peer, shard, _ = self._peer_of_shard
+        found = np.empty_like(self.tables[number])
+        for first, stop in chunks(found.shape, found.itemsize):
+            meta = {"shard": shard, "table": number, "first": first, "stop": stop, "slot": slot}
+            found[first:stop] = peer.call("ps.table", meta).arrays[0]
+            self._check()
+        return found
 
     def set_rate(self, rate: float) -> None:
         """Have the shard learn at another rate from its next update on; returns when it does."""
@@ -389,6 +420,20 @@ class SocketLink(Link):
 
 
 @dataclass(frozen=True)
+class ShardState:
+    """What a shard has beside its parameters: it is saved, and given to a shard that continues."""
+
+    updates: int
+    """Updates so far, which some optimizers count."""
+    slots: Mapping[str, Array]
+    """The optimizer's slots by name, each in bytes laid out as the parameters are."""
+    tables: tuple[Mapping[str, Array], ...] = ()
+    """The slots of each table."""
+    steps: tuple[int, ...] = ()
+    """How many gradients of each replica have been applied or dropped."""
+
+
+@dataclass(frozen=True)
 class ShardRequest:
     """A replica's request to open a shard on a parameter server."""
 
@@ -409,6 +454,8 @@ class ShardRequest:
     """Where the replica is, for the errors of others."""
     pids: tuple[int, ...] = ()
     """The process id of each replica, which the server polls; 0 for those on other hosts."""
+    restored: ShardState | None = None
+    """What the shard continues, from the chief only."""
 
 
 def open_link(
@@ -456,6 +503,7 @@ def _opened_link(
         "chief": request.initial is not None,
         "shared": bell is not None,
         "bell": bell.name if bell else None,
+        "restored": None if request.restored is None else request.restored.updates,
     }
     opened = _patiently(peer, meta, request, check, timeout)
     link: Link
@@ -513,15 +561,23 @@ def _patiently(
 
 
 def _fill(peer: Peer, request: ShardRequest, check: Callable[[], None]) -> None:
-    """Send the chief's initial values of the tables, part by part."""
-    for number, (_, table) in enumerate(request.tables):
-        for first, stop in chunks(table.shape, table.itemsize):
-            check()
-            meta = {"shard": request.shard, "table": number, "first": first}
-            try:
-                peer.call("ps.fill", meta, (table[first:stop],))
-            except AbortedError:  # there is no shard: the error of the request is more precise
-                frame = peer.receive(0)
-                if frame is not None and frame.kind == "error":
-                    raise error_from(frame) from None
-                raise
+    """Send the chief's initial values of the tables, part by part, and the slots that continue."""
+    restored = request.restored or ShardState(0, {}, tuple({} for _ in request.tables))
+    for slot, buffer in restored.slots.items():
+        _send_part(peer, {"shard": request.shard, "slot": slot}, buffer, check)
+    for number, ((_, table), slots) in enumerate(zip(request.tables, restored.tables, strict=True)):
+        for kept, array in (("", table), *slots.items()):
+            for first, stop in chunks(array.shape, array.itemsize):
+                meta = {"shard": request.shard, "table": number, "first": first, "slot": kept}
+                _send_part(peer, meta, array[first:stop], check)
+
+
+def _send_part(peer: Peer, meta: dict[str, Any], part: Array, check: Callable[[], None]) -> None:
+    check()
+    try:
+        peer.call("ps.fill", meta, (part,))
+    except AbortedError:  # there is no shard: the error of the request is more precise
+        frame = peer.receive(0)
+        if frame is not None and frame.kind == "error":
+            raise error_from(frame) from None
+        raise

@@ -8,6 +8,7 @@ authenticated socket. Both reach the same shard under one lock.
     ps.pull   ────────────────────────────► parameters, version, global step
     ps.push   gradient, version ──────────► ps.applied (pushed back): its outcome, when decided
     ps.count  ────────────────────────────► global step goes up by one
+    ps.state  names of slots ─────────────► parameters and the optimizer's slots between two updates
     ps.rate   learning rate ──────────────► updates are made at that rate from the next one on
     ps.leave  ────────────────────────────► ps.left (pushed back) with the final values, once all have left
 
@@ -18,6 +19,9 @@ messages: a shard's name belongs to one training, and an evicted replica stays e
 Tables with row lookups use the socket. The chief fills them part by part (ps.fill), ps.pull returns the rows
 that it names, ps.push has gradients of rows, ps.table returns the current values of a part. After ps.left the
 server keeps the final tables until each replica has read them (ps.done).
+
+A shard that continues an earlier training is opened with its number of updates; replicas are admitted when
+the chief has also sent its slots (ps.fill).
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ from nbdist.errors import (
     NotFoundError,
     ResourceExhaustedError,
     UnavailableError,
+    choices,
 )
 from nbdist.graph.ops.rows import check_rows
 from nbdist.optim import from_config
@@ -85,6 +90,7 @@ class ParameterService:
             "ps.table": self._table,
             "ps.done": self._done,
             "ps.rate": self._rate,
+            "ps.state": self._state,
             "ps.leave": self._answered(self._leave),
         }
         for kind, handler in handlers.items():
@@ -159,10 +165,14 @@ class ParameterService:
                 hosted.admit(replica, self._listen)
 
     def _fill(self, frame: Frame, sender: Caller) -> Frame:
-        """Store a part of the chief's initial values of a table; the last part admits all replicas."""
+        """Store a part of the chief's initial values or slots; the last part admits all replicas."""
         hosted, shard = self._find(frame)
+        slot = str(frame.meta.get("slot", ""))
         with shard.lock:
-            hosted.fill(int(frame.meta["table"]), int(frame.meta["first"]), frame.arrays[0])
+            if "table" in frame.meta:
+                hosted.fill(int(frame.meta["table"]), int(frame.meta["first"]), frame.arrays[0], slot)
+            else:
+                hosted.fill_slot(slot, frame.arrays[0])
         self._admit(hosted)
         return Frame("ps.filled")
 
@@ -170,8 +180,26 @@ class ParameterService:
         """Send the current values of a part of a table."""
         _, shard = self._find(frame)
         first, stop = int(frame.meta["first"]), int(frame.meta["stop"])
+        number, slot = int(frame.meta["table"]), str(frame.meta.get("slot", ""))
         with shard.lock:
-            return Frame("ps.part", {}, (shard.tables.arrays[int(frame.meta["table"])][first:stop].copy(),))
+            array = shard.tables.slots[number][slot] if slot else shard.tables.arrays[number]
+            return Frame("ps.part", {}, (array[first:stop].copy(),))
+
+    def _state(self, frame: Frame, sender: Caller) -> Frame:
+        """Send the parameters and the optimizer's slots of some names, as they are between two updates."""
+        hosted, shard = self._find(frame)
+        begun = clock()
+        with shard.lock:
+            counts = zip(shard.statistics.made, shard.statistics.dropped, strict=True)
+            meta = {
+                "version": shard.version,
+                "global_step": int(shard.counters[GLOBAL_STEP]),
+                "steps": [made + dropped for made, dropped in counts],
+            }
+            slots = [shard.slot(str(name)) for name in frame.meta["slots"]]
+            arrays = (shard.memory.copy(), *slots)
+        hosted.log.parameters("socket", int(frame.meta["replica"]), begun, clock())
+        return Frame("ps.state", meta, arrays)
 
     def _done(self, frame: Frame, sender: Caller) -> Frame:
         """Release a replica that has read the final tables."""
@@ -424,7 +452,11 @@ class HostedShard:
                 counts=bool(meta["counts"]),
                 first=bool(meta["first"]),
                 tables=tables,
+                before=int(meta.get("restored") or 0),
             )
+            if meta.get("restored") is not None:
+                kept = optimizer.get_slot_names()
+                self.missing += len(kept) * (1 + self.missing)
         except BaseException:  # for example no memory for the optimizer's slots: free all of it
             if self.mailbox is not None:
                 self.mailbox.segment.close()
@@ -438,10 +470,29 @@ class HostedShard:
         shared = Mailbox.size(self.layout, self.rules.replicas) if meta["shared"] else self.layout.size
         return shared + kept * self.layout.size + (1 + kept) * tables
 
-    def fill(self, table: int, first: int, rows: Array) -> None:
-        """Store some of the initial rows of a table."""
+    def fill_slot(self, slot: str, buffer: Array) -> None:
+        """Store a slot of the optimizer, in bytes laid out as the parameters are."""
+        assert self.shard is not None
+        if buffer.nbytes != self.layout.size or buffer.dtype != np.uint8 or not self.missing:
+            raise InvalidArgumentError(
+                f"a slot of {buffer.nbytes} bytes for a shard of {self.layout.size}, of which {self.missing} "
+                "parts are missing"
+            )
+        for kept, flat in zip(self.shard.slots, self.layout.flats(np.array(buffer)), strict=True):
+            if slot not in kept:
+                raise InvalidArgumentError(f"no slot {slot!r}; {choices(slot, kept)}")
+            np.copyto(kept[slot], flat)
+        self.missing -= 1
+
+    def fill(self, table: int, first: int, rows: Array, slot: str = "") -> None:
+        """Store some of the initial rows of a table, or of a slot of it."""
         assert self.shard is not None
         array = self.shard.tables.arrays[table]
+        if slot:
+            slots = self.shard.tables.slots[table]
+            if slot not in slots:
+                raise InvalidArgumentError(f"no slot {slot!r}; {choices(slot, slots)}")
+            array = slots[slot]
         inside = 0 <= first <= first + len(rows) <= len(array) and rows.shape[1:] == array.shape[1:]
         if not inside or len(rows) > self.missing:
             raise InvalidArgumentError(f"rows {rows.shape} from {first} on are not part of {array.shape}")

@@ -16,7 +16,7 @@ import numpy as np
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.mailbox import CHANGES, COUNTERS, VERSION, fence
+from nbdist.runtime.ps.mailbox import CHANGES, COUNTERS, GLOBAL_STEP, VERSION, fence
 from nbdist.runtime.ps.sync import KEPT, REFUSED, Answer, Quorum, Rules, StalenessBound
 from nbdist.runtime.tables import RowGradient, Tables
 
@@ -39,7 +39,8 @@ class ParameterShard:
 
     With ``counts`` the global step goes up with each update of this shard; otherwise ``count`` is called once
     all shards are updated. Of several shards the ``first`` one hands out tokens. ``tables`` are outside the
-    shared memory, and are changed by rows. Every method may be called from any thread.
+    shared memory, and are changed by rows. ``before`` are the updates of a training that continues: the
+    global step and the optimizer's steps count from there. Every method may be called from any thread.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class ParameterShard:
         counts: bool,
         first: bool = True,
         tables: Sequence[Array] = (),
+        before: int = 0,
     ) -> None:
         assert len(counters) >= COUNTERS
         self.tables = Tables(tables, optimizer)
         self.layout, self.memory, self.counters = layout, memory, counters
         self.optimizer, self.rules, self.counts = optimizer, rules, counts
-        self.updates = 0
+        self.updates, self.before = 0, before
+        counters[GLOBAL_STEP] = before
         self.flats = layout.flats(memory)
         self.slots = [optimizer.new_slots(flat) for flat in self.flats]
         self.accumulator = Accumulator()
@@ -124,6 +127,13 @@ class ParameterShard:
         with self.lock:
             self.optimizer.learning_rate = rate
 
+    def slot(self, name: str) -> Array:
+        """Return a copy of a slot of the optimizer, in bytes laid out as the parameters are."""
+        buffer = self.layout.buffer()
+        for flat, slots in zip(self.layout.flats(buffer), self.slots, strict=True):
+            np.copyto(flat, slots[name])
+        return buffer
+
     def _collect(self, quorum: Quorum, replica: int, token: int, gradient: Gradient, version: int) -> Offered:
         steps, fresh = quorum.steps, False
         if not quorum.stopped:  # read under the lock: a replica that has left will never complete this step
@@ -157,10 +167,10 @@ class ParameterShard:
             fence()
         for flat, change, slots in zip(self.flats, gradient, self.slots, strict=False):
             assert not isinstance(change, RowGradient)
-            self.optimizer.apply(flat, change, slots, self.updates)
+            self.optimizer.apply(flat, change, slots, self.before + self.updates)
         if self.tables.arrays:
             rows = [part for part in gradient if isinstance(part, RowGradient)]
-            self.tables.apply(rows, self.updates)
+            self.tables.apply(rows, self.before + self.updates)
         self.counters[VERSION] = self.updates  # under the lock: two threads must not write it out of order
         if self.counts:
             self.counters[0] += 1
