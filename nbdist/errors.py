@@ -13,6 +13,7 @@
     ├── DeadlineExceededError     a time limit has passed                         (also a TimeoutError)
     ├── DataLossError             bytes are missing or damaged
     ├── NanLossError              the loss is NaN or infinite
+    ├── StorageError              a file or folder cannot be read or written      (also an OSError)
     ├── ResourceExhaustedError    no memory or disk is left, or a limit is hit    (also a MemoryError)
     ├── WorkerError               a distributed body raised an exception on a task
     └── MissingExtra              an optional package is not installed            (also an ImportError)
@@ -75,6 +76,13 @@ class DeadlineExceededError(NbdistError, TimeoutError):
 
 class DataLossError(NbdistError):
     """Bytes are missing or damaged."""
+
+
+class StorageError(NbdistError, OSError):
+    """A file or folder cannot be read or written."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
 
 
 class NanLossError(NbdistError, ArithmeticError):

@@ -99,7 +99,7 @@ class FileWriter:
 
     - ``logdir``: a local folder, made with mode 0700 if it is missing
     - ``graph``: accepted as in TensorFlow, without an effect
-    - ``flush_secs``: how many seconds a value may wait in memory, from 0
+    - ``flush_secs``: after how many seconds, from 0, the next value writes those that wait in memory
 
     Raises UnavailableError at ``flush`` or ``close`` if the file cannot be written.
 

@@ -30,7 +30,7 @@ from nbdist.errors import (
     NotAllowedError,
     NotFoundError,
     ResourceExhaustedError,
-    UnavailableError,
+    StorageError,
 )
 
 DRAFT = ".draft"
@@ -54,7 +54,7 @@ class Folder(ABC):
 
     @abstractmethod
     def create(self, file: str) -> Any:
-        """Return a context with a Writer for a new file, which is durable when the context ends.
+        """Return a context that yields a Writer for a new file, which is durable when the context ends.
 
         If the block fails, the file is removed. An existing file is an InvalidArgumentError.
         """
@@ -137,7 +137,7 @@ class LocalFolder(Folder):
         """Return a context with a Writer for a new file."""
         path = self._path / file
         with _explained(path, "write"):
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make(self._path)
             fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 try:
@@ -195,9 +195,17 @@ class LocalFolder(Folder):
         with _explained(self._path / file, "delete"):
             (self._path / file).unlink(missing_ok=True)
 
-    def _sync(self) -> None:
-        """Have new names of the folder survive a crash of the machine."""
-        fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _make(self, folder: Path) -> None:
+        """Make a folder and those above it, with mode 0700, so that they survive a crash of the machine."""
+        if folder.is_dir():
+            return
+        self._make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._sync(folder.parent)
+
+    def _sync(self, folder: Path | None = None) -> None:
+        """Have new names of a folder survive a crash of the machine."""
+        fd = os.open(folder or self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
@@ -226,33 +234,38 @@ class RemoteFolder(Folder):
         """Return a context with a Writer for a new file."""
         if self.size(file) is not None:
             raise InvalidArgumentError(f"{self.path(file)!r} exists already")
-        with _explained(self.path(file), "write"):
+        where = self.path(file)
+        with _explained(where, "write", remote=True):
             with suppress(NotImplementedError):
                 self._fs.makedirs(self._path, exist_ok=True)
-            try:
-                with self._fs.open(self._at(file), "wb") as opened:
-                    yield opened
-            except BaseException:
-                with suppress(Exception):
-                    self._fs.rm_file(self._at(file))
-                raise
+            opened = self._fs.open(self._at(file), "wb")
+        try:
+            yield _RemoteWriter(opened, where)
+            with _explained(where, "write", remote=True):
+                opened.close()
+        except BaseException:
+            with suppress(Exception):
+                opened.close()
+            with suppress(Exception):
+                self._fs.rm_file(self._at(file))
+            raise
 
     def replace(self, file: str, text: str) -> None:
-        """Write a small file with one upload."""
-        with _explained(self.path(file), "write"):
+        """Write a small file with one upload; stores that are not atomic may leave a part of it."""
+        with _explained(self.path(file), "write", remote=True):
             with suppress(NotImplementedError):
                 self._fs.makedirs(self._path, exist_ok=True)
             self._fs.pipe_file(self._at(file), text.encode())
 
     def open(self, file: str) -> BinaryIO:
         """Return a file open for reading."""
-        with _explained(self.path(file), "read"):
+        with _explained(self.path(file), "read", remote=True):
             opened: BinaryIO = self._fs.open(self._at(file), "rb")
             return opened
 
     def size(self, file: str) -> int | None:
         """Return a file's size in bytes."""
-        with _explained(self.path(file), "read"):
+        with _explained(self.path(file), "read", remote=True):
             self._fs.invalidate_cache(self._path)
             try:
                 return int(self._fs.info(self._at(file))["size"])
@@ -261,7 +274,7 @@ class RemoteFolder(Folder):
 
     def files(self) -> list[str]:
         """Return the names of all files."""
-        with _explained(self.name, "read"):
+        with _explained(self.name, "read", remote=True):
             self._fs.invalidate_cache(self._path)
             try:
                 entries = self._fs.ls(self._path, detail=True)
@@ -271,11 +284,23 @@ class RemoteFolder(Folder):
 
     def remove(self, file: str) -> None:
         """Delete a file."""
-        with _explained(self.path(file), "delete"), suppress(FileNotFoundError):
+        with _explained(self.path(file), "delete", remote=True), suppress(FileNotFoundError):
             self._fs.rm_file(self._at(file))
 
     def _at(self, file: str) -> str:
         return f"{self._path.rstrip('/')}/{file}"
+
+
+class _RemoteWriter:
+    """Writes to an open file of a store."""
+
+    def __init__(self, opened: Any, where: str) -> None:
+        self._opened, self._where = opened, where
+
+    def write(self, data: Buffer, /) -> object:
+        with _explained(self._where, "write", remote=True):
+            self._opened.write(data)
+        return None
 
 
 class _Descriptor:
@@ -319,8 +344,8 @@ class _Descriptor:
 
 
 @contextmanager
-def _explained(path: str | os.PathLike[str], doing: str) -> Iterator[None]:
-    """Turn errors of the operating system and of fsspec into nbdist's, with the path and the remedy."""
+def _explained(path: str | os.PathLike[str], doing: str, *, remote: bool = False) -> Iterator[None]:
+    """Turn errors of the operating system, and all of a ``remote`` store, into nbdist's, with the path."""
     where = os.fspath(path)
     try:
         yield
@@ -343,4 +368,8 @@ def _explained(path: str | os.PathLike[str], doing: str) -> Iterator[None]:
             raise NotAllowedError(
                 f"cannot {doing} {where!r}: it is a link, and links are not followed"
             ) from None
-        raise UnavailableError(f"cannot {doing} {where!r}: {error.strerror or error}") from None
+        raise StorageError(f"cannot {doing} {where!r}: {error.strerror or error}") from None
+    except Exception as error:
+        if not remote:
+            raise
+        raise StorageError(f"cannot {doing} {where!r}: {type(error).__name__}: {error}") from error

@@ -10,10 +10,11 @@ index is written after all shards are on disk: a checkpoint exists as soon as it
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from nbdist.errors import DataLossError
 
 FORMAT = "nbdist checkpoint 1"
 SUFFIX = ".index"
+MOST_SLICES = 1024  # of a tensor: a cluster has at most 512 tasks
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,12 @@ class Index:
             files = {_plain_name(name): int(size) for name, size in body["files"].items()}
             step = None if body["step"] is None else int(body["step"])
             index = cls(str(body["id"]), step, float(body["saved"]), files, tensors)
+            taken = dict.fromkeys(files, 0)
             for name, tensor in tensors.items():
-                _check(name, tensor, files)
+                _check(name, tensor, taken)
+            for file, used in taken.items():
+                if used > files[file]:
+                    raise ValueError(f"the tensors of {file!r} have {used:,} bytes, it has {files[file]:,}")
             return index
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise DataLossError(f"{path!r} is a damaged index of a checkpoint: {error}") from None
@@ -106,20 +112,34 @@ def _plain_name(name: str) -> str:
     return name
 
 
-def _check(name: str, tensor: StoredTensor, files: Mapping[str, int]) -> None:
+def _check(name: str, tensor: StoredTensor, taken: dict[str, int]) -> None:
+    """Check that the slices of a tensor are its parts, and add their bytes to those of their files."""
     if tensor.dtype not in DTYPES:
         raise ValueError(f"{name!r} has the dtype {tensor.dtype!r:.40}")
     covered = 0
     for piece in tensor.slices:
-        if piece.file not in files:
+        if piece.file not in taken:
             raise ValueError(f"{name!r} is in {piece.file!r:.80}, which is not a file of the checkpoint")
         if not len(piece.start) == len(piece.shape) == len(tensor.shape) or any(
             first + n > whole for first, n, whole in zip(piece.start, piece.shape, tensor.shape, strict=True)
         ):
             raise ValueError(f"a slice of {name!r} is outside of its shape {tensor.shape}")
         covered += math.prod(piece.shape)
+        taken[piece.file] += math.prod(piece.shape) * np.dtype(tensor.dtype).itemsize
+    if len(tensor.slices) > MOST_SLICES or any(
+        _overlap(one, other) for one, other in itertools.combinations(tensor.slices, 2)
+    ):
+        raise ValueError(f"the slices of {name!r} overlap, or are more than {MOST_SLICES}")
     if covered != math.prod(tensor.shape):
         raise ValueError(f"the slices of {name!r} do not cover its shape {tensor.shape}")
+
+
+def _overlap(one: StoredSlice, other: StoredSlice) -> bool:
+    """Return whether two slices have an element in common."""
+    return all(
+        max(a, b) < min(a + n, b + m)
+        for a, n, b, m in zip(one.start, one.shape, other.start, other.shape, strict=True)
+    )
 
 
 @dataclass(frozen=True)

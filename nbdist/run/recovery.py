@@ -34,6 +34,8 @@ class _Pending:
     task: TaskInfo
     how: str
     since: float
+    asked: float | None = None
+    """When its replacement was first tried."""
     replacement: RunReplacement | None = None
 
 
@@ -73,7 +75,11 @@ class ServerReplacer:
         done: list[Replaced] = []
         while self._waiting:
             one = self._waiting[0]
-            now = next(info for info in self._cluster.tasks if info.rank == one.task.rank)
+            one.asked = self._clock() if one.asked is None else one.asked
+            now = next((info for info in self._cluster.tasks if info.rank == one.task.rank), None)
+            if now is None:
+                self._waiting.pop(0)
+                raise UnavailableError(f"{one.task.name} is no longer a task of the cluster")
             if now.incarnation != one.task.incarnation and one.replacement is None:
                 done.append(self._end(one, now))  # another client has replaced it
                 continue
@@ -84,7 +90,8 @@ class ServerReplacer:
                     return done
             except UnavailableError:
                 one.replacement = None
-                if self._clock() - one.since > RETRY_SECONDS:
+                if self._clock() - one.asked > RETRY_SECONDS:
+                    self._waiting.pop(0)
                     raise
                 return done
             except NbdistError:

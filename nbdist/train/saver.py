@@ -20,6 +20,7 @@ Source of the interface: TensorFlow's tf.compat.v1.train.Saver.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -142,6 +143,7 @@ class Saver:
             )
         self._retention = Retention(int(most), hours, time.time())
         self._writing: _Writing | None = None
+        self._failed: BaseException | None = None
 
     @property
     def last_checkpoints(self) -> list[str]:
@@ -177,7 +179,8 @@ class Saver:
         - ``latest_filename``: the name of the state file; None for ``checkpoint``
         - ``write_state``: whether the state file is written
         - ``wait``: False returns after the variables are copied, and files are written in the background:
-          :meth:`wait` waits for them, and the next save does. Where a task's memory limit leaves no room
+          :meth:`wait` waits for them and raises their error, unless another save has succeeded since; the
+          next save waits for them. Where a task's memory limit leaves no room
           for the copies, the call writes the files before it returns
 
         Raises FailedPreconditionError for an uninitialised variable, ResourceExhaustedError for a full disk,
@@ -190,30 +193,48 @@ class Saver:
         state_file = LATEST_FILENAME if latest_filename is None else latest_filename
         if not state_file or "/" in state_file or state_file.startswith("."):
             raise InvalidArgumentError(f"latest_filename is the name of a file, not {latest_filename!r}")
-        self.wait()
+        self._settle()
         folder = open_folder(name)
-        if self._sharded:
-            writing = self._start_shards(sess, folder, base, step, copy=not wait)
-        else:
-            writing = self._start_single(sess, folder, base, step)
+        checkpoint = secrets.token_hex(6)
+        _ids_in_progress.add(checkpoint)
+        try:
+            if self._sharded:
+                writing = self._start_shards(sess, folder, base, step, checkpoint, copy=not wait)
+            else:
+                writing = self._start_single(sess, folder, base, step, checkpoint)
+        except BaseException:
+            _ids_in_progress.discard(checkpoint)
+            raise
         writing.start(
             lambda index: folder.replace(base + SUFFIX, index.to_text()),
             lambda index: self._finish(folder, base, index, state_file, write_state),
         )
         self._writing = writing
         if wait or not writing.background:
+            self._failed = None  # what counts now is this checkpoint
             self.wait()
         return path
 
     def wait(self) -> None:
-        """Wait until the files of the last ``save(wait=False)`` are written; raises its error."""
+        """Wait until the files of ``save(wait=False)`` are written; raises the error of a failure, once."""
+        self._settle()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def _settle(self) -> None:
+        """Wait for a checkpoint that is being written; keep its error for :meth:`wait`."""
         writing, self._writing = self._writing, None
-        if writing is not None:
-            try:
-                writing.result()
-            except BaseException:
-                writing.discard()
-                raise
+        if writing is None:
+            return
+        try:
+            writing.result()
+        except Exception as error:
+            writing.discard()
+            self._failed = error
+        except BaseException:  # an interrupt
+            writing.discard()
+            raise
 
     def restore(self, sess: Session, save_path: Path, *, only: Container[Variable] | None = None) -> None:
         """Give the variables the values that they have in a checkpoint; they need no initialisation before.
@@ -226,7 +247,7 @@ class Saver:
         a variable of another shape or dtype; DataLossError, with file and tensor, for a damaged checkpoint.
         Values of variables are kept then, unless the files change during the call.
         """
-        self.wait()
+        self._settle()
         name, base = split_path(save_path)
         folder = open_folder(name)
         index = read_index(folder, base)
@@ -251,10 +272,9 @@ class Saver:
             ])  # fmt: skip
 
     def _start_shards(
-        self, sess: Session, folder: Folder, base: str, step: int | None, *, copy: bool
+        self, sess: Session, folder: Folder, base: str, step: int | None, checkpoint: str, *, copy: bool
     ) -> _Writing:
         """Have each task copy its variables, if wanted, and write its shard."""
-        checkpoint = secrets.token_hex(6)
         parts: dict[str, list[tuple[_Part, str]]] = {}
         places = sess.devices_of(part.variable for part in self._parts)
         for part in self._parts:
@@ -294,11 +314,12 @@ class Saver:
                     slices.setdefault(part.slice.name, []).append(part.stored(file, answers[task]["sums"]))
             return self._index(checkpoint, step, files, slices)
 
-        return _Writing(collect, folder, [r.file for r in requests.values()], background=copy)
+        return _Writing(checkpoint, collect, folder, [r.file for r in requests.values()], background=copy)
 
-    def _start_single(self, sess: Session, folder: Folder, base: str, step: int | None) -> _Writing:
+    def _start_single(
+        self, sess: Session, folder: Folder, base: str, step: int | None, checkpoint: str
+    ) -> _Writing:
         """Fetch the values, and write one file in the client."""
-        checkpoint = secrets.token_hex(6)
         file = f"{base}.{checkpoint}.0-of-1.safetensors"
         values: dict[str, Array] = {
             part.key: np.asarray(sess.run(part.variable)).reshape(part.shape) for part in self._parts
@@ -313,7 +334,7 @@ class Saver:
                 slices.setdefault(part.slice.name, []).append(part.stored(file, written.sums))
             return self._index(checkpoint, step, {file: written.size}, slices)
 
-        return _Writing(collect, folder, [file], background=True)
+        return _Writing(checkpoint, collect, folder, [file], background=True)
 
     def _index(
         self, checkpoint: str, step: int | None, files: dict[str, int], slices: dict[str, list[StoredSlice]]
@@ -358,6 +379,8 @@ def remove_unused(folder: Folder, base: str, state_file: str) -> None:
     for file in files:
         shard = SHARD.fullmatch(file)
         unused = shard is not None and series_of(shard["base"]) == series and file not in used
+        if shard is not None and shard["id"] in _ids_in_progress:
+            continue
         if unused or (file.startswith((f".{series}", f".{state_file}.")) and file.endswith(DRAFT)):
             folder.remove(file)
 
@@ -415,6 +438,7 @@ def _named_parts(var_list: Any) -> list[_Part]:
         raise InvalidArgumentError("there are no variables to save: make the Saver after the variables")
     if len({id(part.variable.graph) for part in parts}) > 1:
         raise InvalidArgumentError("the variables to save are of more than one graph")
+    _check_cover(parts)
     seen: dict[tuple[str, tuple[int, ...]], _Part] = {}
     for part in parts:
         other = seen.setdefault((part.slice.name, part.slice.start), part)
@@ -424,6 +448,19 @@ def _named_parts(var_list: Any) -> list[_Part]:
                 f"{part.slice.name!r}; give them different names (a dict)"
             )
     return parts
+
+
+def _check_cover(parts: Sequence[_Part]) -> None:
+    """Raise InvalidArgumentError if only some shards of a partitioned variable are given."""
+    sizes: dict[str, int] = {}
+    for part in parts:
+        sizes[part.slice.name] = sizes.get(part.slice.name, 0) + math.prod(part.shape)
+    for part in parts:
+        if sizes[part.slice.name] < math.prod(part.slice.shape):
+            raise InvalidArgumentError(
+                f"var_list has only some shards of {part.slice.name!r}, and a checkpoint holds whole "
+                "variables: give the partitioned variable, or all of its shards"
+            )
 
 
 def _step(sess: Session, global_step: Any) -> int | None:
@@ -458,27 +495,43 @@ def _check_fits(path: str, index: Index, parts: Sequence[_Part]) -> None:
             )
 
 
+_ids_in_progress: set[str] = set()
+"""Ids of the checkpoints that this process is writing: another Saver must not delete their shards."""
+
+
 class _Writing:
     """A checkpoint whose shards are being written; ``background`` if the caller need not wait for them."""
 
     def __init__(
-        self, collect: Callable[[], Index], folder: Folder, files: Sequence[str], *, background: bool
+        self,
+        checkpoint: str,
+        collect: Callable[[], Index],
+        folder: Folder,
+        files: Sequence[str],
+        *,
+        background: bool,
     ) -> None:
         self.background = background
+        self._checkpoint = checkpoint
         self._collect, self._folder, self._files = collect, folder, files
-        self._cancelled = threading.Event()
-        self._committed = False
+        self._lock = threading.Lock()
+        self._cancelled = self._committed = False
         self._pending: PendingRequest | None = None
 
     def start(self, commit: Callable[[Index], None], finish: Callable[[Index], None]) -> None:
         """Wait for the shards in a thread, ``commit`` the index, and ``finish``."""
 
         def work() -> dict[str, Any]:
-            index = self._collect()
-            if not self._cancelled.is_set():
-                commit(index)
-                self._committed = True
-                finish(index)
+            try:
+                index = self._collect()
+                with self._lock:
+                    if self._cancelled:
+                        return {}
+                    commit(index)
+                    self._committed = True
+            finally:
+                _ids_in_progress.discard(self._checkpoint)
+            finish(index)
             return {}
 
         self._pending = PendingRequest(work)
@@ -490,9 +543,10 @@ class _Writing:
 
     def discard(self) -> None:
         """Delete the files of a failed checkpoint; those that appear later are deleted by the next save."""
-        self._cancelled.set()
-        if self._committed:
-            return
+        with self._lock:
+            self._cancelled = True
+            if self._committed:
+                return
         for file in self._files:
             with suppress(NbdistError):
                 self._folder.remove(file)
@@ -525,8 +579,8 @@ def checkpoint_state(checkpoint_dir: Path, latest_filename: str | None = None) -
 def list_variables(checkpoint: Path) -> list[tuple[str, tuple[int, ...]]]:
     """Return (name, shape) of each tensor in a checkpoint, sorted by name.
 
-    ``checkpoint`` is a checkpoint's path, or a folder whose newest one is meant. Raises NotFoundError if
-    there is none, DataLossError if its index is damaged.
+    ``checkpoint`` is a checkpoint's path, or a folder; then its newest checkpoint is used. Raises
+    NotFoundError if there is none, DataLossError if its index is damaged.
     """
     folder, base = _found(checkpoint)
     return [(name, tensor.shape) for name, tensor in sorted(read_index(folder, base).tensors.items())]

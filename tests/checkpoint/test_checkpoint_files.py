@@ -259,9 +259,11 @@ class TestIndex:
         text = an_index().to_text()
         at = data.draw(st.integers(0, len(text) - 1))
         changed = text[:at] + data.draw(st.characters(codec="ascii")) + text[at + 1 :]
-        if changed != text:
-            with pytest.raises(DataLossError, match="folder/x"):
-                assert Index.from_text(changed, "folder/x") != an_index()
+        try:
+            same = Index.from_text(changed, "folder/x") == an_index()  # another blank, say
+        except DataLossError as error:
+            same = "folder/x" in str(error)
+        assert same
 
     @pytest.mark.parametrize(
         "change",

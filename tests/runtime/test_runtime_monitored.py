@@ -26,6 +26,7 @@ from nbdist.errors import (
     NanLossError,
     OutOfRangeError,
     ResourceExhaustedError,
+    StorageError,
     UnavailableError,
 )
 from nbdist.graph.ops.state import group
@@ -262,6 +263,48 @@ class TestCheckpoints:
             session.close()
         assert load_variable(tmp_path, "w") == 1.0
 
+    def test_a_folder_that_fails_does_not_end_the_training_and_is_reported_at_the_end(
+        self, counting: tuple[Graph, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(writer: Any, data: Any) -> None:
+            raise OSError(5, "Input/output error")
+
+        _, op = counting
+        for listeners in ((), (train.CheckpointSaverListener(),)):
+            hook = train.CheckpointSaverHook(tmp_path, save_steps=2, listeners=listeners)
+            with monkeypatch.context() as patch:
+                session = train.MonitoredSession(hooks=[hook])
+                hook.finish()
+                patch.setattr("nbdist.checkpoint.folder._Descriptor.write", broken)
+                for _ in range(5):
+                    session.run(op)
+                with pytest.raises(StorageError, match="Input/output error"):
+                    session.close()
+                assert session.recoveries == 0
+
+    def test_a_session_that_cannot_begin_leaves_nothing(self, counting: tuple[Graph, Tensor]) -> None:
+        made: list[Session] = []
+
+        class Fails(train.SessionRunHook):
+            def after_create_session(self, session: Session, coord: Any = None) -> None:
+                made.append(session)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            train.MonitoredSession(hooks=[Fails()])
+        assert made[0].closed
+
+    def test_summaries_are_written_after_an_error(
+        self, counting: tuple[Graph, Tensor], tmp_path: Path
+    ) -> None:
+        graph, op = counting
+        summary.scalar("double", 2.0 * graph.variables()[1])
+        session = train.MonitoredTrainingSession(summary_dir=tmp_path, save_summaries_steps=1)
+        session.run(op)
+        with pytest.raises(ZeroDivisionError), session:
+            session.run(1 / 0)
+        assert EventAccumulator(str(tmp_path)).Reload().Scalars("double")
+
     def test_after_an_error_the_checkpoint_under_way_is_completed(
         self, counting: tuple[Graph, Tensor], tmp_path: Path
     ) -> None:
@@ -418,7 +461,9 @@ class TestRecovery:
                 session.run(op)
             replace(two_ps, "ps1")
             session.run(op)
-            assert values(session) in ((1, 1.0), (7, 1.0))
+            step, w = values(session)
+            assert w == 1.0
+            assert step in (7, 8)  # the other server keeps what it has
 
     def test_a_worker_waits_for_the_chief_and_says_so(
         self, two_ps: Tasks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -446,6 +491,27 @@ class TestRecovery:
             assert values(second) == (7, 7.0)
         assert "joined the training (global step 7)" in capsys.readouterr().out
         first._close(failed=True)
+
+    def test_chiefs_one_after_the_other_keep_max_to_keep(self, two_ps: Tasks, tmp_path: Path) -> None:
+        for _ in range(4):
+            graph, op = ps_graph()
+            with graph.as_default():
+                scaffold = train.Scaffold(saver=train.Saver(max_to_keep=2))
+            options: dict[str, Any] = {"scaffold": scaffold, "save_checkpoint_steps": 2}
+            with monitored(two_ps, graph, checkpoint_dir=tmp_path, **options) as session:
+                for _ in range(3):
+                    session.run(op)
+        assert sorted(path.stem for path in tmp_path.glob("*.index")) == ["model.ckpt-11", "model.ckpt-12"]
+
+    def test_what_the_saver_lacks_is_initialised(self, two_ps: Tasks, tmp_path: Path) -> None:
+        for expected in ((0, 0.0), (1, 0.0)):
+            graph, op = ps_graph()
+            with graph.as_default():
+                scaffold = train.Scaffold(saver=train.Saver([graph.tensor("global_step")]))
+            Session.reset(two_ps.target)
+            with monitored(two_ps, graph, checkpoint_dir=tmp_path, scaffold=scaffold) as session:
+                assert values(session) == expected
+                session.run(op)
 
     def test_another_training_begins_anew(self, two_ps: Tasks, tmp_path: Path) -> None:
         graph, op = ps_graph()

@@ -302,6 +302,52 @@ class TestBackground:
             assert len(os.listdir(tmp_path)) == 2 * 3 + 1
             saver.save(session, tmp_path / "m", 4)
 
+    def test_an_earlier_failure_keeps_neither_a_save_nor_a_restore_from_their_work(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(writer: Any, data: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        with Graph().as_default() as graph, Session(graph=graph) as session:
+            Variable(1.0, name="w")
+            begin(session)
+            saver = Saver()
+            path = saver.save(session, tmp_path / "m", 1)
+            with monkeypatch.context() as patch:
+                patch.setattr("nbdist.checkpoint.folder._Descriptor.write", full)
+                saver.save(session, tmp_path / "m", 2, wait=False)
+                saver.restore(session, path)
+                with pytest.raises(ResourceExhaustedError):
+                    saver.wait()
+                saver.wait()
+                saver.save(session, tmp_path / "m", 3, wait=False)
+                saver.restore(session, path)
+            saver.save(session, tmp_path / "m", 4)
+            saver.wait()
+        assert latest_checkpoint(tmp_path) == str(tmp_path / "m-4")
+
+    def test_two_savers_of_one_series(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        held = threading.Event()
+        original = shard.zlib.crc32
+
+        class Held:
+            def crc32(self, *args: Any) -> int:
+                assert held.wait(20) or threading.current_thread() is threading.main_thread()
+                return original(*args)
+
+        with Graph().as_default() as graph, Session(graph=graph) as session:
+            Variable(1.0, name="w")
+            begin(session)
+            one, two = Saver(), Saver()
+            with monkeypatch.context() as patch:
+                patch.setattr(shard, "zlib", Held())
+                one.save(session, tmp_path / "m", 1, wait=False)
+                until(lambda: list(tmp_path.glob("m-1.*.safetensors")))
+            two.save(session, tmp_path / "m", 2)
+            held.set()
+            one.wait()
+        assert load_variable(tmp_path / "m-1", "w") == load_variable(tmp_path / "m-2", "w") == 1.0
+
     def test_without_memory_for_copies_it_writes_at_once(self, empty: Tasks, tmp_path: Path) -> None:
         with table_graph(2, 2).as_default() as graph, empty.session(graph) as session:
             fill(session)
@@ -336,6 +382,9 @@ class TestRefused:
                     continue
                 with pytest.raises(InvalidArgumentError, match=words):
                     Saver(**bad)  # type: ignore[arg-type]
+            table = get_variable("t", (4, 2), partitioner=fixed_size_partitioner(2))
+            with pytest.raises(InvalidArgumentError, match="only some shards of 't'"):
+                Saver(table.shards[:1])
             with pytest.raises(InvalidArgumentError, match="both be saved as 'w'"):
                 Saver([w, Variable(1.0, name="v")] and {"w": [w, Variable(1.0)]})
             saver = Saver([w])

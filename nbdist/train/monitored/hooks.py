@@ -100,6 +100,9 @@ class SessionRunHook:
     def end(self, session: Session) -> None:
         """Do something at the end, while the session is still open."""
 
+    def abort(self) -> None:
+        """Free what the hook holds: the training ended with an error, and ``end`` is not called."""
+
 
 class SecondOrStepTimer:
     """Decides at which steps a hook acts: its first step, then every so many steps or seconds.
@@ -162,8 +165,8 @@ def global_step_of(graph: Graph | None = None) -> Variable:
         if v.name == "global_step" and v.dtype.kind in "iu" and not v.shape:
             return v
     raise FailedPreconditionError(
-        "this needs a global step: call nb.train.get_or_create_global_step(), and give it to "
-        "optimizer.minimize(loss, global_step=...)"
+        "the graph has no global step, by which this hook counts: call nb.train.get_or_create_global_step(), "
+        "and give it to optimizer.minimize(loss, global_step=...)"
     )
 
 
@@ -250,6 +253,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
         self._saver, self._scaffold = saver, scaffold
         self._listeners = list(listeners or ())
+        self._pending = False
         self.error: NbdistError | None = None
         """Why the last checkpoint was not written."""
 
@@ -308,13 +312,23 @@ class CheckpointSaverHook(SessionRunHook):
                 raise
             self._report(error)
             return False
+        self._pending = not self._listeners
+        if self._listeners:
+            self.error = None
         stop = False
         for listener in self._listeners:
             stop = bool(listener.after_save(session, step)) or stop
         return stop
 
+    def abort(self) -> None:
+        """Wait for the checkpoint that is being written: it is worth the wait."""
+        self.finish()
+
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, perhaps by a session that was lost."""
+        if not self._pending:
+            return
+        self._pending = False
         try:
             self.saver.wait()
             self.error = None
@@ -382,6 +396,10 @@ class StepCounterHook(SessionRunHook):
         """Close a writer of its own."""
         self._output.close()
 
+    def abort(self) -> None:
+        """Close a writer of its own."""
+        self._output.close()
+
 
 class SummarySaverHook(SessionRunHook):
     """Writes summaries every ``save_steps`` steps or ``save_secs`` seconds.
@@ -436,6 +454,10 @@ class SummarySaverHook(SessionRunHook):
             self._output.add({tag: v for one in run_values.results["values"] for tag, v in one.items()}, step)
 
     def end(self, session: Session) -> None:
+        """Write what waits in memory."""
+        self._output.close()
+
+    def abort(self) -> None:
         """Write what waits in memory."""
         self._output.close()
 

@@ -17,12 +17,14 @@ variables of another training, none    restores all from the newest checkpoint; 
 =====================================  ==================================================================
 
 Which training variables belong to is recorded on the tasks by the chief: the id of the run, and the folder of
-checkpoints. A damaged checkpoint is reported, and the one before it is used.
+checkpoints. Without both it is a number that the chief's SessionManager draws: its own recoveries join, a new
+chief initialises anew. A damaged checkpoint is reported, and the one before it is used.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -54,7 +56,7 @@ class HasTarget(Protocol):
 
     @property
     def target(self) -> str:
-        """What names it for a Session."""
+        """The target string for a Session."""
 
 
 Master = str | HasTarget
@@ -130,6 +132,8 @@ class SessionManager:
         self._ready_for_local_init_op = ready_for_local_init_op
         self._graph = graph or default_graph()
         self._wait, self._config, self._report = recovery_wait_secs, dict(config or {}), report
+        self._id = secrets.token_hex(6)
+        """Identifies the training where neither a run nor a folder does."""
         self.last_step: int | None = None
         """The newest global step that the chief has seen; it tells how much a lost task has cost."""
 
@@ -155,6 +159,7 @@ class SessionManager:
         Raises DeadlineExceededError, with the task, after that time; DataLossError if all checkpoints are
         damaged; FailedPreconditionError if variables stay uninitialised.
         """
+        deadline = time.monotonic() + max_wait_secs
         session = self._open(master, max_wait_secs)
         try:
             self._prepare(
@@ -166,8 +171,8 @@ class SessionManager:
                 init_feed_dict,
                 init_fn,
             )
-            self._wait_until(session, lambda: self._unready(session), max_wait_secs)
-            self._init_locally(session, max_wait_secs)
+            self._wait_until(lambda: self._unready(session), max_wait_secs, deadline)
+            self._init_locally(session, max_wait_secs, deadline)
         except BaseException:
             session.close()
             raise
@@ -176,9 +181,11 @@ class SessionManager:
     def wait_for_session(self, master: Master, max_wait_secs: float = MAX_WAIT_SECONDS) -> Session:
         """Return a session once the chief has made the variables ready: another worker's part.
 
-        Reports every few seconds which variables of which task it is waiting for. Raises
-        DeadlineExceededError after ``max_wait_secs`` seconds.
+        In a run it waits for the variables of this run; elsewhere for any that are initialised. Reports
+        every few seconds which variables of which task it is waiting for. Raises DeadlineExceededError after
+        ``max_wait_secs`` seconds.
         """
+        deadline = time.monotonic() + max_wait_secs
         session = self._open(master, max_wait_secs)
         try:
             run = current().run
@@ -191,8 +198,8 @@ class SessionManager:
                     return "the chief to begin this run"  # the variables are those of an earlier one
                 return self._unready(session)
 
-            self._wait_until(session, awaited, max_wait_secs)
-            self._init_locally(session, max_wait_secs)
+            self._wait_until(awaited, max_wait_secs, deadline)
+            self._init_locally(session, max_wait_secs, deadline)
         except BaseException:
             session.close()
             raise
@@ -227,8 +234,12 @@ class SessionManager:
     ) -> None:
         variables = global_variables(self._graph)
         state = session.describe_variables(variables)
-        own = (current().run, "" if folder is None else open_folder(folder).name)
-        joins = any(own) and state.training == own
+        run, place = current().run, "" if folder is None else open_folder(folder).name
+        own = (run, place or ("" if run else self._id))
+        joins = state.training == own
+        if saver is not None and folder is not None and not saver.last_checkpoints:
+            there = open_folder(folder)
+            saver.recover_last_checkpoints([there.path(one) for one in reversed([*candidates(there)])])
         if joins and not state.uninitialized:
             self._report_step(session, "joined the training")
             return
@@ -237,6 +248,10 @@ class SessionManager:
         path = None if saver is None else self._restore(session, saver, folder, checkpoint, only)
         if path is not None:
             self._report_step(session, f"restored{where or ' the variables'} from {path}")
+            left = session.describe_variables(variables)
+            if left.uninitialized:
+                session.run(group(*(v.initializer for v in left.uninitialized)), feeds)
+                self._report(f"initialised {described(left)}: the Saver does not have them")
             if joins:
                 self._report_loss(session, saver_step(path))
         elif joins:
@@ -279,7 +294,6 @@ class SessionManager:
                 damage = damage or error
                 self._report(f"{error}; trying the checkpoint before it")
                 continue
-            saver.recover_last_checkpoints([place.path(one) for one in reversed(known)])
             return path
         if damage is not None:
             raise DataLossError(
@@ -309,24 +323,24 @@ class SessionManager:
             return ""
         return f"ready_op ({self._ready_op.name})"
 
-    def _init_locally(self, session: Session, max_wait_secs: float) -> None:
+    def _init_locally(self, session: Session, max_wait_secs: float, deadline: float) -> None:
         ready, op = self._ready_for_local_init_op, self._local_init_op
         if ready is not None:
             name = ready.name
             self._wait_until(
-                session,
                 lambda: "" if np.all(session.run(ready)) else f"ready_for_local_init_op ({name})",
                 max_wait_secs,
+                deadline,
             )
         if op is not None:
             session.run(op)
 
-    def _wait_until(self, session: Session, awaited: Callable[[], str], max_wait_secs: float) -> None:
+    def _wait_until(self, awaited: Callable[[], str], max_wait_secs: float, deadline: float) -> None:
         """Wait until ``awaited()`` is empty; report what it says."""
         begun = reported = time.monotonic()
         while what := awaited():
             now = time.monotonic()
-            if now - begun > max_wait_secs:
+            if now > deadline:
                 raise DeadlineExceededError(f"waited {max_wait_secs:g} s for {what}; does the chief run?")
             if now - reported >= REPORT_SECONDS:
                 reported = now

@@ -14,7 +14,9 @@ Source of the interface: TensorFlow's tf.compat.v1.train.MonitoredTrainingSessio
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -39,6 +41,7 @@ from nbdist.train.monitored.hooks import (
 from nbdist.train.monitored.manager import MAX_WAIT_SECONDS, Master, Path, Scaffold, SessionManager
 
 SAVE_SECONDS = 600.0
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.05, 5.0  # between failures of one call, doubled each time
 SUMMARY_STEPS = 100
 STEP_COUNT_STEPS = 100
 T = TypeVar("T")
@@ -196,7 +199,12 @@ class MonitoredSession:
         )
         current().progress.recovers = True
         current().monitored += 1
-        self._recovering(lambda session: None)
+        try:
+            self._recovering(lambda session: None)
+        except BaseException:
+            with suppress(Exception):
+                self._close(failed=True)
+            raise
 
     def run(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
         """Run as :meth:`Session.run` does, with the hooks before and after, and again after a recovery.
@@ -242,16 +250,19 @@ class MonitoredSession:
         return self._retried(call)
 
     def _retried(self, call: Callable[[Session], T]) -> T:
-        while True:
+        for failures in itertools.count():
             try:
                 if self._session is None:
                     self._create()
                 assert self._session is not None
                 return call(self._session)
             except NbdistError as error:
-                if not is_preemption(error) or current().control.aborted is not None:
+                control = current().control
+                if not is_preemption(error) or control.aborted is not None or control.stop_requested:
                     raise
                 self._abandon(error)
+                time.sleep(min(FIRST_WAIT_SECONDS * 2**failures, LONGEST_WAIT_SECONDS))
+        raise AssertionError("count() has no end")
 
     def _check_running(self) -> None:
         if self._closed:
@@ -334,18 +345,20 @@ class MonitoredSession:
                 try:
                     if not failed and self._session is not None:
                         self._retried(hook.end)
-                    elif isinstance(hook, CheckpointSaverHook):
-                        hook.finish()  # a checkpoint that is being written is worth the wait
+                    else:
+                        hook.abort()
                 except Exception as error:  # the other hooks end as well
                     errors.append(error)
         finally:
             self._closed = True
             current().progress.recovers = False
             session, self._session = self._session, None
-            if session is not None:
-                session.close()
-            self._coordinator.request_stop()
-            self._coordinator.join(stop_grace_period_secs=self._grace)
+            try:
+                if session is not None:
+                    session.close()
+            finally:
+                self._coordinator.request_stop()
+                self._coordinator.join(stop_grace_period_secs=self._grace)
         if errors:
             raise errors[0]
 
@@ -359,7 +372,7 @@ class MonitoredSession:
         if kind is None or ended:
             self._close(failed=False)
             return ended
-        with suppress(NbdistError):  # the error of the block is the one to raise
+        with suppress(Exception):  # the error of the block is the one to raise
             self._close(failed=True)
         return False
 

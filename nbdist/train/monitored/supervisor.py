@@ -223,19 +223,29 @@ class Supervisor:
         try:
             self.coord.join(threads, self._grace)
         finally:
-            if self.saver is not None:
-                self.saver.wait()
-            if close_summary_writer and self.summary_writer is not None:
-                self.summary_writer.close()
+            try:
+                self._finish_save()
+            finally:
+                if close_summary_writer and self.summary_writer is not None:
+                    self.summary_writer.close()
 
     def _save_model(self, sess: Session) -> None:
         assert self.saver is not None
         assert self.save_path is not None
+        self._finish_save()
         try:
             self.saver.save(sess, self.save_path, self.global_step, wait=False)
         except NbdistError as error:
             if self.coord.should_stop():
                 return
+            print(f"no checkpoint was written, training continues: {error}")
+
+    def _finish_save(self) -> None:
+        """Wait for the checkpoint that is being written, and print its error."""
+        try:
+            if self.saver is not None:
+                self.saver.wait()
+        except NbdistError as error:
             print(f"no checkpoint was written, training continues: {error}")
 
     def _save_summary(self, sess: Session) -> None:
@@ -246,6 +256,7 @@ class Supervisor:
         """Write the last checkpoint, after the threads that write others have ended."""
         self.coord.request_stop()
         self.coord.join(stop_grace_period_secs=self._grace)
+        self._finish_save()
         if self.is_chief and self.saver is not None and self.save_path is not None and self._model_secs:
             self.saver.save(sess, self.save_path, self.global_step)
 
