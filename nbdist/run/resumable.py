@@ -2,11 +2,12 @@
 
     state-0001-000000000120.safetensors     see nbdist.train.state_writer; written by the chief
     body.bin (0600)                         source text and inputs of the body; written by the client
+    body.txt                                instead of it: why the body could not be recorded
 
 ``%%distribute --resume ID`` needs the states only: the cell gives the body again. ``run.resume()`` and the
 sidebar also need the body. Nothing is pickled: a function is recorded as its source text, or as the name
 under which it is imported, and inputs are plain values, arrays and models (see `nbdist.run.outcome.pack`).
-If a part of a body cannot be recorded, the record has the reason instead.
+The Jupyter server looks for the names of these files only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import linecache
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -37,7 +39,8 @@ from nbdist.run.history import GOING, is_under_way, runs
 from nbdist.run.outcome import decode, encode, pack, unpack
 from nbdist.train.state_writer import state_files
 
-BODY = "body.bin"
+BODY, NO_BODY = "body.bin", "body.txt"
+LONGEST_WHY = 1000  # characters
 LARGEST_BODY = 1 << 30  # bytes of the record
 MOST_RESUMED = 1000  # runs, each of which continues the one before it
 MOST_NAMED = 5
@@ -91,19 +94,6 @@ def states_of(record: RunFile) -> list[Path]:
     return []
 
 
-def why_not_resumable(record: RunFile) -> str | None:
-    """Return why ``run.resume()`` cannot start a run again; None if it can."""
-    if is_under_way(record):
-        return "it is under way"
-    if record.status == "finished":
-        return "it has finished; to train on, run its cell with --resume and more epochs"
-    try:
-        resumable_run(record.id)
-    except NbdistError as error:
-        return str(error)
-    return why_no_body(run_folder(record.id))
-
-
 # The body.
 
 
@@ -117,14 +107,15 @@ class RecordedBody:
 
 
 def record_body(folder: Path, body: str | Callable[..., Any], given: Given, first_line: int) -> None:
-    """Write a body and its inputs into a run's folder; raises OSError."""
+    """Write a body and its inputs into a run's folder, or why it cannot be recorded; raises OSError."""
     try:
         found: dict[str, Any] = {"body": _described(body), "first_line": first_line}
         found["names"] = {name: _packed(name, value) for name, value in given.names.items()}
         found["args"] = [_packed(f"args[{i}]", value) for i, value in enumerate(given.args)]
         found["kwargs"] = {name: _packed(f"kwargs[{name!r}]", value) for name, value in given.kwargs.items()}
     except InvalidArgumentError as error:
-        found = {"why": str(error)}
+        write_whole_file(folder / NO_BODY, str(error).encode(errors="replace"), wait=False)
+        return
     write_whole_file(folder / BODY, b"".join(encode(found)), wait=False)
 
 
@@ -133,17 +124,14 @@ def read_body(folder: Path) -> RecordedBody:
 
     Raises FailedPreconditionError, with the remedy, if it could not be recorded or cannot be made again.
     """
-    why = None
     try:
         found = _read(folder)
-        why = found.get("why")
-        if not why:
-            given = Given(
-                {name: unpack(packed) for name, packed in found["names"].items()},
-                tuple(unpack(packed) for packed in found["args"]),
-                {name: unpack(packed) for name, packed in found["kwargs"].items()},
-            )
-            return RecordedBody(_made(found["body"], folder.name), given, int(found["first_line"]))
+        given = Given(
+            {name: unpack(packed) for name, packed in found["names"].items()},
+            tuple(unpack(packed) for packed in found["args"]),
+            {name: unpack(packed) for name, packed in found["kwargs"].items()},
+        )
+        return RecordedBody(_made(found["body"], folder.name), given, int(found["first_line"]))
     except (DataLossError, NotFoundError) as error:
         why = str(error)
     except Exception as error:  # the source of a function runs: any error
@@ -151,15 +139,6 @@ def read_body(folder: Path) -> RecordedBody:
     raise FailedPreconditionError(
         f"run {folder.name} cannot be started from its folder: {why}. {REMEDY(folder)}"
     )
-
-
-def why_no_body(folder: Path) -> str | None:
-    """Return why a folder has no body that can be run again; None if it has one."""
-    try:
-        why = _read(folder).get("why")
-    except NbdistError as error:
-        why = str(error)
-    return None if not why else f"{why}. {REMEDY(folder)}"
 
 
 REMEDY: Callable[[Path], str] = lambda folder: (
@@ -175,7 +154,10 @@ def _read(folder: Path) -> dict[str, Any]:
             raise DataLossError(f"{path} is damaged: it has over {LARGEST_BODY:,} bytes")
         return decode(path.read_bytes())
     except FileNotFoundError:
-        raise NotFoundError("its body was not recorded, as --checkpoint-every does") from None
+        why = "its body was not recorded, as --checkpoint-every does"
+        with suppress(OSError):
+            why = (folder / NO_BODY).read_text(errors="replace")[:LONGEST_WHY]
+        raise NotFoundError(why) from None
     except OSError as error:
         raise DataLossError(f"{path} cannot be read: {error.strerror}") from None
     except DataLossError as error:

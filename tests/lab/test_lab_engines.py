@@ -286,6 +286,62 @@ def test_a_training_is_paused_resumed_and_gets_another_learning_rate(server: Ser
         driver.communicate()
 
 
+KILLED = """
+import os, signal, psutil
+import nbdist as nb
+cluster = nb.start_cluster(workers=2, report=None)
+body = '''
+import threading, numpy as np
+class Hold(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        if epoch == 2 and {hold!r} in open({flag!r}).read():
+            threading.Event().wait()
+model = nb.nn.Sequential([nb.nn.Dense(1)])
+model.compile(nb.optim.SGD(0.01), "mse")
+x = np.ones((8, 2), np.float32)
+model.fit(x, x[:, :1], batch_size=4, epochs=4, callbacks=[Hold()])
+'''
+run = nb.launch(body, strategy="multi_worker", seed=1, background=True, live=False, checkpoint_every=1)
+run.wait_until(step=6)
+while not list(run.folder.glob("state-*")): pass
+supervisor = psutil.Process(cluster.tasks[0].pid).parent()
+supervisor.suspend()
+for one in [*supervisor.children(recursive=True), supervisor]:
+    one.kill()
+print(run.id, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_run_whose_processes_all_died_is_resumed(server: ServerProcess, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.write_text("hold")
+    code = KILLED.format(hold="hold", flag=str(flag))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    run = done.stdout.split()[-1]
+    flag.write_text("continue")
+    until(lambda: run_of(run, server)["status"] == "lost")
+    assert run_of(run, server)["can"]["resume"]
+    assert server.ask("POST", f"{API}/runs/{run}/resume").status == 202
+    found = lambda: [one for one in server.get("/state")["runs"] if one["resumed_from"] == run]
+    try:
+        until(lambda: found() or run_of(run, server)["error"])
+        assert run_of(run, server)["error"] is None
+        (again,) = found()
+        until(lambda: run_of(again["id"], server)["status"] == "finished")
+        assert run_of(again["id"], server)["step"] == 8
+        assert server.get(f"/runs/{again['id']}")["resumed_from"] == run
+    finally:
+        until(
+            lambda: not server.get("/state")["clusters"] or server.get("/state")["clusters"][0]["can"]["stop"]
+        )
+        for cluster in server.get("/state")["clusters"]:
+            server.ask("DELETE", f"{API}/clusters/{cluster['id']}")
+        until(lambda: not server.get("/state")["clusters"])
+
+
 def run_of(id: str, server: ServerProcess) -> dict[str, Any]:
     return next(run for run in server.get("/state")["runs"] if run["id"] == id)
 

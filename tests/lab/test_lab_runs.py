@@ -29,7 +29,7 @@ KEYS = {
     "id", "name", "status", "created", "ended", "paused", "cluster", "strategy", "replicas", "step", "total",
     "seconds_left", "steps_per_second", "learning_rate", "metric", "value", "curve", "error", "error_line",
     "note", "session", "folder", "tags", "remark", "training", "bytes", "browse", "tensorboard", "attach",
-    "can", "why",
+    "can", "why", "resumed_from",
 }  # fmt: skip
 
 
@@ -274,6 +274,23 @@ def test_a_run_of_an_ended_cluster_is_lost() -> None:
     item = only(Runs())
     assert (item["status"], item["note"]) == ("lost", "its cluster c1 has ended")
     assert item["why"] == dict.fromkeys(("stop", "pause", "resume", "set"), "its cluster has ended")
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped", "running", "finished"])
+def test_a_run_with_a_state_and_its_body_can_be_resumed(status: str) -> None:
+    """Unless it has finished; one without a state of its own continues that of the run that it resumed."""
+    run = RunFolder("r1", status=status, resumed_from="")
+    runs = Runs()
+    assert not only(runs)["can"]["resume"]
+    (run.folder / "body.bin").touch()
+    assert not only(runs)["can"]["resume"]
+    (run.folder / "state-0001-000000000120.safetensors").touch()
+    assert only(runs)["can"]["resume"] is (status != "finished")
+    (run.folder / "state-0001-000000000120.safetensors").unlink()
+    assert not only(runs)["can"]["resume"]
+    run.write(status=status, resumed_from="r0")
+    item = only(runs)
+    assert (item["can"]["resume"], item["resumed_from"]) == (status != "finished", "r0")
 
 
 def test_a_later_cluster_with_the_same_id_is_distinguished() -> None:

@@ -126,6 +126,8 @@ export interface Run extends Actionable {
   note: string | null;
   session: string;
   folder: string;
+  /** The run whose training it continues. */
+  resumed_from: string | null;
   /** Its folder below the server's root; null if the file browser cannot show it. */
   browse: string | null;
   tensorboard: boolean;

@@ -36,7 +36,7 @@ export function addRunCommands(context: CommandContext): void {
   });
   commands.addCommand('nbdist:control-run', {
     label: ({ command }) => (command === 'resume' ? trans.__('Resume a Run…') : trans.__('Pause a Run…')),
-    caption: trans.__('Pause training between two steps, or resume it'),
+    caption: trans.__('Pause training between two steps, resume it, or continue a run that has ended from its newest state'),
     describedBy: argsSchema({ id: ID, command: ['string', 'pause or resume.'] }),
     isEnabled: ({ command }) => isRunControl(command),
     execute: args =>
@@ -46,7 +46,7 @@ export function addRunCommands(context: CommandContext): void {
           throw new RefusedError(trans.__('No run command “%1”; choose from %2.', String(command), RUN_CONTROLS.join(', ')));
         }
         const none =
-          command === 'pause' ? trans.__('There is no run that can be paused.') : trans.__('There is no paused run.');
+          command === 'pause' ? trans.__('There is no run that can be paused.') : trans.__('There is no run that can be resumed.');
         const id = stringArg(args['id']) ?? (await pickRun(run => run.can[command] === true, none, context))?.id;
         if (id !== undefined) {
           await client.controlRun(id, command);

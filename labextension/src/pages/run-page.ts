@@ -107,7 +107,8 @@ export class RunPage extends Page<RunDetails, RunBundle> {
 /** The options of a run, common ones first; unknown ones are left out. */
 function runOptions(details: RunDetails, seed: string): Record<string, unknown> {
   const { strategy, replicas, cluster, session, folder, options } = details;
-  const all = { strategy, replicas, cluster, [seed]: details.seed, notebook: session || null, folder, ...options };
+  const resumed = { 'resumed from': details.resumed_from };
+  const all = { strategy, replicas, cluster, [seed]: details.seed, ...resumed, notebook: session || null, folder, ...options };
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== null && value !== undefined));
 }
 

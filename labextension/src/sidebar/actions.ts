@@ -53,6 +53,9 @@ export function runActions(run: Run, about: About | null, trans: TranslationBund
   if (isActive(run)) {
     const why = reason(run, 'stop', trans);
     actions.push(action('stop', 'stop', trans.__('Stop the run'), 'nbdist:stop-run', { id }, why));
+  } else if (run.can['resume'] === true) {
+    const label = trans.__('Resume the run from its newest state');
+    actions.push(action('resume', 'resume', label, 'nbdist:control-run', { id, command: 'resume' }, null));
   }
   // The folder is usually outside Jupyter's root; the command then shows its files on the run's page.
   const files = run.browse === null ? trans.__('Show the files') : trans.__('Open the folder');

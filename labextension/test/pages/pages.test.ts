@@ -27,7 +27,7 @@ const DATA = {
 const RUN = {
   id: 'r1', name: 'digits', status: 'running', created: 1000, ended: null, paused: 0, cluster: 'c', strategy: 'ps', replicas: 1,
   step: 4, total: 10, seconds_left: 6, steps_per_second: 2, learning_rate: 0.01, metric: 'loss', value: 0.5, curve: { x: [], y: [] },
-  error: null, error_line: null, tags: [], remark: null, training: true, bytes: null, note: null, session: 'a.ipynb', folder: '/home/runs/r1', browse: null, tensorboard: false,
+  error: null, error_line: null, tags: [], remark: null, training: true, bytes: null, note: null, session: 'a.ipynb', folder: '/home/runs/r1', browse: null, resumed_from: null, tensorboard: false,
   attach: "import nbdist as nb\nnb.attach('r1')", can: { stop: true }, why: {}, code: `print("${HOSTILE}")`, seed: 1,
   versions: { numpy: '2' }, options: { sync: true }, tasks: ['/job:worker/task:0'],
   first_line: '%%distribute --sync', output: [{ task: '/job:worker/task:0', text: `hello ${HOSTILE}` }],

@@ -29,7 +29,7 @@ export const RUN: Run = {
   id: 'r', name: 'digits', status: 'running', created: 200, ended: null, paused: 0, cluster: 'a', strategy: 'sync',
   replicas: 2, step: 40, total: 100, seconds_left: 12, steps_per_second: 5, learning_rate: 0.01, metric: 'loss', value: 0.125,
   curve: { x: [0, 10, 20, 40], y: [2, 1, 0.5, 0.125] }, error: null, error_line: null, tags: [], remark: null, training: true, bytes: null, note: null, session: 'train.ipynb',
-  folder: '/home/runs/r', browse: 'runs/r', tensorboard: true, attach: "nb.attach('r')", can: { stop: true },
+  folder: '/home/runs/r', browse: 'runs/r', tensorboard: true, resumed_from: null, attach: "nb.attach('r')", can: { stop: true },
   why: {}
 };
 

@@ -60,6 +60,8 @@ describe('actions', () => {
     const ended = { ...RUN, status: 'finished' as const, browse: null, tensorboard: false };
     expect(names(runActions(ended, ABOUT, trans))).toEqual(['attach', 'folder', 'tensorboard', 'more']);
     expect(runActions(ended, ABOUT, trans)[1]!.label).toBe('Show the files');
+    const failed = { ...ended, status: 'failed' as const, can: { resume: true } };
+    expect(names(runActions(failed, ABOUT, trans))[0]).toBe('resume');
     const without = { ...ABOUT, tensorboard: 'it is not installed: pip install tensorboard' };
     expect(runActions(RUN, without, trans).at(-2)!.why).toBe(without.tensorboard);
   });

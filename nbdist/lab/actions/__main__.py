@@ -153,10 +153,37 @@ def pause_run(report: Report, *, id: str) -> None:
 
 
 def resume_run(report: Report, *, id: str) -> None:
-    """Resume a paused run; return when its replicas train again."""
+    """Resume a paused run, or start one that has ended again; return when its replicas train."""
+    from nbdist.metrics.run_folder import read_run
+    from nbdist.run.history import is_under_way
+
+    if not is_under_way(read_run(id)):
+        start_again(report, id)
+        return
     with attached(id) as run:
         run.resume()
         await_effect(run, lambda: run.standing().state != "paused", "resumed")
+
+
+def start_again(report: Report, id: str) -> None:
+    """Start a run that has ended again; return when its bodies run, and let it continue without this process.
+
+    It runs on its own cluster, or on a new one that is stopped by the user.
+    """
+    from nbdist.cluster.cluster import Cluster
+    from nbdist.run.resume import resume_run as start_run_again
+
+    try:
+        run = start_run_again(id, report=report, detached=True)
+        report(f"run {run.id} continues run {id}")
+        deadline = time.monotonic() + EFFECT_SECONDS
+        while not run.standing().step and not run.poll() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if run.error is not None:
+            raise run.error
+    finally:
+        with suppress(NotFoundError):
+            Cluster.current().close()
 
 
 def set_run(report: Report, *, id: str, learning_rate: float) -> None:

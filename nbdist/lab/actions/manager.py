@@ -33,7 +33,7 @@ from nbdist.lab.actions.status import PendingAction
 
 SECONDS = {
     "start": 120.0, "stop": 45.0, "grow": 120.0, "shrink": 60.0, "restart": 120.0, "pause": 45.0,
-    "resume": 45.0, "set": 45.0,
+    "resume": 150.0, "set": 45.0,
 }  # fmt: skip
 """The limit of each action: more than twice what it takes."""
 

@@ -149,7 +149,11 @@ def summary_of(
         steps_per_second=rate,
         unit="steps" if alone else "updates",
         metrics={name: float(value) for name, value in finals.items()},
-        remarks=[*([item["note"]] if item["note"] else []), *more],
+        remarks=[
+            *([f"continues run {record.resumed_from}"] if record.resumed_from else []),
+            *([item["note"]] if item["note"] else []),
+            *more,
+        ],
     )
 
 

@@ -58,6 +58,8 @@ class RunRecord:
     owner: Mapping[str, Any] = field(default_factory=dict)
     trained: bool | None = None
     """Whether it trained or logged metrics; None if its run.json does not say."""
+    resumed_from: str = ""
+    """The run whose training it continues."""
 
     @property
     def active(self) -> bool:
@@ -121,6 +123,7 @@ def record_of(run_id: str, content: bytes, changed: float) -> RunRecord:
         incarnations=frozenset(n for one in members if (n := whole(one.get("incarnation"))) is not None),
         owner=owner_of(cluster.get("owner")),
         trained=found["trained"] if isinstance(found.get("trained"), bool) else None,
+        resumed_from=text(found.get("resumed_from")),
     )
 
 
@@ -180,6 +183,7 @@ COMMANDS = ("stop", "pause", "resume", "set", "delete")
 """The commands for a run; "set" changes its learning rate."""
 
 
+UNFINISHED = ("failed", "stopped", "lost")
 UNDER_WAY = "it is running: stop it first"
 OVER = "it has ended"
 IN_GRAPH = (
@@ -207,6 +211,8 @@ class FolderStatus:
     labels: Labels = field(default_factory=Labels)
     bytes: int | None = None
     """The bytes of its folder; None while they change."""
+    resumable: bool = False
+    """Whether its folder has a state of its training, or that of the run it resumed has, and its body."""
 
 
 def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatus) -> dict[str, Any]:
@@ -218,7 +224,7 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
     rate = None
     if active and status != "paused" and standing is not None and progress.knows_rate:
         rate = rounded(max(0.0, standing.steps_per_second))
-    why = why_not(record, status, is_training(record, folder_status))
+    why = why_not(record, status, is_training(record, folder_status), folder_status.resumable)
     return {
         "id": record.id,
         # A damaged run has no name: its id can still be opened.
@@ -249,6 +255,7 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
         "folder": folder_status.folder,
         "browse": folder_status.browse,
         "tensorboard": folder_status.tensorboard,
+        "resumed_from": record.resumed_from or None,
         "attach": attach_code(record.id),
         "can": {command: command not in why for command in COMMANDS},
         "why": why,
@@ -280,15 +287,18 @@ def status_of(record: RunRecord, progress: RunProgress, folder_status: FolderSta
     return ("paused" if progress.paused else record.status), []
 
 
-def why_not(record: RunRecord, status: str, trains: bool) -> dict[str, str]:
+def why_not(record: RunRecord, status: str, trains: bool, resumable: bool = False) -> dict[str, str]:
     """Return the `COMMANDS` that a run does not accept now, with the reason.
+
+    A run that has ended without finishing, and is ``resumable``, can be resumed.
 
     >>> why_not(RunRecord("r", "running", 0.0), "running", True)
     {'resume': 'it is not paused', 'delete': 'it is running: stop it first'}
     """
     if status not in ACTIVE:
         over = "its cluster has ended" if status == "lost" else OVER
-        return {command: over for command in COMMANDS if command != "delete"}
+        accepted = ("delete", "resume") if resumable and status in UNFINISHED else ("delete",)
+        return {command: over for command in COMMANDS if command not in accepted}
     if record.in_graph:
         return {command: IN_GRAPH for command in COMMANDS if command != "delete"} | {"delete": UNDER_WAY}
     if trains and status == "paused":

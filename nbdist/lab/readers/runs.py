@@ -53,6 +53,8 @@ from nbdist.lab.readers.run_record import (
 )
 from nbdist.metrics.tensorboard import FOLDER as TENSORBOARD
 from nbdist.run.history import LABELS, Labels, disk_bytes, read_labels
+from nbdist.run.resumable import BODY
+from nbdist.train.state_writer import STATE_FILE
 
 MAX_RUNS = 200  # the newest runs are listed
 LOG_BYTES = 4 << 20  # of all logs together, per poll
@@ -195,7 +197,7 @@ class RunCache:
         self._marks: dict[str, Mark] = {}
         self._reports: dict[int, ReplicaProgress] = {}
         self._last_report = 0.0
-        self._tensorboard = False
+        self._tensorboard = self._has_state = self._has_body = False
         self._labels = Labels()
 
     def poll(self, liveness: ClusterLiveness, budget: Budget) -> None:
@@ -221,6 +223,7 @@ class RunCache:
     def _scan(self) -> None:
         """List the folder; read changed run.json, labels and progress files."""
         logs, fresh = [], dict[str, os.stat_result]()
+        self._has_state = self._has_body = False
         with os.scandir(self.folder) as entries:
             for _, entry in zip(range(MOST_FILES), entries, strict=False):
                 name = entry.name
@@ -229,6 +232,10 @@ class RunCache:
                 elif name in ("run.json", LABELS) or PROGRESS.fullmatch(name):
                     with suppress(FileNotFoundError):  # it is being replaced
                         fresh[name] = entry.stat(follow_symlinks=False)
+                elif name == BODY:
+                    self._has_body = True
+                elif STATE_FILE.fullmatch(name):
+                    self._has_state = True
                 elif name == TENSORBOARD:
                     self._tensorboard = entry.is_dir(follow_symlinks=False)
         self._curves.set_files(logs)
@@ -319,6 +326,7 @@ class RunCache:
             replicas=len(record.workers) or max(1, len(self._reports)),
             labels=self._labels,
             bytes=None if reachable else disk_bytes(self.folder),
+            resumable=self._has_body and (self._has_state or bool(record.resumed_from)),
         )
         item = item_of(record, self.progress, folder_status)
         if item != self.item:

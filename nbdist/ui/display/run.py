@@ -447,6 +447,8 @@ def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
     """Return remarks on lost replicas and on gradients that were dropped or left out."""
     lost = lost_among(replicas, run.tasks)
     remarks = [lost] if lost else []
+    if run.options.resume is not None:
+        remarks.append(f"continues run {run.options.resume}")
     if has_quorum(run) and run.global_step:
         remarks.append(f"{run.global_step:,} updates")
     dropped = sum(replica.dropped for replica in replicas)
