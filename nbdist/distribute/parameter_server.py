@@ -183,7 +183,7 @@ class ParameterServerStrategy(Strategy):
         for name in restored.slots[0] if restored.slots else ():
             slots[name] = layout.buffer()
             for view, i in zip(layout.views(slots[name]), rest, strict=True):
-                np.copyto(view, restored.slots[i][name])
+                np.copyto(view, restored.slots[i][name].reshape(view.shape))
         return ShardState(
             restored.updates, slots, tuple(restored.slots[i] if slots else {} for i in tables if i in numbers)
         )

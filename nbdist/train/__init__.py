@@ -14,6 +14,7 @@ from nbdist.graph.placement import (
 from nbdist.graph.variables import get_or_create_global_step
 from nbdist.train.callbacks import Callback, EarlyStopping, History
 from nbdist.train.context import get_strategy
+from nbdist.train.custom.resume import epochs, state
 from nbdist.train.graph_dataset import next_batch
 from nbdist.train.graph_sync.queue_runner import QueueRunner
 from nbdist.train.graph_sync.sync_replicas import SyncReplicasOptimizer
@@ -89,6 +90,7 @@ __all__ = [
     "WorkerSessionCreator",
     "byte_size_load_fn",
     "checkpoint_state",
+    "epochs",
     "fixed_size_partitioner",
     "get_or_create_global_step",
     "get_strategy",
@@ -98,5 +100,6 @@ __all__ = [
     "min_max_variable_partitioner",
     "next_batch",
     "replica_device_setter",
+    "state",
     "variable_axis_size_partitioner",
 ]

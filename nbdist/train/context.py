@@ -23,6 +23,7 @@ from nbdist.graph.backend import Array
 from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.runtime.groups import World
+from nbdist.train.custom.position import LoopPosition
 from nbdist.train.resume import TrainingStates
 from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
@@ -209,6 +210,8 @@ class Context:
     """Where checkpoints go that are asked for while this replica trains; the chief has it."""
     states: TrainingStates | None = None
     """Where the state of each training goes at its end, and the one to continue from."""
+    loop: LoopPosition = field(default_factory=LoopPosition)
+    """Where the loops of one's own are; all contexts of a replica have the same."""
     ends_in_log: bool = False
     """Whether ``nb.log`` ends a body that was asked to stop, for there may be no step that would."""
     fitting: bool = False

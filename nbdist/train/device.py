@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 
 from nbdist.graph.backend import Array, backend, to_host
-from nbdist.train.strategy import Replica
+from nbdist.train.strategy import Replica, ReplicaState
 
 
 def on_device(replica: Replica, device: str) -> Replica:
@@ -53,6 +53,20 @@ class DeviceReplica(Replica):
         """Bring the newest parameters to the device, for a checkpoint."""
         self._inner.newest()
         self._bring()
+
+    def state(self) -> ReplicaState:
+        """Return what continues the training: the host has it between two steps."""
+        return self._inner.state()
+
+    @property
+    def slots(self) -> list[dict[str, Array]]:
+        """What the optimizer keeps for each variable, on the host."""
+        return self._inner.slots
+
+    def resume(self, updates: int, rate: float, mark: int) -> None:
+        """Continue after so many updates, at a learning rate."""
+        self._inner.resume(updates, rate, mark)
+        self._note()
 
     @property
     def learning_rate(self) -> float | None:

@@ -118,9 +118,22 @@ class TrainingStates:
             if self._chosen is None:  # all of it is checked at once: a later training could not go back
                 saved = self._choose()
                 self._chosen = saved.state
-        if self._chosen.training != training:
+        if self._chosen.loop is not None or self._chosen.training != training:
             return None
         return saved or _whole(self.read)
+
+    def find_loop(self, trainings: int) -> SavedState | None:
+        """Return the state of a loop of one's own, to continue after so many trainings, if there is one.
+
+        Raises as `find` does.
+        """
+        if self.read is None:
+            return None
+        with self._choosing:
+            if self._chosen is None:
+                self._chosen = self._choose().state
+        loop = self._chosen.loop
+        return _whole(self.read) if loop is not None and loop["fits"] == trainings else None
 
     def _choose(self) -> SavedState:
         """Return the newest state that is whole, and drop those that are not."""
@@ -189,7 +202,9 @@ def _whole(path: Path) -> SavedState:
         if not name.isdigit():
             _, slot, number = name.split(".")
             slots.setdefault(int(number), {})[slot] = array
-    return SavedState(state, arrays, [slots[i] for i in sorted(slots)], checksum(texts, tensors))
+    return SavedState(
+        state, arrays, [slots.get(i, {}) for i in range(max(slots, default=-1) + 1)], checksum(texts, tensors)
+    )
 
 
 def checksum(texts: Mapping[str, str], tensors: Mapping[str, Array]) -> int:
@@ -255,6 +270,8 @@ class State:
     """What must be the same in a training that continues this one."""
     steps: list[int] | None = None
     """The steps of each replica that are in the parameters, if replicas step independently."""
+    loop: dict[str, Any] | None = None
+    """Of loops of one's own: their variables and their position; see `nbdist.train.custom.resume`."""
 
     def to_config(self) -> dict[str, Any]:
         """Return plain values, for :meth:`from_config`."""

@@ -12,7 +12,7 @@ from parameter_town import SEED, Town
 from strategy_contract import World, everywhere, model, points
 from test_distribute_strategies import ThreadWorld, context, worlds
 
-from nbdist import nn
+from nbdist import nn, train
 from nbdist.data import Dataset
 from nbdist.distribute import (
     CentralStorageStrategy,
@@ -25,6 +25,7 @@ from nbdist.nn import BatchNorm, Dense, Dropout, Embedding, Flatten, Sequential
 from nbdist.optim import SGD, Adagrad, Adam, Optimizer
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context, current, use_here
+from nbdist.train.custom.api import end_loops
 from nbdist.train.resume import DataCursor, TrainingStates, read_state
 from nbdist.train.state_writer import StateWriter, parse_interval, state_files
 
@@ -380,3 +381,62 @@ def test_central_threads_continue_bit_for_bit(tmp_path: Path) -> None:
         run(tmp_path / "first", None, True)
     for a, b in zip(whole, run(tmp_path / "again", tmp_path / "first", False), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def looped(replicas: int, folder: Path, read: Path | None, dies: int | None, **options: Any) -> list[Any]:
+    """Train three epochs in a loop of one's own, on two parameter servers; all end after ``dies`` steps."""
+    folder.mkdir()
+    town = Town(2, replicas)
+
+    def body(replica: int) -> Any:
+        here = current()
+        writer = PatientWriter(folder, parse_interval(1)) if here.is_chief else None
+        here.states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        strategy = here.strategy
+        with strategy.scope():
+            made = Sequential([Dense(5, "tanh"), Dense(3, "softmax")], seed=2)
+            optimizer = Adam(0.02)
+
+        def step(x: Any, y: Any) -> Any:
+            each = nn.losses.sparse_categorical_crossentropy(y, made(x, training=True))
+            optimizer.minimize(nn.compute_average_loss(each, global_batch_size=12))
+
+        x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+        data = strategy.distribute_dataset(Dataset.from_arrays(x, np.arange(60) % 3).shuffle(9).batch(12))
+        try:
+            for _ in train.epochs(3):
+                for batch in data:
+                    if here.progress.step == dies:
+                        raise Interrupted
+                    strategy.run(step, batch)
+            end_loops(here, whole=True)
+        except Interrupted:
+            end_loops(here, whole=False)
+        return made.get_weights(), here.progress.step
+
+    try:
+        found = town.train(body, **options)
+    finally:
+        town.close()
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return found
+
+
+def test_loops_on_synchronous_servers_continue_bit_for_bit(tmp_path: Path) -> None:
+    whole = looped(2, tmp_path / "whole", None, None, synchronous=True)
+    looped(2, tmp_path / "first", None, 8, synchronous=True)
+    assert read_state(state_files(tmp_path / "first")[0]).step in (7, 8)
+    again = looped(2, tmp_path / "again", tmp_path / "first", None, synchronous=True)
+    for a, b in zip(whole[0][0], again[0][0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    other = looped(3, tmp_path / "other", tmp_path / "first", None, synchronous=True)
+    for a, b in zip(whole[0][0], other[0][0], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_loops_on_asynchronous_servers_continue(tmp_path: Path) -> None:
+    looped(2, tmp_path / "first", None, 8)
+    again = looped(2, tmp_path / "again", tmp_path / "first", None)
+    assert [steps for _, steps in again] == [15, 15]

@@ -202,6 +202,65 @@ def test_other_strategies_resume(
     assert max(step for _, step in losses(again)) == 20
 
 
+LOOP = """
+from pathlib import Path
+import numpy as np
+rng = np.random.default_rng(0)
+y = np.arange(60) % 3
+x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
+strategy = nb.get_strategy()
+with strategy.scope():
+    model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dropout(0.2), nb.nn.Dense(3, "softmax")])
+    optimizer = nb.optim.Adam(0.02)
+
+def step(x, y):
+    each = nb.nn.losses.sparse_categorical_crossentropy(y, model(x, training=True))
+    loss = nb.nn.compute_average_loss(each, 14)
+    optimizer.minimize(loss)
+    return loss
+
+best = nb.train.state(loss=1e9)
+data = strategy.distribute_dataset(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(14))
+for epoch in nb.train.epochs(4):
+    for batch in data:
+        loss = float(strategy.reduce("sum", strategy.run(step, batch)))
+        best["loss"] = min(best["loss"], loss)
+    if epoch == 2 and Path({fail!r}).exists():
+        raise RuntimeError("the third epoch failed")
+least = best["loss"]
+"""
+
+
+@pytest.mark.parametrize(
+    "options", [{"strategy": "multi_worker"}, {"strategy": "ps", "synchronous": True}], ids=str
+)
+def test_a_loop_of_ones_own_resumes(cluster: Cluster, tmp_path: Path, options: dict[str, Any]) -> None:
+    fail = tmp_path / "fail"
+    body = LOOP.format(fail=str(fail))
+
+    def run(**more: Any) -> Run:
+        given = Options(on="worker:0-1", seed=3, fetch=("least",), **{**options, **more})
+        return start_run(body, given, cluster=cluster, make_view=lambda run: RecordingView())
+
+    whole = run().wait()
+    fail.touch()
+    failed = run(checkpoint_every=1)
+    with pytest.raises(WorkerError, match="the third epoch failed"):
+        failed.wait()
+    fail.unlink()
+    again = resume_run(failed.id, cluster=cluster).wait()
+    assert again.model is not None
+    assert whole.model is not None
+    for a, b in zip(whole.model.weights, again.model.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert again.results["least"] == whole.results["least"]
+    made = losses(again)
+    assert made == {key: value for key, value in losses(whole).items() if key in made}
+    other = start_run(body, Options(on="worker:0-2", resume=failed.id, **options), cluster=cluster).wait()
+    for a, b in zip(whole.model.weights, other.model.weights, strict=True):
+        assert_close(a, b)
+
+
 def test_a_function_and_its_inputs_are_recorded(cluster: Cluster, tmp_path: Path) -> None:
     marker = tmp_path / "failed"
 

@@ -24,6 +24,7 @@ from nbdist.train.boundary import check_policy
 from nbdist.train.context import Context, use_here
 from nbdist.train.custom.dataset import DistributedDataset, InputContext, ReplicaBatches
 from nbdist.train.custom.reduce import PerReplica, of_replica, reduce_op, reduced
+from nbdist.train.custom.resume import finish_states
 from nbdist.train.custom.runner import Runner
 from nbdist.train.custom.trace import tree_leaves, tree_map
 from nbdist.train.custom.variables import StrategyVariables
@@ -132,6 +133,7 @@ def end_loops(context: Context, *, whole: bool) -> None:
     are fetched in both cases.
     """
     runners = [one for one in _runners if one.variables.context.control is context.control]
+    finish_states(context, whole)
     for runner in sorted(runners, key=lambda one: one.number):  # in one order on all replicas
         runner.over = True
         if whole:

@@ -6,6 +6,8 @@ for x, y in strategy.distribute_dataset(dataset):
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +17,11 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
+from nbdist.train.custom.position import DatasetPosition
 from nbdist.train.custom.reduce import joined
+from nbdist.train.custom.resume import save_if_due
 from nbdist.train.custom.runner import Runner
+from nbdist.train.resume import made_of, require_same
 
 
 class DistributedDataset:
@@ -29,6 +34,7 @@ class DistributedDataset:
     def __init__(self, runner: Runner, dataset: Dataset, seed: int | None) -> None:
         self._runner = runner
         self._dataset = runner.variables.strategy.dataset(dataset, seed)
+        self._passes = Passes(runner, self._dataset)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -41,9 +47,7 @@ class DistributedDataset:
     def __iter__(self) -> Iterator[Any]:
         runner = self._runner
         strategies = [one.context.strategy for one in runner.variables.local.all]
-        for element in self._dataset:
-            if runner.stopping():
-                return
+        for element in self._passes.elements():
             parts = [np.asarray(part) for part in leaves_of(element)]
             if any(not part.ndim for part in parts):
                 raise InvalidArgumentError(
@@ -59,10 +63,57 @@ class DistributedDataset:
                 runner.yielded += [(part, strategy.first_example(size), scale) for part in mine]
                 shares.append(rebuild(element, mine))
             yield joined(shares)
-        runner.end_pass()
 
     def __repr__(self) -> str:
         return f"<DistributedDataset of {self._dataset!r}>"
+
+
+class Passes:
+    """Passes through a dataset, in a run that continues from where they were; states are saved in between."""
+
+    def __init__(self, runner: Runner, dataset: Dataset) -> None:
+        self._runner, self._dataset = runner, dataset
+        self._number = runner.variables.context.loop.number("datasets")
+
+    def elements(self) -> Iterator[Any]:
+        """Yield the elements of one pass that are still to come; it ends early when the run is to stop."""
+        runner = self._runner
+        with self.begun() as place:
+            if place is None:
+                return
+            skipped = place.batches or 0
+            for number, element in enumerate(self._dataset):
+                if number < skipped:
+                    runner.variables.context.control.check()
+                    continue
+                if self.boundary(place, number):
+                    return
+                yield element
+        runner.end_pass()
+
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[DatasetPosition | None]:
+        """Begin a pass, inside a ``with``: where it begins, or None if it was over in an earlier run."""
+        context, dataset = self._runner.variables.context, self._dataset
+        made = made_of(dataset) if context.states is not None else {}
+        if data := context.loop.saved_data(self._number):
+            require_same("the saved state", data, json.loads(json.dumps(made)))
+        place = context.loop.begin_pass(self._number, dataset.opened, made)
+        if place is None:
+            yield None
+            return
+        dataset.reopen(place.opened)
+        try:
+            yield place
+        finally:
+            context.loop.end_pass(self._number, dataset.opened)
+
+    def boundary(self, place: DatasetPosition, number: int) -> bool:
+        """Save the state if it is time, before batch ``number``; return whether the pass ends here."""
+        place.batches = number
+        save_if_due(self._runner.variables.context, self._number)
+        place.batches = number + 1  # it is handed out: another dataset's boundary finds it over
+        return self._runner.stopping()
 
 
 @dataclass(frozen=True)
@@ -100,6 +151,7 @@ class ReplicaBatches:
         number = variables.strategy.replica_index // here if replicas > 1 else 0
         self._runner = runner
         self._dataset = make(InputContext(max(replicas // here, 1), number, replicas))
+        self._passes = Passes(runner, self._dataset)
 
     @property
     def element_spec(self) -> Any:
@@ -107,15 +159,24 @@ class ReplicaBatches:
         return self._dataset.element_spec
 
     def __iter__(self) -> Iterator[Any]:
-        runner, elements = self._runner, iter(self._dataset)
-        local = runner.variables.local
-        while not runner.stopping():
-            batches = [next(elements, None) for _ in local.all]
-            there = [np.array(batch is not None, np.int64) for batch in batches]
-            if not local.all_reduce(there, "sum"):
-                runner.end_pass()
+        runner, local = self._runner, self._runner.variables.local
+        with self._passes.begun() as place:
+            if place is None:
                 return
-            yield joined([self._empty() if batch is None else batch for batch in batches])
+            elements, number = iter(self._dataset), place.batches or 0
+            for _ in range(number * len(local.all)):
+                runner.variables.context.control.check()
+                next(elements, None)
+            while not self._passes.boundary(place, number):
+                batches = [next(elements, None) for _ in local.all]
+                there = [np.array(batch is not None, np.int64) for batch in batches]
+                if not local.all_reduce(there, "sum"):
+                    break
+                yield joined([self._empty() if batch is None else batch for batch in batches])
+                number += 1
+            else:
+                return
+        runner.end_pass()
 
     def _empty(self) -> Any:
         spec = self.element_spec

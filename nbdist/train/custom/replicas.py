@@ -266,6 +266,7 @@ class VariableGroup(NoVariables):
     ) -> None:
         super().__init__()
         self.optimizer, self.trained, self.counter = optimizer, tuple(trained), counter
+        self.given_rate: Any = optimizer.learning_rate
         self.replicas: list[Replica] = []
         self._tables: tuple[int, ...] = ()
         self.agreed = False

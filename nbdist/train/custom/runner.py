@@ -43,7 +43,6 @@ class Runner:
         self.yielded: list[tuple[Array, int, float]] = []
         """Arrays of the batch that was handed out last, with the number of their first example in it, and how
         many times as many examples the whole batch has."""
-        self._datasets = 0
         self._skip_nan = False
         self.over = False
         """Whether the run that it belongs to has ended, and with it the other replicas."""
@@ -56,6 +55,7 @@ class Runner:
         with use_here(variables.context):
             count = len(variables.local.all)
             calls = [self._call(function, of_replica(tuple(arguments), i, count), i) for i in range(count)]
+            variables.restore_values()
             groups = [group for group, _ in calls[0].trained]
             if any([group for group, _ in call.trained] != groups for call in calls):
                 raise InvalidArgumentError(
@@ -77,6 +77,7 @@ class Runner:
                 variables.ended = self._agreed(group, stop)
         variables.ended = variables.ended or (stop and not training)
         if variables.ended and training:
+            variables.context.loop.ended = True
             variables.finish()
         return variables.ended
 
@@ -104,9 +105,8 @@ class Runner:
 
     def next_seed(self) -> int | None:
         """Return the seed of another dataset: for the first that of a run's first training."""
-        seed, number = self.variables.context.seed, self._datasets
-        self._datasets += 1
-        return None if seed is None else seed + number
+        seed = self.variables.context.seed
+        return None if seed is None else seed + self.variables.context.loop.made["datasets"]
 
     def traces_of(self, function: Any) -> int:
         """Return how often a function was traced."""

@@ -27,6 +27,7 @@ from nbdist.train.boundary import Boundary
 from nbdist.train.context import MODEL, current, save_variables
 from nbdist.train.custom import sync_rules
 from nbdist.train.custom.replicas import LocalReplica, LocalReplicas, StepRecorder, VariableGroup
+from nbdist.train.custom.resume import RestoredLoop, load
 from nbdist.train.custom.trace import Applied, Trace, tracing
 from nbdist.train.strategy import Replica, RetryStep
 
@@ -42,6 +43,7 @@ class StrategyVariables:
 
     def __init__(self, strategy: Strategy) -> None:
         here = current()
+        load(here)
         self.strategy = strategy
         self.context = here if here.strategy is strategy else replace(here, strategy=strategy)
         self.graph = Graph()
@@ -53,13 +55,19 @@ class StrategyVariables:
         self.ended = False
         """Whether the training was asked to stop, or another replica has left it."""
         self.steps = self.context.progress.step
-        self._updates_before = 0
+        self.updates_before = 0
+        """Updates of the run before those that are trained now."""
         self._counted: dict[Variable, int] = {}
         self._settled: set[Variable] = set()
         self.local = LocalReplicas(strategy, self.context, self._cut_off)
         self.savers: list[tuple[Sequence[Variable], Callable[[Sequence[Any], Path], bool]]] = []
         """What writes models whose weights are variables of this strategy: these, given their values."""
         self.recorder = StepRecorder(self.context)
+        loop = self.context.loop
+        self._restored = (
+            None if loop.restored is None else RestoredLoop(loop.restored, len(loop.owners), self)
+        )
+        loop.owners.append(self)
         self.boundary = Boundary(
             self.context, self._training, self._updates, lambda folder: save_loop(self, folder)
         )
@@ -97,9 +105,13 @@ class StrategyVariables:
             if found[v].rows is not None
             and not (self.strategy.pulls_rows and step.lookups(v) is None)  # it requests rows
         ]
+        self.restore_values()
         group.begin([(v.name, self.host_value(v)) for v in group.trained], tables)
+        restored = self._restored
         if not any(other.replicas for other in self.groups):
-            self._updates_before = self.context.progress.global_step
+            self.updates_before = self.context.progress.global_step
+        if restored is not None:
+            restored.begin(group)
         companions = self.strategy.companions(self.context, group, group.optimizer)
         contexts = [self.context, *companions]
         made: dict[int, Replica] = {}
@@ -111,6 +123,11 @@ class StrategyVariables:
             self.strategy.end()
             raise
         group.replicas = [made[i] for i in range(len(contexts))]
+        if restored is not None and (updates := restored.resume(group)):
+            self.updates_before = restored.updates_before
+            if group.counter is not None:
+                self._counted[group.counter] -= updates
+        self.context.loop.begun += 1
         self.context.trainings += 1
         self.boundary.show_rate()
         self._settled.update(group.trained)  # they begin with the first one's values
@@ -175,7 +192,24 @@ class StrategyVariables:
                 values = {v: self.host_value(v) for v in order if isinstance(v, Variable)}
                 (value,) = compile_program([value], values=values)()
             self.host_values[variable] = np.array(value)
+            if self._restored is not None:
+                self._restored.give(variable, self.host_values[variable])
         return self.host_values[variable]
+
+    def restore_values(self) -> None:
+        """Give the variables that were made so far, those of models too, the values of the restored state."""
+        if self._restored is not None and self._restored.values:
+            for variable, array in self.host_values.items():
+                self._restored.give(variable, array)
+
+    @property
+    def not_restored(self) -> list[str]:
+        """The names of variables of the restored state that were not made yet."""
+        return [] if self._restored is None else list(self._restored.values)
+
+    def first_values(self) -> dict[Variable, Array]:
+        """Return the values of all variables that this process's first replica has, without trained ones'."""
+        return {v: to_host(self._own(self.local.all[0], v)) for v in list(self.host_values)}
 
     def read(self, variable: Any) -> Array:
         """Return the newest value of a variable, as it is outside of replicas."""
@@ -187,6 +221,7 @@ class StrategyVariables:
         if how != "own":
             own = [to_host(self._own(local, variable)) for local in self.local.all]
             return self.local.all_reduce(own, how)
+        self.restore_values()
         self.refresh()
         return self.host_value(variable).copy()
 
@@ -280,7 +315,7 @@ class StrategyVariables:
     def _updates(self) -> int:
         """Return how many updates all replicas have made in the run, as far as this process knows."""
         steps = [group.steps(0) for group in self.groups if group.replicas]
-        return self._updates_before + max(steps, default=0)
+        return self.updates_before + max(steps, default=0)
 
     def _own(self, local: LocalReplica, variable: Variable) -> Array:
         if variable not in local.arrays:

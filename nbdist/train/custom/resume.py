@@ -1,0 +1,274 @@
+"""States of loops of one's own: `save_if_due` writes one between two batches, `load` continues one.
+
+    strategy.scope(), epochs(), state() ───► load: the step, the position of the loops
+    strategy.run, a variable that is read ─► values of variables, once these are made
+    the first update of an optimizer ──────► its slots, and its number of updates
+    before a batch of the outermost pass ──► save_if_due
+
+A state has all variables of the run's strategies by name, the slots of those that are trained, the position
+of the loops (`LoopPosition`), and the values of `nbdist.train.state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.errors import AbortedError, InvalidArgumentError
+from nbdist.graph.backend import Array
+from nbdist.runtime.ps.client import StepStopped
+from nbdist.train.context import Context, current
+from nbdist.train.custom.position import SavedValues, iterate_epochs
+from nbdist.train.custom.sync_rules import apart
+from nbdist.train.resume import DataCursor, SavedState, State, require_same, settings_of
+from nbdist.train.strategy import ReplicaState, RestoredState
+
+MOST_NAMED = 5
+
+if TYPE_CHECKING:
+    from nbdist.train.custom.replicas import VariableGroup
+    from nbdist.train.custom.variables import StrategyVariables
+
+
+def epochs(count: int) -> Iterator[int]:
+    """Yield the numbers of the epochs of a loop of one's own, from 0; a resumed run begins at the saved one.
+
+    - ``count``: the number of epochs, from the beginning of the training; 0 or more
+
+    With ``--checkpoint-every`` the state may be saved before each epoch, and, inside of it, before each batch
+    of ``strategy.distribute_dataset``. Ends early when the run is asked to stop. Raises InvalidArgumentError
+    for another count. Runs on the workers, or in any process.
+
+    >>> list(epochs(3))
+    [0, 1, 2]
+    """
+    context = current()
+    load(context)
+    return iterate_epochs(context.loop, count, lambda: save_if_due(context))
+
+
+def state(**values: Any) -> SavedValues:
+    """Return a dict of plain values that is saved with the state of a training; restored in a resumed run.
+
+    - ``values``: the initial values by name: numbers, text, True, False, None, lists and dicts of them
+
+    Change the items in the loop. Runs on the workers, or in any process; the chief's values are saved, and
+    all replicas continue with them::
+
+        best = nb.train.state(loss=1e9, epoch=0)
+        for epoch in nb.train.epochs(10):
+            ...
+            if loss < best["loss"]:
+                best.update(loss=loss, epoch=epoch)
+
+    >>> state(best=0.5)["best"]
+    0.5
+    """
+    context = current()
+    load(context)
+    found = SavedValues(values)
+    context.loop.add_values(found)
+    return found
+
+
+def load(context: Context) -> None:
+    """Continue the state of a loop, once the trainings before it are made."""
+    states, loop = context.states, context.loop
+    if states is None or loop.restored is not None:
+        return
+    found = states.find_loop(context.trainings)
+    if found is None:
+        return
+    while context.is_chief and states.fallbacks:
+        print(states.fallbacks.pop(0))
+    loop.restored, loop.saved_step = found, found.state.step
+    if states.writer is not None:
+        states.writer.begin(found.state.step)
+    saved = found.state.loop or {}
+    loop.restore(saved["position"])
+    progress = context.progress
+    progress.step, progress.examples = found.state.step, found.state.examples
+    progress.skipped, progress.global_step = found.state.skipped, found.state.updates
+    states.continued = found.state.training
+    if context.is_chief:
+        print(f"training continues after step {found.state.step}")
+
+
+def save_if_due(context: Context, dataset: int | None = None) -> None:
+    """Save the state if it is time, between two batches of the outermost pass or between two epochs."""
+    states, loop = context.states, context.loop
+    if states is None or states.writer is None or not context.is_chief:
+        return
+    if loop.active[:1] != ([] if dataset is None else [dataset]):  # an outer batch is not over
+        return
+    stops = context.control.stop_requested
+    due = context.progress.step > loop.saved_step and (stops or states.writer.is_due(context.progress.step))
+    if not due or states.cut or loop.ended or context.trainings < states.awaited:
+        return
+    save(context)
+    if stops:
+        states.writer.finish()
+
+
+def save(context: Context) -> None:
+    """Save the state of all loops of a run as it is now; a failure ends nothing."""
+    states, loop = context.states, context.loop
+    if states is None or states.writer is None:
+        return
+    loop.saved_step = context.progress.step
+    try:
+        states.writer.write(*_now(context))
+    except StepStopped:
+        return  # the next step finds out
+    except AbortedError:
+        raise
+    except Exception as error:  # no memory for the copy, say
+        states.writer.fail(
+            f"the state of step {context.progress.step} could not be written to {states.writer.folder}: "
+            f"{type(error).__name__}: {error}; training continues"
+        )
+
+
+def _now(context: Context) -> tuple[State, dict[str, Any], list[Array], list[dict[str, Array]]]:
+    names: list[str] = []
+    arrays: list[Array] = []
+    slots: list[dict[str, Array]] = []
+    groups: list[dict[str, Any]] = []
+    progress, loop = context.progress, context.loop
+    for number, owner in enumerate(loop.owners):
+        trained: dict[str, tuple[Array, dict[str, Array]]] = {}
+        for group in owner.groups:
+            if not group.replicas:
+                continue
+            found: ReplicaState = group.replicas[0].state()
+            own = [f"{number}/{v.name}" for v in group.trained]
+            trained.update(zip(own, zip(found.values, found.slots, strict=True), strict=True))
+            rate = group.replicas[0].learning_rate
+            groups.append({
+                "variables": own,
+                "updates": found.updates,
+                "given_rate": group.given_rate,
+                "rate": group.given_rate if rate is None else rate,
+                "optimizer": settings_of(group.optimizer),
+            })  # fmt: skip
+        for v, array in owner.first_values().items():
+            name = f"{number}/{v.name}"
+            value, kept = trained.get(name, (array, {}))
+            names.append(name)
+            arrays.append(value)
+            slots.append(kept)
+    config = {
+        "names": names,
+        "shapes": [list(array.shape) for array in arrays],  # in a file, a scalar is an array of one
+        "groups": groups,
+        "fits": context.trainings - loop.begun,
+        "family": context.strategy.family,
+        "position": loop.to_config(),
+        "updates_before": [owner.updates_before for owner in loop.owners],
+    }
+    place = DataCursor(opened=())
+    return (
+        State(
+            training=max(1, context.trainings), place=place, seed=context.seed, origin=[], began=0,
+            step=progress.step, updates_before=0, updates=progress.global_step, examples=progress.examples,
+            skipped=progress.skipped, given_rate=0.0, rate=0.0, history={}, made_with={}, loop=config,
+        ),
+        {}, arrays, slots,
+    )  # fmt: skip
+
+
+class RestoredLoop:
+    """What a strategy's variables take from a saved state, each when it is made."""
+
+    def __init__(self, found: SavedState, number: int, owner: StrategyVariables) -> None:
+        saved = found.state.loop or {}
+        self._owner, self._number, self._mark = owner, number, found.mark
+        indices = {name: i for i, name in enumerate(saved["names"]) if name.startswith(f"{number}/")}
+        shapes = saved["shapes"]
+        self.values = {name: found.arrays[i].reshape(shapes[i]) for name, i in indices.items()}
+        self._slots = {name: found.slots[i] if i < len(found.slots) else {} for name, i in indices.items()}
+        self._groups = {tuple(one["variables"]): one for one in saved["groups"]}
+        before = saved["updates_before"]
+        self.updates_before = before[number] if number < len(before) else 0
+        if saved["family"] != owner.strategy.family:
+            raise InvalidArgumentError(
+                f"the saved state is one of {saved['family']} replicas, and strategy {owner.strategy.name} "
+                f"has {owner.strategy.family} ones: continue it with the strategy and the --sync or --async "
+                "of the run"
+            )
+
+    def give(self, variable: Any, array: Array) -> None:
+        """Copy the saved value of a variable into its array, the first time."""
+        value = self.values.pop(f"{self._number}/{variable.name}", None)
+        if value is None:
+            return
+        if (value.shape, value.dtype) != (array.shape, array.dtype):
+            raise InvalidArgumentError(
+                f"variable {variable.name!r} was {value.dtype} {value.shape} in the saved state, and is "
+                f"{array.dtype} {array.shape} now: continue it with the model that it was saved with"
+            )
+        strategy = self._owner.strategy
+        alone = strategy.num_replicas_in_sync == 1 or strategy.replica_index == 0
+        if alone or not (apart(variable) and variable.aggregation == "sum"):
+            np.copyto(array, value)
+
+    def begin(self, group: VariableGroup) -> None:
+        """Prepare a group that begins to be trained: its learning rate, and the slots that servers keep."""
+        saved = self._of(group)
+        if saved is None:
+            return
+        require_same("the saved state", saved["optimizer"], settings_of(group.optimizer))
+        if group.given_rate == saved["given_rate"]:
+            group.optimizer.learning_rate = saved["rate"]
+        self._owner.strategy.restored = RestoredState(self._slots_of(saved), saved["updates"])
+
+    def resume(self, group: VariableGroup) -> int:
+        """Give the slots to the replicas of a group; return the updates that they continue after."""
+        self._owner.strategy.restored = None
+        saved = self._groups.pop(self._names(group), None)
+        if saved is None:
+            return 0
+        if self._owner.strategy.keeps_slots:
+            for replica in group.replicas:
+                for own, kept in zip(replica.slots, self._slots_of(saved)):
+                    for name, array in own.items():
+                        np.copyto(array, kept[name].reshape(array.shape))
+        rate = group.optimizer.learning_rate
+        self._owner.local.each(lambda i: group.replicas[i].resume(saved["updates"], rate, self._mark))
+        return int(saved["updates"])
+
+    def _of(self, group: VariableGroup) -> dict[str, Any] | None:
+        return self._groups.get(self._names(group))
+
+    def _names(self, group: VariableGroup) -> tuple[str, ...]:
+        return tuple(f"{self._number}/{v.name}" for v in group.trained)
+
+    def _slots_of(self, saved: dict[str, Any]) -> list[dict[str, Array]]:
+        return [self._slots[name] for name in saved["variables"]]
+
+
+def finish_states(context: Context, whole: bool) -> None:
+    """Wait for the disk at the end of a run's loops, and report what could not be saved or restored.
+
+    No state is saved here: one of a loop that is over would be continued by no step, and without a step the
+    body may not make its variables, which could not be restored then.
+    """
+    states, loop = context.states, context.loop
+    if whole and loop.restored is not None and not loop.begun:  # all steps were made in earlier runs
+        loop.begun, context.trainings = 1, context.trainings + 1
+        context.progress.trainings = context.trainings
+    if states is None or not context.is_chief or not loop.begun:
+        return
+    left = [name.partition("/")[2] for owner in loop.owners for name in owner.not_restored]
+    if whole and left:
+        print(f"variables of the saved state that this run did not make: {', '.join(left[:MOST_NAMED])}")
+    if states.writer is None:
+        return
+    if whole and not loop.known:
+        print(
+            "no state was saved: --checkpoint-every needs a loop over strategy.distribute_dataset(...) "
+            "or nb.train.epochs(...), which say where to continue"
+        )
+    states.writer.finish()
