@@ -324,6 +324,11 @@ def test_a_run_whose_processes_all_died_is_resumed(server: ServerProcess, tmp_pa
     flag.write_text("continue")
     until(lambda: run_of(run, server)["status"] == "lost")
     assert run_of(run, server)["can"]["resume"]
+    before = {one["id"] for one in server.get("/state")["clusters"]}  # those of other tests
+
+    def started() -> list[dict[str, Any]]:
+        return [one for one in server.get("/state")["clusters"] if one["id"] not in before]
+
     assert server.ask("POST", f"{API}/runs/{run}/resume").status == 202
     found = lambda: [one for one in server.get("/state")["runs"] if one["resumed_from"] == run]
     try:
@@ -334,12 +339,10 @@ def test_a_run_whose_processes_all_died_is_resumed(server: ServerProcess, tmp_pa
         assert run_of(again["id"], server)["step"] == 8
         assert server.get(f"/runs/{again['id']}")["resumed_from"] == run
     finally:
-        until(
-            lambda: not server.get("/state")["clusters"] or server.get("/state")["clusters"][0]["can"]["stop"]
-        )
-        for cluster in server.get("/state")["clusters"]:
+        until(lambda: all(one["can"]["stop"] for one in started()))
+        for cluster in started():
             server.ask("DELETE", f"{API}/clusters/{cluster['id']}")
-        until(lambda: not server.get("/state")["clusters"])
+        until(lambda: not started())
 
 
 def run_of(id: str, server: ServerProcess) -> dict[str, Any]:
