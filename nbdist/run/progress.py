@@ -82,6 +82,8 @@ class _Replica:
     epoch: int | None = None
     epochs: int | None = None
     examples: int = 0
+    resumed: tuple[int, int] = (0, 0)
+    """Steps and examples of earlier runs, which this one continues."""
     state: str = "starting"
     spent: dict[str, float] = field(default_factory=dict)
     dropped: int = 0
@@ -132,7 +134,12 @@ class ProgressTracker:
         latest.step, latest.total = progress["step"], progress["total"]
         latest.epoch, latest.epochs = progress.get("epoch"), progress.get("epochs")
         latest.examples, latest.state = progress["examples"], progress["state"]
-        latest.spent = {part: s / max(latest.step, 1) for part, s in progress.get("spent", {}).items()}
+        steps, examples = progress.get("resumed") or (0, 0)
+        latest.resumed = int(steps), int(examples)
+        while latest.past and latest.past[0][2] < steps:  # from before it continued the earlier run
+            latest.past.popleft()
+        made = max(latest.step - steps, 1)
+        latest.spent = {part: s / made for part, s in progress.get("spent", {}).items()}
         latest.dropped, latest.skipped = progress.get("dropped", 0), progress.get("skipped", 0)
         latest.rested = progress.get("rested", 0.0)
         latest.paused = max(latest.paused, latest.rested, progress.get("paused", 0.0))
@@ -179,8 +186,14 @@ class ProgressTracker:
 
     @property
     def examples(self) -> int:
-        """Examples that all replicas have trained on, with repetitions."""
-        return sum(latest.examples for latest in self._latest)
+        """Examples that all replicas have trained on in this run, with repetitions."""
+        return sum(max(0, latest.examples - latest.resumed[1]) for latest in self._latest)
+
+    @property
+    def resumed_steps(self) -> int:
+        """Steps of earlier runs, counted as ``standing().step`` counts."""
+        steps = [latest.resumed[0] for latest in self._latest]
+        return max(steps, default=0) if self.synchronous else sum(steps)
 
     def set_began(self, when: float) -> None:
         """Set when the run began, on the clock of ``now``: before its first message arrived here."""

@@ -50,6 +50,8 @@ class Progress:
     state: str = "starting"
     trainings: int = 0
     """Trainings begun so far: replicas that share parameters have to begin the same number."""
+    resumed: list[int] = field(default_factory=lambda: [0, 0])
+    """Steps and examples of earlier runs that this one continues; they are in ``step`` and ``examples``."""
     skipped: int = 0
     """Steps that this replica had no part in, because its gradient was no number."""
     dropped: int = 0

@@ -155,6 +155,7 @@ class ResumeAdapter:
             history.resume(state.history)
         progress = context.progress
         progress.step, progress.examples, progress.skipped = step, state.examples, state.skipped
+        progress.resumed = [step, state.examples]
         progress.global_step = state.updates_before + state.updates
         over = self._place.epoch >= epochs
         if over:

@@ -127,6 +127,9 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %%distribute --strategy one_device                 each worker trains independently, for debugging
         %%distribute --replication in-graph                the cell runs here, and its fit uses all workers
 
+        %%distribute --checkpoint-every 30s                saves the training's state, for --resume
+        %%distribute --resume 261123-091512-mnist          continues that run, on any number of workers
+
         %%distribute --background                          returns immediately: run.wait(), run.model, ...
         %%distribute --push x,y,make_model                 values and functions of the notebook, for the cell
 

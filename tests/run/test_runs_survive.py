@@ -24,7 +24,7 @@ from nbdist.run.resume import resume_run
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.train.state_writer import state_files
-from nbdist.ui.api import launch
+from nbdist.ui.api import attach, launch
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -130,6 +130,8 @@ def test_a_run_outlives_all_processes_of_its_cluster(
     assert read_run(again.id).resumed_from == held.id
     assert again.seed == 3
     assert min(step for _, step in losses(again)) in range(2, 12)
+    assert again.tally.resumed_steps == min(step for _, step in losses(again)) - 1
+    assert again.steps_per_second * again.seconds == pytest.approx(20 - again.tally.resumed_steps)
     assert again.model is not None
     assert whole.model is not None
     assert whole.history is not None
@@ -165,7 +167,7 @@ def test_a_failed_run_resumes_on_its_cluster(cluster: Cluster, attempts: Attempt
         second.wait()
     for state in state_files(second.folder):
         state.unlink()
-    third = attach_run(second.id).resume().wait()
+    third = attach(second.id).resume().wait()
     assert third.model is not None
     assert whole.model is not None
     for a, b in zip(whole.model.weights, third.model.weights, strict=True):

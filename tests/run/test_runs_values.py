@@ -284,6 +284,21 @@ def test_rates_cover_the_last_seconds() -> None:
     assert WINDOW < 10
 
 
+def test_a_resumed_run_counts_its_own_steps() -> None:
+    """The jump from 0 to the saved step is no speed."""
+    tally = ProgressTracker(2, synchronous=True)
+    store = RunStore()
+    tally.update(0, report(0), 0.0)
+    for now in (0.1, 1.1):
+        for replica in range(2):
+            step = 1000 + round(10 * (now - 0.1))
+            tally.update(replica, report(step) | {"examples": 8 * step, "resumed": [1000, 8000]}, now)
+    standing = tally.standing(1.1, store)
+    assert standing.step == 1010
+    assert standing.steps_per_second == pytest.approx(10)
+    assert (tally.resumed_steps, tally.examples) == (1000, 160)
+
+
 def test_late_reports_do_not_distort_the_rate() -> None:
     tally = ProgressTracker(1, synchronous=False)
     for tenth in range(1, 101):  # reports of ten seconds, received within a tenth of a second

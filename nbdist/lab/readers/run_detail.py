@@ -134,7 +134,7 @@ def summary_of(
     end = time.time() if item["status"] in ACTIVE else item["ended"]
     seconds = max(0.0, end - item["created"]) if end is not None else None
     rate = item["steps_per_second"]
-    if rate is None and item["step"] and seconds:
+    if rate is None and item["step"] and seconds and not record.resumed_from:
         rate = item["step"] / seconds
     finals = {name: values[-1] for chart in charts for name in chart.names
               if len(values := store.aggregate(name)[1])}  # fmt: skip

@@ -91,6 +91,7 @@ def load(context: Context) -> None:
     progress = context.progress
     progress.step, progress.examples = found.state.step, found.state.examples
     progress.skipped, progress.global_step = found.state.skipped, found.state.updates
+    progress.resumed = [found.state.step, found.state.examples]
     states.continued = found.state.training
     if context.is_chief:
         print(f"training continues after step {found.state.step}")

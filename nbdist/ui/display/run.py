@@ -251,7 +251,7 @@ class RunView:
         self._marks = Marks()
         self._thread: int | None = None  # the thread that shows the run, if another thread follows it
         self._display = LiveDisplay(
-            run.store, run.tasks, run.options.name, run_id=run.id, charts=run.options.live, again=again(run)
+            run.store, run.tasks, title_of(run), run_id=run.id, charts=run.options.live, again=again(run)
         )
         self._display.on_control(partial(act, run))
         if display:
@@ -432,7 +432,7 @@ def summary_of(run: Run) -> Summary:
         tasks=run.tasks,
         step=total if rows else None,
         seconds=seconds if rows else None,
-        steps_per_second=total / seconds if seconds and rows else None,
+        steps_per_second=max(0, total - run.tally.resumed_steps) / seconds if seconds and rows else None,
         unit=unit_of(run),
         total=whole.total if rows else None,
         checkpoint=(run.tally.checkpoint or {}).get("path"),
@@ -441,6 +441,12 @@ def summary_of(run: Run) -> Summary:
         rows=rows,
         remarks=remarks_on(run, standing),
     )
+
+
+def title_of(run: Run) -> str:
+    """Return the heading of a run's live view: its name, and the run that it continues."""
+    name, resumed = run.options.name, run.options.resume
+    return name if resumed is None else f"{name}, continues {resumed}"
 
 
 def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
