@@ -114,9 +114,9 @@ def record_body(folder: Path, body: str | Callable[..., Any], given: Given, firs
         found["args"] = [_packed(f"args[{i}]", value) for i, value in enumerate(given.args)]
         found["kwargs"] = {name: _packed(f"kwargs[{name!r}]", value) for name, value in given.kwargs.items()}
     except InvalidArgumentError as error:
-        write_whole_file(folder / NO_BODY, str(error).encode(errors="replace"), wait=False)
+        write_whole_file(folder / NO_BODY, str(error).encode(errors="replace"))
         return
-    write_whole_file(folder / BODY, b"".join(encode(found)), wait=False)
+    write_whole_file(folder / BODY, b"".join(encode(found)))
 
 
 def read_body(folder: Path) -> RecordedBody:

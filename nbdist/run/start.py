@@ -85,7 +85,7 @@ def start_run(
         record = _record(run_id, body, options, cluster, workers)
         folder = run_folder(run_id)
         try:
-            write_run(record, wait=False)
+            write_run(record, wait=options.checkpoint_every is not None)
             if options.checkpoint_every is not None:
                 record_body(folder, original, inputs, first_line)
         except OSError as error:

@@ -67,6 +67,34 @@ print(json.dumps({"errors": errors, "paths": paths, "training": read_state(state
 """
 
 
+WHILE = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from nbdist import nn
+from nbdist.train import context as contexts
+from nbdist.train.resume import TrainingStates, read_state
+from nbdist.train.state_writer import StateWriter, parse_interval, state_files
+
+class Patient(StateWriter):
+    def is_due(self, step):
+        self._wait()
+        return super().is_due(step)
+
+folder = Path(sys.argv[1])
+writer = Patient(folder, parse_interval(1))
+x, y = np.ones((8, int(sys.argv[2])), np.float32), np.arange(8) % 2
+with contexts.use(contexts.Context(seed=1, quiet=True, states=TrainingStates(writer=writer))) as context:
+    for units in (2, 40):
+        model = nn.Sequential([nn.Dense(units, "tanh"), nn.Dense(2, "softmax")])
+        model.compile("adam")
+        model.fit(x, y, batch_size=4, epochs=3)
+paths = sorted(path.name for path in folder.iterdir())
+found = [[read_state(path).training, read_state(path).step] for path in state_files(folder)]
+print(json.dumps({"error": writer.error, "paths": paths, "found": found, "steps": context.progress.step}))
+"""
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> tuple[list[str], Path]:
     """Return the command prefix that mounts a disk of 64 kB on a folder, and the folder."""
@@ -105,3 +133,16 @@ def test_a_training_finishes_and_the_old_state_is_valid(small: tuple[list[str], 
     assert all("No space left on device" in error for error in others)
     assert done.stdout.count("No space left") == 1 + len(others), "printed once, and in each error"
     assert (result["paths"], result["training"]) == (["state.safetensors"], 1)
+
+
+def test_states_that_do_not_fit_leave_the_older_ones_and_nothing_else(small: tuple[list[str], Path]) -> None:
+    begin, disk = small
+    command = [*begin, sys.executable, "-c", WHILE, str(disk), "500"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["steps"] == 12
+    assert "No space left on device" in result["error"]
+    assert done.stdout.count("No space left") == 2, "printed once, and in the error"
+    assert result["found"] == [[1, 6], [1, 5]]
+    assert result["paths"] == ["state-0001-000000000005.safetensors", "state-0001-000000000006.safetensors"]
