@@ -13,9 +13,11 @@ store has no rename; there a file appears as a whole when its upload ends.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -38,6 +40,19 @@ FLUSHED_BYTES = 32 << 20  # from which size on a file is brought to the disk whi
 FLUSH_SECONDS = 0.02
 MAX_TEXT = 1 << 28  # bytes of an index or a state file
 Buffer = bytes | bytearray | memoryview
+
+
+class Claim:
+    """Whether the folder was free. It is free again after ``release()``, and when the process has ended."""
+
+    def __init__(self, free: bool, fd: int | None = None) -> None:
+        self.free = free
+        self._close = None if fd is None else weakref.finalize(self, os.close, fd)
+
+    def release(self) -> None:
+        """End the claim; may be called twice."""
+        if self._close is not None:
+            self._close()
 
 
 class Writer(Protocol):
@@ -79,6 +94,13 @@ class Folder(ABC):
     def remove(self, file: str) -> None:
         """Delete a file; nothing happens if there is none."""
 
+    def claim(self) -> Claim:
+        """Return a Claim on this folder, by which another session that writes here is seen.
+
+        A folder of a store, and one whose file system has no locks, is always free.
+        """
+        return Claim(free=True)
+
     def path(self, file: str) -> str:
         """Return the path or URL of a file, for messages."""
         return f"{self.name.rstrip('/')}/{file}"
@@ -107,12 +129,17 @@ def open_folder(name: str | os.PathLike[str]) -> Folder:
     return RemoteFolder(text) if "://" in text else LocalFolder(text)
 
 
-def split_path(path: str | os.PathLike[str]) -> tuple[str, str]:
+def split_path(path: str | os.PathLike[str] | None) -> tuple[str, str]:
     """Return (folder, base name) of a checkpoint's path or URL.
 
     >>> split_path("runs/a/model.ckpt-10"), split_path("model.ckpt"), split_path("s3://bucket/a/model.ckpt")
     (('runs/a', 'model.ckpt-10'), ('.', 'model.ckpt'), ('s3://bucket/a', 'model.ckpt'))
     """
+    if path is None:
+        raise InvalidArgumentError(
+            "a checkpoint's path is None, which nb.train.latest_checkpoint returns for a folder without one: "
+            "check the folder's name"
+        )
     text = os.fspath(path)
     folder, _, base = text.rpartition("/")
     if not base or base.startswith("."):
@@ -167,6 +194,23 @@ class LocalFolder(Folder):
         except BaseException:
             self.remove(draft)
             raise
+
+    def claim(self) -> Claim:
+        """Claim the folder with a lock on it, which needs no file."""
+        try:
+            self._make(self._path)
+            fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # a save will report it
+            return Claim(free=True)
+        claim = Claim(free=True, fd=fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            claim.release()
+            return Claim(free=False)
+        except OSError:  # NFS locks no folder
+            claim.release()
+        return claim
 
     def open(self, file: str) -> BinaryIO:
         """Return a file open for reading."""

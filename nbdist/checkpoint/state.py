@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.checkpoint.folder import Folder
+from nbdist.checkpoint.folder import Folder, open_folder
 from nbdist.checkpoint.index import SUFFIX, Index
 from nbdist.errors import DataLossError, NbdistError, NotFoundError
 
@@ -89,9 +89,8 @@ def read_index(folder: Folder, base: str) -> Index:
     try:
         text = folder.read_text(base + SUFFIX)
     except NotFoundError:
-        there = ", ".join(complete(folder)) or "none"
         raise NotFoundError(
-            f"there is no checkpoint {folder.path(base)!r}; complete checkpoints in this folder: {there}"
+            f"there is no checkpoint {folder.path(base)!r}; {_alternatives(folder, base)}"
         ) from None
     index = Index.from_text(text, path)
     for file, size in index.files.items():
@@ -103,6 +102,15 @@ def read_index(folder: Folder, base: str) -> Index:
                 f"the checkpoint's file {folder.path(file)!r} has {found:,} bytes instead of {size:,}"
             )
     return index
+
+
+def _alternatives(folder: Folder, base: str) -> str:
+    """Return which checkpoints there are instead of ``base``, for an error."""
+    inside = folder.path(base)
+    with suppress(NbdistError):  # a file has none
+        if complete(open_folder(inside)):
+            return f"it is a folder: give a checkpoint of it, nb.train.latest_checkpoint({inside!r})"
+    return f"complete checkpoints in {folder.name!r}: {', '.join(complete(folder)) or 'none'}"
 
 
 def complete(folder: Folder) -> list[str]:

@@ -125,7 +125,11 @@ class Cluster:
 
     @property
     def target(self) -> str:
-        """The address of the chief's Server, for ``nb.Session(cluster.target)``."""
+        """The address of the chief's Server, for ``nb.Session(cluster.target)``.
+
+        Raises FailedPreconditionError after ``stop()``.
+        """
+        self._check_up()
         chief = chief_of_roster(tuple(self.tasks)) or self.tasks[0]
         return f"nbdist://{chief.address}"
 

@@ -361,8 +361,13 @@ class Run(Labelled):
 
     @property
     def global_step(self) -> int:
-        """Updates of the parameters by all replicas together."""
-        return max((outcome.get("global_step", 0) for outcome in self.outcomes.values()), default=0)
+        """Updates of the parameters by all replicas together.
+
+        While the run is under way, and where its tasks have died before they could tell, the number that
+        the live view shows: updates that a task had not logged yet are missing in it.
+        """
+        told = max((outcome.get("global_step", 0) for outcome in self.outcomes.values()), default=0)
+        return told or self.standing().step
 
     @property
     def dropped(self) -> int:

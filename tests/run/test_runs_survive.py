@@ -118,11 +118,12 @@ def test_a_run_outlives_all_processes_of_its_cluster(
 ) -> None:
     """Another cluster continues it: exactly on as many workers, up to the order of sums on others."""
     first = start(workers=2)
-    held = attempts.hold(first, seed=3)
+    held = attempts.hold(first, seed=3).wait_until(step=1)
     kill_all(first)
     attempts.release()
     with pytest.raises(NbdistError):
         held.wait()
+    assert held.global_step == held.standing().step > 0  # what was logged: no task could tell
     second = start(workers=workers)
     again = held.resume() if workers == 2 else resume_run(held.id, cluster=second)
     again.wait()

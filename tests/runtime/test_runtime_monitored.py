@@ -248,6 +248,43 @@ class TestCheckpoints:
         with graph.as_default(), train.MonitoredTrainingSession(checkpoint_dir=tmp_path) as session:
             assert values(session) == (5, 5.0)
 
+    def test_it_names_a_folder_without_checkpoints_and_one_that_another_session_uses(
+        self, counting: tuple[Graph, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        _, op = counting
+        options: dict[str, Any] = {"checkpoint_dir": tmp_path, "log_step_count_steps": 0}
+        with train.MonitoredTrainingSession(**options) as session:
+            session.run(op)
+            assert capsys.readouterr().out == (
+                f"initialised the variables: there is no checkpoint in {tmp_path}\n"
+            )
+            with train.MonitoredTrainingSession(**options):
+                assert (
+                    f"another session writes its checkpoints into {str(tmp_path)!r}"
+                    in capsys.readouterr().out
+                )
+            assert train.CheckpointSaverHook("memory://x", save_steps=1).begin() is None
+        with pytest.raises(ZeroDivisionError), train.MonitoredTrainingSession(**options):
+            raise ZeroDivisionError  # a session that ends with an error leaves the folder, too
+        with train.MonitoredTrainingSession(**options):
+            pass
+        assert "another session" not in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"save_checkpoint_secs": "30s"}, "save_checkpoint_secs is a number from 0"),
+            ({"save_checkpoint_steps": -1}, "save_checkpoint_steps is a number from 0"),
+            ({"save_summaries_steps": True}, "save_summaries_steps is a number from 0"),
+            ({"log_step_count_steps": "10"}, "every_steps is a number above 0"),
+            ({"is_chief": "checkpoints"}, "is_chief is True or False.*checkpoint_dir="),
+        ],
+    )
+    def test_values_that_do_not_fit(self, options: dict[str, Any], words: str, tmp_path: Path) -> None:
+        with Graph().as_default(), pytest.raises(InvalidArgumentError, match=words):
+            train.MonitoredTrainingSession(**{"checkpoint_dir": tmp_path, **options})
+        assert list(tmp_path.iterdir()) == []
+
     def test_a_hook_that_fails_at_the_end_does_not_keep_the_others_from_it(
         self, counting: tuple[Graph, Tensor], tmp_path: Path
     ) -> None:
@@ -520,7 +557,11 @@ class TestRecovery:
                 assert values(session) == (0, 0.0)
                 session.run(op)
 
-    def test_the_error_of_a_task_that_does_not_come_back(self, two_ps: Tasks) -> None:
+    def test_the_error_of_a_task_that_does_not_come_back(
+        self, two_ps: Tasks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr("nbdist.train.monitored.manager.REPORT_SECONDS", 0.1)
+        monkeypatch.setattr("nbdist.train.monitored.manager.ATTEMPT_SECONDS", 0.2)
         graph, op = ps_graph()
         creator = train.ChiefSessionCreator(master=two_ps["worker0"])
         with graph.as_default():
@@ -530,6 +571,8 @@ class TestRecovery:
         creator._max_wait = 1.0
         with pytest.raises(DeadlineExceededError, match="/job:ps/task:1"):
             session.run(op)
+        waits = [line for line in capsys.readouterr().out.splitlines() if "waiting for a task" in line]
+        assert waits[0].endswith("; if its process has ended, start it again with its command")
         session.close()
 
     def test_a_reset_is_survived(self, two_ps: Tasks, tmp_path: Path) -> None:

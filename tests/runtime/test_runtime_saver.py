@@ -414,8 +414,12 @@ class TestRefused:
                 Variable(value, name=name)
                 with pytest.raises((NotFoundError, InvalidArgumentError), match=words):
                     Saver().restore(session, path)
-                with pytest.raises(NotFoundError, match="complete checkpoints in this folder: m"):
+                with pytest.raises(NotFoundError, match=f"complete checkpoints in '{tmp_path}': m"):
                     Saver().restore(session, tmp_path / "other")
+                with pytest.raises(NotFoundError, match=r"it is a folder: .*latest_checkpoint\('"):
+                    Saver().restore(session, tmp_path)
+                with pytest.raises(InvalidArgumentError, match="None, which nb"):
+                    Saver().restore(session, latest_checkpoint(tmp_path / "wrong"))  # type: ignore[arg-type]
         with pytest.raises(NotFoundError, match="it has weights"):
             load_variable(path, "x")
 

@@ -12,6 +12,7 @@ Source of the interface and of when each hook acts: TensorFlow's tf.compat.v1.tr
 
 from __future__ import annotations
 
+import numbers
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nbdist.checkpoint.folder import Claim, open_folder
 from nbdist.errors import (
     AbortedError,
     FailedPreconditionError,
@@ -125,8 +127,8 @@ class SecondOrStepTimer:
                 f"give exactly one of every_secs and every_steps, got {every_secs!r} and {every_steps!r}"
             )
         for name, value in (("every_secs", every_secs), ("every_steps", every_steps)):
-            if value is not None and (isinstance(value, bool) or not value > 0):
-                raise InvalidArgumentError(f"{name} is above 0, not {value!r}")
+            if value is not None and not (is_number(value) and value > 0):
+                raise InvalidArgumentError(f"{name} is a number above 0, not {value!r}")
         self._seconds, self._steps = every_secs, every_steps
         self.reset()
 
@@ -156,6 +158,11 @@ class SecondOrStepTimer:
     def last_triggered_step(self) -> int | None:
         """Return the step at which it has triggered last."""
         return self._last_step
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number and not a bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def global_step_of(graph: Graph | None = None) -> Variable:
@@ -234,7 +241,8 @@ class CheckpointSaverHook(SessionRunHook):
 
     If the disk is full, or a checkpoint cannot be written for another reason, training continues: the error
     is printed, and is in ``error``; earlier checkpoints stay valid, and the hook tries again after its
-    interval. At the end the error of the last checkpoint is raised.
+    interval. At the end the error of the last checkpoint is raised. If another session of this host writes
+    into the same local folder, a warning is printed: each of the two deletes the other's checkpoints.
     """
 
     def __init__(
@@ -249,11 +257,13 @@ class CheckpointSaverHook(SessionRunHook):
     ) -> None:
         if saver is not None and scaffold is not None:
             raise InvalidArgumentError("give a saver or a scaffold, not both")
-        self._path = f"{os.fspath(checkpoint_dir).rstrip('/')}/{checkpoint_basename}"
+        self._folder = os.fspath(checkpoint_dir)
+        self._path = f"{self._folder.rstrip('/')}/{checkpoint_basename}"
         self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
         self._saver, self._scaffold = saver, scaffold
         self._listeners = list(listeners or ())
         self._pending = False
+        self._claim: Claim | None = None
         self.error: NbdistError | None = None
         """Why the last checkpoint was not written."""
 
@@ -262,6 +272,12 @@ class CheckpointSaverHook(SessionRunHook):
         self._global_step = global_step_of()
         for listener in self._listeners:
             listener.begin()
+        self._claim = open_folder(self._folder).claim()
+        if not self._claim.free:
+            print(
+                f"another session writes its checkpoints into {self._folder!r}, and each deletes "
+                "those of the other: end that session, or choose another folder"
+            )
 
     @property
     def saver(self) -> Saver:
@@ -296,6 +312,7 @@ class CheckpointSaverHook(SessionRunHook):
             self.finish()
         for listener in self._listeners:
             listener.end(session, step)
+        self._release()
         if self.error is not None:
             raise self.error
 
@@ -323,6 +340,11 @@ class CheckpointSaverHook(SessionRunHook):
     def abort(self) -> None:
         """Wait for the checkpoint that is being written: it is worth the wait."""
         self.finish()
+        self._release()
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
 
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, perhaps by a session that was lost."""

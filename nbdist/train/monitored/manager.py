@@ -220,7 +220,8 @@ class SessionManager:
                     raise
                 if now - reported >= REPORT_SECONDS:
                     reported = now
-                    self._report(f"waiting for a task ({now - begun:.0f} s): {error}")
+                    what = str(error).partition(";")[0]
+                    self._report(f"waiting for a task ({now - begun:.0f} s): {what}{_how_to_replace(master)}")
 
     def _prepare(
         self,
@@ -267,6 +268,8 @@ class SessionManager:
                 session.run(init_op, feeds)
             if init_fn is not None:
                 init_fn(session)
+            if saver is not None and folder is not None:
+                self._report(f"initialised the variables: there is no checkpoint in {place}")
         session.begin_training(state.tasks, own)
 
     def _restore(
@@ -346,6 +349,16 @@ class SessionManager:
                 reported = now
                 self._report(f"waiting for {what} ({now - begun:.0f} s)")
             time.sleep(self._wait)
+
+
+def _how_to_replace(master: Master) -> str:
+    """Return what the user can do about a task that has ended; a run replaces it by itself."""
+    if current().run:
+        return ""
+    how = "start it again with its command"
+    if hasattr(master, "restart"):  # a Cluster, in a notebook
+        how = "interrupt this, call cluster.restart(), and run the same again"
+    return f"; if its process has ended, {how}"
 
 
 def described(state: VariablesState) -> str:

@@ -36,6 +36,7 @@ from nbdist.train.monitored.hooks import (
     SessionRunValues,
     StepCounterHook,
     SummarySaverHook,
+    is_number,
     is_preemption,
 )
 from nbdist.train.monitored.manager import MAX_WAIT_SECONDS, Master, Path, Scaffold, SessionManager
@@ -437,6 +438,7 @@ def MonitoredTrainingSession(
     Raises InvalidArgumentError for values that do not fit together, DeadlineExceededError for a task that
     does not come in time. See :class:`MonitoredSession`.
     """
+    _check_is_chief(is_chief)
     if not is_chief:
         return MonitoredSession(
             WorkerSessionCreator(scaffold, master, config, max_wait_secs), hooks, stop_grace_period_secs
@@ -462,7 +464,18 @@ def MonitoredTrainingSession(
     return MonitoredSession(creator, [*all_hooks, *(hooks or ())], stop_grace_period_secs)
 
 
+def _check_is_chief(value: object) -> None:
+    """Refuse a folder in the place of ``is_chief``: nothing would be saved."""
+    if isinstance(value, (str, os.PathLike)):
+        raise InvalidArgumentError(
+            f"is_chief is True or False, not {value!r}; give a folder as checkpoint_dir="
+        )
+
+
 def _schedule(name: str, steps: int | None, seconds: float | None) -> tuple[int | None, float | None]:
     if steps is not None and seconds is not None:
         raise InvalidArgumentError(f"give {name}_steps or {name}_secs, not both: {steps!r} and {seconds!r}")
+    for unit, value in (("steps", steps), ("secs", seconds)):
+        if value is not None and not (is_number(value) and value >= 0):
+            raise InvalidArgumentError(f"{name}_{unit} is a number from 0 (0 for never), not {value!r}")
     return steps, seconds
