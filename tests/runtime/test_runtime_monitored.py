@@ -560,8 +560,14 @@ class TestRecovery:
     def test_the_error_of_a_task_that_does_not_come_back(
         self, two_ps: Tasks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
+        timeouts: list[float] = []
+
+        def recorded(target: str, graph: Graph, timeout: float, **options: Any) -> Session:
+            timeouts.append(timeout)
+            return Session(target, graph, timeout=timeout, **options)
+
         monkeypatch.setattr("nbdist.train.monitored.manager.REPORT_SECONDS", 0.1)
-        monkeypatch.setattr("nbdist.train.monitored.manager.ATTEMPT_SECONDS", 0.2)
+        monkeypatch.setattr("nbdist.train.monitored.manager.Session", recorded)
         graph, op = ps_graph()
         creator = train.ChiefSessionCreator(master=two_ps["worker0"])
         with graph.as_default():
@@ -573,6 +579,10 @@ class TestRecovery:
             session.run(op)
         waits = [line for line in capsys.readouterr().out.splitlines() if "waiting for a task" in line]
         assert waits[0].endswith("; if its process has ended, start it again with its command")
+        assert timeouts[1:3] == [
+            0.25,
+            0.5,
+        ]  # a replaced task is found soon, a busy one has more and more time
         session.close()
 
     def test_a_reset_is_survived(self, two_ps: Tasks, tmp_path: Path) -> None:

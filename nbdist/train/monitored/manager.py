@@ -47,7 +47,9 @@ from nbdist.train.saver import Saver
 MAX_WAIT_SECONDS = 7200.0
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 5.0
-ATTEMPT_SECONDS = 3.0  # for a task to answer; then its address is asked for again, since it may be replaced
+# For a task to answer; then its address is asked for again, since it may be replaced. A replaced task of this
+# host is up within a second, and a busy one may need longer to answer, so each attempt is twice as long.
+FIRST_ATTEMPT_SECONDS, LONGEST_ATTEMPT_SECONDS = 0.25, 3.0
 Path = str | os.PathLike[str]
 
 
@@ -208,16 +210,18 @@ class SessionManager:
     def _open(self, master: Master, max_wait_secs: float) -> Session:
         """Open a session; ask the target again for the addresses of its tasks while one does not answer."""
         begun = reported = time.monotonic()
+        attempt = FIRST_ATTEMPT_SECONDS
         while True:
             left = begun + max_wait_secs - time.monotonic()
             target = master if isinstance(master, str) else master.target
             try:
-                timeout = max(min(left, ATTEMPT_SECONDS), 0.1)
+                timeout = max(min(left, attempt), 0.1)
                 return Session(target, self._graph, **{"timeout": timeout, "report": _ignore, **self._config})
             except DeadlineExceededError as error:
                 now = time.monotonic()
                 if left <= 0:
                     raise
+                attempt = min(2 * attempt, LONGEST_ATTEMPT_SECONDS)
                 if now - reported >= REPORT_SECONDS:
                     reported = now
                     what = str(error).partition(";")[0]
