@@ -30,6 +30,12 @@ SAYS = {  # texts that the outputs must contain
         "of the steps that 30 whole trials would have made",
         "and continued to step 2160",
     ],
+    "08_when_a_task_dies.ipynb": [
+        "died: killed by SIGKILL",
+        "150 updates; without a death 150",
+        "replaced after",
+        "steps lost; largest difference of a weight at the end: 0.0",
+    ],
 }
 IN_A_BROWSER = "01_quickstart.ipynb"  # which test_browser_quickstart runs
 
