@@ -52,7 +52,9 @@ def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:
     Raises NotFoundError for an unknown id, FailedPreconditionError if the run is under way or has no state.
     """
     if not isinstance(run_id, str):
-        raise InvalidArgumentError(f"--resume takes the id of a run as text, got {run_id!r:.80}")
+        raise InvalidArgumentError(
+            f"--resume takes the id of a run as text, such as run.id, got {run_id!r:.80}"
+        )
     try:
         record = read_run(run_id)
     except NotFoundError:

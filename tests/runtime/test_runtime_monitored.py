@@ -196,6 +196,27 @@ class TestHooks:
         with Graph().as_default(), pytest.raises(InvalidArgumentError):
             make()
 
+    @pytest.mark.parametrize(
+        ("make", "words"),
+        [
+            (lambda: train.StopAtStepHook(last_step="10"), "last_step is a whole number above 0, not '10'"),
+            (lambda: train.StopAtStepHook(num_steps=0), "num_steps is a whole number above 0"),
+            (lambda: train.CheckpointSaverHook("x"), "exactly one of save_secs and save_steps, got None"),
+            (lambda: train.ProfilerHook(save_steps="5"), "save_steps is a number above 0, not '5'"),
+            (lambda: train.LoggingTensorHook("loss", every_n_iter=1), r"give \[loss\]"),
+            (lambda: train.GlobalStepWaiterHook("x"), "wait_until_step is a global step, not 'x'"),
+            (lambda: train.Supervisor("folder"), "graph is a Graph or None, not 'folder'.*logdir="),
+            (lambda: train.Supervisor(save_model_secs="60"), "save_model_secs is a number of seconds from 0"),
+            (
+                lambda: train.MonitoredTrainingSession(hooks=train.StopAtStepHook(5)),
+                r"hooks is a list of hooks: give \[StopAtStepHook",
+            ),
+        ],
+    )
+    def test_mistakes_are_named(self, make: Any, words: str) -> None:
+        with Graph().as_default(), pytest.raises(InvalidArgumentError, match=words):
+            make()
+
     def test_hooks_that_need_a_global_step_say_so(self) -> None:
         with Graph().as_default(), pytest.raises(FailedPreconditionError, match="get_or_create_global_step"):
             train.MonitoredSession(hooks=[train.StopAtStepHook(last_step=1)])
@@ -276,7 +297,7 @@ class TestCheckpoints:
             ({"save_checkpoint_secs": "30s"}, "save_checkpoint_secs is a number from 0"),
             ({"save_checkpoint_steps": -1}, "save_checkpoint_steps is a number from 0"),
             ({"save_summaries_steps": True}, "save_summaries_steps is a number from 0"),
-            ({"log_step_count_steps": "10"}, "every_steps is a number above 0"),
+            ({"log_step_count_steps": "10"}, "every_n_steps is a number above 0"),
             ({"is_chief": "checkpoints"}, "is_chief is True or False.*checkpoint_dir="),
         ],
     )

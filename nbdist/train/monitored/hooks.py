@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 PRINT_SECONDS = 10.0
+SAVE_NAMES = ("save_secs", "save_steps")
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class SecondOrStepTimer:
     """Decides at which steps a hook acts: its first step, then every so many steps or seconds.
 
     Exactly one of ``every_secs`` (seconds above 0) and ``every_steps`` (a whole number above 0) is given;
-    else InvalidArgumentError. It never triggers twice at one step.
+    else InvalidArgumentError, which calls them ``names``. It never triggers twice at one step.
 
     >>> timer = SecondOrStepTimer(every_steps=3)
     >>> acted = []
@@ -121,12 +122,18 @@ class SecondOrStepTimer:
     [(4, None), (7, 3), (11, 4)]
     """
 
-    def __init__(self, every_secs: float | None = None, every_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        every_secs: float | None = None,
+        every_steps: int | None = None,
+        *,
+        names: tuple[str, str] = ("every_secs", "every_steps"),
+    ) -> None:
         if (every_secs is None) == (every_steps is None):
             raise InvalidArgumentError(
-                f"give exactly one of every_secs and every_steps, got {every_secs!r} and {every_steps!r}"
+                f"give exactly one of {' and '.join(names)}, got {every_secs!r} and {every_steps!r}"
             )
-        for name, value in (("every_secs", every_secs), ("every_steps", every_steps)):
+        for name, value in zip(names, (every_secs, every_steps), strict=True):
             if value is not None and not (is_number(value) and value > 0):
                 raise InvalidArgumentError(f"{name} is a number above 0, not {value!r}")
         self._seconds, self._steps = every_secs, every_steps
@@ -189,6 +196,9 @@ class StopAtStepHook(SessionRunHook):
             raise InvalidArgumentError(
                 f"give exactly one of num_steps and last_step, got {num_steps!r} and {last_step!r}"
             )
+        for name, value in (("num_steps", num_steps), ("last_step", last_step)):
+            if value is not None and not (is_number(value) and value >= 1):
+                raise InvalidArgumentError(f"{name} is a whole number above 0, not {value!r}")
         self._num_steps, self._last_step = num_steps, last_step
 
     def begin(self) -> None:
@@ -259,7 +269,7 @@ class CheckpointSaverHook(SessionRunHook):
             raise InvalidArgumentError("give a saver or a scaffold, not both")
         self._folder = os.fspath(checkpoint_dir)
         self._path = f"{self._folder.rstrip('/')}/{checkpoint_basename}"
-        self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
+        self._timer = SecondOrStepTimer(save_secs, save_steps, names=SAVE_NAMES)
         self._saver, self._scaffold = saver, scaffold
         self._listeners = list(listeners or ())
         self._pending = False
@@ -383,7 +393,7 @@ class StepCounterHook(SessionRunHook):
     ) -> None:
         if every_n_secs is not None and every_n_steps == 100:
             every_n_steps = None
-        self._timer = SecondOrStepTimer(every_secs=every_n_secs, every_steps=every_n_steps)
+        self._timer = SecondOrStepTimer(every_n_secs, every_n_steps, names=("every_n_secs", "every_n_steps"))
         self._output = _Output(output_dir, summary_writer)
         self._printed = time.monotonic()
         self.last_rate: float | None = None
@@ -445,7 +455,7 @@ class SummarySaverHook(SessionRunHook):
             raise InvalidArgumentError("give exactly one of scaffold and summary_op")
         if (output_dir is None) == (summary_writer is None):
             raise InvalidArgumentError("give exactly one of output_dir and summary_writer")
-        self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
+        self._timer = SecondOrStepTimer(save_secs, save_steps, names=SAVE_NAMES)
         self._output = _Output(output_dir, summary_writer)
         self._scaffold, self._given = scaffold, summary_op
         self._fetched: list[SummaryOp] = []
@@ -552,12 +562,15 @@ class LoggingTensorHook(SessionRunHook):
     ) -> None:
         if not at_end and (every_n_iter is None) == (every_n_secs is None):
             raise InvalidArgumentError("give exactly one of every_n_iter and every_n_secs, or at_end=True")
+        if isinstance(tensors, (Tensor, str)):
+            raise InvalidArgumentError(f"tensors is a list or a dict of tensors: give [{_name_of(tensors)}]")
         named = tensors if isinstance(tensors, Mapping) else {_name_of(t): t for t in tensors}
         if not named:
             raise InvalidArgumentError("LoggingTensorHook needs at least one tensor")
         self._tensors = dict(named)
         scheduled = every_n_iter is not None or every_n_secs is not None
-        self._timer = SecondOrStepTimer(every_n_secs, every_n_iter) if scheduled else None
+        names = ("every_n_secs", "every_n_iter")
+        self._timer = SecondOrStepTimer(every_n_secs, every_n_iter, names=names) if scheduled else None
         self._at_end, self._formatter, self._calls = at_end, formatter, 0
         self._due = False
 
@@ -608,6 +621,8 @@ class GlobalStepWaiterHook(SessionRunHook):
     """Delays the first run until the global step is ``wait_until_step``, so that workers start in turn."""
 
     def __init__(self, wait_until_step: int) -> None:
+        if not is_number(wait_until_step):
+            raise InvalidArgumentError(f"wait_until_step is a global step, not {wait_until_step!r}")
         self._wait_until = wait_until_step
         self._over = wait_until_step <= 0
 
@@ -657,7 +672,7 @@ class ProfilerHook(SessionRunHook):
     """The files that were written."""
 
     def __post_init__(self) -> None:
-        self._timer = SecondOrStepTimer(every_secs=self.save_secs, every_steps=self.save_steps)
+        self._timer = SecondOrStepTimer(self.save_secs, self.save_steps, names=SAVE_NAMES)
         self._next: int | None = None
 
     def begin(self) -> None:

@@ -181,7 +181,7 @@ class MonitoredSession:
         stop_grace_period_secs: float = 120.0,
     ) -> None:
         self._creator = session_creator or ChiefSessionCreator()
-        self._hooks = list(hooks or ())
+        self._hooks = _listed("hooks", hooks)
         for hook in self._hooks:
             if not isinstance(hook, SessionRunHook):
                 raise InvalidArgumentError(f"hooks are nb.train.SessionRunHooks, not {hook!r:.200}")
@@ -444,7 +444,7 @@ def MonitoredTrainingSession(
             WorkerSessionCreator(scaffold, master, config, max_wait_secs), hooks, stop_grace_period_secs
         )
     scaffold = scaffold or Scaffold()
-    all_hooks = list(chief_only_hooks or ())
+    all_hooks, own = _listed("chief_only_hooks", chief_only_hooks), _listed("hooks", hooks)
     if summary_dir is None and checkpoint_dir is not None and "://" not in os.fspath(checkpoint_dir):
         summary_dir = checkpoint_dir
     steps, seconds = _schedule("save_summaries", save_summaries_steps, save_summaries_secs)
@@ -461,7 +461,13 @@ def MonitoredTrainingSession(
     if checkpoint_dir is not None and (steps or seconds):
         all_hooks.append(CheckpointSaverHook(checkpoint_dir, seconds, steps, scaffold=scaffold))
     creator = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, max_wait_secs=max_wait_secs)
-    return MonitoredSession(creator, [*all_hooks, *(hooks or ())], stop_grace_period_secs)
+    return MonitoredSession(creator, [*all_hooks, *own], stop_grace_period_secs)
+
+
+def _listed(name: str, hooks: Iterable[SessionRunHook] | None) -> list[SessionRunHook]:
+    if isinstance(hooks, SessionRunHook):
+        raise InvalidArgumentError(f"{name} is a list of hooks: give [{type(hooks).__name__}(...)]")
+    return list(hooks or ())
 
 
 def _check_is_chief(value: object) -> None:

@@ -25,7 +25,7 @@ from nbdist.runtime.session.session import Session
 from nbdist.summary import FileWriter, SummaryOp, merge_all
 from nbdist.train.graph_sync.queue_runner import QueueRunner
 from nbdist.train.monitored.coordinator import Coordinator
-from nbdist.train.monitored.hooks import global_step_of
+from nbdist.train.monitored.hooks import global_step_of, is_number
 from nbdist.train.monitored.manager import MAX_WAIT_SECONDS, Master, Path, SessionManager
 from nbdist.train.saver import Saver
 
@@ -48,7 +48,7 @@ class Supervisor:
     - ``summary_writer``: a FileWriter; None for one in ``logdir``
     - ``config``: further arguments of :class:`~nbdist.runtime.session.session.Session`, by name
 
-    Raises InvalidArgumentError for seconds below 0.
+    Raises InvalidArgumentError for seconds below 0, and for a folder in the place of the graph.
     """
 
     def __init__(
@@ -78,8 +78,9 @@ class Supervisor:
             ("save_summaries_secs", save_summaries_secs),
             ("save_model_secs", save_model_secs),
         ):
-            if not seconds >= 0:
+            if not (is_number(seconds) and seconds >= 0):
                 raise InvalidArgumentError(f"{name} is a number of seconds from 0, not {seconds!r}")
+        _check_graph(graph)
         self.graph = graph or default_graph()
         self.is_chief, self.coord = is_chief, Coordinator()
         self._grace, self._model_secs, self._summary_secs = (
@@ -266,3 +267,8 @@ def _global_step(graph: Graph) -> Variable | None:
         return global_step_of(graph)
     except FailedPreconditionError:
         return None
+
+
+def _check_graph(graph: object) -> None:
+    if graph is not None and not isinstance(graph, Graph):
+        raise InvalidArgumentError(f"graph is a Graph or None, not {graph!r:.200}; give a folder as logdir=")
