@@ -68,7 +68,7 @@ class AllReduceStrategy(Strategy):
         lost = self.world.reform()
         self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
         if self.replica_index == 0 and lost:
-            current().progress.lost += [info.rank for info in lost]
+            current().progress.lost += [info.incarnation for info in lost]
             left = "1 replica" if self.world.size == 1 else f"{self.world.size} replicas"
             print(f"{described(lost)} lost: training continues on {left} with larger shares")
 

@@ -22,7 +22,14 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.placement import round_robin
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.client import Link, ShardRequest, ShardState, StepStopped, open_link
+from nbdist.runtime.ps.client import (
+    Link,
+    ShardRequest,
+    ShardState,
+    StepStopped,
+    TrainingOver,
+    open_link,
+)
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.shard import GradientStatistics
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, Rules
@@ -51,8 +58,9 @@ class ParameterServerStrategy(Strategy):
     read through shared memory may come in the middle of one; updates are made one at a time in both cases.
 
     ``transport`` is "auto" (shared memory on one host, else a socket) or "socket"; ``servers`` are tasks that
-    keep the variables instead. Runs on the workers. Raises InvalidArgumentError for an invalid value, and
-    if the cluster has no parameter server.
+    keep the variables instead. ``rejoins`` is for the new process of a task that was lost during the run: it
+    continues each training at the step that the servers have counted for its replica. Runs on the workers.
+    Raises InvalidArgumentError for an invalid value, and if the cluster has no parameter server.
     """
 
     name = "ps"
@@ -75,6 +83,7 @@ class ParameterServerStrategy(Strategy):
         locking: bool = False,
         transport: str = "auto",
         servers: Sequence[TaskInfo] = (),
+        rejoins: bool = False,
     ) -> None:
         self._servers = list(servers) or [info for info in task.roster if info.job == "ps"]
         if not self._servers:
@@ -85,7 +94,7 @@ class ParameterServerStrategy(Strategy):
         if transport not in ("auto", "socket"):
             raise InvalidArgumentError(f"no transport {transport!r}; choose from auto, socket")
         self._task, self._run, self._prefix, self._check = task, run, prefix, check
-        self.synchronous, self._transport = synchronous, transport
+        self.synchronous, self._transport, self._rejoins = synchronous, transport, rejoins
         self.replica_index = list(ranks).index(task.rank)
         self._workers = [find_rank(task.roster, rank) for rank in ranks]
         self.replicas = len(ranks)
@@ -122,7 +131,8 @@ class ParameterServerStrategy(Strategy):
 
         ``tables`` are numbers of variables. Of each table, sockets carry only the rows that a batch looks up,
         and their gradients; a replica's copy is complete after ``fetch``, ``newest`` and ``finish``.
-        Raises InvalidArgumentError if a step takes more gradients than all replicas together will make.
+        Raises InvalidArgumentError if a step takes more gradients than all replicas together will make, and
+        TrainingOver in a process that rejoins a training that has ended.
         """
         self._require_supply()
         number = self._trainings
@@ -133,7 +143,8 @@ class ParameterServerStrategy(Strategy):
 
         def lost(replicas: list[int]) -> None:
             ranks = [self._workers[replica].rank for replica in replicas]
-            progress.lost += [rank for rank in ranks if rank not in progress.lost]
+            found = [find_rank(self._task.roster, rank).incarnation for rank in ranks]
+            progress.lost += [one for one in found if one not in progress.lost]
 
         try:
             for index, info in enumerate(self._servers):
@@ -152,18 +163,22 @@ class ParameterServerStrategy(Strategy):
                     pids=tuple(one.pid if one.host == info.host else 0 for one in self._workers),
                     tables=own,
                     restored=self._restored_of(server_of, index, variables, tables),
+                    rejoins=self._rejoins,
                 )
                 here = info.host == self._task.info.host and self._transport == "auto"
                 peer = Peer(info.address, self._task.keys, name=info.name)
                 prefix = self._prefix if here else None
                 links.append(open_link(peer, request, prefix=prefix, check=self._check, lost=lost))
-        except BaseException:
+        except BaseException as error:
             for link in links:
+                if isinstance(error, TrainingOver):  # on one server, while another waited for this replica
+                    link.announce_done()
                 link.close()
             raise
         return ServedReplica(
-            links, server_of, self.rules, replica=self.replica_index, optimizer=optimizer, tables=tables
-        )
+            links, server_of, self.rules, replica=self.replica_index, optimizer=optimizer, tables=tables,
+            rejoins=self._rejoins,
+        )  # fmt: skip
 
     def _restored_of(
         self,
@@ -214,6 +229,7 @@ class ServedReplica(Replica):
         replica: int,
         optimizer: Optimizer | None = None,
         tables: Sequence[int] = (),
+        rejoins: bool = False,
     ) -> None:
         self.tables, self._table_links = tuple(tables), [links[server_of[i]] for i in tables]
         self._links, self._rules, self._number, self._optimizer = links, rules, replica, optimizer
@@ -230,6 +246,8 @@ class ServedReplica(Replica):
         """What each server did with the gradients of all replicas; available after ``finish``."""
         for link in links:  # a failure before the first step must not leave zeros in the model
             link.pull()
+        if rejoins:
+            self._continue_from(links)
         self.by_updates = rules.synchronous and rules.backups > 0
         self.notes = [link.note for link in links if link.note]
         of_rest = [server for i, server in enumerate(server_of) if i not in self.tables]
@@ -240,6 +258,17 @@ class ServedReplica(Replica):
             self._in_order([link.layout.views(link.gradient(slot)) for link in links], of_rest)
             for slot in range(SLOTS)
         ]
+
+    def _continue_from(self, links: Sequence[Link]) -> None:
+        """Take the place that this replica's former process had in the training.
+
+        If it died between two servers, one of them has applied its last gradient and another has not; the
+        step counts as made, and is not repeated.
+        """
+        self.joins_at = max(link.made for link in links)
+        if self._counts_apart:
+            for _ in range(self.joins_at - links[0].counted):
+                links[0].count()
 
     @property
     def transports(self) -> list[str]:
@@ -463,6 +492,7 @@ def _make(config: StrategyConfig) -> ParameterServerStrategy:
         check=world.check,
         synchronous=config.training.synchronous,
         transport=config.training.transport,
+        rejoins=world.rejoins,
         **settings,
     )
 
@@ -493,6 +523,7 @@ SPEC = StrategySpec(
     make=_make,
     synchronous=None,
     survives_worker_loss=True,
+    takes_new_workers=True,
     in_graph=True,
     uses_parameter_servers=True,
     settings=(

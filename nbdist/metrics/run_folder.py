@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -95,6 +95,8 @@ class RunFile:
     """Seconds of pauses between ``created`` and ``ended``."""
     resumed_from: str = ""
     """The id of the run whose training it continues; empty if it began one."""
+    restarts: Sequence[Mapping[str, Any]] = ()
+    """Workers that were lost and replaced: the task, how and when, the new process, and where it joined."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -182,17 +184,22 @@ def _is_mapping(value: object) -> bool:
     return isinstance(value, dict)
 
 
+def _is_list_of_mappings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
 _Check = Callable[[object], bool]
 _VALID: Mapping[str, _Check] = {
     "id": _is_text, "name": _is_text, "kind": _is_text, "created": _is_time, "ended": _is_time_or_none,
     "status": _is_text, "error": _is_text, "code": _is_text, "seed": _is_whole_or_none,
     "versions": _is_mapping, "cluster": _is_mapping, "options": _is_mapping, "trained": _is_flag_or_none,
-    "paused": _is_seconds, "resumed_from": _is_text,
+    "paused": _is_seconds, "resumed_from": _is_text, "restarts": _is_list_of_mappings,
 }  # fmt: skip
 _EXPECTED: Mapping[_Check, str] = {
     _is_text: "a text", _is_time: "a time in seconds since 1970", _is_whole_or_none: "a whole number or null",
     _is_time_or_none: "a time in seconds since 1970, or null", _is_mapping: "an object",
     _is_flag_or_none: "true, false or null", _is_seconds: "a number of seconds",
+    _is_list_of_mappings: "a list of objects",
 }  # fmt: skip
 
 

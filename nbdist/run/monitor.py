@@ -8,6 +8,8 @@ messages     Points, output and progress come about ten times a second. A task d
              reading (a kernel that computes for minutes); a client that receives nothing for 2 s subscribes
              again and fills the gap from the task's log (`StreamPosition`).
 deaths       before outcomes, so that the run names the task that died, not a task whose call it broke.
+recovery     Where the others continue, a lost worker is replaced, and its new process joins them (see
+             :mod:`nbdist.run.recovery`).
 outcomes     The first failure is the run's error; the bodies on all other tasks are aborted.
 escalation   Bodies that do not end are signalled, then replaced (see :mod:`nbdist.run.shutdown`).
 
@@ -32,7 +34,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,8 @@ from nbdist.metrics.store import RunStore
 from nbdist.run.backfill import add_since
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery import MAX_RESTARTS, ServerReplacer
+from nbdist.run.recovery import CallsByRank, Restart, WorkerRecovery, count
+from nbdist.run.server_recovery import MAX_RESTARTS, ServerReplacer
 from nbdist.run.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
@@ -74,6 +77,8 @@ class RunMonitor:
     - ``store`` receives points, ``tally`` progress, ``printed`` output, ``displayed`` displayed objects,
       ``noted`` messages for the end of the run
     - ``hint``: returns the remedy for a name that the body lacks
+    - ``recovery`` replaces lost workers while the others continue; None if nothing does. ``restarted`` is
+      called with each replacement that has started, joined or failed
 
     ``outcomes`` are what the bodies returned, by rank. ``error`` is the first failure.
     """
@@ -96,6 +101,8 @@ class RunMonitor:
         hint: Hint | None = None,
         displayed: Callable[[str, Displayed], object] = lambda task, shown: None,
         noted: Callable[[str], object] = lambda note: None,
+        recovery: WorkerRecovery | None = None,
+        restarted: Callable[[Restart], object] = lambda restart: None,
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
         self.towers = towers
@@ -117,6 +124,7 @@ class RunMonitor:
         self.ended_bodies: set[int] = set()  # ranks; their outcomes are on their way
         self._cluster, self._printed, self._hint = cluster, printed, hint
         self._displayed, self._noted = displayed, noted
+        self._recovery, self._restarted = recovery, restarted
         self._names = {info.rank: info.name for info in workers}
         self._reserved = time.monotonic()
         self._positions = {info.rank: StreamPosition(self._reserved) for info in workers}
@@ -146,6 +154,7 @@ class RunMonitor:
             self._resubscribe_if_silent(info)
         self._check_tasks()
         self._collect()
+        self._recover()
         self._check_fits()
         self._escalate()
         self._replace()
@@ -163,7 +172,8 @@ class RunMonitor:
         if self._given_up:
             return True
         all_here = len(self.outcomes) == len(self.workers) and self._has_last_messages()
-        return all_here and not self.replacer.under_way
+        recovers = self._recovery is not None and self._recovery.under_way
+        return all_here and not self.replacer.under_way and not recovers
 
     def receive(self, info: TaskInfo) -> None:
         """Handle all messages that have arrived from a task."""
@@ -219,6 +229,8 @@ class RunMonitor:
             self._printed(info.name, text.tobytes().decode())
         self.tally.update(replica, frame.meta["progress"], time.monotonic())
         self._begun[info.rank] = frame.meta["progress"]["trainings"]
+        if (step := frame.meta["progress"].get("joined")) is not None:
+            self._join(info, step)
         self._failures.report_frozen(frame.meta["progress"].get("lost", ()))
         if frame.meta["progress"].get("recovers"):
             self._recovering.add(info.rank)
@@ -238,6 +250,8 @@ class RunMonitor:
                 self._check_tasks()  # it knows how the task died, and whether the others continue
                 if rank in self.lost or rank in self._failures.undecided:
                     continue
+            if self._has_given_up(rank, outcome):
+                continue
             if isinstance(outcome, BaseException):
                 self.outcomes[rank] = {}
                 self._ended.add(rank)
@@ -326,13 +340,83 @@ class RunMonitor:
         self.outcomes.setdefault(info.rank, {})
         self._ended.add(info.rank)
         self.tally.lose(self.workers.index(info), time.monotonic())
-        left = len(self.workers) - len(self.lost)
-        workers = "1 worker" if left == 1 else f"{left} workers"
-        self._printed(info.name, f"{how}; training continues on {workers}\n")
-        self._noted(f"{how}; training continued on {workers}")
+        workers = count(len(self.workers) - len(self.lost), "worker", "workers")
+        why = "" if self._recovery is None else self._recovery.begin(info, how)
+        more = f"; {why}" if why else ""
+        self._printed(info.name, f"{how}; training continues on {workers}{more}\n")
+        self._noted(f"{how}; training continued on {workers}{more}")
         # A frozen worker reads this when its process is continued, and is then free for the next run.
         reason = f"run {self.run} has continued without {info.name}: {how}"
         self.send(info, "run.abort", {"run": self.run, "reason": reason})
+
+    def _recover(self) -> None:
+        """Have lost workers replaced, unless the run ends."""
+        recovery = self._recovery
+        if recovery is None:
+            return
+        if self.error is not None or self.interrupted or len(self.outcomes) == len(self.workers):
+            recovery.end()
+        for restart in recovery.poll():
+            if restart.problem:
+                self._note_restart(restart, f"it was {restart.text}")
+            else:
+                self._restart(restart)
+            self._restarted(restart)
+
+    def _restart(self, restart: Restart) -> None:
+        """Expect messages and an outcome of a worker's new process, which runs the body."""
+        old, new, calls = restart.old, restart.new, restart.calls
+        assert new is not None
+        assert calls is not None
+        rank, place = old.rank, self.workers.index(old)
+        self.workers[place] = new
+        self._failures.replace(old, new)
+        self.calls = self.calls if isinstance(self.calls, CallsByRank) else CallsByRank(self.calls)
+        self.calls.replace(rank, calls)
+        self.outcomes.pop(rank, None)
+        self._begun.pop(rank, None)
+        for ranks in (self._ended, self.ended_bodies):
+            ranks.discard(rank)
+        self._positions[rank] = StreamPosition(time.monotonic())
+        self.tally.restart(place)
+        self.send(self.workers[0], "run.rejoined", {"run": self.run, "rank": rank})
+
+    def _join(self, info: TaskInfo, step: int) -> None:
+        """Record that a worker's new process has joined the training, at a step of its own."""
+        restart = None if self._recovery is None else self._recovery.joining(info.rank)
+        if restart is None:
+            return
+        restart.step, restart.seconds = step, time.monotonic() - restart.lost_at
+        self.tally.join(self.workers.index(info), restart.text)
+        self._note_restart(restart, f"it was {restart.text}")
+        self._restarted(restart)
+
+    def _has_given_up(self, rank: int, outcome: Any) -> bool:
+        """Continue without a worker whose body has ended on the new process, but never joined."""
+        restart = None if self._recovery is None else self._recovery.joining(rank)
+        if restart is None or restart.new is None:
+            return False
+        joined = None if isinstance(outcome, BaseException) else outcome.get("joined")
+        if joined is not None:  # the message that says so is on its way
+            self._join(restart.new, joined)
+            return False
+        restart.problem = why_not_joined(outcome)
+        self.lost.add(rank)
+        self.outcomes[rank] = {}
+        self._ended.add(rank)
+        self.tally.lose(self.workers.index(restart.new), time.monotonic())
+        self._note_restart(restart, f"it was {restart.text}")
+        self._restarted(restart)
+        return True
+
+    def _note_restart(self, restart: Restart, what: str) -> None:
+        """Print what became of a replacement, and keep it for the end of the run."""
+        old, new = restart.old, restart.new
+        processes = f"pid {old.pid}" if new is None or new == old else f"pid {old.pid} -> {new.pid}"
+        most = "" if self._recovery is None else f" of {self._recovery.most}"
+        note = f"{old.name} ({processes}): {what} (restart {restart.number}{most})"
+        self._printed(old.name, f"{note}\n")
+        self._noted(note)
 
     def _check_fits(self) -> None:
         over = self.error is not None or self.interrupted or len(self.outcomes) == len(self.workers)
@@ -433,24 +517,26 @@ class FailureDetector:
         self._cluster, self._workers, self._least, self._trains = cluster, workers, least, trains
         self._needed = [*workers, *others]
         self._ranks = {info.rank for info in self._needed}
-        self._watch()
+        self._here = host_identity()
+        pids = {info.rank: info.pid for info in self._needed if info.host == self._here}
+        self._detector = FreezeDetector(pids)
         self._polled = time.monotonic()  # a short run ends before the first check
         self._frozen: dict[int, str] = {}
 
+    def report_frozen(self, incarnations: Collection[int]) -> None:
+        """Record tasks that others found frozen or cut off; those continue without them."""
+        for info in self._needed if incarnations else ():
+            if info.incarnation in incarnations:
+                silent = "is frozen or cut off: it does not answer the other tasks"
+                self._frozen.setdefault(info.rank, silent)
+
     def replace(self, old: TaskInfo, new: TaskInfo) -> None:
-        """Watch the new process of a task that was replaced."""
+        """Watch the new process of a task in place of the old one."""
         self._needed[self._needed.index(old)] = new
-        self._frozen.pop(old.rank, None)
-        self._watch()
-
-    def _watch(self) -> None:
-        here = host_identity()
-        self._detector = FreezeDetector({info.rank: info.pid for info in self._needed if info.host == here})
-
-    def report_frozen(self, ranks: Iterable[int]) -> None:
-        """Record ranks that other tasks found frozen or cut off; those tasks continue without them."""
-        for rank in self._ranks.intersection(ranks):
-            self._frozen.setdefault(rank, "is frozen or cut off: it does not answer the other tasks")
+        self._detector.replace(new.rank, new.pid if new.host == self._here else 0)
+        self._frozen.pop(new.rank, None)
+        self.undecided.pop(new.rank, None)
+        self.lost.discard(new.rank)
 
     def poll(self, trained: bool, ended: Collection[TaskInfo]) -> Iterator[LostTask]:
         """Yield the tasks that are lost and not yet in ``lost``; each again at every call.
@@ -587,6 +673,26 @@ def unequal_fits(
         f"{waits} is waiting in fit() call {most}, but {finished}: replicas that share parameters have to "
         "call fit() equally often. Call it on every worker, or use --strategy one_device"
     )
+
+
+def why_not_joined(outcome: Mapping[str, Any] | BaseException) -> str:
+    """Return why a body has ended on a new process without joining the training.
+
+    >>> why_not_joined({"error": {"type": "NameError", "message": "no x", "undefined": "x"}})
+    "its new process has no 'x', which an earlier cell has defined: push it, or define it in the body"
+    """
+    if isinstance(outcome, BaseException):
+        return f"its body could not be started again: {outcome}"
+    wrong = outcome.get("error")
+    if not wrong:
+        return "the training had ended before its new process joined"
+    if missing := wrong.get("undefined"):
+        return (
+            f"its new process has no {str(missing)!r}, which an earlier cell has defined: push it, or define "
+            "it in the body"
+        )
+    message = escape_surrogates(f"{wrong['type']}: {wrong['message']}")
+    return f"its body failed on the new process: {message}"
 
 
 # The error of a body, as the client raises it.

@@ -17,6 +17,7 @@ from nbdist.wire.collective.registry import COLLECTIVES
 
 REPLICATIONS = ("between-graph", "in-graph")
 DATA = ("client", "workers")
+MOST_RESTARTS = 3  # lost workers of a run that are replaced, by default
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Options:
     has each task write event files beside its log. ``push`` names notebook values to send to bodies.
     ``checkpoint_every`` is how often the state of a training is written, such as "30s", or a number of steps;
     ``resume`` is the id of the run whose newest state the body continues.
+    ``max_restarts`` is how many lost workers of a run are replaced (the restart budget); None is 3.
     """
 
     strategy: str | None = None
@@ -61,6 +63,7 @@ class Options:
     push: tuple[str, ...] = ()
     checkpoint_every: str | int | None = None
     resume: str | None = None
+    max_restarts: int | None = None
 
     def __post_init__(self) -> None:
         if self.strategy is not None:
@@ -86,6 +89,10 @@ class Options:
             raise InvalidArgumentError(f"--epochs is a whole number above 0, got {self.epochs!r}")
         if self.seed is not None and not is_whole(self.seed, 0):
             raise InvalidArgumentError(f"--seed is a whole number of 0 or more, got {self.seed!r}")
+        if self.max_restarts is not None and not is_whole(self.max_restarts, 0):
+            raise InvalidArgumentError(
+                f"--max-restarts is a whole number of 0 or more, got {self.max_restarts!r}"
+            )
         if self.on is not None:
             parse_on(self.on)
         if self.checkpoint_every is not None:
@@ -170,6 +177,20 @@ class Options:
         if not spec.survives_worker_loss or needed >= workers or self.replication == "in-graph":
             return None
         return max(needed, self.min_workers or 1)
+
+    @property
+    def most_restarts(self) -> int:
+        """The restart budget: how many lost workers of the run are replaced."""
+        return MOST_RESTARTS if self.max_restarts is None else self.max_restarts
+
+    def replaces_workers(self, servers: int) -> bool:
+        """Return whether the new process of a lost worker can join the run, from resolved options.
+
+        >>> Options(strategy="ps").replaces_workers(servers=1), Options().replaces_workers(servers=0)
+        (True, False)
+        """
+        spec = self.spec or STRATEGIES[default_strategy(bool(servers))]
+        return spec.takes_new_workers and self.replication != "in-graph" and not self.synchronous
 
     @property
     def uses_servers(self) -> bool:

@@ -26,7 +26,12 @@ SILENT = "silent"
 
 SILENT_SECONDS = 2.0
 RUNNING = "running"
+RESTARTING = "restarting"
+"""The state of a replica whose process was replaced, until the new one has joined the training."""
+
+
 OVER = (LOST, "finished")
+ABSENT = (LOST, RESTARTING)
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,10 @@ class ReplicaStanding:
     """Seconds of pauses between two steps."""
     slowness: float | None = None
     """Times the others' step that a straggler's takes; None for those that are none."""
+    restart: str = ""
+    """When its process was replaced, and at which step the new one joined; of the last replacement."""
+    restarts: int = 0
+    """How often its process was replaced."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,14 @@ class _Replica:
     """Times of reports, with the replica's seconds in steps, its steps and its examples."""
     at: float = 0.0
     rate: float | None = None
+    before: dict[str, int] = field(default_factory=dict)
+    """Counts of the replica's former processes, which add to those of the present one."""
+    restart: str = ""
+    restarts: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return what former processes have counted, and this one too."""
+        return {"examples": self.examples, "skipped": self.skipped}
 
     def rates(self) -> tuple[float, float]:
         """Return steps and examples per second over the window.
@@ -131,16 +148,22 @@ class ProgressTracker:
         own = sum(progress.get("spent", {}).values())
         if latest.state == LOST:  # it was frozen, and no longer takes part in the run
             return
+        if latest.state == RESTARTING and progress.get("joined") is None:
+            return
         latest.step, latest.total = progress["step"], progress["total"]
         latest.epoch, latest.epochs = progress.get("epoch"), progress.get("epochs")
-        latest.examples, latest.state = progress["examples"], progress["state"]
-        steps, examples = progress.get("resumed") or (0, 0)
-        latest.resumed = int(steps), int(examples)
-        while latest.past and latest.past[0][2] < steps:  # from before it continued the earlier run
-            latest.past.popleft()
-        made = max(latest.step - steps, 1)
+        latest.state = progress["state"]
+        joined = progress.get("joined")
+        if joined is None:
+            steps, examples = progress.get("resumed") or (0, 0)
+            latest.resumed = int(steps), int(examples)
+            while latest.past and latest.past[0][2] < steps:  # from before it continued the earlier run
+                latest.past.popleft()
+        latest.examples = progress["examples"] + latest.before.get("examples", 0)
+        made = max(latest.step - (latest.resumed[0] if joined is None else joined), 1)
         latest.spent = {part: s / made for part, s in progress.get("spent", {}).items()}
-        latest.dropped, latest.skipped = progress.get("dropped", 0), progress.get("skipped", 0)
+        latest.dropped = progress.get("dropped", 0)
+        latest.skipped = progress.get("skipped", 0) + latest.before.get("skipped", 0)
         latest.rested = progress.get("rested", 0.0)
         latest.paused = max(latest.paused, latest.rested, progress.get("paused", 0.0))
         # A busy client also receives the beginning of a pause late.
@@ -162,7 +185,7 @@ class ProgressTracker:
 
     def _note_pause(self, now: float) -> None:
         """Keep account of the time for which the run was paused."""
-        states = {latest.state for latest in self._latest} - {LOST, "finished"}
+        states = {latest.state for latest in self._latest} - {*ABSENT, "finished"}
         if states == {PAUSED}:
             self._paused_since = now if self._paused_since is None else self._paused_since
         elif self._paused_since is not None:
@@ -207,6 +230,17 @@ class ProgressTracker:
         latest.past.clear()
         self._stragglers.leave(replica)
 
+    def restart(self, replica: int) -> None:
+        """Note that a lost replica has a new process, which is about to join."""
+        self.messages += 1
+        latest = self._latest[replica]
+        latest.state, latest.before = RESTARTING, latest.counts()
+
+    def join(self, replica: int, text: str) -> None:
+        """Note that the new process of a replica has joined; ``text`` says when and where."""
+        latest = self._latest[replica]
+        latest.restart, latest.restarts = text, latest.restarts + 1
+
     def standing(self, now: float, store: RunStore) -> Standing:
         """Return how far the run is."""
         rates = [latest.rates() for latest in self._latest]
@@ -219,9 +253,9 @@ class ProgressTracker:
         else:
             step, rate = sum(steps), sum(r for r, _ in rates)
             total = sum(known) if len(known) == len(totals) and known else None
-        states = {latest.state for latest in self._latest if latest.state != LOST} or {LOST}
+        states = {latest.state for latest in self._latest if latest.state not in ABSENT} or {LOST}
         left = (total - step) / rate if total is not None and rate > 0 else None
-        furthest = max(self._latest, key=lambda latest: (latest.state != LOST, latest.epoch or 0))
+        furthest = max(self._latest, key=lambda latest: (latest.state not in ABSENT, latest.epoch or 0))
         return Standing(
             state=next((state for state in (RUNNING, PAUSED) if state in states), min(states)),
             step=step,
@@ -241,6 +275,8 @@ class ProgressTracker:
                     latest.skipped,
                     latest.rested,
                     self._slowness(i),
+                    latest.restart,
+                    latest.restarts,
                 )
                 for i, latest in enumerate(self._latest)
             ],
@@ -257,7 +293,7 @@ class ProgressTracker:
     def _state(self, replica: int) -> str:
         """Return what a replica says of itself, unless the others know better."""
         latest = self._latest[replica]
-        if latest.state in OVER or latest.last is None or self._last is None:
+        if latest.state in (*OVER, RESTARTING) or latest.last is None or self._last is None:
             return latest.state
         if self._last - latest.last > SILENT_SECONDS:
             return SILENT

@@ -1,105 +1,246 @@
-"""Replaces the parameter servers that die during a run whose bodies recover from it: `ServerReplacer`.
+"""Replaces workers that a run has lost and starts its body on their new processes: `WorkerRecovery`.
 
-A body recovers if it drives a MonitoredSession, which waits for the new process and restores what it held
-(`nbdist.train.monitored`). The run has a restart budget: a server that dies again and again has a cause that
-another process does not remove.
+    lost ──► replaced ──► prepared ──► started ──► joined
+              │             │            └─► ended or failed before it joined
+              └─────────────┴─► could not be replaced or prepared
+
+The other workers continue in all cases. A new process has the rank and the name of the lost one, and an empty
+namespace: it receives the body and the pushed values, but no names of earlier cells. A body that fails
+because it lacks one does not fail the run, which continues without that worker.
+
+Each replacement counts against the restart budget of the run (``--max-restarts``), so that a worker that dies
+again and again ends. Two clients that follow one run replace a task once: the cluster lets one of them change
+it, and the other then finds a new process that knows the run, and follows that.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from nbdist.errors import NbdistError, UnavailableError
-from nbdist.run.protocols import RunReplacement, RunTasks
+from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NbdistError, UnavailableError
+from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.runtime.task import TaskInfo
 
-MAX_RESTARTS = 4  # of a run's parameter servers together
-RETRY_SECONDS = 10.0  # for which another client may change the cluster
+RETRY_SECONDS = 30.0  # for which a replacement is tried again while another client changes the cluster
+OTHERS_SECONDS = 3.0  # in which a client that has replaced a task starts the body there
+RESERVE_SECONDS = 2.0  # for the new process to answer, which has nothing else to do
 
 
-@dataclass(frozen=True)
-class Replaced:
-    """A task that was replaced: its old and new process, how the old one was lost, and how long it took."""
+class BodyLauncher(Protocol):
+    """Starts the body of a run on the new process of a task, and follows one that another client started."""
 
-    old: TaskInfo
-    new: TaskInfo
-    how: str
-    seconds: float
+    def prepare(self, info: TaskInfo) -> RunCalls:
+        """Begin to create the task's agent."""
+
+    def reserve(self, info: TaskInfo, timeout: float) -> None:
+        """Reserve the task for the run and subscribe to it; FailedPreconditionError if it is taken."""
+
+    def start(self, info: TaskInfo) -> RunCalls:
+        """Send the body, and return the call that runs it."""
+
+    def follow(self, info: TaskInfo, timeout: float) -> RunCalls | None:
+        """Subscribe to the body that another client has started; None if the task does not know the run."""
 
 
 @dataclass
-class _Pending:
-    task: TaskInfo
+class Restart:
+    """The replacement of one lost worker."""
+
+    old: TaskInfo
     how: str
-    since: float
-    asked: float | None = None
-    """When its replacement was first tried."""
-    replacement: RunReplacement | None = None
+    """How it was lost, as a sentence without an end."""
+    number: int
+    """Which restart of the run it is, from 1 on."""
+    lost_at: float
+    """On the clock of ``time.monotonic``."""
+    new: TaskInfo | None = None
+    calls: RunCalls | None = None
+    """The call that runs the body on the new process, once it is sent."""
+    step: int | None = None
+    """The replica's own step at which the new process has joined; None while it has not."""
+    seconds: float = 0.0
+    """From the detection of the loss until it joined."""
+    problem: str = ""
+    """Why the run continues without it."""
+
+    @property
+    def text(self) -> str:
+        """What became of it, in words.
+
+        >>> one = TaskInfo("worker", 1, 1, "here", 7, "127.0.0.1:80", "CPU:0", 1)
+        >>> Restart(one, "died", 1, 0.0, new=one, step=412, seconds=3.14).text
+        'replaced after 3.1 s, joined at step 412'
+        """
+        if self.step is not None:
+            return f"replaced after {self.seconds:.1f} s, joined at step {self.step:,}"
+        return f"not replaced: {self.problem}" if self.problem else "being replaced"
+
+    def to_config(self) -> dict[str, Any]:
+        """Return plain values, for run.json."""
+        return {
+            "task": self.old.name,
+            "lost": self.how,
+            "lost_at": time.time() - (time.monotonic() - self.lost_at),
+            "pid": None if self.new is None else self.new.pid,
+            "seconds": round(self.seconds, 3) if self.step is not None else None,
+            "step": self.step,
+            "problem": self.problem,
+        }
 
 
-class ServerReplacer:
-    """Replaces lost tasks one after the other; call ``poll`` repeatedly while ``under_way``."""
+class WorkerRecovery:
+    """Replaces lost workers; call ``poll`` repeatedly, from the thread that follows the run.
 
-    def __init__(self, cluster: RunTasks, clock: Callable[[], float] = time.monotonic) -> None:
-        self._cluster, self._clock = cluster, clock
-        self._waiting: list[_Pending] = []
-        self.restarts = 0
-        """How many replacements have begun."""
+    ``most`` is the restart budget. ``restarts`` are all so far, in the order in which workers were lost.
+    """
+
+    def __init__(
+        self,
+        cluster: RunTasks,
+        launcher: BodyLauncher,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.restarts: list[Restart] = []
+        self._cluster, self._launcher, self.most, self._clock = cluster, launcher, most, clock
+        self._under_way: list[tuple[Restart, Iterator[None]]] = []
+        self._ending = False
 
     @property
     def under_way(self) -> bool:
-        """Whether tasks are being replaced."""
-        return bool(self._waiting)
+        """Whether a task is being replaced, or its body has not been sent."""
+        return bool(self._under_way)
 
-    @property
-    def spent(self) -> bool:
-        """Whether the restart budget is spent."""
-        return self.restarts >= MAX_RESTARTS
+    def begin(self, info: TaskInfo, how: str) -> str:
+        """Begin to replace a lost worker; return why not, empty if it is being replaced."""
+        if not self._starts():
+            return ""
+        if self.most == 0:
+            return "it is not replaced, as --max-restarts 0 asks"
+        if len(self.restarts) >= self.most:
+            return (
+                f"it is not replaced: the run's restart budget is spent (--max-restarts {self.most}); "
+                f"{count(self.most, 'worker was', 'workers were')} replaced before"
+            )
+        restart = Restart(info, how, len(self.restarts) + 1, self._clock())
+        self.restarts.append(restart)
+        self._under_way.append((restart, self._steps(restart)))
+        return ""
 
-    def has(self, task: TaskInfo) -> bool:
-        """Whether a task is being replaced."""
-        return any(one.task == task for one in self._waiting)
+    def end(self) -> None:
+        """Start no more bodies: the run ends. Replacements that have begun are completed."""
+        self._ending = True
 
-    def begin(self, task: TaskInfo, how: str) -> None:
-        """Replace a task that was lost in a way that ``how`` describes."""
-        self.restarts += 1
-        self._waiting.append(_Pending(task, how, self._clock()))
+    def _starts(self) -> bool:
+        return not self._ending
 
-    def poll(self) -> list[Replaced]:
-        """Take the steps that are possible now, without waiting; return the tasks that are replaced now.
-
-        Raises the error of a replacement that has failed.
-        """
-        done: list[Replaced] = []
-        while self._waiting:
-            one = self._waiting[0]
-            one.asked = self._clock() if one.asked is None else one.asked
-            now = next((info for info in self._cluster.tasks if info.rank == one.task.rank), None)
-            if now is None:
-                self._waiting.pop(0)
-                raise UnavailableError(f"{one.task.name} is no longer a task of the cluster")
-            if now.incarnation != one.task.incarnation and one.replacement is None:
-                done.append(self._end(one, now))  # another client has replaced it
-                continue
+    def poll(self) -> list[Restart]:
+        """Do what can be done now, without waiting; return those that were started or have failed."""
+        settled = []
+        for restart, steps in list(self._under_way):
             try:
-                if one.replacement is None:
-                    one.replacement = self._cluster.replace([one.task])
-                if not one.replacement.poll():
-                    return done
-            except UnavailableError:
-                one.replacement = None
-                if self._clock() - one.asked > RETRY_SECONDS:
-                    self._waiting.pop(0)
-                    raise
-                return done
-            except NbdistError:
-                self._waiting.pop(0)
-                raise
-            done.append(self._end(one, one.replacement.tasks[0]))
-        return done
+                next(steps)
+                continue
+            except StopIteration:
+                pass
+            except NbdistError as error:
+                restart.problem = str(error)
+            self._under_way.remove((restart, steps))
+            if restart.calls is not None or restart.problem:
+                settled.append(restart)
+        return settled
 
-    def _end(self, one: _Pending, new: TaskInfo) -> Replaced:
-        self._waiting.pop(0)
-        return Replaced(one.task, new, one.how, self._clock() - one.since)
+    def of(self, rank: int) -> Restart | None:
+        """Return the last restart of a rank, None if there was none."""
+        return next((one for one in reversed(self.restarts) if one.old.rank == rank), None)
+
+    def joining(self, rank: int) -> Restart | None:
+        """Return the restart of a rank with a body that has started and has not joined the training."""
+        found = self.of(rank)
+        if found is None or found.calls is None or found.step is not None or found.problem:
+            return None
+        return found
+
+    def _steps(self, restart: Restart) -> Iterator[None]:
+        yield from self._replace(restart)
+        new = restart.new
+        if new is None or not self._starts():
+            return
+        if restart.calls is not None:  # another client has started the body
+            return
+        preparing = self._launcher.prepare(new)
+        while new.rank not in preparing.ready_ranks():
+            yield
+        outcome = preparing.outcome(new.rank)
+        if isinstance(outcome, BaseException):
+            raise UnavailableError(f"its new process {new.pid} could not be prepared: {outcome}")
+        if not self._starts():
+            return
+        self._launcher.reserve(new, RESERVE_SECONDS)
+        restart.calls = self._launcher.start(new)
+
+    def _replace(self, restart: Restart) -> Iterator[None]:
+        """Give the task a new process, unless another client does."""
+        until = self._clock() + RETRY_SECONDS
+        while restart.old in self._cluster.tasks:
+            if not self._starts():
+                return
+            try:
+                replacement = self._cluster.replace([restart.old])
+            except UnavailableError:  # another client changes the cluster
+                if self._clock() > until:
+                    raise
+                yield
+                continue
+            while not replacement.poll():
+                yield
+            (restart.new,) = replacement.tasks
+            return
+        yield from self._adopt(restart)
+
+    def _adopt(self, restart: Restart) -> Iterator[None]:
+        """Follow the process that another client has started; start the body if nothing does."""
+        rank = restart.old.rank
+        restart.new = next((info for info in self._cluster.tasks if info.rank == rank), None)
+        if restart.new is None:
+            raise FailedPreconditionError("the cluster was made smaller")
+        until = self._clock() + OTHERS_SECONDS
+        while restart.calls is None and self._clock() < until:
+            yield
+            try:
+                restart.calls = self._launcher.follow(restart.new, RESERVE_SECONDS)
+            except (UnavailableError, DeadlineExceededError):
+                continue
+
+
+def count(number: int, one: str, several: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "worker", "workers"), count(3, "worker", "workers")
+    ('1 worker', '3 workers')
+    """
+    return f"{number:,} {one if number == 1 else several}"
+
+
+class CallsByRank:
+    """The calls of a run: the first ones, and those on the new processes of some ranks."""
+
+    def __init__(self, first: RunCalls) -> None:
+        self._first = first
+        self._newer: dict[int, RunCalls] = {}
+
+    def replace(self, rank: int, calls: RunCalls) -> None:
+        """Take the outcome of a rank from another call from now on."""
+        self._newer[rank] = calls
+
+    def ready_ranks(self) -> list[int]:
+        """Return the ranks whose outcome has arrived."""
+        found = [rank for rank in self._first.ready_ranks() if rank not in self._newer]
+        return found + [rank for rank, calls in self._newer.items() if rank in calls.ready_ranks()]
+
+    def outcome(self, rank: int) -> Any:
+        """Return what a rank's body returned, or the exception that it raised."""
+        return self._newer.get(rank, self._first).outcome(rank)

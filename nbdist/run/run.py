@@ -25,7 +25,7 @@ from nbdist.errors import (
     InvalidArgumentError,
     NbdistError,
 )
-from nbdist.metrics.run_folder import RunFile
+from nbdist.metrics.run_folder import RunFile, write_run
 from nbdist.metrics.store import RunStore
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
@@ -39,6 +39,7 @@ from nbdist.run.monitor import Hint, RunMonitor
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, Standing
 from nbdist.run.protocols import RunCalls, RunTasks
+from nbdist.run.recovery import BodyLauncher, Restart, WorkerRecovery
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.wire.rpc.frame import Frame
@@ -54,6 +55,7 @@ class Run(Labelled):
     fetched values by name, ``run.metrics()`` the points of every replica.
 
     The body runs on ``workers``, a replica each; or in the notebook's own process, which drives ``towers``.
+    ``launcher`` starts it again on the new process of a worker that is lost.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Run(Labelled):
         towers: Sequence[TaskInfo] = (),
         at_end: Callable[[], object] = lambda: None,
         hint: Hint | None = None,
+        launcher: BodyLauncher | None = None,
     ) -> None:
         self.id, self.folder, self.options = record.id, folder, options
         self.tasks = [info.name for info in towers or workers]
@@ -83,6 +86,9 @@ class Run(Labelled):
         self._towers, self._at_end = list(towers), at_end
         self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
         store = RunStore()
+        recovery = None
+        if launcher is not None and options.replaces_workers(len(self._servers)):
+            recovery = WorkerRecovery(cluster, launcher, options.most_restarts)
         self._monitor = RunMonitor(
             record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
             store=store, tally=self.tally,
@@ -90,7 +96,7 @@ class Run(Labelled):
             printed=lambda task, text: self._follower.show(lambda view: view.output(task, text)),
             hint=hint,
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
-            noted=self.notes.append,
+            noted=self.notes.append, recovery=recovery, restarted=self._record_restart,
         )  # fmt: skip
         self.outcomes, self.store = self._monitor.outcomes, store
         self.controls = RunControls(self)
@@ -477,6 +483,24 @@ class Run(Labelled):
         self._follower.show(lambda view: view.progress(self.standing()))
         self._follower.show(lambda view: view.end(self))
         self._has_ended.set()
+
+    def _record_restart(self, restart: Restart) -> None:
+        """Write a replacement into run.json, with the new process, so that other clients find it."""
+        new, cluster = restart.new, self._record.cluster
+        members = [
+            new.to_dict() if new is not None and one["rank"] == new.rank else one
+            for one in cluster.get("members", ())
+        ]
+        others = [one for one in self._record.restarts if one.get("number") != restart.number]
+        self._record = replace(
+            self._record,
+            cluster={**cluster, "members": members},
+            restarts=[*others, {"number": restart.number, **restart.to_config()}],
+        )
+        try:
+            write_run(self._record, wait=False)
+        except OSError as error:
+            self.notes.append(f"run.json could not be written: {error}")
 
     def new_notes(self) -> list[str]:
         """Return the notes that were added since the last call."""

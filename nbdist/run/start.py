@@ -29,6 +29,7 @@ from nbdist.run.in_graph.start import InGraph
 from nbdist.run.monitor import remedy
 from nbdist.run.options import Options, check_numbers, select
 from nbdist.run.push import Packed
+from nbdist.run.relaunch import RunLauncher
 from nbdist.run.resumable import record_body, resumable_run
 from nbdist.run.run import Run
 from nbdist.run.task.agent import install
@@ -129,6 +130,7 @@ def start_run(
             run = Run(
                 cluster, record, folder, workers, options, calls, None,
                 at_end=partial(_ended, cluster, run_id, delivery),
+                launcher=RunLauncher(cluster, cluster, spec, body, delivery, needs),
                 hint=partial(_hint, options, by_flag=first_line > 1),
             )  # fmt: skip
             # A wake for each outcome would poll all tasks as often as there are tasks.

@@ -64,6 +64,8 @@ class World:
     """The collective of the group that plain calls use."""
     least: int = 1
     """How many replicas have to be left for training to continue after a death."""
+    rejoins: bool = False
+    """Whether this process replaces one that was lost during the run."""
     _formed: dict[str, int] = field(default_factory=dict)
     _common: Collective | None = None
 
@@ -282,6 +284,11 @@ class GroupCoordinator:
             self._check_reform(here, name)
         for name in list(here.groups):
             self._check_group(here, name)
+
+    def restore(self, run: str, rank: int) -> None:
+        """Record that a lost task of a run has a new process."""
+        if run in self._runs:
+            self._runs[run].lost.discard(rank)
 
     def lost(self, run: str) -> list[int]:
         """Return the lost ranks of a run, as far as known here."""

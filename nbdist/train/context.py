@@ -58,8 +58,10 @@ class Progress:
     """Gradients of this replica that came too late for their step."""
     recovers: bool = False
     """Whether the body survives the loss of a parameter server: it drives a MonitoredSession."""
+    joined: int | None = None
+    """The step at which this process took over from one that was lost; None if it began with the others."""
     lost: list[int] = field(default_factory=list)
-    """Ranks of lost tasks, without which the others continue."""
+    """Incarnations of lost tasks, without which the others continue."""
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
     """Seconds so far by part of a step: getting data, computing, exchanging, waiting. Pauses are in none."""
     rested: float = 0.0

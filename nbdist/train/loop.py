@@ -48,7 +48,7 @@ from nbdist.data import Dataset
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import backend_of, to_device, to_host
 from nbdist.optim import Optimizer
-from nbdist.runtime.ps.client import StepStopped
+from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.runtime.tables import gradient_of
 from nbdist.train.boundary import Boundary, check_policy, describe_nonfinite, report_skipped
 from nbdist.train.callbacks import Callback, History
@@ -134,18 +134,29 @@ def _train(
     _begin_progress(context, dataset, epochs, steps_per_epoch)
     history = History(callbacks, context, model.metric_names)
     _require_room(context, model, optimizer)
-    replica = own = context.strategy.begin(model, optimizer)
+    try:
+        replica = own = context.strategy.begin(model, optimizer)
+    except TrainingOver:
+        if context.progress.total is not None:
+            context.progress.step = context.progress.total
+        print(f"fit() call {context.trainings} has ended on the other workers: it is left out here")
+        return History((), context, model.metric_names)
     try:
         resume.resume(own, history, epochs)
         replica = on_device(own, context.device)
         context.progress.by_updates = replica.by_updates
+        if own.joins_at is not None:
+            context.progress.step += own.joins_at
+            context.progress.joined = context.progress.step
         history.begin(replica.notes)
         if context.step_log is not None:
             context.step_log.begin(replica)
         loop = _Loop(model, replica, context, history, skip_nan, save)
         batches = EpochBatches(context.strategy, dataset, steps_per_epoch, cursor, context.control.check)
+        if own.joins_at:
+            batches.advance(own.joins_at)
         loop.save_state = resume.saver(own, history, batches)
-        for epoch in range(cursor.epoch, epochs):
+        for epoch in range(batches.cursor.epoch, epochs):
             context.progress.epoch, context.progress.epochs = epoch + 1, epochs
             loop.boundary.show_rate()  # a callback may have set it
             before = loop.step

@@ -409,6 +409,41 @@ class EpochBatches:
         """Return the position in the epoch under way, after so many of its steps in this process."""
         return DataCursor(self._epoch, self._batches + steps, self._opened)
 
+    def advance(self, steps: int) -> None:
+        """Move from the beginning of the first epoch past so many batches.
+
+        Batches are counted without making them where the order of each epoch follows from its number.
+        """
+        per_epoch = self._per_epoch()
+        if self._endless is not None:
+            self._over = steps
+            self._epoch, self._batches = divmod(steps, self._steps or steps + 1)
+            return
+        if per_epoch is not None and not any(step[0] == "repeat" for step in self._dataset.steps):
+            self._epoch, self._batches = divmod(steps, per_epoch)
+            self._dataset.reopen(tuple(count + self._epoch for count in self._dataset.opened))
+            self._over = self._batches
+            return
+        while steps:
+            opened = self._dataset.opened
+            batches = itertools.islice(self._strategy.batches(self._dataset), self._steps)
+            passed = 0
+            for _ in itertools.islice(batches, steps):
+                self._check()
+                passed += 1
+            if passed == steps and next(batches, None) is not None:
+                self._dataset.reopen(opened)
+                self._batches = self._over = passed
+                return
+            if not passed:
+                return  # the loop reports that the dataset is empty
+            steps, self._epoch = steps - passed, self._epoch + 1
+
+    def _per_epoch(self) -> int | None:
+        """Return the number of batches of an epoch, None if only a pass tells."""
+        count = self._dataset.cardinality()
+        return count if self._steps is None or count is None else min(count, self._steps)
+
     def next_epoch(self) -> Iterator[Batch]:
         """Return the batches of the next epoch that are still to come."""
         batches = self._endless

@@ -77,6 +77,8 @@ class Replica(ABC):
     """Gradients of this replica so far that came too late and were not applied."""
     staleness: int | None = None
     """How many updates the last acknowledged gradient was late; None where updates are synchronous."""
+    joins_at: int | None = None
+    """Steps of this training that the replica's former process has made; None if there was none."""
     pull_is: tuple[str, str] | None = ("receive", "parameters")
     push_is: tuple[str, str] = ("send", "gradients")
     program_is: tuple[str, str] = ("compute", "step")

@@ -63,6 +63,7 @@ def launch(
     locking: bool = False,
     collective: str = "auto",
     min_workers: int | None = None,
+    max_restarts: int | None = None,
     every: int | None = None,
     alpha: float | None = None,
     tensorboard: bool = False,
@@ -88,6 +89,7 @@ def launch(
       False stands for --sync and --async
     - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``
     - for "mirrored" and "multi_worker": ``collective``; for these and "ps": ``min_workers``
+    - ``max_restarts``: how many workers that die or freeze are replaced during the run, 0 or more; None is 3
     - for "elastic": ``every``, ``alpha``
     - ``name``: the run's name in lists and views; None combines the notebook, the cell and the strategy
     - ``live``: False shows no view, names such as ("loss",) choose the curves
@@ -129,6 +131,7 @@ def launch(
         locking=locking,
         collective=collective,
         min_workers=min_workers,
+        max_restarts=max_restarts,
         every=every,
         alpha=alpha,
         tensorboard=tensorboard,

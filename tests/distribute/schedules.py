@@ -172,7 +172,7 @@ class FakeLink(Link):
         self.worker.pause()
 
     def count(self) -> None:
-        self.server.shard.count()
+        self.server.shard.count(self.worker.number)
 
     def _receive(self) -> None:
         self.worker.pause(until=lambda: bool(self.coming) or self.server.over)

@@ -12,7 +12,7 @@ from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import TaskDiedError
-from nbdist.run import recovery
+from nbdist.run import server_recovery as recovery
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run

@@ -10,9 +10,9 @@ import pytest
 
 from nbdist.metrics.run_folder import RunFile, run_folder
 from nbdist.run import follow
-from nbdist.run.attach import EndedTasks
 from nbdist.run.follow import WakeableSleep
 from nbdist.run.options import Options
+from nbdist.run.remote import EndedTasks
 from nbdist.run.run import Run
 from nbdist.runtime.task import TaskInfo
 

@@ -18,11 +18,11 @@ from nbdist.metrics.run_folder import RunFile
 from nbdist.metrics.store import RunStore
 from nbdist.nn import Dense, Sequential
 from nbdist.run import outcome
-from nbdist.run.attach import EndedTasks
 from nbdist.run.control import progress_message
 from nbdist.run.options import Options
 from nbdist.run.outcome import pack, unpack
 from nbdist.run.progress import WINDOW, ProgressTracker
+from nbdist.run.remote import EndedTasks
 from nbdist.run.run import Run
 from nbdist.run.task import reporting
 from nbdist.run.task.body import assigned_names, certain_names, describe_error

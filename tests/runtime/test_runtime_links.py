@@ -21,7 +21,7 @@ from nbdist.errors import (
 from nbdist.optim import SGD, Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps import service as holding_module
-from nbdist.runtime.ps.client import Link, ShardRequest, StepStopped, open_link
+from nbdist.runtime.ps.client import Link, ShardRequest, StepStopped, TrainingOver, open_link
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.ps.shard import GradientStatistics, ParameterShard
@@ -73,6 +73,7 @@ class Farm:
         names: Sequence[str] = (),
         timeout: float = PATIENCE,
         first: bool = True,
+        rejoins: bool = False,
         **rules: Any,
     ) -> Link:
         """Connect one replica; the first is the chief by default."""
@@ -85,6 +86,8 @@ class Farm:
             optimizer=optimizer or SGD(1.0),
             counts=counts,
             first=first,
+            rejoins=rejoins,
+            pids=(0,) * replicas if rejoins else (),
             initial=tuple(initial) if (replica == 0 if chief is None else chief) else None,
         )
         use_memory = self.shared if shared is None else shared
@@ -238,6 +241,29 @@ class LinkContract:
             assert statistics.made == [60] * 3
             assert global_step == 180
             np.testing.assert_array_equal(final, np.full(3, -180.0))
+
+    def test_a_new_process_continues_a_replica_and_the_old_one_is_refused(self, farm: Farm) -> None:
+        zero = farm.open(replica=0, replicas=2)
+        old = farm.open(replica=1, replicas=2)
+        for _ in range(3):
+            old.pull()
+            push(old, 1.0)
+            old.wait(0)
+        new = farm.open(replica=1, replicas=2, rejoins=True)
+        assert (new.made, zero.made, old.made) == (3, 0, 0)
+        push(old, 100.0)
+        with pytest.raises(UnavailableError, match="replica 1 was frozen or cut off, and the others"):
+            old.wait(0)
+        new.pull()
+        np.testing.assert_array_equal(view(new), np.full(3, -3.0))  # the late gradient changed nothing
+        push(new, 1.0)
+        assert new.wait(0) is not None
+        left = unfailing(together(2, lambda i: (zero, new)[i].leave()))
+        assert [one["updates"] for one in left] == [4, 4]
+        with pytest.raises(TrainingOver):
+            farm.open(replica=1, replicas=2, rejoins=True)
+        for link in (zero, old, new):
+            link.close()
 
     def test_with_two_shards_the_first_counts_whole_updates(self, farm: Farm) -> None:
         shards = [farm.open(shard=f"r/{i}", counts=False) for i in range(2)]

@@ -66,7 +66,7 @@ def test_the_global_step_counts_all_shards_together_when_there_are_several() -> 
     one = shard(counts=False)
     one.offer(0, 0, gradient(one, 1), 0)
     assert one.counters[:2].tolist() == [0, 1]
-    one.count()
+    one.count(0)
     assert one.counters[:2].tolist() == [1, 1]
 
 

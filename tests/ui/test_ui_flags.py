@@ -48,6 +48,7 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--locking", {"locking": True}),
         ("--collective ring", {"collective": "ring"}),
         ("--min-workers 2", {"min_workers": 2}),
+        ("--max-restarts 5", {"max_restarts": 5}),
         ("--every 5", {"every": 5}),
         ("--alpha 0.3", {"alpha": 0.3}),
     ],

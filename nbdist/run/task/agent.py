@@ -8,6 +8,8 @@ run.subscribe  run[, resubscribe] ─────► run.backfill: the run so fa
 run.using      ────────────────────────► the run that has this task, and which other tasks it needs
 run.outcome    run, at ────────────────► the body's outcome, in pages, until the next body begins
 run.lost       run, ranks ─────────────► those workers are lost, and the others continue
+run.rejoined   run, rank ──────────────► a lost worker has a new process, which runs the body
+run.commands   run ────────────────────► the commands in force, for a new process of another task
 run.stop / run.abort ──────────────────► the training loop sees it at its next step
 run.control    run, do ────────────────► likewise: pause, resume, learning rate, checkpoint (see control.py)
 run.timeline   run ────────────────────► the task's spans of the run, also of the last one that has ended
@@ -85,6 +87,8 @@ class Agent:
             "run.control": self._control_run,
             "run.end_training": self._end_training,
             "run.lost": self._lost,
+            "run.rejoined": self._rejoined,
+            "run.commands": self._commands,
             "run.timeline": self._timeline,
             "run.release": self._release,
             **self._received.handlers(),
@@ -259,6 +263,27 @@ class Agent:
         """Record that workers of a run are lost and the others continue."""
         self.groups.lose(frame.meta["run"], [int(rank) for rank in frame.meta["ranks"]])
         return Frame("run.lost")
+
+    def _rejoined(self, frame: Frame, sender: Caller) -> Frame:
+        """Record that a lost worker has a new process."""
+        self.groups.restore(frame.meta["run"], int(frame.meta["rank"]))
+        return Frame("run.rejoined")
+
+    def _commands(self, frame: Frame, sender: Caller) -> Frame:
+        """Return the commands in force, to a new process of another task of the run."""
+        run = frame.meta["run"]
+        if not self._is_here(run):
+            return Frame("run.commands", {"running": False})
+        control = self.control(run)
+        return Frame(
+            "run.commands",
+            {
+                "running": True,
+                "paused": control.paused,
+                "pause_number": control.pause_number,
+                "ended_training": control.ended_training,
+            },
+        )
 
     def _abort(self, frame: Frame, sender: Caller) -> Frame:
         here = self._is_here(frame.meta["run"])

@@ -51,6 +51,7 @@ from nbdist.train.step_timing import StepLog
 
 OWN_FILES = (__file__,)  # which no traceback has to show
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica receives from another that has stopped
+COMMANDS_SECONDS = 2.0  # for another task to say which commands the run has received
 MOST_MESSAGE, MOST_TRACEBACK = 2_000, 20_000  # characters of an error that are sent to the client
 
 
@@ -78,6 +79,8 @@ class RunSpec:
     """How often the chief writes the state of a training into the folder; None: never."""
     states: tuple[str, ...] = ()
     """The states of an earlier run, the newest first, of which the training continues one."""
+    rejoins: bool = False
+    """Whether the task's process replaces one that was lost during the run."""
 
 
 def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
@@ -149,6 +152,7 @@ def perform(
         "ended": time.time(),
         "trainings": live.context.trainings,
         "monitored": live.context.monitored,
+        "joined": live.context.progress.joined,
         "last_epochs": live.last_epochs(),
         "global_step": live.context.progress.global_step,
         "step": live.context.progress.step,
@@ -178,8 +182,10 @@ def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveR
     training = spec.training
     context.world = World(
         task, spec.ranks, spec.run, context.control.check,
-        kind=training.collective, least=training.min_workers,
+        kind=training.collective, least=training.min_workers, rejoins=spec.rejoins,
     )  # fmt: skip
+    if spec.rejoins:
+        _take_commands(spec, task, context.control)
     context.strategy = make_strategy(training, context.world, here.prefix)
     context.recorder = recorder
     context.end_everywhere = partial(_end_everywhere, spec, task)
@@ -218,6 +224,22 @@ def _end_everywhere(spec: RunSpec, task: Task, number: int) -> None:
     for rank in spec.ranks:
         if rank != task.rank:
             task.peer(rank).send("run.end_training", {"run": spec.run, "number": number})
+
+
+def _take_commands(spec: RunSpec, task: Task, control: contexts.Control) -> None:
+    """Take over the commands that the other replicas have received: a pause, or the end of a training."""
+    for rank in spec.ranks:
+        if rank == task.rank:
+            continue
+        try:
+            answer = task.peer(rank).call("run.commands", {"run": spec.run}, timeout=COMMANDS_SECONDS)
+        except NbdistError:  # it has ended or is frozen: the next one
+            continue
+        if answer.meta["running"]:
+            control.ended_training = int(answer.meta["ended_training"])
+            if answer.meta["paused"]:
+                control.pause(int(answer.meta["pause_number"]))
+            return
 
 
 def _rest_everywhere(spec: RunSpec, task: Task, number: int) -> None:

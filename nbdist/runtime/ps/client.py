@@ -41,6 +41,10 @@ class StepStopped(Exception):
     """Raised when a synchronous step cannot complete, because too many replicas have left."""
 
 
+class TrainingOver(Exception):
+    """Raised when a replica's new process opens a shard of a training that has ended without it."""
+
+
 class Link(ABC):
     """One replica, one shard."""
 
@@ -52,6 +56,8 @@ class Link(ABC):
         """How many updates the copy has seen."""
         self.global_step = 0
         self.note = ""
+        self.made = self.counted = 0
+        """Gradients of this replica's former processes that were applied, and the updates they counted."""
         self.lost: Callable[[list[int]], object] = lambda replicas: None
         """Called with the replicas that the server has found frozen; the others continue without them."""
         self.tables: list[Array] = []
@@ -96,8 +102,8 @@ class Link(ABC):
 
     @property
     @abstractmethod
-    def _peer_of_shard(self) -> tuple[Peer, str, int]:
-        """The connection, the shard's name and the replica's number."""
+    def _peer_of_shard(self) -> tuple[Peer, dict[str, Any]]:
+        """The connection, and what every message has: shard, replica and incarnation."""
 
     def want(self, table: int, ids: Array) -> None:
         """Request the rows of a table that the next pull returns."""
@@ -117,8 +123,8 @@ class Link(ABC):
 
     def _ask(self, wanted: Sequence[Array]) -> None:
         """Request the parameters, and the wanted rows of the tables."""
-        peer, shard, replica = self._peer_of_shard
-        reply = peer.call("ps.pull", {"shard": shard, "replica": replica}, tuple(wanted))
+        peer, sender = self._peer_of_shard
+        reply = peer.call("ps.pull", sender, tuple(wanted))
         np.copyto(self.parameters, reply.arrays[0])
         for table, ids, rows in zip(self.tables, wanted, reply.arrays[1:]):
             table[ids] = rows
@@ -126,10 +132,10 @@ class Link(ABC):
 
     def fetch_tables(self) -> None:
         """Pull the complete tables."""
-        peer, shard, _ = self._peer_of_shard
+        peer, sender = self._peer_of_shard
         for number, table in enumerate(self.tables):
             for first, stop in chunks(table.shape, table.itemsize):
-                meta = {"shard": shard, "table": number, "first": first, "stop": stop}
+                meta = {**sender, "table": number, "first": first, "stop": stop}
                 table[first:stop] = peer.call("ps.table", meta).arrays[0]
                 self._check()
 
@@ -138,12 +144,12 @@ class Link(ABC):
 
         Parameters and slots are those between two updates, unless they are too large for one message.
         """
-        peer, shard, replica = self._peer_of_shard
+        peer, sender = self._peer_of_shard
         size = max(self.layout.size, 1)
         whole = (1 + len(names)) * size <= LARGEST_STATE
         slots: dict[str, Array] = {}
         for group in [list(names)] if whole else [[name] for name in names]:
-            reply = peer.call("ps.state", {"shard": shard, "replica": replica, "slots": group})
+            reply = peer.call("ps.state", {**sender, "slots": group})
             if not slots:
                 np.copyto(self.parameters, reply.arrays[0])
                 self.version, self.global_step = reply.meta["version"], reply.meta["global_step"]
@@ -155,18 +161,18 @@ class Link(ABC):
 
     def _table_part(self, number: int, slot: str) -> Array:
         """Return an optimizer's slot of a table, part by part."""
-        peer, shard, _ = self._peer_of_shard
+        peer, sender = self._peer_of_shard
         found = np.empty_like(self.tables[number])
         for first, stop in chunks(found.shape, found.itemsize):
-            meta = {"shard": shard, "table": number, "first": first, "stop": stop, "slot": slot}
+            meta = {**sender, "table": number, "first": first, "stop": stop, "slot": slot}
             found[first:stop] = peer.call("ps.table", meta).arrays[0]
             self._check()
         return found
 
     def set_rate(self, rate: float) -> None:
         """Have the shard learn at another rate from its next update on; returns when it does."""
-        peer, shard, replica = self._peer_of_shard
-        peer.call("ps.rate", {"shard": shard, "replica": replica, "learning_rate": rate})
+        peer, sender = self._peer_of_shard
+        peer.call("ps.rate", {**sender, "learning_rate": rate})
 
     def wait(self, slot: int) -> int | None:
         """Wait until the gradient in a slot is applied; return its staleness in updates, None if dropped.
@@ -209,8 +215,8 @@ class Link(ABC):
         """Announce that this replica is done, so that no other waits for it."""
         if not self._said_farewell:
             self._said_farewell = True
-            peer, shard, replica = self._peer_of_shard
-            peer.send("ps.leave", {"shard": shard, "replica": replica})
+            peer, sender = self._peer_of_shard
+            peer.send("ps.leave", sender)
 
     def leave(self) -> dict[str, Any]:
         """Announce that this replica is done, and wait until all are; then the parameters here are final.
@@ -218,7 +224,7 @@ class Link(ABC):
         Returns the shard's counts: updates, global_step, dropped, and the statistics of all replicas.
         """
         self.announce_done()
-        peer, shard, replica = self._peer_of_shard
+        peer, sender = self._peer_of_shard
         while True:
             frame = peer.receive(LOOK_SECONDS)
             if frame is None or frame.kind == "ps.there":
@@ -230,7 +236,7 @@ class Link(ABC):
                     self.pull()
                 if self.tables:
                     self.fetch_tables()
-                    peer.call("ps.done", {"shard": shard, "replica": replica})
+                    peer.call("ps.done", sender)
                 self.global_step = frame.meta["global_step"]
                 return dict(frame.meta)
             else:
@@ -245,8 +251,8 @@ class Link(ABC):
 
     def _note(self, what: int, slot: int, staleness: int) -> None:
         if what == REFUSED:
-            peer, _, replica = self._peer_of_shard
-            raise refused(replica, peer.name)
+            peer, sender = self._peer_of_shard
+            raise refused(sender["replica"], peer.name)
         if what == COUNTED:
             self._counts -= 1
         elif what == TAKEN:
@@ -277,21 +283,21 @@ class SharedLink(Link):
         check: Callable[[], None],
         *,
         control: Peer,
-        shard: str,
+        sender: dict[str, Any],
         opened: dict[str, Any],
         bell: Doorbell,
-        replica: int,
         rules: Rules,
     ) -> None:
         super().__init__(layout, check)
         self._mailbox = Mailbox(Segment.open(opened["segment"]), layout, rules.replicas)
         self._locking = rules.locking
         self._ringer, self._bell = Ringer(opened["bell"]), bell
-        self._control, self._shard, self._replica = control, shard, replica
-        number = opened["number"]
-        self._push_rings = [RING.pack(number, replica, slot) for slot in range(SLOTS)]
-        self._count_ring = RING.pack(number, replica, COUNT)
-        self._headers = self._mailbox.headers[replica]
+        self._control, self._sender = control, sender
+        self._replica: int = sender["replica"]
+        replica = opened["number"], self._replica, sender["incarnation"]
+        self._push_rings = [RING.pack(*replica, slot) for slot in range(SLOTS)]
+        self._count_ring = RING.pack(*replica, COUNT)
+        self._headers = self._mailbox.headers[self._replica]
         self._looked = time.monotonic()
 
     def pull(self) -> None:
@@ -347,8 +353,8 @@ class SharedLink(Link):
         return int(self._mailbox.counters[VERSION])
 
     @property
-    def _peer_of_shard(self) -> tuple[Peer, str, int]:
-        return self._control, self._shard, self._replica
+    def _peer_of_shard(self) -> tuple[Peer, dict[str, Any]]:
+        return self._control, self._sender
 
     def close(self) -> None:
         """Close the shared files and the connection."""
@@ -368,12 +374,11 @@ class SocketLink(Link):
         check: Callable[[], None],
         *,
         peer: Peer,
-        shard: str,
-        replica: int,
+        sender: dict[str, Any],
         tables: Sequence[Array] = (),
     ) -> None:
         super().__init__(layout, check)
-        self._peer, self._shard, self._replica = peer, shard, replica
+        self._peer, self._sender = peer, sender
         self._slots = [layout.buffer() for _ in range(SLOTS)]
         self._seen = 0
         self.tables = list(tables)
@@ -388,14 +393,14 @@ class SocketLink(Link):
 
     def push(self, slot: int) -> None:
         """Send the gradient, and the gradient of the tables' rows if :meth:`take` received one."""
-        meta = {"shard": self._shard, "replica": self._replica, "token": slot, "version": self.version}
+        meta = {**self._sender, "token": slot, "version": self.version}
         rows, self._rows = self._rows or [no_rows(table) for table in self.tables], ()
         parts = [part for one in rows for part in (one.indices, one.values)]
         self._peer.send("ps.push", meta, (self._slots[slot], *parts))
 
     def count(self) -> None:
         """Count one update of all shards in the global step."""
-        self._peer.call("ps.count", {"shard": self._shard})
+        self._peer.call("ps.count", self._sender)
 
     def _receive(self) -> None:
         frame = self._peer.receive(LOOK_SECONDS)
@@ -411,8 +416,8 @@ class SocketLink(Link):
         return max(self._seen, self.version)
 
     @property
-    def _peer_of_shard(self) -> tuple[Peer, str, int]:
-        return self._peer, self._shard, self._replica
+    def _peer_of_shard(self) -> tuple[Peer, dict[str, Any]]:
+        return self._peer, self._sender
 
     def close(self) -> None:
         """Close the connection."""
@@ -456,6 +461,8 @@ class ShardRequest:
     """The process id of each replica, which the server polls; 0 for those on other hosts."""
     restored: ShardState | None = None
     """What the shard continues, from the chief only."""
+    rejoins: bool = False
+    """Whether this process replaces one that the replica had before."""
 
 
 def open_link(
@@ -468,6 +475,8 @@ def open_link(
     lost: Callable[[list[int]], object] = lambda replicas: None,
 ) -> Link:
     """Connect a replica to a shard; waits until the chief has given the initial values.
+
+    Raises TrainingOver where a replica's new process finds that the training has ended.
 
     ``peer`` is a connection of this link's own, which closes it, also when this fails. ``prefix`` names
     shared files if both tasks are on one host; None selects the socket. ``check`` raises AbortedError when
@@ -494,6 +503,7 @@ def _opened_link(
         "replica": request.replica,
         "called": request.called,
         "pids": list(request.pids),
+        "rejoins": request.rejoins,
         "rules": request.rules.to_wire(),
         "layout": request.layout.to_wire(),
         "tables": [[name, list(array.shape), array.dtype.str] for name, array in request.tables],
@@ -506,23 +516,24 @@ def _opened_link(
         "restored": None if request.restored is None else request.restored.updates,
     }
     opened = _patiently(peer, meta, request, check, timeout)
+    sender = {"shard": request.shard, "replica": request.replica, "incarnation": opened["incarnation"]}
     link: Link
     if bell is not None and opened["segment"]:
         try:
             link = SharedLink(
-                request.layout, check, control=peer, shard=request.shard, opened=opened, bell=bell,
-                replica=request.replica, rules=request.rules,
+                request.layout, check, control=peer, sender=sender, opened=opened, bell=bell,
+                rules=request.rules,
             )  # fmt: skip
+            link.made, link.counted = opened["made"], opened["counted"]
             return link
         except NotFoundError:
             opened["note"] = "parameters travel over sockets: the shared memory is not visible here"
     if bell is not None:
         bell.close()
     link = SocketLink(
-        request.layout, check, peer=peer, shard=request.shard, replica=request.replica,
-        tables=[array for _, array in request.tables],
-    )  # fmt: skip
-    link.note = str(opened["note"])
+        request.layout, check, peer=peer, sender=sender, tables=[array for _, array in request.tables]
+    )
+    link.made, link.counted, link.note = opened["made"], opened["counted"], str(opened["note"])
     return link
 
 
@@ -552,6 +563,8 @@ def _patiently(
             check()
         elif frame.kind == "ps.opened":
             return dict(frame.meta)
+        elif frame.kind == "ps.over":
+            raise TrainingOver
         elif frame.kind == "error":
             raise error_from(frame)
     raise AbortedError(

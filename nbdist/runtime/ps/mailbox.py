@@ -24,8 +24,8 @@ COUNTERS = 8  # int64, of which these are used
 GLOBAL_STEP, VERSION, CHANGES = 0, 1, 2
 SLOTS = 2  # gradients of one replica that may be on their way at once
 HEADER = 8  # int64 before each gradient
-RING = struct.Struct("<HHI")  # replica to server: shard number, replica, slot or COUNT
-COUNT = 0xFFFFFFFF
+RING = struct.Struct("<HHHH")  # replica to server: shard number, replica, its incarnation, slot or COUNT
+COUNT = 0xFFFF
 ANSWER = struct.Struct("<BB")  # server to replica: the kind of answer (sync.py), slot
 
 

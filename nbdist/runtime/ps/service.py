@@ -14,7 +14,12 @@ authenticated socket. Both reach the same shard under one lock.
 
 Once a second the service checks for replicas that are dead while others wait for them, and for replicas of
 its host that are frozen (stopped, as by SIGSTOP, for 8 s). It continues without them and refuses their later
-messages: a shard's name belongs to one training, and an evicted replica stays evicted.
+messages.
+
+The process that replaces a dead replica opens the shard under the same number ("rejoins"). It has the next
+incarnation of that number, which every message carries: messages of an earlier incarnation are refused, and
+change no count. The answer says how many gradients of this replica were applied, from where the new process
+continues. Once a training has ended, such a request is answered with "ps.over".
 
 Tables with row lookups use the socket. The chief fills them part by part (ps.fill), ps.pull returns the rows
 that it names, ps.push has gradients of rows, ps.table returns the current values of a part. After ps.left the
@@ -30,6 +35,7 @@ import itertools
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -77,6 +83,8 @@ class ParameterService:
         self._server, self._prefix = server, prefix
         self.logs = ServiceLogs()
         self._hosted: dict[str, HostedShard] = {}
+        self._ended: set[str] = set()
+        """Names of shards of trainings that have ended, until their run is dropped."""
         self._numbers: dict[int, HostedShard] = {}
         self._free_numbers = itertools.cycle(range(1 << 16))
         self._bell: BellThread | None = None
@@ -128,6 +136,10 @@ class ParameterService:
             raise InvalidArgumentError(f"replica {replica!r} of {rules.replicas}: they are numbered from 0")
         if meta["bell"]:
             require_plain(meta["bell"])
+        rejoins = bool(meta.get("rejoins"))
+        if rejoins and meta["shard"] in self._ended:
+            push(sender, Frame("ps.over"))
+            return
         who = f"replica {replica}"
         tables = tables_from(meta.get("tables", ()))
         hosted = self._hosted.get(meta["shard"])
@@ -142,8 +154,10 @@ class ParameterService:
             self._look_around()
             self._hosted[hosted.name] = self._numbers[number] = hosted
         hosted.require(layout, tables, rules, who)
+        if rejoins:
+            hosted.rejoin(replica, int(meta["pids"][replica]))
         hosted.opening[replica] = (sender, meta)
-        if meta["chief"]:
+        if meta["chief"] and hosted.shard is None:
             try:
                 nbytes, what = hosted.bytes_for(meta), f"the variables of {hosted.name} and their gradients"
                 self._server.sessions.store.take(("ps", hosted.number), nbytes, what)
@@ -215,17 +229,19 @@ class ParameterService:
 
     # Gradients through shared memory. Runs on the mailbox thread.
 
-    def _handle_ring(self, number: int, replica: int, slot: int) -> None:
-        """Do what a replica rang for."""
+    def _handle_ring(self, number: int, replica: int, incarnation: int, slot: int) -> None:
+        """Do what a replica rang for, unless another process has its number now."""
         hosted = self._numbers.get(number)
         if hosted is None or hosted.shard is None or hosted.mailbox is None:
+            return
+        if incarnation != hosted.incarnations[replica]:
             return
         try:
             if slot == COUNT and replica in hosted.shard.evicted:
                 hosted.refuse(replica)
                 return
             if slot == COUNT:
-                hosted.shard.count()
+                hosted.shard.count(replica)
                 hosted.ring(replica, COUNTED, 0)
                 return
             gradient: Gradient = [*hosted.gradient(hosted.mailbox, replica, slot)]
@@ -279,7 +295,7 @@ class ParameterService:
 
     def _count(self, frame: Frame, sender: Caller) -> Frame:
         _, shard = self._find(frame)
-        shard.count()
+        shard.count(int(frame.meta["replica"]))
         return Frame("ps.counted")
 
     def _rate(self, frame: Frame, sender: Caller) -> Frame:
@@ -301,6 +317,7 @@ class ParameterService:
 
     def _end(self, hosted: HostedShard, shard: ParameterShard) -> None:
         """Send the final parameters to all replicas that have left, and release them."""
+        self._ended.add(hosted.name)
         meta = {
             "updates": shard.updates,
             "global_step": int(shard.counters[GLOBAL_STEP]),
@@ -339,6 +356,7 @@ class ParameterService:
 
     def drop_run(self, run: str) -> int:
         """Drop all shards of a run, also those in use; returns their number. On the server's thread."""
+        self._ended = {name for name in self._ended if _run_of(name) != run}
         names = [name for name in self._hosted if name.startswith(f"{run}/")]
         for name in names:
             self._remove(self._hosted[name])
@@ -357,6 +375,9 @@ class ParameterService:
         hosted = self._hosted.get(frame.meta["shard"])
         if hosted is None or hosted.shard is None:
             raise AbortedError(f"the parameters of {frame.meta['shard']!r} are not here (any more)")
+        replica = int(frame.meta.get("replica", 0))
+        if "incarnation" in frame.meta and frame.meta["incarnation"] != hosted.incarnations[replica]:
+            raise refused(replica, self._server.name)
         return hosted, hosted.shard
 
 
@@ -421,6 +442,8 @@ class HostedShard:
     called: dict[int, str] = field(default_factory=dict)
     processes: ProcessMonitor | None = None
     frozen: set[int] = field(default_factory=set)
+    incarnations: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """How often the process of each replica was replaced; messages of earlier ones are refused."""
     _gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
 
     def make(self, meta: dict[str, Any], initial: tuple[Array, ...], prefix: str) -> None:
@@ -506,8 +529,11 @@ class HostedShard:
 
     def admit(self, replica: int, listen: Callable[[], str]) -> None:
         """Tell a replica how to reach the shard; ``listen`` returns the name of the server's doorbell."""
+        assert self.shard is not None
         sender, meta = self.opening.pop(replica)
         reply: dict[str, Any] = {"number": self.number, "segment": None, "note": self.note}
+        reply |= {"incarnation": self.incarnations[replica], "counted": self.shard.counted[replica]}
+        reply["made"] = self.shard.statistics.made[replica]
         if self.mailbox is not None and meta["bell"]:
             try:
                 self.ringers[replica] = Ringer(meta["bell"])
@@ -574,6 +600,23 @@ class HostedShard:
         if self.shard.broken_up and self.rules.fails_without(len(self.lost)):
             for other in self.senders.keys() - self.lost - self.leaving.keys():
                 self.tell(other, self.trouble())
+
+    def rejoin(self, replica: int, pid: int) -> None:
+        """Expect the process ``pid`` in place of a replica's former one, and refuse that one's messages."""
+        if self.processes is not None:
+            self.processes.replace(replica, pid)
+        if replica not in self.senders and replica not in self.lost:
+            return  # the former process has not reached this shard
+        self.incarnations[replica] += 1
+        self.refuse(replica)
+        self.senders.pop(replica, None)
+        if (ringer := self.ringers.pop(replica, None)) is not None:
+            ringer.close()
+        self.lost.discard(replica)
+        self.frozen.discard(replica)
+        self.leaving.pop(replica, None)
+        if self.shard is not None:
+            self.shard.join(replica)
 
     def refuse(self, replica: int) -> None:
         """Notify a replica, over each of its connections, that the others have continued without it."""
@@ -676,9 +719,12 @@ def different(one: Layout, first: str, other: Layout, who: str) -> str:
 
 
 class BellThread:
-    """Calls ``handle(number, replica, slot)``, which must not raise, for each ring until it is closed."""
+    """Calls ``handle``, which must not raise, for each ring until it is closed.
 
-    def __init__(self, prefix: str, handle: Callable[[int, int, int], None]) -> None:
+    Its arguments: the shard's number, the replica, that one's incarnation, and the slot.
+    """
+
+    def __init__(self, prefix: str, handle: Callable[[int, int, int, int], None]) -> None:
         self._bell = Doorbell.create(prefix)
         self._handle = handle
         self._closing = False
@@ -693,7 +739,7 @@ class BellThread:
     def close(self) -> None:
         """End the thread, and remove the doorbell."""
         self._closing = True
-        self._bell.ring_self(RING.pack(0, 0, COUNT))
+        self._bell.ring_self(RING.pack(0, 0, 0, COUNT))
         self._thread.join(5)
         self._bell.close()
 
@@ -701,8 +747,8 @@ class BellThread:
         bell, handle = self._bell, self._handle
         be_patient()
         while not self._closing:
-            for number, replica, slot in RING.iter_unpack(bell.wait(60.0)):
-                handle(number, replica, slot)
+            for number, replica, incarnation, slot in RING.iter_unpack(bell.wait(60.0)):
+                handle(number, replica, incarnation, slot)
 
 
 def be_patient() -> None:

@@ -68,6 +68,8 @@ class ParameterShard:
         self.statistics = GradientStatistics.of(rules.replicas)
         self.quorum = Quorum(rules, first=first) if rules.synchronous else None
         self.bound = StalenessBound(rules) if rules.staleness is not None else None
+        self.counted = [0] * rules.replicas
+        """How many updates of all shards each replica has counted."""
         self.evicted: set[int] = set()
         """Replicas that are dead or frozen: the others continue, and their gradients are refused."""
         self.lock = threading.Lock()
@@ -107,6 +109,15 @@ class ParameterShard:
                 return []
             return self._executed(rule.lose(replica) if died else rule.leave(replica))
 
+    def join(self, replica: int) -> None:
+        """Expect gradients of a replica's new process; those that its old one sent stay collected."""
+        with self.lock:
+            self.evicted.discard(replica)
+            self.accumulator.keep(replica)  # the new process writes to the same slots
+            rule = self.quorum or self.bound
+            if rule is not None:
+                rule.join(replica)
+
     @property
     def broken_up(self) -> bool:
         """Whether a synchronous step cannot complete any more because too many replicas have left."""
@@ -117,10 +128,11 @@ class ParameterShard:
         """Whether a replica waits for what others do."""
         return any(rule is not None and rule.waits for rule in (self.quorum, self.bound))
 
-    def count(self) -> None:
-        """Count one update of all shards together."""
+    def count(self, replica: int) -> None:
+        """Count one update of all shards together, which is a replica's."""
         with self.lock:
             self.counters[0] += 1
+            self.counted[replica] += 1
 
     def set_rate(self, rate: float) -> None:
         """Make updates at another learning rate from the next one on."""

@@ -201,6 +201,11 @@ class Quorum:
         self._left.add(replica)
         return self._continue_without(replica)
 
+    def join(self, replica: int) -> None:
+        """Expect gradients of a replica that was lost, or has left, from the current step on."""
+        self._left.discard(replica)
+        self._here.add(replica)
+
     def lose(self, replica: int) -> list[Answer]:
         """Release a replica that has died; return the answers to send.
 
@@ -303,6 +308,16 @@ class StalenessBound:
         """Release a replica; return the answers that it held back."""
         self._left.add(replica)
         return self.lose(replica)
+
+    def join(self, replica: int) -> None:
+        """Let a replica that was lost take part again, next to the slowest of the others.
+
+        Its own count may be far behind theirs, and they must not wait until it has caught up.
+        """
+        self._left.discard(replica)
+        slowest = min((self.steps[other] for other in self._here - {replica}), default=0)
+        self.steps[replica] = max(self.steps[replica], slowest)
+        self._here.add(replica)
 
     def lose(self, replica: int) -> list[Answer]:
         """Release a replica that has died, or counts as dead until it sends a gradient again."""

@@ -21,6 +21,7 @@ from nbdist.errors import AbortedError, FailedPreconditionError, UnavailableErro
 from nbdist.graph.backend import Array, backend
 from nbdist.graph.tensor import Variable
 from nbdist.optim import SGD, Optimizer
+from nbdist.runtime.ps.client import TrainingOver
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
 from nbdist.train.step_timing import StepAccount
@@ -284,8 +285,23 @@ class VariableGroup(NoVariables):
         self.variables, self._tables = list(variables), tuple(tables)
 
     def replica(self, context: Context) -> Replica:
-        """Return a replica that begins to train these variables."""
-        return on_device(context.strategy.begin(self, self.optimizer), context.device)
+        """Return a replica that begins to train these variables.
+
+        Raises FailedPreconditionError where this process replaces one that has made steps: only the loop of
+        ``fit`` can continue from them.
+        """
+        refused = (
+            "this process replaces one that was lost, and a loop of your own cannot continue at its step: "
+            "use model.fit, which does"
+        )
+        try:
+            replica = context.strategy.begin(self, self.optimizer)
+        except TrainingOver:
+            raise FailedPreconditionError(refused) from None
+        if replica.joins_at:
+            replica.close()
+            raise FailedPreconditionError(refused)
+        return on_device(replica, context.device)
 
     @property
     def joint(self) -> bool:

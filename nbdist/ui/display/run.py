@@ -22,7 +22,7 @@ from IPython.display import publish_display_data
 
 from nbdist.errors import NbdistError, WorkerError
 from nbdist.metrics.run_folder import duration
-from nbdist.run.progress import LOST, PAUSED, SILENT, ReplicaStanding, Standing
+from nbdist.run.progress import ABSENT, LOST, PAUSED, RESTARTING, SILENT, ReplicaStanding, Standing
 from nbdist.run.run import Run, training_seconds
 from nbdist.run.task.reporting import Displayed
 from nbdist.text import clip
@@ -301,6 +301,7 @@ class RunView:
                         "spent": replica.spent,
                         "dropped": replica.dropped or None,
                         "skipped": replica.skipped or None,
+                        "restart": replica.restart or None,
                     }
                     for i, replica in enumerate(standing.replicas)
                 },
@@ -450,11 +451,17 @@ def title_of(run: Run) -> str:
 
 
 def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
-    """Return remarks on lost replicas and on gradients that were dropped or left out."""
+    """Return remarks on lost and replaced replicas, and on gradients that were dropped or left out."""
     lost = lost_among(replicas, run.tasks)
     remarks = [lost] if lost else []
     if run.options.resume is not None:
         remarks.append(f"continues run {run.options.resume}")
+    remarks += [
+        f"{short_task(run.tasks[i])} was {replica.restart}"
+        + (f" (its last of {replica.restarts} replacements)" if replica.restarts > 1 else "")
+        for i, replica in enumerate(replicas)
+        if replica.restart
+    ]
     if has_quorum(run) and run.global_step:
         remarks.append(f"{run.global_step:,} updates")
     dropped = sum(replica.dropped for replica in replicas)
@@ -476,10 +483,11 @@ def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
     ]
     more = [f"{len(slow) - MOST_NAMED} more are slow"] if len(slow) > MOST_NAMED else []
     lost = lost_among(replicas, tasks)
-    left = sum(replica.state != LOST for replica in replicas)
+    left = sum(replica.state not in ABSENT for replica in replicas)
+    restarting = those("is", RESTARTING, replicas, tasks)
     if lost and left:
         lost += f"; training continues on {left} {'replica' if left == 1 else 'replicas'}"
-    return "; ".join(filter(None, [lost, those("is", SILENT, replicas, tasks), *parts, *more]))
+    return "; ".join(filter(None, [lost, restarting, those("is", SILENT, replicas, tasks), *parts, *more]))
 
 
 def lost_among(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
@@ -549,6 +557,7 @@ class Marks:
         self._rate: float | None = None
         self._checkpoint: int | None = None
         self._lost: set[int] = set()
+        self._restarts: dict[int, int] = {}
         self._paused: tuple[int, float] | None = None  # the mark of the current pause, and its start
 
     def see(self, standing: Standing, tasks: Sequence[str], now: float) -> bool:
@@ -577,6 +586,11 @@ class Marks:
             if replica.state == LOST and i not in self._lost:
                 self._lost.add(i)
                 self._add(step, "lost", f"{short_task(tasks[i])} lost")
+            elif replica.state not in ABSENT:
+                self._lost.discard(i)
+            if replica.restarts > self._restarts.get(i, 0):
+                self._restarts[i] = replica.restarts
+                self._add(step, "restart", f"{short_task(tasks[i])} {replica.restart}")
         return before != self._found
 
     def all(self) -> list[Mark]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SHARPEST, COARSEST = 200, 40  # dots per inch
 COLUMN_WIDTH, ROW_HEIGHT = 4.6, 2.9  # inches
-MARKERS = {"rate": "D", "pause": "s", "checkpoint": "v", "lost": "x"}
+MARKERS = {"rate": "D", "pause": "s", "checkpoint": "v", "lost": "x", "restart": "^"}
 LARGEST = 1e100  # Matplotlib's axes fail beyond it; such values are gaps, like non-finite ones
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from nbdist.metrics.run_folder import duration
 from nbdist.numbers import is_whole
 
-MarkKind = Literal["rate", "pause", "checkpoint", "lost"]
+MarkKind = Literal["rate", "pause", "checkpoint", "lost", "restart"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Summary:
     remarks: Sequence[str] = ()  # remarks on faults, such as a lost replica
 
 
-SIGNS: Mapping[MarkKind, str] = {"rate": "◆", "pause": "■", "checkpoint": "▼", "lost": "✕"}
+SIGNS: Mapping[MarkKind, str] = {"rate": "◆", "pause": "■", "checkpoint": "▼", "lost": "✕", "restart": "▲"}
 GLYPHS = {"finished": "✓", "stopped": "■", "failed": "✕"}
 
 

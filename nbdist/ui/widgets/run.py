@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
+from nbdist.run.progress import ABSENT
 from nbdist.text import clip
 from nbdist.ui.formatting import jsonable
 from nbdist.ui.frozen.summary import Mark
@@ -83,13 +84,13 @@ class LiveView(StreamingView):
         steps_per_second, examples_per_second,
         seconds_left, elapsed (seconds), note, learning_rate (in force; None where there is none to set),
         checkpoint (the latest: number, step, path, error), and per_replica, a mapping of replica to its
-        state, step, steps_per_second, staleness and ``spent`` (seconds of a step by part: data, compute,
-        exchange, wait).
+        state, step, steps_per_second, staleness, restart (when it was replaced, in words) and ``spent``
+        (seconds of a step by part: data, compute, exchange, wait).
         """
         self.status = {**self.status, **jsonable(status)}
         self.status_is_new = True
         if (replicas := status.get("per_replica")) is not None:
-            self.feed.lost = frozenset(i for i, one in replicas.items() if one.get("state") == "lost")
+            self.feed.lost = frozenset(i for i, one in replicas.items() if one.get("state") in ABSENT)
 
     def mark(self, marks: Iterable[Mark]) -> None:
         """Set the marks on the curves: events and their steps."""

@@ -6,7 +6,7 @@ import { secondsAt } from "./curves.js";
 
 /** @typedef {{ step: number, kind: string, text: string }} Annotation */
 
-const GLYPHS = /** @type {Record<string, string>} */ ({ rate: "◆", pause: "■", checkpoint: "▼", lost: "✕" });
+const GLYPHS = /** @type {Record<string, string>} */ ({ rate: "◆", pause: "■", checkpoint: "▼", lost: "✕", restart: "▲" });
 const NEAR = 6; // CSS pixels from a line within which the cursor hits it
 
 /** The positions of marks on the x axis. @param {Annotation[]} annotations @param {import("./curves.js").Curves} curves @param {boolean} byTime */

@@ -112,13 +112,15 @@ function write(card, status, label, longest) {
     ["stale", status.staleness != null && `staleness ${formatShort(status.staleness)}`],
     ["dropped", status.dropped != null && `${formatCount(status.dropped)} dropped`],
     ["skipped", status.skipped != null && `${formatCount(status.skipped)} left out`],
+    ["restart", status.restart != null && String(status.restart)],
   ].filter(([, text]) => text);
   while (figures.children.length > parts.length) figures.lastChild?.remove();
   parts.forEach(([kind, text], i) => {
     const part = /** @type {HTMLElement} */ (figures.children[i]) ?? figures.appendChild(make("span"));
     part.dataset.figure = String(kind);
-    // Lines break between the parts only.
-    setText(part, String(text).replaceAll(" ", "\u00a0") + (i + 1 < parts.length ? " · " : ""));
+    // Lines break between the parts only, and within the longest one.
+    const shown = kind === "restart" ? String(text) : String(text).replaceAll(" ", "\u00a0");
+    setText(part, shown + (i + 1 < parts.length ? " · " : ""));
   });
   writeSpent(spent, status.spent ?? {}, longest);
 }

@@ -87,6 +87,14 @@ describe("Strip", () => {
     expect(lost.querySelector(".nbd-figures")?.textContent).toBe("step\u00a04");
   });
 
+  test("shows a replica that was replaced", () => {
+    const strip = new ReplicaCards(() => {});
+    strip.show({ 0: { state: "restarting", step: 4 }, 1: { state: "running", step: 9, restart: "replaced after 3.1 s, joined at step 4" } }, []);
+    const [restarting, joined] = /** @type {HTMLElement[]} */ ([...strip.element.querySelectorAll(".nbd-card")]);
+    expect(restarting.querySelector(".nbd-state")?.textContent).toBe("restarting");
+    expect(joined.querySelector(".nbd-figures")?.textContent).toBe("step\u00a09 · replaced after 3.1 s, joined at step 4");
+  });
+
   test("shows the parts of a step's time", () => {
     const strip = new ReplicaCards(() => {});
     strip.show({ 0: { spent: { data: 1, compute: 6, exchange: 2, wait: 1 } }, 1: {} }, []);

@@ -241,6 +241,13 @@ class FreezeDetector:
         self._clock = clock
         self._stopped_since: dict[int, float] = {}
 
+    def replace(self, rank: int, pid: int) -> None:
+        """Watch the process ``pid`` in place of a rank's former one; 0 for a process on another host."""
+        self._pids.pop(rank, None)
+        self._stopped_since.pop(rank, None)
+        if pid not in (0, os.getpid()):
+            self._pids[rank] = pid
+
     def frozen(self, seconds: float = FROZEN_SECONDS) -> list[int]:
         """Return the ranks that polls have seen stopped for longer than ``seconds``."""
         now = self._clock()
@@ -260,6 +267,16 @@ class ProcessMonitor(FreezeDetector):
         self._descriptors: dict[int, int] = {}
         for rank, pid in self._pids.items():
             with suppress(OSError):  # the process has ended, or is in another PID namespace
+                self._descriptors[os.pidfd_open(pid)] = rank
+
+    def replace(self, rank: int, pid: int) -> None:
+        """Watch the process ``pid`` in place of a rank's former one; 0 for a process on another host."""
+        super().replace(rank, pid)
+        for descriptor in [one for one, other in self._descriptors.items() if other == rank]:
+            os.close(descriptor)
+            del self._descriptors[descriptor]
+        if rank in self._pids:
+            with suppress(OSError):
                 self._descriptors[os.pidfd_open(pid)] = rank
 
     def register(self, poll: select.poll) -> None:

@@ -1,0 +1,205 @@
+"""A run's tasks and outcomes, as a client that did not start the run reaches them.
+
+`RemoteTasks` has connections of its own to a cluster's tasks, `EndedTasks` stands for those of a cluster that
+has ended, and `RemoteOutcomes` fetches what bodies have returned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbdist.cluster.cluster import Cluster
+from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, UnavailableError
+from nbdist.run.outcome import MOST_BYTES, decode, read_outcome
+from nbdist.run.protocols import RunReplacement, RunTasks
+from nbdist.runtime.task import TaskInfo
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Frame
+
+POLL_SECONDS = 1.0  # between two requests for the outcome of a body that has not ended
+READY_SECONDS = 0.02  # likewise, of a body that has ended and encodes its outcome
+CALL_TIMEOUT = 2.0
+FLUSH_SECONDS = 1.0
+
+
+class RemoteTasks:
+    """A cluster's tasks over connections of its own: on shared ones other runs receive the messages."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._making = threading.Lock()
+        self._peers: dict[int, Peer] = {}
+        self._closed = False
+
+    @property
+    def tasks(self) -> list[TaskInfo]:
+        """The tasks of the cluster."""
+        return self.cluster.tasks
+
+    def peer(self, rank: int) -> Peer:
+        """Return the connection to a task, made at the first use; all threads share it."""
+        info = next(info for info in self.tasks if info.rank == rank)
+        with self._making:
+            if self._closed:
+                raise UnavailableError(f"the connection to {info.name} is closed: the run is over")
+            found = self._peers.get(rank)
+            if found is None or found.address != info.address:
+                found = self._peers[rank] = Peer(info.address, self.cluster.keys, name=info.name)
+            return found
+
+    def signal(self, rank: int, signum: int) -> bool:
+        """Interrupt a task."""
+        return self.cluster.signal(rank, signum)
+
+    def replace(self, tasks: list[TaskInfo]) -> RunReplacement:
+        """Begin to replace tasks that did not stop."""
+        return self.cluster.replace(tasks)
+
+    def dead(self) -> list[TaskInfo]:
+        """Return the tasks that have ended."""
+        return self.cluster.dead()
+
+    def controller_died(self) -> str | None:
+        """Return how the controller ended, if it has."""
+        return self.cluster.controller_died()
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return a row per task, with how it ended."""
+        return self.cluster.status()
+
+    def close(self) -> None:
+        """Close the connections once their last messages are sent."""
+        with self._making:
+            self._closed = True
+            for peer in self._peers.values():
+                peer.close(FLUSH_SECONDS)
+
+
+class EndedTasks:
+    """Stands for the tasks of a cluster that has ended, or that a run does not need any longer."""
+
+    def __init__(self, tasks: Sequence[TaskInfo]) -> None:
+        self.tasks = list(tasks)
+
+    def peer(self, rank: int) -> Peer:
+        """Raise UnavailableError."""
+        raise UnavailableError("the tasks of this run have ended")
+
+    def signal(self, rank: int, signum: int) -> bool:
+        """Return False: there is no process."""
+        return False
+
+    def replace(self, tasks: list[TaskInfo]) -> RunReplacement:
+        """Raise UnavailableError: there is nothing to be replaced."""
+        raise UnavailableError("the tasks of this run have ended")
+
+    def dead(self) -> list[TaskInfo]:
+        """Return nothing: the reason for the missing outcomes is given once for all tasks."""
+        return []
+
+    def controller_died(self) -> str | None:
+        """Return None, for the same reason."""
+        return None
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return no rows."""
+        return []
+
+
+class RemoteOutcomes:
+    """The outcomes of bodies that another process started: from the tasks, else from the run's folder.
+
+    It stands for the calls of a `Run` (see `RunCalls`). ``over`` are the ranks whose bodies have ended.
+    ``lacking(rank, known)`` returns what stands for an outcome that neither has: an error, or {} if the run
+    does not need it; it is called when all other outcomes are known.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        tasks: RunTasks | None,
+        workers: Sequence[TaskInfo],
+        lacking: Callable[[int, Mapping[int, Any]], Any],
+    ) -> None:
+        self.over: Collection[int] = ()
+        self._run, self._folder, self._tasks, self._lacking = run, folder, tasks, lacking
+        self._found: dict[int, Any] = {}
+        self._missing: set[int] = set()
+        self._pages: dict[int, bytearray] = {}
+        self._asked: dict[int, float] = {}
+        self._waiting = [info.rank for info in workers]
+
+    def ready_ranks(self) -> list[int]:
+        """Return the ranks whose outcome is known; fetches a page of each other one."""
+        for rank in list(self._waiting):
+            if self._due(rank):
+                self._look(rank)
+        if self._missing and not self._waiting:
+            known = dict(self._found)
+            self._found.update({rank: self._lacking(rank, known) for rank in sorted(self._missing)})
+            self._missing.clear()
+        return list(self._found)
+
+    def outcome(self, rank: int) -> Any:
+        """Return a rank's outcome, or an exception."""
+        if rank not in self._found:
+            raise FailedPreconditionError(f"there is no outcome of rank {rank} yet")
+        return self._found[rank]
+
+    def _due(self, rank: int) -> bool:
+        wait = READY_SECONDS if rank in self.over else POLL_SECONDS
+        return rank in self._pages or time.monotonic() - self._asked.get(rank, 0.0) >= wait
+
+    def _look(self, rank: int) -> None:
+        self._asked[rank] = time.monotonic()
+        answer = self._ask(rank)
+        if answer is None:
+            self._settle(rank, self._written(rank))
+        elif answer.meta["state"] == "here":
+            self._take(rank, answer)
+
+    def _ask(self, rank: int) -> Frame | None:
+        """Return a task's answer, None if it will never have the outcome."""
+        if self._tasks is None or rank in {info.rank for info in self._tasks.dead()}:
+            return None
+        at = len(self._pages.get(rank, b""))
+        try:
+            answer = self._tasks.peer(rank).call(
+                "run.outcome", {"run": self._run, "at": at}, timeout=CALL_TIMEOUT
+            )
+        except UnavailableError:  # if it is dead, that is noticed soon; else the next poll asks again
+            return Frame("run.outcome", {"state": "coming"})
+        except NbdistError:  # a task that has never had a run answers no such call
+            return None
+        return None if answer.meta["state"] == "unknown" else answer
+
+    def _take(self, rank: int, answer: Frame) -> None:
+        size = int(answer.meta["size"])
+        pages = self._pages.setdefault(rank, bytearray())
+        pages += answer.arrays[0].tobytes()
+        if size > MOST_BYTES or len(pages) > size or not answer.arrays[0].size:
+            self._settle(rank, DataLossError(f"the outcome of rank {rank} does not have the size it claims"))
+        elif len(pages) == size:
+            try:
+                self._settle(rank, decode(memoryview(pages)))
+            except DataLossError as error:
+                self._settle(rank, error)
+
+    def _written(self, rank: int) -> Any:
+        try:
+            return read_outcome(self._folder, rank)
+        except DataLossError as error:
+            return error
+
+    def _settle(self, rank: int, found: Any) -> None:
+        self._waiting.remove(rank)
+        self._pages.pop(rank, None)
+        if found is None:
+            self._missing.add(rank)
+        else:
+            self._found[rank] = found
