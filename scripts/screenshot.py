@@ -5,13 +5,14 @@
     .venv/bin/python scripts/screenshot.py --folder /tmp/pictures --dark
 
 Run it after a change of labels or styles, check the pictures, and commit them. It needs the
-test extra and a Chromium (make chromium). The sixth picture, simulation.png, is drawn by
+test extra and a Chromium (make chromium). The seventh picture, simulation.png, is drawn by
 `python -m bench.simulate`.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -53,6 +54,34 @@ SWEEP = """%%sweep lr=loguniform(0.01, 3) hidden=int(8, 128) batch=[16, 64, 256]
 model = nb.nn.Sequential([nb.nn.Dense(hidden, activation="tanh"), nb.nn.Dense(10, activation="softmax")])
 model.compile(nb.optim.SGD(lr), "sparse_categorical_crossentropy", metrics=["accuracy"])
 history = model.fit(x, y, batch_size=batch, epochs=30, validation_data=(x_test, y_test))"""  # noqa: E501
+
+CHECKPOINTS = "/dev/shm/digits"  # a short path, which fits into the picture
+SESSION = """%%distribute --push checkpoints --background --live loss --name digits
+import time
+import numpy as np
+images, labels, _, _ = nb.data.digits()
+random = np.random.default_rng(nb.task.index)
+with nb.Graph().as_default():
+    with nb.device(nb.train.replica_device_setter(cluster=nb.task.cluster, worker_device=nb.task.name)):
+        step = nb.train.get_or_create_global_step()
+        x, y = nb.placeholder(np.float32, (None, 64)), nb.placeholder(np.int64, (None,))
+        w = nb.get_variable("w", (64, 10), initializer="zeros")
+        loss = np.mean(nb.nn.functional.sparse_softmax_cross_entropy(y, x @ w))
+        train = nb.optim.SGD(0.01).minimize(loss, global_step=step)
+    hooks = [nb.train.StopAtStepHook(last_step=5000)]
+    with nb.train.MonitoredTrainingSession(
+        nb.task.target, nb.task.is_chief, checkpoints, hooks=hooks, save_checkpoint_steps=150
+    ) as session:
+        while not session.should_stop():
+            rows = random.integers(0, len(images), 200)
+            nb.log(loss=session.run([loss, train], {x: images[rows], y: labels[rows]})[0])
+            time.sleep(0.005)"""
+KILL = """import os, signal
+run.wait_until(step=400)
+os.kill([info.pid for info in nb.Cluster.current().tasks if info.job == "ps"][1], signal.SIGKILL)
+while not any("replaced after" in note for note in run.notes):
+    run.wait_until(step=run.standing().step + 1)
+run.wait_until(step=run.standing().step + 400).pause();"""
 
 
 def main() -> None:
@@ -108,6 +137,28 @@ def sidebar(browser: Browser, file: Path, dark: bool) -> None:
     with_notebook(browser, [*START, DATA, SWEEP, TRAIN], 1120, 720, dark, shoot)
 
 
+def session(browser: Browser, file: Path, dark: bool) -> None:
+    """Take the live view of a monitored session whose parameter server was killed and replaced."""
+
+    def shoot(lab: Lab) -> None:
+        lab.run(2, wait=False)
+        view = lab.output(2).locator(LIVE)
+        view.wait_for(state="attached")
+        view.evaluate("node => node.scrollIntoView({block: 'start'})")
+        lab.run(3, timeout=SECONDS)
+        view.get_by_text("updates of these variables are lost").wait_for()
+        view.get_by_text("paused").first.wait_for()
+        view.evaluate("node => node.scrollIntoView({block: 'start'})")
+        take(lab, view, file)
+
+    start = [f"{START[0]}\ncheckpoints = {CHECKPOINTS!r}", "%cluster start --workers 3 --ps 2"]
+    shutil.rmtree(CHECKPOINTS, ignore_errors=True)
+    try:
+        with_notebook(browser, [*start, SESSION, KILL], 924, 1000, dark, shoot, ready=2)
+    finally:
+        shutil.rmtree(CHECKPOINTS, ignore_errors=True)
+
+
 def graph(_: Browser, file: Path, __: bool) -> None:
     """Draw the placed graph of the README's snippet."""
     import numpy as np
@@ -141,7 +192,8 @@ def timeline(_: Browser, file: Path, dark: bool) -> None:
 
 
 PICTURES: dict[str, Callable[[Browser, Path, bool], None]] = {
-    "live": live, "sweep": sweep, "sidebar": sidebar, "graph": graph, "timeline": timeline,
+    "live": live, "sweep": sweep, "sidebar": sidebar, "session": session, "graph": graph,
+    "timeline": timeline,
 }  # fmt: skip
 
 
@@ -153,8 +205,12 @@ def with_notebook(
     dark: bool,
     shoot: Callable[[Lab], None],
     scale: float = SCALE,
+    ready: int = 0,
 ) -> None:
-    """Open a notebook, run the cells that start a cluster and load data, and hand over the tab."""
+    """Open a notebook, run the cells that start a cluster and load data, and hand over the tab.
+
+    ``ready`` is the number of these cells; 0 for three of more than three, else two.
+    """
     with tempfile.TemporaryDirectory() as folder:
         server = LabServer(Path(folder))
         lab = Lab(server, browser)
@@ -163,7 +219,7 @@ def with_notebook(
             lab.open("train.ipynb", width=width, height=height, scale=scale)
             if dark:
                 lab.theme("JupyterLab Dark")
-            for number in range(3 if len(cells) > 3 else 2):
+            for number in range(ready or (3 if len(cells) > 3 else 2)):
                 lab.run(number, timeout=SECONDS)
             shoot(lab)
         finally:

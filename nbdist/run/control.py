@@ -91,6 +91,10 @@ class Followed(Protocol):
     def trains(self) -> bool:
         """Whether it trains, or was started to train."""
 
+    @property
+    def has_session(self) -> bool:
+        """Whether a body drives a monitored session, or has driven one."""
+
     def poll(self) -> bool:
         """Poll the run once; return whether it has ended."""
 
@@ -125,7 +129,13 @@ class RunControls:
             raise FailedPreconditionError(
                 f"run {self._run.id} has ended ({self._run.status}): there is nothing to {do}"
             )
-        if not self._run.trains:
+        if not self._run.trains and self._run.has_session:
+            if do not in ("pause", "resume"):
+                raise FailedPreconditionError(
+                    f"run {self._run.id} trains in a session of its body: there is nothing to {do}. The "
+                    "hooks of the session save its checkpoints, and its graph has the learning rate"
+                )
+        elif not self._run.trains:
             raise FailedPreconditionError(
                 f"run {self._run.id} does not train: there is nothing to {do}. A run trains if its body "
                 "calls model.fit or an optimizer's step"

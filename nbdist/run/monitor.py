@@ -120,6 +120,7 @@ class RunMonitor:
         self.escalation = Escalation(aborts=bool(towers))
         self.replacer = StuckTaskReplacer(cluster)
         self._server_replacer = ServerReplacer(cluster)
+        self.sessions: set[int] = set()  # ranks whose bodies have driven a monitored session
         self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
         self.ended_bodies: set[int] = set()  # ranks; their outcomes are on their way
         self._cluster, self._printed, self._hint = cluster, printed, hint
@@ -234,6 +235,7 @@ class RunMonitor:
         self._failures.report_frozen(frame.meta["progress"].get("lost", ()))
         if frame.meta["progress"].get("recovers"):
             self._recovering.add(info.rank)
+            self.sessions.add(info.rank)
         else:
             self._recovering.discard(info.rank)
         if frame.meta["ended"]:

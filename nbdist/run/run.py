@@ -343,6 +343,11 @@ class Run(Labelled):
         """Whether the body trains, or was started with options of a training."""
         return self._is_to_train or self._monitor.has_trained
 
+    @property
+    def has_session(self) -> bool:
+        """Whether a body drives a monitored session, or has driven one."""
+        return bool(self._monitor.sessions)
+
     def send(self, command: dict[str, Any]) -> None:
         """Have a command sent to all replicas at the next poll; see :mod:`nbdist.run.control`."""
         self._monitor.commands.append(command)

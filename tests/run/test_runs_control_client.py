@@ -77,6 +77,7 @@ class ScriptedRun:
     """A run with scripted answers."""
 
     id = "r1"
+    has_session = False
 
     def __init__(self) -> None:
         self.status, self.trains, self.sent = "running", True, list[dict[str, Any]]()

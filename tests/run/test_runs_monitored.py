@@ -11,7 +11,7 @@ import pytest
 from waiting import until
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.errors import TaskDiedError
+from nbdist.errors import FailedPreconditionError, TaskDiedError
 from nbdist.run import server_recovery as recovery
 from nbdist.run.options import Options
 from nbdist.run.run import Run
@@ -82,6 +82,19 @@ def test_a_killed_parameter_server_is_replaced_and_training_continues(
     run = monitored(cluster, tmp_path / "next", 20)
     run.wait()
     assert load_variable(tmp_path / "next", "w")[0] < 0.5
+
+
+def test_a_session_is_paused_between_two_runs(start: Callable[..., Cluster], tmp_path: Path) -> None:
+    run = monitored(start(workers=1, ps=1), tmp_path, 1_000_000)
+    run.wait_until(step=20).pause()
+    until(lambda: run.standing().state == "paused", during=run)
+    with pytest.raises(FailedPreconditionError, match="hooks of the session save its checkpoints"):
+        run.set(learning_rate=0.1)
+    reached = run.standing().step
+    run.resume()
+    run.wait_until(step=reached + 20).stop()
+    run.wait()
+    assert run.status == "stopped"
 
 
 def test_the_restart_budget_ends(

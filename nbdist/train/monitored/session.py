@@ -244,11 +244,20 @@ class MonitoredSession:
     def _recovering(self, call: Callable[[Session], T]) -> T:
         """Make a call with the session; make both again when a task was lost."""
         self._check_running()
-        control = current().control
-        while control.rests:
-            control.wait(control.messages)
-        control.check()
+        self._rest()
+        current().control.check()
         return self._retried(call)
+
+    def _rest(self) -> None:
+        """Wait while the run is paused; the view shows it."""
+        control, progress = current().control, current().progress
+        state, begun = progress.state, time.perf_counter()
+        while control.rests:
+            progress.state = "paused"
+            control.wait(control.messages)
+        if progress.state == "paused":
+            progress.state = state
+            progress.rested += time.perf_counter() - begun
 
     def _retried(self, call: Callable[[Session], T]) -> T:
         for failures in itertools.count():

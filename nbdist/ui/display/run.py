@@ -281,7 +281,9 @@ class RunView:
         self._display.progress(
             {
                 "state": standing.state,
-                "step": standing.step if self._run.trains else None,  # a plain cell has none
+                "step": standing.step
+                if self._run.trains or self._run.has_session
+                else None,  # a plain cell has none
                 "total": standing.total,
                 "unit": self._unit,
                 "epoch": standing.epoch,
