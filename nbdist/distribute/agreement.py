@@ -15,11 +15,15 @@ from nbdist.wire.collective.base import Collective
 Array = np.ndarray[Any, Any]
 
 
+def digest_of(variables: Sequence[tuple[str, Array]]) -> str:
+    """Return a text that is equal for the same names, shapes and dtypes in the same order."""
+    return Layout.of((name, value.shape, value.dtype) for name, value in variables).digest()
+
+
 def same_variables(group: Collective, variables: Sequence[tuple[str, Array]]) -> None:
     """Raise on all replicas, naming the first difference, unless they have the same variables."""
     texts = [f"{name} {value.shape} {value.dtype}" for name, value in variables]
-    digest = Layout.of((name, value.shape, value.dtype) for name, value in variables).digest()
-    digests = group.all_gather(np.frombuffer(digest.encode(), np.uint8))
+    digests = group.all_gather(np.frombuffer(digest_of(variables).encode(), np.uint8))
     if (digests == digests[0]).all():
         return
     own = "\n".join(texts).encode()

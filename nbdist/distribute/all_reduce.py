@@ -2,10 +2,24 @@
 
 In each step a replica works on its share of the batch, its gradients are summed with the others' by one
 all-reduce per bucket, and each applies the same sums to the same parameters: copies stay equal bit for bit.
+
+The group changes in two ways, with the same steps (`AllReduceReplica._form_again`): the ranks that are left
+re-form the group at the first one's Server, and the replica with the most updates sends its parameters,
+slots, step and learning rate to all.
+
+death    A collective call fails on the remaining replicas, in the middle of a step. Some may have completed
+         that step: after the newest parameters have arrived, the others repeat it or not.
+joining  The new process of a lost worker asks to be admitted. The first replica sees that before a push,
+         which carries it to all in a control value, as it does a stop: all re-form the group before the next
+         step. The new one also receives the position in the data, the history and the states of the model,
+         and begins with the batch that the others have before them. Batches stay the same; shares become
+         smaller.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -13,21 +27,33 @@ import numpy as np
 
 from nbdist.cluster.resources import count_cores
 from nbdist.data import Dataset
-from nbdist.distribute.agreement import same_variables
+from nbdist.distribute.agreement import digest_of, same_variables
 from nbdist.distribute.sharing import one_order
-from nbdist.errors import DataLossError, TaskDiedError, UnavailableError
+from nbdist.errors import DataLossError, FailedPreconditionError, TaskDiedError, UnavailableError
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World, described
 from nbdist.runtime.layout import ALIGNMENT
+from nbdist.runtime.ps.client import TrainingOver
 from nbdist.runtime.tables import RowGradient, Tables, no_rows
+from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import current
-from nbdist.train.strategy import Replica, RetryStep, Strategy, Trainable, apart, by_variable, interleaved
+from nbdist.train.strategy import (
+    JoinedState,
+    Replica,
+    RetryStep,
+    Strategy,
+    Trainable,
+    apart,
+    by_variable,
+    interleaved,
+)
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
 CONTROL = "control"
-COUNT = 10  # whether to stop, whether a learning rate follows, its eight bytes: exact in a float of any size
+COUNT = 11  # all exact in a float of any size:
+STOP, HAS_RATE, RATE, JOINS = 0, 1, slice(2, 10), 10  # whether to stop; a learning rate; whether others join
 
 
 class AllReduceStrategy(Strategy):
@@ -53,6 +79,11 @@ class AllReduceStrategy(Strategy):
         self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer, tables: Sequence[int] = ()
     ) -> Replica:
         """Begin to train: all replicas get the chief's values."""
+        if self.world.rejoins and not current().fitting:
+            raise FailedPreconditionError(
+                "the process of a replaced worker joins the others in fit(), and the body trains in a loop "
+                "of its own"
+            )
         return AllReduceReplica(self, variables, optimizer, tables)
 
     def form(self) -> Collective:
@@ -63,14 +94,34 @@ class AllReduceStrategy(Strategy):
             except TaskDiedError:
                 self.shrink()
 
-    def shrink(self) -> None:
-        """Continue with the remaining replicas; raise TaskDiedError if they are too few."""
-        lost = self.world.reform()
-        self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
+    def join(self, digest: str) -> None:
+        """Join the replicas that train variables with this digest; TrainingOver if they have ended."""
+        if not self.world.join(current().trainings, digest):
+            raise TrainingOver
+        self._count()
+
+    def joining(self, digest: str) -> list[int]:
+        """Return the ranks of new processes that can be admitted now, on the first replica."""
+        return self.world.joining(current().trainings, digest)
+
+    def shrink(self, admits: Sequence[int] = ()) -> list[TaskInfo]:
+        """Continue with the remaining replicas and new ones; raise TaskDiedError if they are too few.
+
+        Return the lost tasks.
+        """
+        before = self.world.size
+        lost = self.world.reform(admits)
+        self._count()
+        if self.replica_index == 0 and self.world.size > before - len(lost):
+            print(f"training continues on {self.world.size} replicas with smaller shares")
         if self.replica_index == 0 and lost:
             current().progress.lost += [info.incarnation for info in lost]
             left = "1 replica" if self.world.size == 1 else f"{self.world.size} replicas"
             print(f"{described(lost)} lost: training continues on {left} with larger shares")
+        return lost
+
+    def _count(self) -> None:
+        self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
 
 
 class AllReduceReplica(Replica):
@@ -101,12 +152,19 @@ class AllReduceReplica(Replica):
         self.values = interleaved(own, views, self.tables)
         self._slots = [optimizer.new_slots(flat) for flat in self._flats]
         self._wanted: float | None = None  # the learning rate that the next step sends to all
+        self._digest = digest_of(variables)
+        self._is_new = strategy.world.rejoins
+        if self._is_new:
+            strategy.join(self._digest)
         self._group = strategy.form()
         try:
-            same_variables(self._group, variables)
-            for flat in [*self._flats, *own]:
-                self._group.broadcast(flat, root=0, out=flat)
-            self._share_out()
+            if self._is_new:
+                self._take_all()
+            else:
+                same_variables(self._group, variables)
+                for flat in [*self._flats, *own]:
+                    self._group.broadcast(flat, root=0, out=flat)
+                self._share_out()
         except BaseException as error:
             self.abort(error)
             self.close()
@@ -130,7 +188,7 @@ class AllReduceReplica(Replica):
         self._buckets = Buckets(group, self._plan, "sum", overlap=overlap)
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)
-        self._control, self._stops = self._buckets.views[CONTROL], False
+        self._control, self._stops, self._grows = self._buckets.views[CONTROL], False, False
         self._control[...] = 0
 
     def pull(self) -> None:
@@ -156,10 +214,9 @@ class AllReduceReplica(Replica):
         for name in self._unmarked:
             self._buckets.mark(name)
         if self._wanted is not None:
-            self._control[1], self._control[2:] = (
-                1,
-                np.frombuffer(np.float64(self._wanted).tobytes(), np.uint8),
-            )
+            self._control[HAS_RATE] = 1
+            self._control[RATE] = np.frombuffer(np.float64(self._wanted).tobytes(), np.uint8)
+        self._control[JOINS] = bool(self._strategy.joining(self._digest))
         self._buckets.mark(CONTROL)
         try:
             self._buckets.finish()
@@ -170,8 +227,8 @@ class AllReduceReplica(Replica):
             return  # the others had completed this step
         self._unmarked = set(self._names)
         self.waited += self._group.waited - waited
-        self._stops = bool(self._control[0])
-        if self._control[1]:
+        self._stops, self._grows = bool(self._control[STOP]), bool(self._control[JOINS])
+        if self._control[HAS_RATE]:
             self._take_rate()
         self.global_step += 1
         for flat, row, slots in zip(self._flats, self._buckets.rows, self._slots, strict=True):
@@ -201,8 +258,16 @@ class AllReduceReplica(Replica):
 
     def agree(self, stop: bool) -> bool:
         """Return whether any replica was asked to stop before the last step; the next push sends ``stop``."""
-        self._control[0] = stop
+        self._control[STOP] = stop
         return self._stops
+
+    def admit(self) -> bool:
+        """Have new processes join, if the last push said that some wait; return whether shares changed."""
+        if not self._grows:
+            return False
+        self._grows = False
+        self._form_again(admits=self._strategy.joining(self._digest))
+        return True
 
     @property
     def learning_rate(self) -> float | None:
@@ -235,9 +300,9 @@ class AllReduceReplica(Replica):
 
     def _take_rate(self) -> None:
         """Take the rate that the first replica sent; copies stay equal, because all take it in one step."""
-        sent = self._control[2:].astype(np.uint8)
+        sent = self._control[RATE].astype(np.uint8)
         self._optimizer.learning_rate = float(sent.view(np.float64)[0])
-        self._control[1:], self._wanted = 0, None
+        self._control[HAS_RATE], self._control[RATE], self._wanted = 0, 0, None
 
     def end_epoch(self, stop: bool) -> bool:
         """Return whether any replica wants to end the training."""
@@ -252,29 +317,65 @@ class AllReduceReplica(Replica):
 
         Some may have completed it when a death interrupted the others: all take the newest parameters.
         """
+        updates = self.global_step
+        self._form_again(error)
+        return updates == self.global_step
+
+    def _form_again(self, error: UnavailableError | None = None, admits: Sequence[int] = ()) -> None:
+        """Form a group without the lost replicas and with the admitted ones; take the newest parameters.
+
+        Raises ``error`` if it has another cause than a lost replica.
+        """
         while True:
             self.close()
-            self._strategy.shrink()
-            if self._strategy.world.size == self._group.size:
-                raise error  # every process is alive: the error has another cause
-            self._group = self._strategy.form()
+            size = self._group.size
+            lost = self._strategy.shrink(admits)
+            if error is not None and not lost and self._strategy.world.size == size:
+                raise error  # every process is alive
+            self._group, admits = self._strategy.form(), ()
             try:
-                own = np.array([self.global_step, self._optimizer.learning_rate])
-                known = self._group.all_gather(own)
-                root = int(known[:, 0].argmax())
-                kept = zip(
-                    [*self._flats, *self._tables.arrays], [*self._slots, *self._tables.slots], strict=True
-                )
-                for flat, slots in kept:
-                    for array in (flat, *(slots[name] for name in sorted(slots))):
-                        self._group.broadcast(array, root, out=array)
-                self._share_out()
+                self._take_newest()
+                return
             except UnavailableError as another:  # one more death
                 error = another
-                continue
-            steps, self._optimizer.learning_rate = int(known[root, 0]), float(known[root, 1])
-            made, self.global_step = self.global_step < steps, steps
-            return not made
+
+    def _take_all(self) -> None:
+        """Begin in a training that is under way, as the other replicas are; see :meth:`_take_newest`."""
+        try:
+            self._take_newest()
+        except UnavailableError as error:
+            self._form_again(error)
+
+    def _take_newest(self) -> None:
+        """Take parameters, slots, step and learning rate of the replica with the most updates."""
+        group = self._group
+        own = np.array([-1 if self._is_new else self.global_step, self._optimizer.learning_rate])
+        known = group.all_gather(own)
+        root = int(known[:, 0].argmax())
+        if known[root, 0] < 0:
+            raise TaskDiedError("all workers that had parameters are lost, and the new ones have none")
+        kept = zip([*self._flats, *self._tables.arrays], [*self._slots, *self._tables.slots], strict=True)
+        for flat, slots in kept:
+            for array in (flat, *(slots[name] for name in sorted(slots))):
+                group.broadcast(array, root, out=array)
+        if (known[:, 0] < 0).any():
+            self._share_position(root)
+        self._share_out()
+        self.global_step, self._optimizer.learning_rate = int(known[root, 0]), float(known[root, 1])
+        self._is_new = False
+
+    def _share_position(self, root: int) -> None:
+        """Send where the training is from one replica to those that are new."""
+        group, packed = self._group, np.zeros(0, np.uint8)
+        if group.rank == root:
+            assert self.position is not None
+            packed = np.frombuffer(pack_joined(self.position()), np.uint8)
+        size = np.array([len(packed)], np.int64)
+        group.broadcast(size, root, out=size)
+        sent = packed.copy() if group.rank == root else np.zeros(int(size[0]), np.uint8)
+        group.broadcast(sent, root, out=sent)
+        if self._is_new:
+            self.joined = unpack_joined(sent.tobytes())
 
     def finish(self) -> None:
         """Do nothing: every update is applied when ``push`` returns."""
@@ -307,3 +408,28 @@ def _aligned(count: int, dtype: np.dtype[Any]) -> Array:
     raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count * dtype.itemsize].view(dtype)
+
+
+def pack_joined(joined: JoinedState) -> bytes:
+    """Return a state as bytes, for `unpack_joined`.
+
+    >>> state = JoinedState({"step": 7}, [np.arange(3.0)])
+    >>> unpack_joined(pack_joined(state))
+    JoinedState(state={'step': 7}, arrays=[array([0., 1., 2.])])
+    """
+    arrays = [np.ascontiguousarray(array) for array in joined.arrays]
+    header = {"state": joined.state, "arrays": [[str(array.dtype), array.shape] for array in arrays]}
+    text = json.dumps(header).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *(array.tobytes() for array in arrays)])
+
+
+def unpack_joined(packed: bytes) -> JoinedState:
+    """Return the state that `pack_joined` has packed."""
+    start = 8 + int.from_bytes(packed[:8], "little")
+    header = json.loads(packed[8:start])
+    arrays = []
+    for dtype, shape in header["arrays"]:
+        count = math.prod(shape)
+        arrays.append(np.frombuffer(packed, dtype, count, start).reshape(shape))
+        start += count * np.dtype(dtype).itemsize
+    return JoinedState(header["state"], arrays)

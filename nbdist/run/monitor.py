@@ -302,8 +302,11 @@ class RunMonitor:
                 continue
             if lost.others_continue:
                 self._lose(lost.task, lost.how)
-                ranks = sorted(self.lost)
-                self.send(self.workers[0], "run.lost", {"run": self.run, "ranks": ranks})
+                gone = [info for info in self.workers if info.rank in self.lost]
+                ranks, numbers = [info.rank for info in gone], [info.incarnation for info in gone]
+                self.send(
+                    self.workers[0], "run.lost", {"run": self.run, "ranks": ranks, "incarnations": numbers}
+                )
             else:
                 died = TaskDiedError(f"{lost.how}. {logged} {lost.remedy}")
                 self._fail(died, lost.task.rank)

@@ -190,7 +190,8 @@ class Options:
         (True, False)
         """
         spec = self.spec or STRATEGIES[default_strategy(bool(servers))]
-        return spec.takes_new_workers and self.replication != "in-graph" and not self.synchronous
+        as_asked = bool(spec.synchronous) or not self.synchronous
+        return spec.takes_new_workers and as_asked and self.replication != "in-graph"
 
     @property
     def uses_servers(self) -> bool:

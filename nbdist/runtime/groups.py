@@ -3,7 +3,8 @@
     world = World(task, ranks=(1, 2, 3), run="…", check=control.check)
     group = world.group("gradients", kind="auto")        # every rank calls it, in the same order
     group.all_reduce(x, "sum", out=x)
-    lost = world.reform(least=2)                         # after a death: the remaining ranks form the world
+    lost = world.reform()                                # after a death: the remaining ranks form the world
+    lost = world.reform(admits=world.joining())          # between two steps: new processes join them
 
 Ranks exchange their endpoints through the Server of the first rank (see `GroupCoordinator` below).
 """
@@ -25,6 +26,7 @@ import numpy as np
 from nbdist.errors import (
     AbortedError,
     DeadlineExceededError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NbdistError,
     TaskDiedError,
@@ -65,9 +67,19 @@ class World:
     least: int = 1
     """How many replicas have to be left for training to continue after a death."""
     rejoins: bool = False
-    """Whether this process replaces one that was lost during the run."""
+    """Whether this process replaces one that was lost during the run, and has not joined the others yet."""
+    coordinator: GroupCoordinator | None = None
+    """The coordinator on this task, which others ask to join; None if none can."""
+    order: tuple[int, ...] = ()
+    """The ranks in the order of the run; new ranks follow them. Empty: that of ``ranks``."""
     _formed: dict[str, int] = field(default_factory=dict)
     _common: Collective | None = None
+    _members: dict[int, TaskInfo] = field(default_factory=dict)
+    """The processes of the ranks, as of when they joined: a lost one may have been replaced since."""
+
+    def __post_init__(self) -> None:
+        """Keep the order of the ranks."""
+        self.order = self.order or self.ranks
 
     @property
     def index(self) -> int:
@@ -82,7 +94,12 @@ class World:
     @property
     def infos(self) -> list[TaskInfo]:
         """The task of each replica."""
-        return [] if self.task is None else [find_rank(self.task.roster, rank) for rank in self.ranks]
+        if self.task is None:
+            return []
+        for rank in self.ranks:
+            if rank not in self._members:
+                self._members[rank] = find_rank(self.task.roster, rank)
+        return [self._members[rank] for rank in self.ranks]
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -125,6 +142,8 @@ class World:
     def end(self) -> None:
         """Announce that this replica joins no more groups; replicas that wait for it get an error."""
         self.close()
+        if self.coordinator is not None and not self.rejoins:
+            self.coordinator.end_joins(self.run)
         if self.task is not None and self.size > 1:
             with suppress(ConnectionError):  # the first rank has ended, and the groups with it
                 self.task.peer(self.ranks[0]).send("group.ended", {"run": self.run, "rank": self.task.rank})
@@ -132,8 +151,14 @@ class World:
     def group(self, purpose: str, kind: str = "auto") -> Collective:
         """Form a group of all replicas; every one calls it, for the same purposes in the same order.
 
-        Raises what ``check`` raises, and TaskDiedError or UnavailableError if a rank is lost.
+        Raises what ``check`` raises, TaskDiedError or UnavailableError if a rank is lost, and
+        FailedPreconditionError in a process that has not joined the others yet.
         """
+        if self.rejoins:
+            raise FailedPreconditionError(
+                "the process of a replaced worker joins the others in fit(), and the body makes a collective "
+                "call before it"
+            )
         if self.task is None or self.size == 1:
             check_alone(kind)
             return thread_group([self.task.name if self.task else "here"])[0]
@@ -151,29 +176,122 @@ class World:
         with self._coordinator() as peer:
             return form(member, self._exchange(peer, name), kind)
 
-    def reform(self) -> list[TaskInfo]:
+    def reform(self, admits: Sequence[int] = ()) -> list[TaskInfo]:
         """Continue with the remaining replicas, all of which call it; return the lost tasks.
 
-        Raises TaskDiedError if fewer than ``least`` are left.
+        The ranks that the first replica ``admits`` join them: they wait in :meth:`join`. Raises
+        TaskDiedError if fewer than ``least`` are left.
         """
         self.close()
         if self.task is None:
             return []
         name = self._name("reform")
         others = [info for info in self.infos if info.rank != self.task.rank]
-        with (
-            self._coordinator() as peer,
-            PeerMonitor(self.task, others if self.index == 0 else []) as monitor,
-        ):
-            peer.send("group.reform", self._meta(name))
-            present = self._receive(peer, "group.members", name, monitor).meta["ranks"]
+        with PeerMonitor(self.task, others) as monitor:
+            # All go through the ranks in one order, past those that are lost, and so meet at the same one.
+            answers = (self._reform_at(first, name, admits, monitor) for first in self.infos)
+            frame = next(answer for answer in answers if answer is not None)
+        if frame.kind == "error":
+            raise error_from(frame)
+        present = frame.meta["ranks"]
         lost = [info for info in self.infos if info.rank not in present]
-        self.ranks = tuple(rank for rank in self.ranks if rank in present)
+        self._members = {info.rank: info for info in self.infos if info.rank in present}
+        self.ranks = tuple(present)
         if self.size < self.least:
             raise TaskDiedError(
                 f"{described(lost)} lost: {self.size} workers are left, and --min-workers is {self.least}"
             )
         return lost
+
+    def joining(self, training: int, digest: str) -> list[int]:
+        """Return the ranks that wait to join a training, on the first replica; none on the others.
+
+        Those with other variables, by their ``digest``, are refused, as are those that ask for an earlier
+        training, which has ended.
+        """
+        if self.coordinator is None or self.index:
+            return []
+        waiting = self.coordinator.joining(self.run)
+        found = []
+        for rank, one in waiting.items():
+            if rank in self.ranks or one.training > training:
+                continue
+            if one.training < training:
+                self.coordinator.answer_join(self.run, rank, None)
+            elif one.digest != digest:
+                what = "its body has built another model than the others train"
+                self.coordinator.answer_join(self.run, rank, InvalidArgumentError(what))
+            else:
+                found.append(rank)
+        return found
+
+    def join(self, training: int, digest: str) -> bool:
+        """Wait until the others admit this new process to a training; return False if that has ended.
+
+        Runs in a process that ``rejoins``. Raises what ``check`` raises, InvalidArgumentError if the others
+        train other variables, and UnavailableError if no other process is left.
+        """
+        assert self.task is not None
+        meta = {
+            "run": self.run,
+            "rank": self.task.rank,
+            "incarnation": self.task.info.incarnation,
+            "training": training,
+            "digest": digest,
+        }
+        peers = []
+        try:
+            for info in self.infos:  # whichever is the first replica answers
+                if info.rank != self.task.rank:
+                    peers.append(Peer(info.address, self.task.keys, name=info.name))
+            asked = [peer for peer in peers if _asked(peer, meta)]
+            while asked:
+                self.check()
+                for peer in list(asked):
+                    try:
+                        frame = peer.receive(LOOK_SECONDS / len(asked))
+                    except UnavailableError:  # it has died
+                        asked.remove(peer)
+                        continue
+                    if frame is not None and frame.kind == "group.over":
+                        return False
+                    if frame is not None and frame.kind == "error":
+                        raise error_from(frame)
+                    if frame is not None and frame.kind == "group.members":
+                        self.close()
+                        self.ranks, self._formed = tuple(frame.meta["ranks"]), dict(frame.meta["formed"])
+                        self._members, self.rejoins = {}, False
+                        return True
+        finally:
+            for peer in peers:
+                peer.close()
+        raise UnavailableError("no process is left that this one could join")
+
+    def _reform_at(
+        self, first: TaskInfo, name: str, admits: Sequence[int], monitor: PeerMonitor
+    ) -> Frame | None:
+        """Re-form the group at the Server of ``first``; return its answer, None if it is lost."""
+        assert self.task is not None
+        is_here, meta = first.rank == self.task.rank, self._meta(name)
+        if is_here:
+            meta |= {"admits": list(admits), "order": list(self.order), "formed": self._formed}
+        with Peer(first.address, self.task.keys, name=first.name) as peer:
+            with suppress(UnavailableError):
+                peer.send("group.reform", meta)
+                deadline = time.monotonic() + PATIENCE_SECONDS
+                while time.monotonic() < deadline:
+                    frame = peer.receive(LOOK_SECONDS)
+                    if frame is not None and frame.kind in ("error", "group.members"):
+                        return frame
+                    self.check()
+                    lost = monitor.lost()
+                    if first.rank in lost:
+                        return None
+                    if is_here and lost:
+                        numbers = [info.incarnation for info in self.infos if info.rank in lost]
+                        peer.send("group.lost", {"run": self.run, "ranks": lost, "incarnations": numbers})
+                raise self._too_late(name)
+        return None
 
     def _coordinator(self) -> Peer:
         assert self.task is not None
@@ -200,20 +318,21 @@ class World:
 
         return exchange
 
-    def _receive(self, peer: Peer, kind: str, name: str, monitor: PeerMonitor | None = None) -> Frame:
-        """Return the answer that all ranks receive together; report lost ranks while waiting."""
+    def _receive(self, peer: Peer, kind: str, name: str) -> Frame:
+        """Return the answer that all ranks receive together."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             frame = peer.receive(LOOK_SECONDS)
             if frame is None:
                 self.check()
-                if monitor is not None and (lost := monitor.lost()):
-                    peer.send("group.lost", {"run": self.run, "ranks": lost})
             elif frame.kind == "error":
                 raise error_from(frame)
             elif frame.kind == kind:
                 return frame
-        raise DeadlineExceededError(
+        raise self._too_late(name)
+
+    def _too_late(self, name: str) -> DeadlineExceededError:
+        return DeadlineExceededError(
             f"not all {self.size} replicas joined {name!r} within {PATIENCE_SECONDS:.0f} s: every worker "
             "has to make the same collective calls and fits, in the same order"
         )
@@ -229,6 +348,15 @@ def check_alone(kind: str) -> None:
     """Refuse a kind that one replica alone cannot use."""
     if kind not in ("auto", *(spec.name for spec in COLLECTIVES.values() if spec.single)):
         raise InvalidArgumentError(f"collective {kind!r} is for several replicas, this is one alone")
+
+
+def _asked(peer: Peer, meta: dict[str, Any]) -> bool:
+    """Ask a task to join; return whether it could be reached."""
+    try:
+        peer.send("group.join", meta)
+    except UnavailableError:
+        return False
+    return True
 
 
 def _packed(endpoint: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -251,14 +379,30 @@ def _host_of(address: str) -> str:
 #
 #     replica                                     service
 #     group.endpoint  run, group, endpoint ─────► group.endpoints (pushed to all), once all ranks have joined
-#     group.reform    run, group ───────────────► group.members (pushed to all): the ranks that are left
-#     group.lost      run, ranks ───────────────► these tasks are lost, as another rank has found
+#     group.reform    run, group ───────────────► group.members (pushed to all): the ranks that are left, and
+#                                                 those that the first rank admits
+#     group.join      run, rank, training ──────► group.members once it is admitted; group.over if that
+#                                                 training has ended; an error if its model is another one
+#     group.lost      run, ranks, incarnations ─► these processes are lost, as another rank has found
 #     group.ended     run, rank ────────────────► this rank joins no more groups: ranks that wait get an error
 #
+# A new process asks every task to join, because it does not know which one is the first now. The first
+# replica sees the request on its training thread (`World.joining`), and says with its next update that the
+# group changes; all replicas then re-form it before the step that follows (see distribute/all_reduce.py).
 # Ranks are those of tasks.
 
 Array = np.ndarray[Any, Any]
 KEPT_RUNS = 64  # that have ended and are remembered
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """What a new process asks for: a training by its number, for variables with this digest."""
+
+    training: int
+    digest: str
+    incarnation: int
+    sender: Caller
 
 
 class GroupCoordinator:
@@ -267,19 +411,27 @@ class GroupCoordinator:
     def __init__(self, server: Server) -> None:
         self._runs: dict[str, _Run] = {}
         self._past: deque[str] = deque(maxlen=KEPT_RUNS)
-        self._name = server.name
+        self._name, self._server = server.name, server
         for kind, handler in (
             ("group.endpoint", self._endpoint),
             ("group.reform", self._reform),
             ("group.lost", self._mark_lost),
             ("group.ended", self._ended),
+            ("group.join", self._join),
         ):
             server.on(kind, partial(self._dispatch, handler))
 
-    def lose(self, run: str, ranks: list[int]) -> None:
-        """Record lost tasks of a run: it re-forms without them, and groups with them are refused."""
+    def lose(self, run: str, ranks: list[int], incarnations: Sequence[int] = ()) -> None:
+        """Record lost tasks of a run: it re-forms without them, and groups with them are refused.
+
+        The loss of a process that another one has replaced in the run is old news.
+        """
         here = self._of(run)
-        here.lost.update(ranks)
+        for rank, incarnation in zip(ranks, incarnations or [0] * len(ranks), strict=True):
+            if incarnation in (0, here.admitted.get(rank, incarnation)):
+                here.lost.add(rank)
+            if rank in here.joins and incarnation in (0, here.joins[rank].incarnation):
+                del here.joins[rank]
         for name in list(here.reforms):
             self._check_reform(here, name)
         for name in list(here.groups):
@@ -294,6 +446,25 @@ class GroupCoordinator:
         """Return the lost ranks of a run, as far as known here."""
         return sorted(self._runs[run].lost) if run in self._runs else []
 
+    def joining(self, run: str) -> dict[int, JoinRequest]:
+        """Return the processes that wait to join a run, by rank. May be called on any thread."""
+        return self._runs[run].joins.copy() if run in self._runs else {}
+
+    def answer_join(self, run: str, rank: int, error: NbdistError | None) -> None:
+        """Refuse to admit a process: with an error, or because the training has ended. From any thread."""
+        self._server.post(partial(self._answer_join, self._of(run), rank, error))
+
+    def end_joins(self, run: str) -> None:
+        """Record that this task's part of a run has ended: no process joins it. From any thread."""
+        here = self._of(run)
+
+        def end() -> None:
+            here.joinable = False
+            for rank in list(here.joins):
+                self._answer_join(here, rank, None)
+
+        self._server.post(end)
+
     def drop_run(self, run: str) -> None:
         """Drop a run, with its incomplete groups; a rank that joins later gets an error."""
         self._runs.pop(run, None)
@@ -303,6 +474,8 @@ class GroupCoordinator:
         run = str(frame.meta["run"])
         if run not in self._past:
             handler(frame, sender)
+        elif frame.kind == "group.join":
+            _push(sender, Frame("group.over"))
         elif frame.kind in ("group.endpoint", "group.reform"):
             _push(sender, self._failure(AbortedError(f"run {run} has ended without this replica")))
 
@@ -336,20 +509,53 @@ class GroupCoordinator:
             error = UnavailableError(f"the others have continued without rank {rank}, which did not answer")
             _push(sender, self._failure(error))
             return
-        here.reforms.setdefault(name, _Group(ranks)).arrived[rank] = (sender, np.empty(0, np.uint8))
+        reform = here.reforms.setdefault(name, _Group(ranks))
+        reform.arrived[rank] = (sender, np.empty(0, np.uint8))
+        if "admits" in frame.meta:  # of the first rank
+            reform.first = frame.meta
         self._check_reform(here, name)
 
     def _check_reform(self, here: _Run, name: str) -> None:
         reform = here.reforms[name]
-        missing = set(reform.ranks) - reform.arrived.keys() - here.lost
+        missing = set(reform.ranks) - reform.arrived.keys() - here.lost - here.joins.keys()
         if over := sorted(missing & here.over):
             self._answer(here.reforms.pop(name), self._failure(_over(over[0])))
         elif not missing:
-            present = [rank for rank in reform.ranks if rank in reform.arrived]
-            self._answer(here.reforms.pop(name), Frame("group.members", {"ranks": present}))
+            self._answer(here.reforms.pop(name), self._members(here, reform))
+
+    def _members(self, here: _Run, reform: _Group) -> Frame:
+        """Return the ranks of the new group; those that the first rank admits are answered, too."""
+        members = set(reform.arrived)
+        for rank in reform.first.get("admits", ()):
+            if rank in here.joins and rank not in members:
+                members.add(rank)
+                request = here.joins.pop(rank)
+                reform.arrived[rank] = (request.sender, np.empty(0, np.uint8))
+                here.admitted[rank] = request.incarnation
+                here.lost.discard(rank)
+        place = {rank: number for number, rank in enumerate(reform.first.get("order", reform.ranks))}
+        ranks = sorted(members, key=lambda rank: (place.get(rank, len(place)), rank))
+        return Frame("group.members", {"ranks": ranks, "formed": reform.first.get("formed", {})})
+
+    def _join(self, frame: Frame, sender: Caller) -> None:
+        here, rank = self._of(frame.meta["run"]), int(frame.meta["rank"])
+        if not here.joinable:
+            _push(sender, Frame("group.over"))
+            return
+        here.over.discard(rank)
+        here.joins[rank] = JoinRequest(
+            int(frame.meta["training"]), str(frame.meta["digest"]), int(frame.meta["incarnation"]), sender
+        )
+        for name in list(here.reforms):
+            self._check_reform(here, name)
+
+    def _answer_join(self, here: _Run, rank: int, error: NbdistError | None) -> None:
+        request = here.joins.pop(rank, None)
+        if request is not None:
+            _push(request.sender, Frame("group.over") if error is None else self._failure(error))
 
     def _mark_lost(self, frame: Frame, sender: Caller) -> None:
-        self.lose(str(frame.meta["run"]), [int(rank) for rank in frame.meta["ranks"]])
+        self.lose(str(frame.meta["run"]), list(frame.meta["ranks"]), frame.meta.get("incarnations", ()))
 
     def _ended(self, frame: Frame, sender: Caller) -> None:
         here = self._of(frame.meta["run"])
@@ -375,6 +581,8 @@ class GroupCoordinator:
 class _Group:
     ranks: tuple[int, ...]
     arrived: dict[int, tuple[Caller, Array]] = field(default_factory=dict)
+    first: dict[str, Any] = field(default_factory=dict)
+    """What the first rank says of a new group: whom it admits, the order of ranks, the groups so far."""
 
 
 @dataclass
@@ -384,6 +592,12 @@ class _Run:
     lost: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
     """Ranks whose part of the run has ended."""
+    joins: dict[int, JoinRequest] = field(default_factory=dict)
+    """New processes that wait to join."""
+    admitted: dict[int, int] = field(default_factory=dict)
+    """The incarnations of those that have joined."""
+    joinable: bool = True
+    """Whether this task's part of the run is still under way."""
 
 
 def _over(rank: int) -> UnavailableError:

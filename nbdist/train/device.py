@@ -81,6 +81,10 @@ class DeviceReplica(Replica):
         """Return whether to stop before the next step."""
         return self._inner.agree(stop)
 
+    def admit(self) -> bool:
+        """Have new processes join before the next step."""
+        return self._inner.admit()
+
     @property
     def joint(self) -> bool:
         """Whether ``agree`` stops all replicas together."""

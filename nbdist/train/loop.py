@@ -10,6 +10,7 @@ point of this order, the same on all of them, and each point is reached a number
         for each batch:      all replicas see the same batches (one order, one seed) and take their shares
             handle messages  waits for no replica
             agree            waits for no replica: returns a stop that the last push carried
+            admit            re-forms the group if the last push said so: new processes join
             pull, program    a replica without an example skips the program, not the pull or the push
             push             sends the gradients, and with them whether to stop and the next learning rate
         fetch                to validate, or for callbacks; waits only for updates of steps that all have made
@@ -142,11 +143,16 @@ def _train(
         print(f"fit() call {context.trainings} has ended on the other workers: it is left out here")
         return History((), context, model.metric_names)
     try:
-        resume.resume(own, history, epochs)
+        if own.joined is None:
+            resume.resume(own, history, epochs)
+        else:
+            cursor = resume.join(own.joined, history)
         replica = on_device(own, context.device)
         context.progress.by_updates = replica.by_updates
         if own.joins_at is not None:
             context.progress.step += own.joins_at
+            context.progress.joined = context.progress.step
+        if own.joined is not None:
             context.progress.joined = context.progress.step
         history.begin(replica.notes)
         if context.step_log is not None:
@@ -156,12 +162,13 @@ def _train(
         if own.joins_at:
             batches.advance(own.joins_at)
         loop.save_state = resume.saver(own, history, batches)
+        own.position = lambda: resume.joined_state(own, history, batches.cursor_within(loop.steps_in_epoch))
         for epoch in range(batches.cursor.epoch, epochs):
             context.progress.epoch, context.progress.epochs = epoch + 1, epochs
             loop.boundary.show_rate()  # a callback may have set it
-            before = loop.step
             continues = loop.epoch(batches.next_epoch())
-            batches.end_epoch(loop.step - before, whole=continues)
+            batches.end_epoch(loop.steps_in_epoch, whole=continues)
+            loop.begun_at = loop.step
             validates = validate is not None and context.is_chief
             if continues and (validates or callbacks):
                 try:
@@ -279,7 +286,7 @@ class _Loop:
     ) -> None:
         self.model, self.replica, self.context, self.history = model, replica, context, history
         self.skip_nan, self._retry = skip_nan, False
-        self.step = context.progress.step
+        self.step = self.begun_at = context.progress.step
         self.updates_before = context.progress.global_step - replica.global_step
         self.dropped_before = context.progress.dropped
         self._programs: dict[Any, Callable[..., tuple[Array, ...]]] = {}
@@ -291,6 +298,11 @@ class _Loop:
         self.boundary = Boundary(
             context, lambda: [replica], lambda: self.updates_before + replica.global_step, self._write
         )
+
+    @property
+    def steps_in_epoch(self) -> int:
+        """Steps of the epoch under way in this process."""
+        return self.step - self.begun_at
 
     def epoch(self, batches: Iterator[tuple[tuple[Array, ...], int]]) -> bool:
         """Train on these batches; False if the training has to end before they did."""
@@ -317,6 +329,9 @@ class _Loop:
             if replica.agree(control.stop_requested or control.ended_training == number):
                 return False
             control.check()
+            if replica.admit():
+                self._retry = True
+                continue
             begun, waited = clock(), replica.waited
             mine = len(arrays[0])
             if tables:  # the pull needs the row numbers first

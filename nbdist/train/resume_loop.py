@@ -15,7 +15,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -37,8 +37,9 @@ from nbdist.train.resume import (
     write_state,
 )
 from nbdist.train.state_writer import StateWriter
-from nbdist.train.strategy import Replica, ReplicaState, RestoredState, Trainable
+from nbdist.train.strategy import JoinedState, Replica, ReplicaState, RestoredState, Trainable
 
+Array: TypeAlias = np.ndarray[Any, Any]
 Config = Callable[[], dict[str, Any]]
 
 
@@ -171,6 +172,31 @@ class ResumeAdapter:
                 if over
                 else f"training continues after step {state.step}, in epoch {state.place.epoch + 1}{at}"
             )
+
+    def joined_state(self, replica: Replica, history: History, cursor: DataCursor) -> JoinedState:
+        """Return what a process that joins the training between two steps has to know."""
+        state, _, arrays, _ = self._now(replica, history, cursor)
+        return JoinedState(state.to_config(), self._besides(arrays, replica.values))
+
+    def join(self, joined: JoinedState, history: History) -> DataCursor:
+        """Continue where the others were when this new process joined them; return its place in the data."""
+        self._found, progress = None, self._context.progress
+        state = State.from_config(joined.state)
+        values = [value for _, value in self._model.variables]
+        own = self._besides(self._model.all_arrays(values), values)
+        for array, theirs in zip(own, joined.arrays, strict=True):
+            np.copyto(array, theirs)
+        self._model.draw_from(state.origin)
+        self._seed, self._began = state.seed, state.began
+        history.resume(state.history)
+        progress.step, progress.skipped = state.step, 0
+        progress.global_step = state.updates_before + state.updates
+        return state.place
+
+    @staticmethod
+    def _besides(arrays: Sequence[Array], values: Sequence[Array]) -> list[Array]:
+        """Return the arrays of a model that are no parameters."""
+        return [array for array in arrays if not any(array is value for value in values)]
 
     def saver(
         self, replica: Replica, history: History, batches: EpochBatches

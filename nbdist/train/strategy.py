@@ -62,6 +62,16 @@ class RestoredState:
     updates: int
 
 
+@dataclass(frozen=True)
+class JoinedState:
+    """What a process that joins a training receives from another replica, beside parameters and slots."""
+
+    state: dict[str, Any]
+    """The position of the training, as plain values: see `nbdist.train.resume.State`."""
+    arrays: Sequence[Array]
+    """What else changes in the model, such as moving averages."""
+
+
 class Replica(ABC):
     """One replica's side of a strategy, for one training. All calls come from the training thread."""
 
@@ -79,6 +89,10 @@ class Replica(ABC):
     """How many updates the last acknowledged gradient was late; None where updates are synchronous."""
     joins_at: int | None = None
     """Steps of this training that the replica's former process has made; None if there was none."""
+    joined: JoinedState | None = None
+    """What the others were at when this new process joined their training; None if it began with them."""
+    position: Callable[[], JoinedState] | None = None
+    """Returns what a new process that joins now has to know; the training loop sets it."""
     pull_is: tuple[str, str] | None = ("receive", "parameters")
     push_is: tuple[str, str] = ("send", "gradients")
     program_is: tuple[str, str] = ("compute", "step")
@@ -142,6 +156,13 @@ class Replica(ABC):
         one more step, which carries the request to the others.
         """
         return stop
+
+    def admit(self) -> bool:
+        """Have new processes join, or continue without lost ones, before the next step.
+
+        Replicas that make steps together call it at the same step. Return whether shares have changed.
+        """
+        return False
 
     @property
     def joint(self) -> bool:

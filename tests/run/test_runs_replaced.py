@@ -324,7 +324,7 @@ def test_a_dead_worker_can_be_restarted_during_the_run(
     start: Start, view: RecordingView, options: dict[str, Any]
 ) -> None:
     cluster = start(workers=3, ps=1)
-    run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: view)
+    run = start_run(ENDLESS, Options(max_restarts=0, **options), cluster=cluster, make_view=lambda run: view)
     until(lambda: len(run.store.replicas) == 3, during=run)
     with pytest.raises(FailedPreconditionError, match=f"run {run.id} is using /job:worker/task:2"):
         cluster.restart("worker:2")

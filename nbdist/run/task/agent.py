@@ -7,7 +7,7 @@ run.subscribe  run[, resubscribe] ─────► run.backfill: the run so fa
                                          points, text, progress
 run.using      ────────────────────────► the run that has this task, and which other tasks it needs
 run.outcome    run, at ────────────────► the body's outcome, in pages, until the next body begins
-run.lost       run, ranks ─────────────► those workers are lost, and the others continue
+run.lost       run, ranks, incarnations ► those workers are lost, and the others continue
 run.rejoined   run, rank ──────────────► a lost worker has a new process, which runs the body
 run.commands   run ────────────────────► the commands in force, for a new process of another task
 run.stop / run.abort ──────────────────► the training loop sees it at its next step
@@ -261,7 +261,7 @@ class Agent:
 
     def _lost(self, frame: Frame, sender: Caller) -> Frame:
         """Record that workers of a run are lost and the others continue."""
-        self.groups.lose(frame.meta["run"], [int(rank) for rank in frame.meta["ranks"]])
+        self.groups.lose(frame.meta["run"], list(frame.meta["ranks"]), frame.meta.get("incarnations", ()))
         return Frame("run.lost")
 
     def _rejoined(self, frame: Frame, sender: Caller) -> Frame:

@@ -183,6 +183,7 @@ def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveR
     context.world = World(
         task, spec.ranks, spec.run, context.control.check,
         kind=training.collective, least=training.min_workers, rejoins=spec.rejoins,
+        coordinator=here.groups,
     )  # fmt: skip
     if spec.rejoins:
         _take_commands(spec, task, context.control)

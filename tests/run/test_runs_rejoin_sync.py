@@ -1,0 +1,102 @@
+"""Workers that die while replicas make steps together are replaced, and join the run between two steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from recording_view import RecordingView
+from test_runs_rejoin import kill, restarts, until_all_reach
+from waiting import SLACK_SECONDS, until
+
+from nbdist.metrics.run_folder import read_run
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.run.start import start_run
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
+
+Start = Callable[..., "Cluster"]
+pytestmark = pytest.mark.engines
+
+STEPS = 8  # of an epoch
+# Two trainings: the second one ends with the epoch in which the file "over" appears.
+BODY = """
+import os, threading
+import numpy as np
+
+class End(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        self.stop_training = os.path.exists({over!r})
+
+def slow(*batch):
+    threading.Event().wait(0.004)
+    return batch
+
+random = np.random.default_rng(0)
+x = random.random((93, 5), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dropout(0.2), nb.nn.Dense(1)])
+model.compile(nb.optim.Adam(0.005), "mse")
+data = nb.data.Dataset.from_arrays(x, x[:, :1]).shuffle(93).batch(12).map(slow)
+model.fit(data, epochs=1)
+history = model.fit(data, epochs={epochs}, callbacks=[End()])
+"""
+
+
+def body(over: Path, epochs: int = 100_000) -> str:
+    return BODY.format(over=str(over), epochs=epochs)
+
+
+def until_joined(run: Run, number: int = 0) -> None:
+    until(lambda: len(restarts(run)) > number and restarts(run)[number].step is not None, during=run)
+
+
+def weights(cluster: Cluster, workers: int) -> list[list[np.ndarray]]:
+    return cluster.run("model.weights", on=list(range(workers)))  # type: ignore[return-value]
+
+
+def assert_as_one_device(cluster: Cluster, run: Run, over: Path) -> None:
+    """Check that all workers have the weights that one device computes on the same global batches."""
+    trained = weights(cluster, 3)
+    for other in trained[1:]:
+        for a, b in zip(trained[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+    steps = {outcome["step"] for outcome in run.outcomes.values()}
+    assert len(steps) == 1
+    epochs, rest = divmod(steps.pop(), STEPS)
+    assert rest == 0
+    assert run.global_step == epochs * STEPS
+    over.unlink()
+    one = Options(strategy="one_device", on="worker:0", seed=run.seed)
+    start_run(body(over, epochs - 1), one, cluster=cluster).wait()
+    for a, b in zip(trained[0], weights(cluster, 1)[0], strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+
+
+def test_a_dead_worker_is_replaced_and_joins_between_two_steps(start: Start, tmp_path: Path) -> None:
+    cluster, view, over = start(workers=3), RecordingView(), tmp_path / "over"
+    options = Options(strategy="multi_worker", seed=3)
+    run = start_run(body(over), options, cluster=cluster, make_view=lambda run: view)
+    until_all_reach(run, 3 * STEPS)
+    began = time.monotonic()
+    pid = kill(cluster, 1)
+    until_joined(run)
+    assert time.monotonic() - began < 30 + SLACK_SECONDS
+    (restart,) = restarts(run)
+    assert restart.step is not None
+    until_all_reach(run, restart.step + 2 * STEPS)
+    over.touch()
+    run.wait()
+    assert run.status == "finished"
+    name = "/job:worker/task:1"
+    text = f"{name} (pid {pid} -> {cluster.tasks[1].pid}): it was {restart.text} (restart 1 of 3)"
+    assert text in view.text[name]
+    assert "training continues on 3 replicas with smaller shares" in view.text["/job:worker/task:0"]
+    assert [one.state for one in run.standing().replicas] == ["finished"] * 3
+    assert read_run(run.id).restarts[0]["step"] == restart.step
+    assert_as_one_device(cluster, run, over)
