@@ -91,8 +91,9 @@ class AllReduceStrategy(Strategy):
         while True:
             try:
                 return self.world.group("gradients", self.collective)
-            except TaskDiedError:
-                self.shrink()
+            except UnavailableError as error:
+                if not self.shrink():
+                    raise error from None
 
     def join(self, digest: str) -> None:
         """Join the replicas that train variables with this digest; TrainingOver if they have ended."""
@@ -121,7 +122,9 @@ class AllReduceStrategy(Strategy):
         return lost
 
     def _count(self) -> None:
+        """Take the new numbers of replicas; the first one has the duties of the chief."""
         self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
+        current().is_chief = self.replica_index == 0
 
 
 class AllReduceReplica(Replica):

@@ -28,6 +28,7 @@ SPEC = StrategySpec(
     make=lambda config: MultiWorkerMirroredStrategy(world=config.world, **config.settings),
     synchronous=True,
     survives_worker_loss=True,
+    survives_chief_loss=True,
     takes_new_workers=True,
     for_trials=True,
     settings=(COLLECTIVE,),

@@ -159,6 +159,7 @@ class StrategySpec:
     - ``synchronous``: True if replicas always make a step together, False if never; None: --sync and --async
       decide
     - ``survives_worker_loss``: whether the other replicas continue after the death of one
+    - ``survives_chief_loss``: whether they continue after the death of the first one, too
     - ``takes_new_workers``: whether the new process of a lost worker can join the run
     - ``in_graph``: whether --replication in-graph takes it
     - ``uses_parameter_servers``: whether it needs ps tasks
@@ -173,6 +174,7 @@ class StrategySpec:
     make: Callable[[StrategyConfig], Strategy]
     synchronous: bool | None
     survives_worker_loss: bool = False
+    survives_chief_loss: bool = False
     takes_new_workers: bool = False
     in_graph: bool = False
     uses_parameter_servers: bool = False

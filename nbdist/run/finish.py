@@ -50,6 +50,12 @@ def trained(outcomes: Outcomes) -> bool:
     return any(outcome.get("trainings") or outcome.get("monitored") for outcome in outcomes.values())
 
 
+def chief_of(workers: Sequence[TaskInfo], outcomes: Outcomes) -> TaskInfo:
+    """Return the worker with the results: the first one, unless another has taken its duties."""
+    with_results = (info for info in workers if "results" in outcomes.get(info.rank, {}))
+    return next(with_results, workers[0])
+
+
 def fetched(outcome: Mapping[str, Any], chief: str) -> tuple[dict[str, Any], list[str]]:
     """Return the results of the chief's body by name, and notes about those that could not be fetched."""
     found: dict[str, Any] = {}

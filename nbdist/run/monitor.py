@@ -72,8 +72,8 @@ class RunMonitor:
 
     - ``workers``: tasks that run the body; ``servers`` and ``towers``: other tasks that the run needs
     - ``calls``: the calls that run the body on the workers
-    - ``least``: workers other than the first may die, as long as so many are left and the body ``trains`` (is
-      meant to, or has begun); None if the run needs all
+    - ``least``: workers may die, as long as so many are left and the body ``trains`` (is meant to, or has
+      begun); None if the run needs all. With ``needs_chief`` the first one may not
     - ``store`` receives points, ``tally`` progress, ``printed`` output, ``displayed`` displayed objects,
       ``noted`` messages for the end of the run
     - ``hint``: returns the remedy for a name that the body lacks
@@ -95,6 +95,7 @@ class RunMonitor:
         towers: Sequence[TaskInfo] = (),
         least: int | None = None,
         trains: bool = False,
+        needs_chief: bool = True,
         store: RunStore,
         tally: ProgressTracker,
         printed: Callable[[str, str], object],
@@ -106,7 +107,7 @@ class RunMonitor:
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
         self.towers = towers
-        self._failures = FailureDetector(cluster, workers, [*servers, *towers], least, trains)
+        self._failures = FailureDetector(cluster, workers, [*servers, *towers], least, trains, needs_chief)
         self.lost = self._failures.lost
         """Ranks that are lost, while the others continue."""
         self.calls, self.store, self.tally = calls, store, tally
@@ -304,9 +305,9 @@ class RunMonitor:
                 self._lose(lost.task, lost.how)
                 gone = [info for info in self.workers if info.rank in self.lost]
                 ranks, numbers = [info.rank for info in gone], [info.incarnation for info in gone]
-                self.send(
-                    self.workers[0], "run.lost", {"run": self.run, "ranks": ranks, "incarnations": numbers}
-                )
+                meta = {"run": self.run, "ranks": ranks, "incarnations": numbers}
+                for info in self._remaining():  # any of them may become the first one
+                    self.send(info, "run.lost", meta)
             else:
                 died = TaskDiedError(f"{lost.how}. {logged} {lost.remedy}")
                 self._fail(died, lost.task.rank)
@@ -384,7 +385,11 @@ class RunMonitor:
             ranks.discard(rank)
         self._positions[rank] = StreamPosition(time.monotonic())
         self.tally.restart(place)
-        self.send(self.workers[0], "run.rejoined", {"run": self.run, "rank": rank})
+        for info in self._remaining():
+            self.send(info, "run.rejoined", {"run": self.run, "rank": rank})
+
+    def _remaining(self) -> list[TaskInfo]:
+        return [info for info in self.workers if info.rank not in self.lost]
 
     def _join(self, info: TaskInfo, step: int) -> None:
         """Record that a worker's new process has joined the training, at a step of its own."""
@@ -504,7 +509,8 @@ class LostTask:
 class FailureDetector:
     """Finds lost tasks among those that a run needs: its ``workers``, and ``others`` beside them.
 
-    With ``least``, workers other than the first may die, as long as so many are left and the run ``trains``.
+    With ``least``, workers may die, as long as so many are left and the run ``trains``; with ``needs_chief``
+    the first one may not.
     ``lost`` are the ranks without which the others continue; the caller adds to it.
     """
 
@@ -515,11 +521,13 @@ class FailureDetector:
         others: Sequence[TaskInfo],
         least: int | None,
         trains: bool,
+        needs_chief: bool = True,
     ) -> None:
         self.lost: set[int] = set()
         self.undecided: dict[int, float] = {}
         """Dead ranks, and since when it has been open whether the others continue."""
         self._cluster, self._workers, self._least, self._trains = cluster, workers, least, trains
+        self._needs_chief = needs_chief
         self._needed = [*workers, *others]
         self._ranks = {info.rank for info in self._needed}
         self._here = host_identity()
@@ -571,7 +579,7 @@ class FailureDetector:
     def _others_continue(self, info: TaskInfo, dead: set[int], trained: bool) -> bool:
         first, left = self._workers[0], [one for one in self._workers if one.rank not in dead]
         few = self._least is None or len(left) < self._least
-        if few or info not in self._workers or info is first:
+        if few or info not in self._workers or (info is first and self._needs_chief):
             return False
         if not self._trains and not trained:  # a plain cell, unless a message of a training still arrives
             now = time.monotonic()

@@ -179,6 +179,15 @@ class Options:
         return max(needed, self.min_workers or 1)
 
     @property
+    def needs_chief(self) -> bool:
+        """Whether the run ends with the first worker, whatever the others do.
+
+        >>> Options(strategy="ps").needs_chief, Options(strategy="multi_worker").needs_chief
+        (True, False)
+        """
+        return self.spec is None or not self.spec.survives_chief_loss
+
+    @property
     def most_restarts(self) -> int:
         """The restart budget: how many lost workers of the run are replaced."""
         return MOST_RESTARTS if self.max_restarts is None else self.max_restarts

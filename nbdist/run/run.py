@@ -93,6 +93,7 @@ class Run(Labelled):
             record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
             store=store, tally=self.tally,
             least=options.least(len(workers), len(self._servers)), trains=options.wants_training,
+            needs_chief=options.needs_chief,
             printed=lambda task, text: self._follower.show(lambda view: view.output(task, text)),
             hint=hint,
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
@@ -466,7 +467,7 @@ class Run(Labelled):
     def _finish(self) -> None:
         if self.over:
             return
-        chief = self._workers[0]
+        chief = finish.chief_of(self._workers, self.outcomes)
         found, left = finish.fetched(self.outcomes.get(chief.rank) or {}, chief.name)
         self.results.update(found)
         self.notes.extend(left)

@@ -43,6 +43,7 @@ from nbdist.wire.rpc.envelope import error_frame, error_from
 from nbdist.wire.rpc.frame import Frame
 
 LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its run was aborted
+ASK_AGAIN_SECONDS = 1.0  # after which a process that waits to join asks all tasks again
 PATIENCE_SECONDS = 600.0  # for ranks that are still busy with what comes before the group
 
 
@@ -190,13 +191,18 @@ class World:
         with PeerMonitor(self.task, others) as monitor:
             # All go through the ranks in one order, past those that are lost, and so meet at the same one.
             answers = (self._reform_at(first, name, admits, monitor) for first in self.infos)
-            frame = next(answer for answer in answers if answer is not None)
+            frame = next((answer for answer in answers if answer is not None), None)
+        if frame is None:
+            raise UnavailableError(
+                "none of the replicas can be reached, and the group cannot be formed again"
+            )
         if frame.kind == "error":
             raise error_from(frame)
         present = frame.meta["ranks"]
         lost = [info for info in self.infos if info.rank not in present]
         self._members = {info.rank: info for info in self.infos if info.rank in present}
         self.ranks = tuple(present)
+        self._settle()
         if self.size < self.least:
             raise TaskDiedError(
                 f"{described(lost)} lost: {self.size} workers are left, and --min-workers is {self.least}"
@@ -229,7 +235,7 @@ class World:
         """Wait until the others admit this new process to a training; return False if that has ended.
 
         Runs in a process that ``rejoins``. Raises what ``check`` raises, InvalidArgumentError if the others
-        train other variables, and UnavailableError if no other process is left.
+        train other variables, and UnavailableError if all other processes are lost.
         """
         assert self.task is not None
         meta = {
@@ -239,33 +245,47 @@ class World:
             "training": training,
             "digest": digest,
         }
-        peers = []
+        peers: dict[str, Peer] = {}
+        asked = 0.0
         try:
-            for info in self.infos:  # whichever is the first replica answers
-                if info.rank != self.task.rank:
-                    peers.append(Peer(info.address, self.task.keys, name=info.name))
-            asked = [peer for peer in peers if _asked(peer, meta)]
-            while asked:
+            while True:
                 self.check()
-                for peer in list(asked):
-                    try:
-                        frame = peer.receive(LOOK_SECONDS / len(asked))
-                    except UnavailableError:  # it has died
-                        asked.remove(peer)
-                        continue
-                    if frame is not None and frame.kind == "group.over":
+                if time.monotonic() - asked > ASK_AGAIN_SECONDS:  # others may be replaced, too
+                    asked = time.monotonic()
+                    self._ask_all(peers, meta)
+                for frame in _received(peers):
+                    if frame.kind == "group.over":
                         return False
-                    if frame is not None and frame.kind == "error":
+                    if frame.kind == "error":
                         raise error_from(frame)
-                    if frame is not None and frame.kind == "group.members":
+                    if frame.kind == "group.members":
                         self.close()
                         self.ranks, self._formed = tuple(frame.meta["ranks"]), dict(frame.meta["formed"])
                         self._members, self.rejoins = {}, False
+                        self._settle()
                         return True
         finally:
-            for peer in peers:
+            for peer in peers.values():
                 peer.close()
-        raise UnavailableError("no process is left that this one could join")
+
+    def _ask_all(self, peers: dict[str, Peer], meta: dict[str, Any]) -> None:
+        """Ask all other tasks of the run to join; whichever is the first replica answers."""
+        assert self.task is not None
+        for rank in self.order:
+            info = find_rank(self.task.roster, rank)
+            if rank == self.task.rank or (self.coordinator and self.coordinator.is_lost(self.run, info)):
+                continue
+            if info.address not in peers:
+                peers[info.address] = Peer(info.address, self.task.keys, name=info.name)
+            with suppress(UnavailableError):  # it has died
+                peers[info.address].send("group.join", meta)
+        if not peers:
+            raise UnavailableError("no process is left that this one could join")
+
+    def _settle(self) -> None:
+        """Record in this process which processes are in the group now."""
+        if self.coordinator is not None:
+            self.coordinator.settle(self.run, self.infos)
 
     def _reform_at(
         self, first: TaskInfo, name: str, admits: Sequence[int], monitor: PeerMonitor
@@ -275,23 +295,36 @@ class World:
         is_here, meta = first.rank == self.task.rank, self._meta(name)
         if is_here:
             meta |= {"admits": list(admits), "order": list(self.order), "formed": self._formed}
-        with Peer(first.address, self.task.keys, name=first.name) as peer:
-            with suppress(UnavailableError):
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        try:
+            with Peer(first.address, self.task.keys, name=first.name) as peer:
                 peer.send("group.reform", meta)
-                deadline = time.monotonic() + PATIENCE_SECONDS
                 while time.monotonic() < deadline:
                     frame = peer.receive(LOOK_SECONDS)
                     if frame is not None and frame.kind in ("error", "group.members"):
                         return frame
                     self.check()
-                    lost = monitor.lost()
-                    if first.rank in lost:
+                    if self._is_lost(first, monitor):
                         return None
-                    if is_here and lost:
+                    if is_here and (lost := monitor.lost()):
                         numbers = [info.incarnation for info in self.infos if info.rank in lost]
                         peer.send("group.lost", {"run": self.run, "ranks": lost, "incarnations": numbers})
-                raise self._too_late(name)
-        return None
+        except UnavailableError:
+            # Cut off from it, perhaps: without a proof of its death two halves would train apart.
+            deadline = time.monotonic() + CONFIRM_SECONDS
+            while not self._is_lost(first, monitor):
+                self.check()
+                if time.monotonic() > deadline or self.coordinator is None:
+                    raise
+                time.sleep(LOOK_SECONDS)
+            return None
+        raise self._too_late(name)
+
+    def _is_lost(self, info: TaskInfo, monitor: PeerMonitor) -> bool:
+        """Return whether a process is certainly lost: on this host, or as the client has found."""
+        if self.coordinator is not None and self.coordinator.is_lost(self.run, info):
+            return True
+        return info.rank in monitor.lost_here()
 
     def _coordinator(self) -> Peer:
         assert self.task is not None
@@ -350,13 +383,20 @@ def check_alone(kind: str) -> None:
         raise InvalidArgumentError(f"collective {kind!r} is for several replicas, this is one alone")
 
 
-def _asked(peer: Peer, meta: dict[str, Any]) -> bool:
-    """Ask a task to join; return whether it could be reached."""
-    try:
-        peer.send("group.join", meta)
-    except UnavailableError:
-        return False
-    return True
+def _received(peers: dict[str, Peer]) -> list[Frame]:
+    """Return what has arrived from some peers after a short wait; drop those that have died."""
+    found = []
+    for address, peer in list(peers.items()):
+        try:
+            frame = peer.receive(LOOK_SECONDS / len(peers))
+        except UnavailableError:
+            peers.pop(address).close()
+            continue
+        if frame is not None:
+            found.append(frame)
+    if not peers:
+        time.sleep(LOOK_SECONDS)
+    return found
 
 
 def _packed(endpoint: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -393,6 +433,7 @@ def _host_of(address: str) -> str:
 
 Array = np.ndarray[Any, Any]
 KEPT_RUNS = 64  # that have ended and are remembered
+CONFIRM_SECONDS = 5.0  # in which the client may say that a rank is lost that cannot be reached
 
 
 @dataclass(frozen=True)
@@ -428,6 +469,7 @@ class GroupCoordinator:
         """
         here = self._of(run)
         for rank, incarnation in zip(ranks, incarnations or [0] * len(ranks), strict=True):
+            here.dead.add(incarnation)
             if incarnation in (0, here.admitted.get(rank, incarnation)):
                 here.lost.add(rank)
             if rank in here.joins and incarnation in (0, here.joins[rank].incarnation):
@@ -445,6 +487,19 @@ class GroupCoordinator:
     def lost(self, run: str) -> list[int]:
         """Return the lost ranks of a run, as far as known here."""
         return sorted(self._runs[run].lost) if run in self._runs else []
+
+    def is_lost(self, run: str, info: TaskInfo) -> bool:
+        """Return whether a process of a run was reported as lost. May be called on any thread."""
+        return run in self._runs and info.incarnation in self._runs[run].dead
+
+    def settle(self, run: str, members: Sequence[TaskInfo]) -> None:
+        """Record the processes of the group now: they do not wait to join it. From any thread."""
+        here = self._of(run)
+        for info in members:
+            here.admitted[info.rank] = info.incarnation
+            request = here.joins.get(info.rank)
+            if request is not None and request.incarnation == info.incarnation:
+                here.joins.pop(info.rank, None)
 
     def joining(self, run: str) -> dict[int, JoinRequest]:
         """Return the processes that wait to join a run, by rank. May be called on any thread."""
@@ -542,6 +597,8 @@ class GroupCoordinator:
         if not here.joinable:
             _push(sender, Frame("group.over"))
             return
+        if here.admitted.get(rank) == frame.meta["incarnation"]:  # asked again before it had the answer
+            return
         here.over.discard(rank)
         here.joins[rank] = JoinRequest(
             int(frame.meta["training"]), str(frame.meta["digest"]), int(frame.meta["incarnation"]), sender
@@ -590,12 +647,15 @@ class _Run:
     groups: dict[str, _Group] = field(default_factory=dict)
     reforms: dict[str, _Group] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
+    """Ranks without a process in the group."""
+    dead: set[int] = field(default_factory=set)
+    """Incarnations that were lost, also of ranks that have another process now."""
     over: set[int] = field(default_factory=set)
     """Ranks whose part of the run has ended."""
     joins: dict[int, JoinRequest] = field(default_factory=dict)
     """New processes that wait to join."""
     admitted: dict[int, int] = field(default_factory=dict)
-    """The incarnations of those that have joined."""
+    """The incarnations of the processes in the group, by rank, since it was formed again."""
     joinable: bool = True
     """Whether this task's part of the run is still under way."""
 
@@ -630,7 +690,11 @@ class PeerMonitor:
 
     def lost(self) -> list[int]:
         """Return the ranks that have ended, are frozen or cannot be reached."""
-        return sorted({*self._watch.dead(), *self._watch.frozen(FROZEN_SECONDS), *self._unreachable()})
+        return sorted({*self.lost_here(), *self._unreachable()})
+
+    def lost_here(self) -> set[int]:
+        """Return the ranks on this host that have ended or are frozen."""
+        return {*self._watch.dead(), *self._watch.frozen(FROZEN_SECONDS)}
 
     def close(self) -> None:
         """Stop watching."""

@@ -104,7 +104,7 @@ class Boundary:
 
     def _save_if_asked(self, final: bool = False) -> None:
         context, number = self._context, self._context.control.checkpoint
-        if number == self._answered or context.checkpoints is None:
+        if number == self._answered or context.checkpoints is None or not context.is_chief:
             return
         begun = time.perf_counter()
         if not final:

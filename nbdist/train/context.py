@@ -211,7 +211,7 @@ class Context:
     rest_everywhere: Callable[[int], None] | None = None
     """Notifies the other replicas that the chief rests, in a pause of a number."""
     checkpoints: Checkpoints | None = None
-    """Where checkpoints go that are asked for while this replica trains; the chief has it."""
+    """Where the checkpoints go that are asked for while this replica trains, if it is the chief."""
     states: TrainingStates | None = None
     """Where the state of each training goes at its end, and the one to continue from."""
     loop: LoopPosition = field(default_factory=LoopPosition)

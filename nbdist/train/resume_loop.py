@@ -214,7 +214,7 @@ class ResumeAdapter:
         writer.begin(progress.step)
 
         def save(steps: int) -> float:
-            if not writer.is_due(progress.step):
+            if not self._context.is_chief or not writer.is_due(progress.step):  # another may become the chief
                 return 0.0
             began = time.perf_counter()
             with contextlib.suppress(StepStopped):  # the next step finds out
@@ -229,7 +229,7 @@ class ResumeAdapter:
     def _leaves(self) -> bool:
         """Whether this training leaves its state: one after a stop does not, nor one that is repeated."""
         context, states = self._context, self._context.states
-        if states is None or not context.is_chief or self._stopped_before or states.cut:
+        if states is None or self._stopped_before or states.cut:
             return False
         return context.trainings >= states.awaited
 

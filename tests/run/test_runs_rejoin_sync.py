@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,25 +56,28 @@ def until_joined(run: Run, number: int = 0) -> None:
     until(lambda: len(restarts(run)) > number and restarts(run)[number].step is not None, during=run)
 
 
-def weights(cluster: Cluster, workers: int) -> list[list[np.ndarray]]:
-    return cluster.run("model.weights", on=list(range(workers)))  # type: ignore[return-value]
+def weights(cluster: Cluster, workers: Sequence[int]) -> list[list[np.ndarray]]:
+    return cluster.run("model.weights", on=list(workers))  # type: ignore[return-value]
 
 
-def assert_as_one_device(cluster: Cluster, run: Run, over: Path) -> None:
-    """Check that all workers have the weights that one device computes on the same global batches."""
-    trained = weights(cluster, 3)
+def assert_as_one_device(cluster: Cluster, run: Run, over: Path, workers: Sequence[int] = (0, 1, 2)) -> None:
+    """Check that the workers have the weights that one device computes on the same global batches."""
+    trained = weights(cluster, workers)
     for other in trained[1:]:
         for a, b in zip(trained[0], other, strict=True):
             np.testing.assert_array_equal(a, b)
-    steps = {outcome["step"] for outcome in run.outcomes.values()}
+    assert run.model is not None
+    for a, b in zip(trained[0], run.model.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+    steps = {run.outcomes[worker]["step"] for worker in workers}
     assert len(steps) == 1
     epochs, rest = divmod(steps.pop(), STEPS)
     assert rest == 0
     assert run.global_step == epochs * STEPS
     over.unlink()
-    one = Options(strategy="one_device", on="worker:0", seed=run.seed)
+    one = Options(strategy="one_device", on="worker:1", seed=run.seed)
     start_run(body(over, epochs - 1), one, cluster=cluster).wait()
-    for a, b in zip(trained[0], weights(cluster, 1)[0], strict=True):
+    for a, b in zip(trained[0], weights(cluster, [1])[0], strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
 
 
@@ -100,3 +103,31 @@ def test_a_dead_worker_is_replaced_and_joins_between_two_steps(start: Start, tmp
     assert [one.state for one in run.standing().replicas] == ["finished"] * 3
     assert read_run(run.id).restarts[0]["step"] == restart.step
     assert_as_one_device(cluster, run, over)
+
+
+def test_the_chief_and_another_join_again_and_the_last_has_the_duties_until_then(
+    start: Start, tmp_path: Path
+) -> None:
+    cluster, view, over = start(workers=3), RecordingView(), tmp_path / "over"
+    options = Options(strategy="mirrored", seed=3, max_restarts=2)
+    run = start_run(body(over), options, cluster=cluster, make_view=lambda run: view)
+    until_all_reach(run, 3 * STEPS)
+    for index in (0, 2):
+        kill(cluster, index)
+    for number in range(2):
+        until_joined(run, number)
+    joined = max(restart.step or 0 for restart in restarts(run))
+    assert [one.state for one in run.standing().replicas] == ["running"] * 3
+    until_all_reach(run, joined + 2 * STEPS)
+    kill(cluster, 0)
+    until(lambda: run._monitor.lost == {0}, during=run)
+    step = run.standing().replicas[1].step
+    until(lambda: run.standing().replicas[1].step >= step + 2 * STEPS, during=run)
+    over.touch()
+    run.wait()
+    assert run.status == "finished"
+    assert "the run's restart budget is spent (--max-restarts 2)" in view.text["/job:worker/task:0"]
+    assert "training continues on 2 replicas with larger shares" in view.text["/job:worker/task:1"]
+    assert run.history is not None
+    assert len(run.history.history["loss"]) == run.outcomes[1]["step"] // STEPS - 1
+    assert_as_one_device(cluster, run, over, (1, 2))

@@ -90,7 +90,7 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
         live = open_run(spec, task, here)
         try:
             outcome = perform(
-                spec, body, task, here, live, body_environment(live), partial(_pack_results, task)
+                spec, body, task, here, live, body_environment(live), partial(_pack_results, live.context)
             )
             here.cached_outcome.put(spec.run, spec.folder, outcome)
         finally:
@@ -200,7 +200,7 @@ def make_context(spec: RunSpec, task: Task, here: Agent) -> contexts.Context:
     return contexts.Context(
         step_log=StepLog(task.device),
         control=here.control(spec.run),
-        checkpoints=Checkpoints(Path(spec.folder) / "checkpoints") if is_chief else None,
+        checkpoints=Checkpoints(Path(spec.folder) / "checkpoints"),
         states=make_states(spec),
         is_chief=is_chief,
         run=spec.run,
@@ -224,7 +224,8 @@ def _end_everywhere(spec: RunSpec, task: Task, number: int) -> None:
     """Notify the other replicas that a callback of the chief has ended a training."""
     for rank in spec.ranks:
         if rank != task.rank:
-            task.peer(rank).send("run.end_training", {"run": spec.run, "number": number})
+            with suppress(NbdistError):  # it is lost, which the failure detector reports
+                task.peer(rank).send("run.end_training", {"run": spec.run, "number": number})
 
 
 def _take_commands(spec: RunSpec, task: Task, control: contexts.Control) -> None:
@@ -273,9 +274,9 @@ def _named(value: Any) -> dict[str, Any]:
     return {name: v for name, v in found.items() if isinstance(name, str)}
 
 
-def _pack_results(task: Task, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
+def _pack_results(context: contexts.Context, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
     """Pack the results to be fetched: the chief's only; names in ``fetch`` must be defined."""
-    if task.rank != spec.ranks[0]:
+    if not context.is_chief:
         return {}
     results, left = {}, []
     check_fetched(spec, found)
@@ -286,7 +287,7 @@ def _pack_results(task: Task, spec: RunSpec, found: dict[str, Any]) -> dict[str,
             if name in spec.fetch:
                 raise InvalidArgumentError(f"--fetch {name}: {error}") from None
             if isinstance(error, ResourceExhaustedError):
-                left.append(f"{name} stayed on {task.name}: {error}")
+                left.append(f"{name} stayed on {current().name}: {error}")
     return {"results": results, "left": left}
 
 
