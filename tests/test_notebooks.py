@@ -32,7 +32,9 @@ SAYS = {  # texts that the outputs must contain
     ],
     "08_when_a_task_dies.ipynb": [
         "died: killed by SIGKILL",
-        "150 updates; without a death 150",
+        "joined at step",
+        "540 updates; without a death 540",
+        "120 updates; without a death 120",
         "replaced after",
         "steps lost; largest difference of a weight at the end: 0.0",
     ],
