@@ -34,7 +34,8 @@ def resume_run(
 
     - ``run_id``: the run's id
     - ``cluster``: where to run it; None takes this process's cluster, else the run's own if it is up, else a
-      new one of the same size, which is ``detached`` if it is to outlive this process
+      new one of the same size, which is ``detached`` if it is to outlive this process. Its dead tasks are
+      restarted
     - ``make_view``: returns the view that shows the new run; None for no view
     - ``report``: receives the lines about a cluster that starts
 
@@ -49,6 +50,8 @@ def resume_run(
         )
     recorded = read_body(run_folder(run_id))
     cluster = cluster or cluster_for(record, report, detached)
+    if cluster.dead():
+        cluster.restart(report=report)
     return start_run(
         recorded.body, options_for(record, cluster), cluster=cluster, make_view=make_view, report=report,
         given=recorded.given, first_line=recorded.first_line,

@@ -185,7 +185,8 @@ class Run(Labelled):
         A run with ``checkpoint_every`` that has failed, was stopped, or has lost its tasks starts again as a
         new run, which is returned and followed in the background: with its body, its inputs and its options,
         on the current cluster (without one, on a new one of the same size), which may have another number of
-        workers. Names that its body takes from earlier cells must be on the tasks.
+        workers, and whose dead tasks are restarted. Names that its body takes from earlier cells must be on
+        the tasks.
 
         May be called from any thread while the run is under way; raises as `pause` does then. Raises
         FailedPreconditionError if the run has finished, has left no state, or its body was not recorded::

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,13 @@ import pytest
 from recording_view import RecordingView
 from waiting import until
 
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, WorkerError
+from nbdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    TaskDiedError,
+    WorkerError,
+)
 from nbdist.metrics.run_folder import read_run, runs_folder
 from nbdist.metrics.store import columns_from_logs
 from nbdist.run.attach import attach_run
@@ -146,6 +153,23 @@ def test_a_run_outlives_all_processes_of_its_cluster(
         assert continued == {key: value for key, value in losses(whole).items() if key in continued}
     with pytest.raises(FailedPreconditionError, match="has finished"):
         again.resume()
+
+
+def test_a_run_resumes_on_a_cluster_with_a_dead_task(
+    start: Callable[..., Cluster], attempts: Attempts, whole: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = start(workers=2)
+    held = attempts.hold(cluster, seed=3, max_restarts=0, min_workers=2)
+    os.kill(cluster.tasks[1].pid, signal.SIGKILL)
+    attempts.release()
+    with pytest.raises(TaskDiedError):
+        held.wait()
+    again = held.resume().wait()
+    assert "/job:worker/task:1" in capsys.readouterr().out  # which it has restarted
+    assert again.model is not None
+    assert whole.model is not None
+    for a, b in zip(whole.model.weights, again.model.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def assert_close(a: Any, b: Any) -> None:
