@@ -95,7 +95,7 @@ class RunFile:
     """Seconds of pauses between ``created`` and ``ended``."""
     resumed_from: str = ""
     """The id of the run whose training it continues; empty if it began one."""
-    restarts: Sequence[Mapping[str, Any]] = ()
+    restarts: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """Workers that were lost and replaced: the task, how and when, the new process, and where it joined."""
 
     def __post_init__(self) -> None:

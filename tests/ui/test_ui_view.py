@@ -31,7 +31,7 @@ class FakeRun:
         self.error: NbdistError | None = None
         self.epochs: dict[int, dict[str, float]] = {}
         self.interrupted = self.global_step = 0
-        self.trains = True
+        self.trains, self.has_session = True, False
         self.asked: list[tuple[str, float | None]] = []
         self.controls = SimpleNamespace(act=lambda kind, rate: self.asked.append((kind, rate)))
         self.tally = ProgressTracker(len(TASKS), bool(options.get("synchronous")))
