@@ -317,9 +317,7 @@ def test_a_run_on_a_frozen_task_fails_with_advice(start: Start) -> None:
 
 
 @engines
-@pytest.mark.parametrize(
-    "options", [{"strategy": "multi_worker"}, {"strategy": "ps", "max_restarts": 0}], ids=["all", "ps"]
-)
+@pytest.mark.parametrize("options", [{"strategy": "multi_worker"}, {"strategy": "ps"}], ids=["all", "ps"])
 def test_a_dead_worker_can_be_restarted_during_the_run(
     start: Start, view: RecordingView, options: dict[str, Any]
 ) -> None:
