@@ -17,7 +17,7 @@ SETUP = """import nbdist as nb
 %load_ext nbdist
 cluster = nb.start_cluster(workers=3, report=lambda line: None)
 print("pid of worker 1:", next(task.pid for task in cluster.tasks if task.index == 1))"""
-TRAIN = """%%distribute --strategy multi_worker --seed 1 --name survived
+TRAIN = """%%distribute --strategy multi_worker --max-restarts 0 --seed 1 --name survived
 x, y, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
