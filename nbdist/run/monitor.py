@@ -46,8 +46,8 @@ from nbdist.metrics.store import RunStore
 from nbdist.run.backfill import add_since
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery import CallsByRank, Restart, WorkerRecovery, count
-from nbdist.run.server_recovery import MAX_RESTARTS, ServerReplacer
+from nbdist.run.recovery import CallsByRank, Restart, RestartBudget, WorkerRecovery, count
+from nbdist.run.server_recovery import ServerRecovery
 from nbdist.run.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
@@ -77,6 +77,7 @@ class RunMonitor:
     - ``store`` receives points, ``tally`` progress, ``printed`` output, ``displayed`` displayed objects,
       ``noted`` messages for the end of the run
     - ``hint``: returns the remedy for a name that the body lacks
+    - ``budget``: the restart budget of the run, which parameter servers of sessions and workers share
     - ``recovery`` replaces lost workers while the others continue; None if nothing does. ``restarted`` is
       called with each replacement that has started, joined or failed
 
@@ -96,6 +97,7 @@ class RunMonitor:
         least: int | None = None,
         trains: bool = False,
         needs_chief: bool = True,
+        budget: RestartBudget,
         store: RunStore,
         tally: ProgressTracker,
         printed: Callable[[str, str], object],
@@ -120,7 +122,7 @@ class RunMonitor:
         """Commands for all bodies, to be sent at the next poll. Any thread may append."""
         self.escalation = Escalation(aborts=bool(towers))
         self.replacer = StuckTaskReplacer(cluster)
-        self._server_replacer = ServerReplacer(cluster)
+        self._server_recovery = ServerRecovery(cluster, budget)
         self.sessions: set[int] = set()  # ranks whose bodies have driven a monitored session
         self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
         self.ended_bodies: set[int] = set()  # ranks; their outcomes are on their way
@@ -314,23 +316,22 @@ class RunMonitor:
 
     def _replaces(self, lost: LostTask) -> bool:
         """Return whether a lost task is a parameter server that is replaced, while the bodies wait for it."""
-        if self._server_replacer.has(lost.task):
+        if self._server_recovery.has(lost.task):
             return True
         waiting = {info.rank for info in self.workers} - self.lost - self.outcomes.keys()
         if lost.task not in self.servers or not waiting or not waiting <= self._recovering:
             return False
-        if self._server_replacer.spent:
-            self._noted(f"the restart budget is spent: {MAX_RESTARTS} parameter servers were replaced")
+        if refusal := self._server_recovery.begin(lost.task, lost.how):
+            self._noted(f"{lost.how}; {refusal}")
             return False
-        self._server_replacer.begin(lost.task, lost.how)
         self._printed(lost.task.name, f"{lost.how}; it is replaced\n")
         return True
 
     def _replace_servers(self) -> None:
-        if not self._server_replacer.under_way:
+        if not self._server_recovery.under_way:
             return
         try:
-            for one in self._server_replacer.poll():
+            for one in self._server_recovery.poll():
                 self.servers[self.servers.index(one.old)] = one.new
                 self._failures.replace(one.old, one.new)
                 self.send(one.new, "run.reserve", {"run": self.run})
@@ -423,7 +424,7 @@ class RunMonitor:
         """Print what became of a replacement, and keep it for the end of the run."""
         old, new = restart.old, restart.new
         processes = f"pid {old.pid}" if new is None or new == old else f"pid {old.pid} -> {new.pid}"
-        most = "" if self._recovery is None else f" of {self._recovery.most}"
+        most = "" if self._recovery is None else f" of {self._recovery.budget.most}"
         note = f"{old.name} ({processes}): {what} (restart {restart.number}{most})"
         self._printed(old.name, f"{note}\n")
         self._noted(note)

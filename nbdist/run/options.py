@@ -35,7 +35,8 @@ class Options:
     has each task write event files beside its log. ``push`` names notebook values to send to bodies.
     ``checkpoint_every`` is how often the state of a training is written, such as "30s", or a number of steps;
     ``resume`` is the id of the run whose newest state the body continues.
-    ``max_restarts`` is how many lost workers of a run are replaced (the restart budget); None is 3.
+    ``max_restarts`` is how many lost workers, and servers of sessions, a run replaces (its restart budget);
+    None is 3.
     """
 
     strategy: str | None = None
@@ -92,6 +93,14 @@ class Options:
         if self.max_restarts is not None and not is_whole(self.max_restarts, 0):
             raise InvalidArgumentError(
                 f"--max-restarts is a whole number of 0 or more, got {self.max_restarts!r}"
+            )
+        replaces = self.replication != "in-graph" and (self.spec is None or self.spec.takes_new_workers)
+        if self.max_restarts and not replaces:
+            able = " or ".join(name for name, spec in STRATEGIES.items() if spec.takes_new_workers)
+            given = "in-graph" if self.replication == "in-graph" else self.strategy
+            raise InvalidArgumentError(
+                f"--max-restarts {self.max_restarts} belongs to --strategy {able}; {given} replaces no "
+                "workers: drop it"
             )
         if self.on is not None:
             parse_on(self.on)
@@ -189,7 +198,7 @@ class Options:
 
     @property
     def most_restarts(self) -> int:
-        """The restart budget: how many lost workers of the run are replaced."""
+        """The restart budget: how many lost tasks of the run are replaced."""
         return MOST_RESTARTS if self.max_restarts is None else self.max_restarts
 
     def replaces_workers(self, servers: int) -> bool:

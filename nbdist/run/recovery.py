@@ -8,29 +8,28 @@ The other workers continue in all cases. A new process has the rank and the name
 namespace: it receives the body and the pushed values, but no names of earlier cells. A body that fails
 because it lacks one does not fail the run, which continues without that worker.
 
-Each replacement counts against the restart budget of the run (``--max-restarts``), so that a worker that dies
-again and again ends. Two clients that follow one run replace a task once: the cluster lets one of them change
-it, and the other then finds a new process that knows the run, and follows that.
+Each replacement counts against the restart budget of the run (``--max-restarts``), because a task that dies
+again and again has a cause that another process does not remove. The process that started the run replaces
+its workers; where another client has replaced a task (``%cluster restart``), it starts the body there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NbdistError, UnavailableError
+from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.runtime.task import TaskInfo
 
 RETRY_SECONDS = 30.0  # for which a replacement is tried again while another client changes the cluster
-OTHERS_SECONDS = 3.0  # in which a client that has replaced a task starts the body there
 RESERVE_SECONDS = 2.0  # for the new process to answer, which has nothing else to do
 
 
 class BodyLauncher(Protocol):
-    """Starts the body of a run on the new process of a task, and follows one that another client started."""
+    """Starts the body of a run on the new process of a task."""
 
     def prepare(self, info: TaskInfo) -> RunCalls:
         """Begin to create the task's agent."""
@@ -41,8 +40,41 @@ class BodyLauncher(Protocol):
     def start(self, info: TaskInfo) -> RunCalls:
         """Send the body, and return the call that runs it."""
 
-    def follow(self, info: TaskInfo, timeout: float) -> RunCalls | None:
-        """Subscribe to the body that another client has started; None if the task does not know the run."""
+
+@dataclass
+class RestartBudget:
+    """How many tasks of a run may be replaced, ``most``, and how many were.
+
+    >>> budget = RestartBudget(1)
+    >>> budget.take(), budget.take(), budget.spent
+    (True, False, 1)
+    """
+
+    most: int
+    spent: int = 0
+
+    def take(self) -> bool:
+        """Return whether one more task may be replaced, and count it."""
+        if self.spent >= self.most:
+            return False
+        self.spent += 1
+        return True
+
+    @property
+    def refusal(self) -> str:
+        """Why no more tasks are replaced.
+
+        >>> RestartBudget(0).refusal
+        'it is not replaced, as --max-restarts 0 asks'
+        >>> print(RestartBudget(1, 1).refusal)
+        it is not replaced: the run's restart budget is spent (--max-restarts 1); 1 task was replaced before
+        """
+        if self.most == 0:
+            return "it is not replaced, as --max-restarts 0 asks"
+        return (
+            f"it is not replaced: the run's restart budget is spent (--max-restarts {self.most}); "
+            f"{count(self.spent, 'task was', 'tasks were')} replaced before"
+        )
 
 
 @dataclass
@@ -94,18 +126,19 @@ class Restart:
 class WorkerRecovery:
     """Replaces lost workers; call ``poll`` repeatedly, from the thread that follows the run.
 
-    ``most`` is the restart budget. ``restarts`` are all so far, in the order in which workers were lost.
+    ``budget`` is the restart budget of the run. ``restarts`` are all so far, in the order in which workers
+    were lost.
     """
 
     def __init__(
         self,
         cluster: RunTasks,
         launcher: BodyLauncher,
-        most: int,
+        budget: RestartBudget,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.restarts: list[Restart] = []
-        self._cluster, self._launcher, self.most, self._clock = cluster, launcher, most, clock
+        self._cluster, self._launcher, self.budget, self._clock = cluster, launcher, budget, clock
         self._under_way: list[tuple[Restart, Iterator[None]]] = []
         self._ending = False
 
@@ -118,14 +151,9 @@ class WorkerRecovery:
         """Begin to replace a lost worker; return why not, empty if it is being replaced."""
         if not self._starts():
             return ""
-        if self.most == 0:
-            return "it is not replaced, as --max-restarts 0 asks"
-        if len(self.restarts) >= self.most:
-            return (
-                f"it is not replaced: the run's restart budget is spent (--max-restarts {self.most}); "
-                f"{count(self.most, 'worker was', 'workers were')} replaced before"
-            )
-        restart = Restart(info, how, len(self.restarts) + 1, self._clock())
+        if not self.budget.take():
+            return self.budget.refusal
+        restart = Restart(info, how, self.budget.spent, self._clock())
         self.restarts.append(restart)
         self._under_way.append((restart, self._steps(restart)))
         return ""
@@ -165,11 +193,8 @@ class WorkerRecovery:
         return found
 
     def _steps(self, restart: Restart) -> Iterator[None]:
-        yield from self._replace(restart)
-        new = restart.new
+        new = restart.new = yield from replace_task(self._cluster, restart.old, self._clock, self._starts)
         if new is None or not self._starts():
-            return
-        if restart.calls is not None:  # another client has started the body
             return
         preparing = self._launcher.prepare(new)
         while new.rank not in preparing.ready_ranks():
@@ -182,38 +207,36 @@ class WorkerRecovery:
         self._launcher.reserve(new, RESERVE_SECONDS)
         restart.calls = self._launcher.start(new)
 
-    def _replace(self, restart: Restart) -> Iterator[None]:
-        """Give the task a new process, unless another client does."""
-        until = self._clock() + RETRY_SECONDS
-        while restart.old in self._cluster.tasks:
-            if not self._starts():
-                return
-            try:
-                replacement = self._cluster.replace([restart.old])
-            except UnavailableError:  # another client changes the cluster
-                if self._clock() > until:
-                    raise
-                yield
-                continue
+
+def replace_task(
+    cluster: RunTasks,
+    task: TaskInfo,
+    clock: Callable[[], float],
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Generator[None, None, TaskInfo | None]:
+    """Give a lost task a new process, unless another client has; yield while that takes time.
+
+    Returns the task with its new process, None if it ``is_wanted`` no more before its replacement began.
+    Raises UnavailableError if it cannot be replaced within 30 s, FailedPreconditionError if the cluster was
+    made smaller.
+    """
+    until = clock() + RETRY_SECONDS
+    while task in cluster.tasks:
+        if not is_wanted():
+            return None
+        try:
+            replacement = cluster.replace([task])
             while not replacement.poll():
                 yield
-            (restart.new,) = replacement.tasks
-            return
-        yield from self._adopt(restart)
-
-    def _adopt(self, restart: Restart) -> Iterator[None]:
-        """Follow the process that another client has started; start the body if nothing does."""
-        rank = restart.old.rank
-        restart.new = next((info for info in self._cluster.tasks if info.rank == rank), None)
-        if restart.new is None:
-            raise FailedPreconditionError("the cluster was made smaller")
-        until = self._clock() + OTHERS_SECONDS
-        while restart.calls is None and self._clock() < until:
+            return replacement.tasks[0]
+        except UnavailableError:  # another client changes the cluster, or the new process has died
+            if clock() > until:
+                raise
             yield
-            try:
-                restart.calls = self._launcher.follow(restart.new, RESERVE_SECONDS)
-            except (UnavailableError, DeadlineExceededError):
-                continue
+    new = next((info for info in cluster.tasks if info.rank == task.rank), None)
+    if new is None:
+        raise FailedPreconditionError("the cluster was made smaller")
+    return new
 
 
 def count(number: int, one: str, several: str) -> str:

@@ -39,7 +39,7 @@ from nbdist.run.monitor import Hint, RunMonitor
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, Standing
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery import BodyLauncher, Restart, WorkerRecovery
+from nbdist.run.recovery import BodyLauncher, Restart, RestartBudget, WorkerRecovery
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.wire.rpc.frame import Frame
@@ -86,9 +86,9 @@ class Run(Labelled):
         self._towers, self._at_end = list(towers), at_end
         self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
         store = RunStore()
-        recovery = None
+        recovery, budget = None, RestartBudget(options.most_restarts)
         if launcher is not None and options.replaces_workers(len(self._servers)):
-            recovery = WorkerRecovery(cluster, launcher, options.most_restarts)
+            recovery = WorkerRecovery(cluster, launcher, budget)
         self._monitor = RunMonitor(
             record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
             store=store, tally=self.tally,
@@ -97,7 +97,7 @@ class Run(Labelled):
             printed=lambda task, text: self._follower.show(lambda view: view.output(task, text)),
             hint=hint,
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
-            noted=self.notes.append, recovery=recovery, restarted=self._record_restart,
+            noted=self.notes.append, budget=budget, recovery=recovery, restarted=self._record_restart,
         )  # fmt: skip
         self.outcomes, self.store = self._monitor.outcomes, store
         self.controls = RunControls(self)

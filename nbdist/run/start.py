@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,8 +28,8 @@ from nbdist.run.follow import View
 from nbdist.run.in_graph.start import InGraph
 from nbdist.run.monitor import remedy
 from nbdist.run.options import Options, check_numbers, select
+from nbdist.run.protocols import RunCalls
 from nbdist.run.push import Packed
-from nbdist.run.relaunch import RunLauncher
 from nbdist.run.resumable import record_body, resumable_run
 from nbdist.run.run import Run
 from nbdist.run.task.agent import install
@@ -130,7 +130,7 @@ def start_run(
             run = Run(
                 cluster, record, folder, workers, options, calls, None,
                 at_end=partial(_ended, cluster, run_id, delivery),
-                launcher=RunLauncher(cluster, cluster, spec, body, delivery, needs),
+                launcher=RunLauncher(cluster, spec, body, delivery, needs),
                 hint=partial(_hint, options, by_flag=first_line > 1),
             )  # fmt: skip
             # A wake for each outcome would poll all tasks as often as there are tasks.
@@ -150,6 +150,39 @@ def start_run(
         except Exception as error:  # the body runs already: it matters more than how it is shown
             run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
     return run
+
+
+class RunLauncher:
+    """Sends a run's body and its pushed values to the new process of one of its workers.
+
+    ``needs`` are the ranks of all tasks that the run uses.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spec: RunSpec,
+        body: str | Callable[..., Any],
+        delivery: Delivery | None,
+        needs: Sequence[int],
+    ) -> None:
+        self._cluster, self._spec, self._body = cluster, spec, body
+        self._delivery, self._needs = delivery, list(needs)
+
+    def prepare(self, info: TaskInfo) -> RunCalls:
+        """Begin to create the task's agent."""
+        if self._delivery is not None:
+            self._delivery.send([info])
+        return self._cluster.submit(install, on=info.rank)
+
+    def reserve(self, info: TaskInfo, timeout: float) -> None:
+        """Reserve the task for the run and subscribe to it; FailedPreconditionError if it is taken."""
+        meta = {"run": self._spec.run, "subscribe": True, "ranks": self._needs}
+        self._cluster.peer(info.rank).call("run.reserve", meta, timeout=timeout)
+
+    def start(self, info: TaskInfo) -> RunCalls:
+        """Send the body, and return the call that runs it."""
+        return self._cluster.submit(run_body, replace(self._spec, rejoins=True), self._body, on=info.rank)
 
 
 def _continuing(options: Options) -> tuple[Options, list[Path]]:

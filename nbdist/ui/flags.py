@@ -209,7 +209,7 @@ DISTRIBUTE_FLAGS = grouped({
         ),
         "--no-live": Flag("show", help="show no view; print the output of the tasks", value=False),
         "--max-restarts": Flag(
-            "max_restarts", int, "N", "replace at most N workers that die or freeze (default 3)"
+            "max_restarts", int, "N", "replace at most N tasks that die or freeze (default 3)"
         ),
         "--push": Flag("push", names, "x,make_model", "values and functions of this notebook, for the cell"),
         "--fetch": Flag("fetch", names, "a,b", "more variables to fetch from the chief"),

@@ -12,7 +12,6 @@ from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError
-from nbdist.run import server_recovery as recovery
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -39,10 +38,10 @@ with nb.Graph().as_default():
 """
 
 
-def monitored(cluster: Cluster, folder: Path, steps: int) -> Run:
+def monitored(cluster: Cluster, folder: Path, steps: int, max_restarts: int | None = None) -> Run:
     return start_run(
         BODY.format(steps=steps, folder=str(folder)),
-        Options(fetch=("recoveries", "reached")),
+        Options(fetch=("recoveries", "reached"), max_restarts=max_restarts),
         cluster=cluster,
     )
 
@@ -97,12 +96,9 @@ def test_a_session_is_paused_between_two_runs(start: Callable[..., Cluster], tmp
     assert run.status == "stopped"
 
 
-def test_the_restart_budget_ends(
-    start: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recovery, "MAX_RESTARTS", 1)
+def test_the_restart_budget_ends(start: Callable[..., Cluster], tmp_path: Path) -> None:
     cluster = start(workers=1, ps=1)
-    run = monitored(cluster, tmp_path, 1_000_000)
+    run = monitored(cluster, tmp_path, 1_000_000, max_restarts=1)
     until_saved(run, tmp_path, 50)
     first = kill(cluster, "/job:ps/task:0")
     until(lambda: any(info.pid not in (first,) and info.job == "ps" for info in cluster.tasks), during=run)

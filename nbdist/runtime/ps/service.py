@@ -140,7 +140,7 @@ class ParameterService:
         if rejoins and meta["shard"] in self._ended:
             push(sender, Frame("ps.over"))
             return
-        who = f"replica {replica}"
+        asker = f"replica {replica}"
         tables = tables_from(meta.get("tables", ()))
         hosted = self._hosted.get(meta["shard"])
         if hosted is None:
@@ -148,12 +148,12 @@ class ParameterService:
             number = next(n for n in self._free_numbers if n not in self._numbers)
             log = self.logs.of(_run_of(meta["shard"]), rules.replicas)
             name, post = self._server.name, self._server.post
-            hosted = HostedShard(meta["shard"], number, rules, layout, who, name, log, post, tables)
+            hosted = HostedShard(meta["shard"], number, rules, layout, asker, name, log, post, tables)
             pids = {replica: int(pid) for replica, pid in enumerate(meta.get("pids", ())) if pid}
             hosted.processes = ProcessMonitor(pids)
             self._look_around()
             self._hosted[hosted.name] = self._numbers[number] = hosted
-        hosted.require(layout, tables, rules, who)
+        hosted.require(layout, tables, rules, asker)
         if rejoins:
             hosted.rejoin(replica, int(meta["pids"][replica]))
         hosted.opening[replica] = (sender, meta)
@@ -324,10 +324,10 @@ class ParameterService:
             "dropped": sum(shard.statistics.dropped),
             "statistics": shard.statistics.to_wire(),
         }
-        for number, who in hosted.leaving.items():
+        for number, sender in hosted.leaving.items():
             arrays = () if number in hosted.ringers else (shard.memory,)
             # Posted like all messages to replicas, so that earlier ones, such as a loss, arrive first.
-            self._server.post(partial(push, who, Frame("ps.left", meta, arrays)))
+            self._server.post(partial(push, sender, Frame("ps.left", meta, arrays)))
         if hosted.tables:
             hosted.reading = set(hosted.leaving)
         else:
@@ -625,12 +625,13 @@ class HostedShard:
 
     def trouble(self) -> Frame:
         """Return the error that a synchronous step cannot complete, because a replica is dead or frozen."""
-        who = ", ".join(f"{replica} {self.called.get(replica, '')}".strip() for replica in sorted(self.lost))
+        each = (f"{replica} {self.called.get(replica, '')}".strip() for replica in sorted(self.lost))
         what = "frozen" if self.lost == self.frozen else "dead"
         return error_frame(
             UnavailableError(
-                f"replica {who} is {what}, and a synchronous step takes {self.rules.needed} gradients of the "
-                f"{self.rules.replicas} replicas; train without it, or have backups (a smaller aggregate=)"
+                f"replica {', '.join(each)} is {what}, and a synchronous step takes "
+                f"{self.rules.needed} gradients of the {self.rules.replicas} replicas; train without "
+                "it, or have backups (a smaller aggregate=)"
             )
         )
 
@@ -678,16 +679,17 @@ class HostedShard:
         if self.mailbox is not None:
             self.mailbox.segment.close()
 
-    def require(self, layout: Layout, tables: tuple[Table, ...], rules: Rules, who: str) -> None:
+    def require(self, layout: Layout, tables: tuple[Table, ...], rules: Rules, asker: str) -> None:
         """Raise InvalidArgumentError, naming the difference, unless a replica opens what the others did."""
         if layout != self.layout:
-            raise InvalidArgumentError(different(self.layout, self.opener, layout, who))
+            raise InvalidArgumentError(different(self.layout, self.opener, layout, asker))
         if tables != self.tables:
             ours, theirs = Layout.of(self.tables), Layout.of(tables)
-            raise InvalidArgumentError(different(ours, self.opener, theirs, who))
+            raise InvalidArgumentError(different(ours, self.opener, theirs, asker))
         if rules != self.rules:
             raise InvalidArgumentError(
-                f"{who} asks for {rules} and {self.opener} for {self.rules}; all replicas have to train alike"
+                f"{asker} asks for {rules} and {self.opener} for {self.rules}; all replicas have to train "
+                "alike"
             )
 
 
@@ -697,7 +699,7 @@ def push(sender: Caller, frame: Frame) -> None:
         sender.push(frame)
 
 
-def different(one: Layout, first: str, other: Layout, who: str) -> str:
+def different(one: Layout, first: str, other: Layout, asker: str) -> str:
     """Return the error for two layouts that should be equal: the first variable in which they differ."""
 
     def text(entry: Any) -> str:
@@ -710,7 +712,7 @@ def different(one: Layout, first: str, other: Layout, who: str) -> str:
         if a != b:
             return (
                 f"the replicas built different models: variable {i} is {text(a)} on {first} "
-                f"and {text(b)} on {who}; build the same model on every worker"
+                f"and {text(b)} on {asker}; build the same model on every worker"
             )
     return "the replicas built different models"
 
