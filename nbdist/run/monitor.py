@@ -61,6 +61,7 @@ SILENT_SECONDS = 2.0  # after which the client subscribes again: a task with a b
 POLL_FROZEN_SECONDS = 0.5  # between two checks for stopped processes
 FROZEN_SECONDS = 9.0  # after which a stopped process counts as lost
 TRAINING_SECONDS = 0.5  # in which the first message of a training may follow the death of one of its tasks
+SESSION_SECONDS = 1.0  # in which the first message of a session may follow the death of a parameter server
 ROOT_CAUSE_SECONDS = 1.0  # in which the cause of a broken call may follow its error
 CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
 Hint = Callable[[str], str]
@@ -125,6 +126,7 @@ class RunMonitor:
         self._server_recovery = ServerRecovery(cluster, budget)
         self.sessions: set[int] = set()  # ranks whose bodies have driven a monitored session
         self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
+        self._servers_lost: dict[int, float] = {}  # incarnations of servers, and when they were found dead
         self.ended_bodies: set[int] = set()  # ranks; their outcomes are on their way
         self._cluster, self._printed, self._hint = cluster, printed, hint
         self._displayed, self._noted = displayed, noted
@@ -315,12 +317,19 @@ class RunMonitor:
                 self._fail(died, lost.task.rank)
 
     def _replaces(self, lost: LostTask) -> bool:
-        """Return whether a lost task is a parameter server that is replaced, while the bodies wait for it."""
+        """Return whether a lost task is a parameter server that is, or may yet be, replaced.
+
+        It is if all bodies wait for it.
+        """
         if self._server_recovery.has(lost.task):
             return True
         waiting = {info.rank for info in self.workers} - self.lost - self.outcomes.keys()
-        if lost.task not in self.servers or not waiting or not waiting <= self._recovering:
+        if lost.task not in self.servers or not waiting:
             return False
+        if not waiting <= self._recovering:  # a session that has just begun is not known here yet
+            now = time.monotonic()
+            since = self._servers_lost.setdefault(lost.task.incarnation, now)
+            return not self.has_trained and now - since < SESSION_SECONDS
         if refusal := self._server_recovery.begin(lost.task, lost.how):
             self._noted(f"{lost.how}; {refusal}")
             return False

@@ -96,6 +96,19 @@ def test_a_session_is_paused_between_two_runs(start: Callable[..., Cluster], tmp
     assert run.status == "stopped"
 
 
+def test_a_parameter_server_dies_as_a_session_begins(start: Callable[..., Cluster], tmp_path: Path) -> None:
+    cluster = start(workers=1, ps=1)
+    server = next(info for info in cluster.tasks if info.job == "ps")
+    body = BODY.format(steps=200, folder=str(tmp_path))
+    loop, silent = "        while not", "ctypes.PyDLL(None).usleep(400_000)  # keeps the interpreter's lock"
+    body = body.replace(loop, f"        os.kill({server.pid}, 9)\n        {silent}\n{loop}")
+    body = f"import ctypes, os\n{body}"
+    run = start_run(body, Options(fetch=("recoveries", "reached")), cluster=cluster)
+    run.wait()
+    assert (run.status, run.results["recoveries"]) == ("finished", 1)
+    assert any("replaced after" in note for note in run.notes)
+
+
 def test_the_restart_budget_ends(start: Callable[..., Cluster], tmp_path: Path) -> None:
     cluster = start(workers=1, ps=1)
     run = monitored(cluster, tmp_path, 1_000_000, max_restarts=1)
