@@ -3,7 +3,7 @@
 In each step a replica works on its share of the batch, its gradients are summed with the others' by one
 all-reduce per bucket, and each applies the same sums to the same parameters: copies stay equal bit for bit.
 
-The group changes in two ways, with the same steps (`AllReduceReplica._form_again`): the ranks that are left
+The group changes in two ways, with the same steps (`GroupReplica.form_again`): the ranks that are left
 re-form the group at the first one's Server, and the replica with the most updates sends its parameters,
 slots, step and learning rate to all.
 
@@ -18,8 +18,6 @@ joining  The new process of a lost worker asks to be admitted. The first replica
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -27,27 +25,15 @@ import numpy as np
 
 from nbdist.cluster.resources import count_cores
 from nbdist.data import Dataset
-from nbdist.distribute.agreement import digest_of, same_variables
+from nbdist.distribute.agreement import same_variables
+from nbdist.distribute.membership import GroupReplica, GroupStrategy
 from nbdist.distribute.sharing import one_order
-from nbdist.errors import DataLossError, FailedPreconditionError, TaskDiedError, UnavailableError
+from nbdist.errors import DataLossError, TaskDiedError, UnavailableError
 from nbdist.optim import Optimizer
-from nbdist.runtime.groups import World, described
+from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
-from nbdist.runtime.ps.client import TrainingOver
 from nbdist.runtime.tables import RowGradient, Tables, no_rows
-from nbdist.runtime.task import TaskInfo
-from nbdist.train.context import current
-from nbdist.train.strategy import (
-    JoinedState,
-    Replica,
-    RetryStep,
-    Strategy,
-    Trainable,
-    apart,
-    by_variable,
-    interleaved,
-)
-from nbdist.wire.collective.base import Collective
+from nbdist.train.strategy import Replica, RetryStep, Trainable, apart, by_variable, interleaved
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -56,7 +42,7 @@ COUNT = 11  # all exact in a float of any size:
 STOP, HAS_RATE, RATE, JOINS = 0, 1, slice(2, 10), 10  # whether to stop; a learning rate; whether others join
 
 
-class AllReduceStrategy(Strategy):
+class AllReduceStrategy(GroupStrategy):
     """Keep a copy of the parameters on each replica of ``world``, by default that of the surrounding run.
 
     ``collective`` says how gradients are reduced: "auto" is the best there is.
@@ -67,9 +53,8 @@ class AllReduceStrategy(Strategy):
     takes_rows = True
 
     def __init__(self, collective: str = "auto", *, world: World | None = None) -> None:
-        self.world = current().world if world is None else world
-        self.collective = collective
-        self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
+        super().__init__(collective, world)
+        self.num_replicas_in_sync = self.world.size
 
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in one order for all, of which each replica takes its share of every batch."""
@@ -79,55 +64,15 @@ class AllReduceStrategy(Strategy):
         self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer, tables: Sequence[int] = ()
     ) -> Replica:
         """Begin to train: all replicas get the chief's values."""
-        if self.world.rejoins and not current().fitting:
-            raise FailedPreconditionError(
-                "the process of a replaced worker joins the others in fit(), and the body trains in a loop "
-                "of its own"
-            )
         return AllReduceReplica(self, variables, optimizer, tables)
 
-    def form(self) -> Collective:
-        """Return a new group of all replicas; every one asks for it."""
-        while True:
-            try:
-                return self.world.group("gradients", self.collective)
-            except UnavailableError as error:
-                if not self.shrink():
-                    raise error from None
-
-    def join(self, digest: str) -> None:
-        """Join the replicas that train variables with this digest; TrainingOver if they have ended."""
-        if not self.world.join(current().trainings, digest):
-            raise TrainingOver
-        self._count()
-
-    def joining(self, digest: str) -> list[int]:
-        """Return the ranks of new processes that can be admitted now, on the first replica."""
-        return self.world.joining(current().trainings, digest)
-
-    def shrink(self, admits: Sequence[int] = ()) -> list[TaskInfo]:
-        """Continue with the remaining replicas and new ones; raise TaskDiedError if they are too few.
-
-        Return the lost tasks.
-        """
-        before = self.world.size
-        lost = self.world.reform(admits)
-        self._count()
-        if self.replica_index == 0 and self.world.size > before - len(lost):
-            print(f"training continues on {self.world.size} replicas with smaller shares")
-        if self.replica_index == 0 and lost:
-            current().progress.lost += [info.incarnation for info in lost]
-            left = "1 replica" if self.world.size == 1 else f"{self.world.size} replicas"
-            print(f"{described(lost)} lost: training continues on {left} with larger shares")
-        return lost
-
-    def _count(self) -> None:
-        """Take the new numbers of replicas; the first one has the duties of the chief."""
-        self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
-        current().is_chief = self.replica_index == 0
+    def count_replicas(self) -> None:
+        """Share batches among all replicas that there are now."""
+        self.num_replicas_in_sync = self.world.size
+        super().count_replicas()
 
 
-class AllReduceReplica(Replica):
+class AllReduceReplica(GroupReplica):
     """One copy of the parameters."""
 
     pull_is = None
@@ -140,7 +85,7 @@ class AllReduceReplica(Replica):
         optimizer: Optimizer,
         tables: Sequence[int] = (),
     ) -> None:
-        self._strategy, self._optimizer = strategy, optimizer
+        self._optimizer = optimizer
         own, rest = apart(variables, tables)
         if not strategy.keeps_values:  # another replica of this process trains the model's own
             own = [array.copy() for array in own]
@@ -155,14 +100,10 @@ class AllReduceReplica(Replica):
         self.values = interleaved(own, views, self.tables)
         self._slots = [optimizer.new_slots(flat) for flat in self._flats]
         self._wanted: float | None = None  # the learning rate that the next step sends to all
-        self._digest = digest_of(variables)
-        self._is_new = strategy.world.rejoins
-        if self._is_new:
-            strategy.join(self._digest)
-        self._group = strategy.form()
+        self.begin_group(strategy, variables)
         try:
-            if self._is_new:
-                self._take_all()
+            if self.is_new:
+                self.take_all()
             else:
                 same_variables(self._group, variables)
                 for flat in [*self._flats, *own]:
@@ -191,7 +132,7 @@ class AllReduceReplica(Replica):
         self._buckets = Buckets(group, self._plan, "sum", overlap=overlap)
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)
-        self._control, self._stops, self._grows = self._buckets.views[CONTROL], False, False
+        self._control, self._stops, self.grows = self._buckets.views[CONTROL], False, False
         self._control[...] = 0
 
     def pull(self) -> None:
@@ -219,7 +160,7 @@ class AllReduceReplica(Replica):
         if self._wanted is not None:
             self._control[HAS_RATE] = 1
             self._control[RATE] = np.frombuffer(np.float64(self._wanted).tobytes(), np.uint8)
-        self._control[JOINS] = bool(self._strategy.joining(self._digest))
+        self._control[JOINS] = self.others_wait
         self._buckets.mark(CONTROL)
         try:
             self._buckets.finish()
@@ -230,7 +171,7 @@ class AllReduceReplica(Replica):
             return  # the others had completed this step
         self._unmarked = set(self._names)
         self.waited += self._group.waited - waited
-        self._stops, self._grows = bool(self._control[STOP]), bool(self._control[JOINS])
+        self._stops, self.grows = bool(self._control[STOP]), bool(self._control[JOINS])
         if self._control[HAS_RATE]:
             self._take_rate()
         self.global_step += 1
@@ -263,14 +204,6 @@ class AllReduceReplica(Replica):
         """Return whether any replica was asked to stop before the last step; the next push sends ``stop``."""
         self._control[STOP] = stop
         return self._stops
-
-    def admit(self) -> bool:
-        """Have new processes join, if the last push said that some wait; return whether shares changed."""
-        if not self._grows:
-            return False
-        self._grows = False
-        self._form_again(admits=self._strategy.joining(self._digest))
-        return True
 
     @property
     def learning_rate(self) -> float | None:
@@ -321,38 +254,13 @@ class AllReduceReplica(Replica):
         Some may have completed it when a death interrupted the others: all take the newest parameters.
         """
         updates = self.global_step
-        self._form_again(error)
+        self.form_again(error)
         return updates == self.global_step
 
-    def _form_again(self, error: UnavailableError | None = None, admits: Sequence[int] = ()) -> None:
-        """Form a group without the lost replicas and with the admitted ones; take the newest parameters.
-
-        Raises ``error`` if it has another cause than a lost replica.
-        """
-        while True:
-            self.close()
-            size = self._group.size
-            lost = self._strategy.shrink(admits)
-            if error is not None and not lost and self._strategy.world.size == size:
-                raise error  # every process is alive
-            self._group, admits = self._strategy.form(), ()
-            try:
-                self._take_newest()
-                return
-            except UnavailableError as another:  # one more death
-                error = another
-
-    def _take_all(self) -> None:
-        """Begin in a training that is under way, as the other replicas are; see :meth:`_take_newest`."""
-        try:
-            self._take_newest()
-        except UnavailableError as error:
-            self._form_again(error)
-
-    def _take_newest(self) -> None:
+    def take_newest(self) -> None:
         """Take parameters, slots, step and learning rate of the replica with the most updates."""
         group = self._group
-        own = np.array([-1 if self._is_new else self.global_step, self._optimizer.learning_rate])
+        own = np.array([-1 if self.is_new else self.global_step, self._optimizer.learning_rate])
         known = group.all_gather(own)
         root = int(known[:, 0].argmax())
         if known[root, 0] < 0:
@@ -362,23 +270,9 @@ class AllReduceReplica(Replica):
             for array in (flat, *(slots[name] for name in sorted(slots))):
                 group.broadcast(array, root, out=array)
         if (known[:, 0] < 0).any():
-            self._share_position(root)
+            self.share_position(root)
         self._share_out()
         self.global_step, self._optimizer.learning_rate = int(known[root, 0]), float(known[root, 1])
-        self._is_new = False
-
-    def _share_position(self, root: int) -> None:
-        """Send where the training is from one replica to those that are new."""
-        group, packed = self._group, np.zeros(0, np.uint8)
-        if group.rank == root:
-            assert self.position is not None
-            packed = np.frombuffer(pack_joined(self.position()), np.uint8)
-        size = np.array([len(packed)], np.int64)
-        group.broadcast(size, root, out=size)
-        sent = packed.copy() if group.rank == root else np.zeros(int(size[0]), np.uint8)
-        group.broadcast(sent, root, out=sent)
-        if self._is_new:
-            self.joined = unpack_joined(sent.tobytes())
 
     def finish(self) -> None:
         """Do nothing: every update is applied when ``push`` returns."""
@@ -411,28 +305,3 @@ def _aligned(count: int, dtype: np.dtype[Any]) -> Array:
     raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count * dtype.itemsize].view(dtype)
-
-
-def pack_joined(joined: JoinedState) -> bytes:
-    """Return a state as bytes, for `unpack_joined`.
-
-    >>> state = JoinedState({"step": 7}, [np.arange(3.0)])
-    >>> unpack_joined(pack_joined(state))
-    JoinedState(state={'step': 7}, arrays=[array([0., 1., 2.])])
-    """
-    arrays = [np.ascontiguousarray(array) for array in joined.arrays]
-    header = {"state": joined.state, "arrays": [[str(array.dtype), array.shape] for array in arrays]}
-    text = json.dumps(header).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, *(array.tobytes() for array in arrays)])
-
-
-def unpack_joined(packed: bytes) -> JoinedState:
-    """Return the state that `pack_joined` has packed."""
-    start = 8 + int.from_bytes(packed[:8], "little")
-    header = json.loads(packed[8:start])
-    arrays = []
-    for dtype, shape in header["arrays"]:
-        count = math.prod(shape)
-        arrays.append(np.frombuffer(packed, dtype, count, start).reshape(shape))
-        start += count * np.dtype(dtype).itemsize
-    return JoinedState(header["state"], arrays)
