@@ -3,6 +3,11 @@
 Every ``every`` steps each replica moves a part ``alpha`` of its way to the center, and the center the same
 part of its way to each: x -= alpha (x - c) and c += alpha sum(x - c) (Zhang, Choromanska and LeCun, "Deep
 learning with Elastic Averaging SGD", NIPS 2015; in one all-reduce, as in AllReduceEA of torch-distlearn).
+
+An exchange consists of parts: the flags, and each array of parameters. After a death in the middle of it,
+the replica that has completed the most parts sends its centers to all. The others make the moves of the parts
+that they lack towards the centers that these had, because their own part is in the sum, and all continue with
+the part that follows. New processes join after an exchange, at the center.
 """
 
 from __future__ import annotations
@@ -14,19 +19,18 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.distribute.agreement import same_variables
+from nbdist.distribute.membership import GroupReplica, GroupStrategy
 from nbdist.distribute.spec import COLLECTIVE, Setting, StrategySpec, whole_number
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, TaskDiedError, UnavailableError
 from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
-from nbdist.train.context import current
-from nbdist.train.strategy import OneDevice, Replica, ReplicaState, Strategy
-from nbdist.wire.collective.base import Collective
+from nbdist.train.strategy import OneDevice, Replica, ReplicaState
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-class ElasticAveragingStrategy(Strategy):
+class ElasticAveragingStrategy(GroupStrategy):
     """Train independent replicas, pulled towards a shared center by ``alpha`` every ``every`` steps.
 
     Each replica reads all the data in its own order (or its ``shard``), and all end with the center. A stop
@@ -46,6 +50,8 @@ class ElasticAveragingStrategy(Strategy):
     """
 
     name = "elastic"
+    purpose = "center"
+    larger = smaller = ""
     continues = True
 
     def __init__(
@@ -56,14 +62,17 @@ class ElasticAveragingStrategy(Strategy):
         *,
         world: World | None = None,
     ) -> None:
-        self.world = current().world if world is None else world
+        super().__init__(collective, world)
         if not is_whole(every, 1):
             raise InvalidArgumentError(f"every is a whole number of steps above 0, got {every!r}")
-        self.every, self.collective = every, collective
-        self.alpha = 0.9 / self.world.size if alpha is None else float(alpha)
+        self.every, self._given_alpha = every, alpha
         if not 0 < self.alpha <= 1:
             raise InvalidArgumentError(f"alpha is a number above 0 and at most 1, got {alpha!r}")
-        self.replica_index = self.world.index
+
+    @property
+    def alpha(self) -> float:
+        """The part of the difference that an exchange moves."""
+        return 0.9 / self.world.size if self._given_alpha is None else float(self._given_alpha)
 
     @property
     def family(self) -> str:
@@ -85,11 +94,10 @@ class ElasticAveragingStrategy(Strategy):
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
         """Begin to train: all replicas and the center get the chief's values."""
-        group = self.world.group("center", self.collective)
-        return ElasticReplica(group, variables, optimizer, self.every, self.alpha)
+        return ElasticReplica(self, variables, optimizer)
 
 
-class ElasticReplica(OneDevice):
+class ElasticReplica(GroupReplica, OneDevice):
     """Parameters of one replica, and its copy of the center, which is the same on all.
 
     All replicas take part in every exchange: one whose data has ended takes part until the data of all has
@@ -100,32 +108,42 @@ class ElasticReplica(OneDevice):
 
     def __init__(
         self,
-        group: Collective,
+        strategy: ElasticAveragingStrategy,
         variables: Sequence[tuple[str, Array]],
         optimizer: Optimizer,
-        every: int,
-        alpha: float,
     ) -> None:
         super().__init__(variables, optimizer)
-        self._group, self._every, self._alpha = group, every, alpha
+        self._elastic, self._steps, self._exchanges, self._part = strategy, 0, 0, 0
+        self._wants_stop = self._stops = self._all_ended = self._ended = False
+        self._centers = [parameters.copy() for parameters, _, _ in self._flats]
+        self._moves = [np.empty_like(center) for center in self._centers]
+        self.begin_group(strategy, variables)
         try:
-            same_variables(group, variables)
-            for parameters, _, _ in self._flats:
-                group.broadcast(parameters, root=0, out=parameters)
-            self._centers = [parameters.copy() for parameters, _, _ in self._flats]
-            self._pulls = [group.symmetric_buffer(center.shape, center.dtype) for center in self._centers]
-            # how many replicas want to stop, and how many have ended their epoch
-            self._flags = group.symmetric_buffer((2,), np.int64)
+            if self.is_new:
+                self.take_all()
+            else:
+                same_variables(self._group, variables)
+                for (parameters, _, _), center in zip(self._flats, self._centers, strict=True):
+                    self._group.broadcast(parameters, root=0, out=parameters)
+                    np.copyto(center, parameters)
+                self._make_buffers()
         except BaseException as error:
             self.abort(error)
             self.close()
             raise
-        self._steps = 0
-        self._wants_stop = self._stops = False
+        group = self._group
         text = (
-            f"{group.size} replicas, pulled to their center every {every} steps by {alpha:.3g} ({group.kind})"
+            f"{group.size} replicas, pulled to their center every {strategy.every} steps by "
+            f"{strategy.alpha:.3g} ({group.kind})"
         )
         self.notes = [*([text] if group.rank == 0 else []), *group.notes]
+
+    def _make_buffers(self) -> None:
+        """Make the buffers of a group that is new."""
+        group = self._group
+        self._pulls = [group.symmetric_buffer(center.shape, center.dtype) for center in self._centers]
+        # how many replicas want to stop, how many have ended their epoch, and whether others wait to join
+        self._flags = group.symmetric_buffer((3,), np.int64)
 
     def state(self) -> ReplicaState:
         """Return the center, with this replica's slots: all replicas begin there when they continue."""
@@ -149,9 +167,10 @@ class ElasticReplica(OneDevice):
     def end_epoch(self, stop: bool) -> bool:
         """Take part in exchanges until every replica's epoch has ended; return whether any wants to stop."""
         self._wants_stop = self._wants_stop or stop
-        while self._exchange(ended=True) < self._group.size:
-            pass
-        return self._stops
+        while True:
+            self.admit()
+            if self._exchange(ended=True):
+                return self._stops
 
     def finish(self) -> None:
         """Copy the center into the parameters."""
@@ -168,29 +187,94 @@ class ElasticReplica(OneDevice):
 
     def _count_step(self) -> None:
         self._steps += 1
-        if self._steps % self._every == 0:
+        if self._steps % self._elastic.every == 0:
             self._exchange()
 
-    def _exchange(self, ended: bool = False) -> int:
-        """Move replicas and center towards each other; return how many have ended their epoch."""
-        waited = self._group.waited
-        self._flags[:] = self._wants_stop, ended
-        self._group.all_reduce(self._flags, "sum", out=self._flags)
-        for (parameters, _, _), center, pull in zip(self._flats, self._centers, self._pulls, strict=True):
-            np.subtract(parameters, center, out=pull)
-            np.multiply(pull, self._alpha, out=pull)
-            np.subtract(parameters, pull, out=parameters)
-            self._group.all_reduce(pull, "sum", out=pull)
-            np.add(center, pull, out=center)
-        self.waited += self._group.waited - waited
-        self._stops = bool(self._flags[0])
-        return int(self._flags[1])
+    def _exchange(self, ended: bool = False) -> bool:
+        """Move replicas and center towards each other; return whether all have ended their epoch."""
+        number, self._ended = self._exchanges, ended
+        while self._exchanges == number:
+            try:
+                self._exchange_rest()
+            except UnavailableError as error:
+                self.form_again(error)
+        return self._all_ended
+
+    def _exchange_rest(self) -> None:
+        """Make the parts of the exchange that are not made yet."""
+        group, waited = self._group, self._group.waited
+        if self._part == 0:
+            self._flags[:] = self._wants_stop, self._ended, self.others_wait
+            group.all_reduce(self._flags, "sum", out=self._flags)
+            self._take_flags(bool(self._flags[0]), int(self._flags[1]) == group.size, bool(self._flags[2]))
+            self._part = 1
+        for number in range(self._part - 1, len(self._centers)):
+            pull, move = self._pulls[number], self._moves[number]
+            self._compute_move(number)
+            np.copyto(pull, move)
+            group.all_reduce(pull, "sum", out=pull)
+            np.subtract(self._flats[number][0], move, out=self._flats[number][0])
+            np.add(self._centers[number], pull, out=self._centers[number])
+            self._part = number + 2
+        self.waited += group.waited - waited
+        self._exchanges, self._part = self._exchanges + 1, 0
+
+    def _compute_move(self, number: int) -> None:
+        parameters, move = self._flats[number][0], self._moves[number]
+        np.subtract(parameters, self._centers[number], out=move)
+        np.multiply(move, self._elastic.alpha, out=move)
+
+    def _take_flags(self, stops: bool, all_ended: bool, grows: bool) -> None:
+        self._stops, self._all_ended, self.grows = stops, all_ended, grows
+
+    def take_newest(self) -> None:
+        """Take the centers of the replica that has made the most exchanges, and parts of one."""
+        group = self._group
+        own = [self._exchanges, self._part, self._stops, self._all_ended, self.grows, self._steps]
+        known = group.all_gather(np.array([-1, *own[1:]] if self.is_new else own, np.int64))
+        # Of equally new ones, one within its epoch: a new process has a batch to begin with there.
+        ended = group.all_gather(np.array([self._ended], np.int64))[:, 0]
+        root = max(range(group.size), key=lambda i: (known[i, 0], known[i, 1], -ended[i], -i))
+        if known[root, 0] < 0:
+            raise TaskDiedError("all workers that had parameters are lost, and the new ones have none")
+        exchanges, part, stops, all_ended, grows, steps = map(int, known[root])
+        lacks = exchanges > self._exchanges or part > self._part
+        for number, (center, (parameters, _, _)) in enumerate(zip(self._centers, self._flats, strict=True)):
+            made_there = exchanges > self._exchanges or number + 1 < part
+            if not self.is_new and made_there and not number + 1 < self._part:
+                self._compute_move(number)
+                np.subtract(parameters, self._moves[number], out=parameters)
+            group.broadcast(center, root, out=center)
+        if (known[:, 0] < 0).any():
+            self._take_slots(root, steps)
+        self._make_buffers()
+        if lacks or self.is_new:
+            self._exchanges, self._part = exchanges, part
+            self._take_flags(bool(stops), bool(all_ended), bool(grows))
+
+    def _take_slots(self, root: int, steps: int) -> None:
+        """Have new processes begin at the center, with the slots and the position of another replica."""
+        for (parameters, _, slots), center in zip(self._flats, self._centers, strict=True):
+            for name in sorted(slots):
+                sent = slots[name].copy()
+                self._group.broadcast(sent, root, out=sent)
+                if self.is_new:
+                    np.copyto(slots[name], sent)
+            if self.is_new:
+                np.copyto(parameters, center)
+        self.share_position(root)
+        if self.joined is not None and self.is_new:
+            self._steps, state = steps, self.joined.state
+            self.resume(int(state["updates"]), float(state["rate"]), 0)
 
 
 SPEC = StrategySpec(
     ElasticAveragingStrategy.name,
     make=lambda config: ElasticAveragingStrategy(world=config.world, **config.settings),
     synchronous=False,
+    survives_worker_loss=True,
+    survives_chief_loss=True,
+    takes_new_workers=True,
     settings=(
         whole_number("every", "TAU", "steps between two pulls towards the center (default 10)", least=1),
         Setting(

@@ -52,7 +52,7 @@ def names_of(having: str) -> tuple[str, ...]:
     """Return the strategies for which a field of their spec is true; first those that need no server.
 
     >>> names_of("survives_worker_loss")
-    ('mirrored', 'multi_worker', 'ps')
+    ('mirrored', 'multi_worker', 'elastic', 'ps')
     """
     found = [spec for spec in STRATEGIES.values() if getattr(spec, having)]
     return tuple(spec.name for spec in sorted(found, key=lambda spec: spec.uses_parameter_servers))
@@ -61,7 +61,7 @@ def names_of(having: str) -> tuple[str, ...]:
 MIN_WORKERS = whole_number(
     "min_workers",
     "N",
-    f"continue while N workers are left ({', '.join(names_of('survives_worker_loss'))}; default 1)",
+    f"continue on N or more workers ({', '.join(names_of('survives_worker_loss'))}; default 1)",
     least=1,
     group="When a worker dies",
 )

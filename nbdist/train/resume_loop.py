@@ -175,7 +175,8 @@ class ResumeAdapter:
 
     def joined_state(self, replica: Replica, history: History, cursor: DataCursor) -> JoinedState:
         """Return what a process that joins the training between two steps has to know."""
-        state, _, arrays, _ = self._now(replica, history, cursor)
+        state, _, _, _ = self._now(replica, history, cursor)
+        arrays = self._model.all_arrays(replica.values)
         return JoinedState(state.to_config(), self._besides(arrays, replica.values))
 
     def join(self, joined: JoinedState, history: History) -> DataCursor:

@@ -155,4 +155,4 @@ def test_an_invalid_value_is_refused(setting: Setting) -> None:
 def test_strategies_by_default() -> None:
     assert default_strategy(servers=True, together=True) == "ps"
     assert trial_strategies()[0] == default_strategy(together=True)
-    assert owners(MIN_WORKERS) == ("mirrored", "multi_worker", "ps")
+    assert owners(MIN_WORKERS) == ("mirrored", "multi_worker", "elastic", "ps")

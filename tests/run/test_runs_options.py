@@ -98,8 +98,8 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
         ({"on": ""}, r"--on takes a job and task numbers.*got ''"),
         ({"fetch": ("a", "b c")}, "--fetch takes names of variables, got 'b c'"),
         (
-            {"strategy": "elastic", "max_restarts": 2},
-            "--max-restarts 2 belongs to --strategy .*multi_worker.*; elastic replaces no workers: drop it",
+            {"strategy": "central", "max_restarts": 2},
+            "--max-restarts 2 belongs to --strategy .*multi_worker.*; central replaces no workers: drop it",
         ),
     ],
 )

@@ -131,3 +131,27 @@ def test_the_chief_and_another_join_again_and_the_last_has_the_duties_until_then
     assert run.history is not None
     assert len(run.history.history["loss"]) == run.outcomes[1]["step"] // STEPS - 1
     assert_as_one_device(cluster, run, over, (1, 2))
+
+
+def test_a_replaced_worker_of_elastic_averaging_joins_at_the_center(start: Start, tmp_path: Path) -> None:
+    cluster, view, over = start(workers=3), RecordingView(), tmp_path / "over"
+    options = Options(strategy="elastic", seed=3, every=3)
+    run = start_run(body(over), options, cluster=cluster, make_view=lambda run: view)
+    until_all_reach(run, 3 * STEPS)
+    kill(cluster, 0)
+    until_joined(run)
+    (restart,) = restarts(run)
+    assert restart.step is not None
+    until_all_reach(run, restart.step + 2 * STEPS)
+    over.touch()
+    run.wait()
+    assert run.status == "finished"
+    assert "is lost: training continues on 2 replicas" in view.text["/job:worker/task:1"]
+    trained = weights(cluster, (0, 1, 2))
+    for other in trained[1:]:
+        for a, b in zip(trained[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert {outcome["step"] % STEPS for outcome in run.outcomes.values()} == {0}
+    assert run.history is not None
+    assert len(run.history.history["loss"]) == run.outcomes[0]["step"] // STEPS - 1
+    assert run.history.history["loss"][-1] < 0.5 * run.history.history["loss"][0]
