@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.run_folder import RunFile, read_run, write_run
-from nbdist.run.monitor import RunMonitor, error_from_record
+from nbdist.run.body_error import error_from_record
+from nbdist.run.monitor import RunMonitor
 from nbdist.run.outcome import keep_light, unpack
 from nbdist.runtime.task import TaskInfo
 

@@ -1,4 +1,4 @@
-"""Follows a run's tasks from the client: `RunMonitor` collects results, `FailureDetector` finds lost tasks.
+"""Follows a run's tasks from the client: `RunMonitor`.
 
 All is done by `RunMonitor.poll`, from one thread, without waiting:
 
@@ -7,26 +7,12 @@ commands     "run.stop" and "run.control" are sent from here, also if another th
 messages     Points, output and progress come about ten times a second. A task drops a subscriber that stops
              reading (a kernel that computes for minutes); a client that receives nothing for 2 s subscribes
              again and fills the gap from the task's log (`StreamPosition`).
-deaths       before outcomes, so that the run names the task that died, not a task whose call it broke.
+deaths       Before outcomes, so that the run names the task that died, not a task whose call it broke (see
+             :mod:`nbdist.run.failure_detector`).
 recovery     Where the others continue, a lost worker is replaced, and its new process joins them (see
              :mod:`nbdist.run.recovery`).
 outcomes     The first failure is the run's error; the bodies on all other tasks are aborted.
 escalation   Bodies that do not end are signalled, then replaced (see :mod:`nbdist.run.shutdown`).
-
-How a lost task is noticed (`FailureDetector`). There are no heartbeats: a body that holds the interpreter's
-lock for a minute answers nothing and is healthy.
-
-1. The cluster's supervisor has waited for the process and reports its exit status (`cluster.dead`).
-2. The rank has another incarnation: another client has replaced the task.
-3. The process is on this host and the kernel has reported it as stopped (SIGSTOP) for 9 s. Strategies that
-   continue without a worker decide after 8 s, so their decision is known here first.
-4. Other tasks report that it does not answer. Only strategies that continue without it do so.
-5. The supervisor itself has ended; then the whole cluster has.
-
-Which failure is blamed (`RootCause`): a worker that dies breaks the collective calls of all others, and their
-errors often arrive before the death does. UnavailableError, AbortedError and TaskDiedError may therefore be
-consequences; the monitor waits 1 s for the death or the error that explains them before it takes one of them
-as the run's error.
 """
 
 from __future__ import annotations
@@ -34,16 +20,17 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.resize import short_name
 from nbdist.errors import FailedPreconditionError, NbdistError, TaskDiedError, UnavailableError, WorkerError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.store import RunStore
 from nbdist.run.backfill import add_since
+from nbdist.run.body_error import Hint, body_error, why_not_joined
+from nbdist.run.failure_detector import FailureDetector, LostTask, RootCause
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery import CallsByRank, Restart, RestartBudget, WorkerRecovery, count
@@ -51,21 +38,12 @@ from nbdist.run.server_recovery import ServerRecovery
 from nbdist.run.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
-from nbdist.wire.collective.shm.sync import FreezeDetector
-from nbdist.wire.hosts import host_identity
 from nbdist.wire.rpc.frame import Frame
 
 LAST_MESSAGE_SECONDS = 5.0  # for which the last points of a task, sent before its outcome, may still arrive
 RESERVE_SECONDS = 10.0  # between two renewals of the towers' reservations, which expire after 30 s
 SILENT_SECONDS = 2.0  # after which the client subscribes again: a task with a body sends ten times a second
-POLL_FROZEN_SECONDS = 0.5  # between two checks for stopped processes
-FROZEN_SECONDS = 9.0  # after which a stopped process counts as lost
-TRAINING_SECONDS = 0.5  # in which the first message of a training may follow the death of one of its tasks
 SESSION_SECONDS = 1.0  # in which the first message of a session may follow the death of a parameter server
-ROOT_CAUSE_SECONDS = 1.0  # in which the cause of a broken call may follow its error
-CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
-Hint = Callable[[str], str]
-"""Returns the remedy for a name that a body lacks; empty if there is none."""
 
 
 class RunMonitor:
@@ -506,138 +484,6 @@ class RunMonitor:
                 self._ended.add(info.rank)
 
 
-@dataclass(frozen=True)
-class LostTask:
-    """A task that the run has lost: how, what to do about it, and whether the others continue without it."""
-
-    task: TaskInfo
-    how: str
-    remedy: str
-    others_continue: bool
-
-
-class FailureDetector:
-    """Finds lost tasks among those that a run needs: its ``workers``, and ``others`` beside them.
-
-    With ``least``, workers may die, as long as so many are left and the run ``trains``; with ``needs_chief``
-    the first one may not.
-    ``lost`` are the ranks without which the others continue; the caller adds to it.
-    """
-
-    def __init__(
-        self,
-        cluster: RunTasks,
-        workers: Sequence[TaskInfo],
-        others: Sequence[TaskInfo],
-        least: int | None,
-        trains: bool,
-        needs_chief: bool = True,
-    ) -> None:
-        self.lost: set[int] = set()
-        self.undecided: dict[int, float] = {}
-        """Dead ranks, and since when it has been open whether the others continue."""
-        self._cluster, self._workers, self._least, self._trains = cluster, workers, least, trains
-        self._needs_chief = needs_chief
-        self._needed = [*workers, *others]
-        self._ranks = {info.rank for info in self._needed}
-        self._here = host_identity()
-        pids = {info.rank: info.pid for info in self._needed if info.host == self._here}
-        self._detector = FreezeDetector(pids)
-        self._polled = time.monotonic()  # a short run ends before the first check
-        self._frozen: dict[int, str] = {}
-
-    def report_frozen(self, incarnations: Collection[int]) -> None:
-        """Record tasks that others found frozen or cut off; those continue without them."""
-        for info in self._needed if incarnations else ():
-            if info.incarnation in incarnations:
-                silent = "is frozen or cut off: it does not answer the other tasks"
-                self._frozen.setdefault(info.rank, silent)
-
-    def replace(self, old: TaskInfo, new: TaskInfo) -> None:
-        """Watch the new process of a task in place of the old one."""
-        self._needed[self._needed.index(old)] = new
-        self._detector.replace(new.rank, new.pid if new.host == self._here else 0)
-        self._frozen.pop(new.rank, None)
-        self.undecided.pop(new.rank, None)
-        self.lost.discard(new.rank)
-
-    def poll(self, trained: bool, ended: Collection[TaskInfo]) -> Iterator[LostTask]:
-        """Yield the tasks that are lost and not yet in ``lost``; each again at every call.
-
-        ``trained`` is whether a body has begun to train. Tasks that were ``ended`` on purpose do not count.
-        """
-        self._poll_frozen()
-        dead = dead_or_replaced(self._cluster, self._needed)
-        ranks = {info.rank for info in dead}
-        dead += [info for info in self._needed if info.rank in self._frozen and info.rank not in ranks]
-        ranks.update(self._frozen)
-        for info in dead:
-            if info.rank not in self._ranks or info.rank in self.lost or info in ended:
-                continue
-            others_continue = self._others_continue(info, ranks, trained)
-            if others_continue or info.rank not in self.undecided:
-                yield LostTask(info, self._how(info), remedy(info, dead), others_continue)
-
-    def _poll_frozen(self) -> None:
-        now = time.monotonic()
-        if now - self._polled >= POLL_FROZEN_SECONDS:
-            self._polled = now
-            for rank in self._detector.frozen(FROZEN_SECONDS):
-                stopped = f"is frozen: its process has been stopped for {FROZEN_SECONDS:.0f} s, as by SIGSTOP"
-                self._frozen.setdefault(rank, stopped)
-
-    def _others_continue(self, info: TaskInfo, dead: set[int], trained: bool) -> bool:
-        first, left = self._workers[0], [one for one in self._workers if one.rank not in dead]
-        few = self._least is None or len(left) < self._least
-        if few or info not in self._workers or (info is first and self._needs_chief):
-            return False
-        if not self._trains and not trained:  # a plain cell, unless a message of a training still arrives
-            now = time.monotonic()
-            if now - self.undecided.setdefault(info.rank, now) >= TRAINING_SECONDS:
-                del self.undecided[info.rank]
-            return False
-        self.undecided.pop(info.rank, None)
-        return True
-
-    def _how(self, info: TaskInfo) -> str:
-        now = next(row for row in self._cluster.status() if row["rank"] == info.rank)
-        if now["pid"] != info.pid:
-            return f"{info.name} (pid {info.pid}) was replaced by pid {now['pid']}"
-        if not now["ended"] and info.rank in self._frozen:
-            return f"{info.name} (pid {info.pid}) {self._frozen[info.rank]}"
-        return f"{info.name} (pid {info.pid}) died: {now['ended']}"
-
-
-def dead_or_replaced(cluster: RunTasks, tasks: list[TaskInfo]) -> list[TaskInfo]:
-    """Return the cluster's dead tasks, and those of ``tasks`` whose rank has another process now."""
-    dead, now = cluster.dead(), {info.rank: info.incarnation for info in cluster.tasks}
-    replaced = (one for one in tasks if one.incarnation and now.get(one.rank, 0) not in (0, one.incarnation))
-    return [*dead, *replaced]
-
-
-def remedy(lost: TaskInfo, dead: list[TaskInfo]) -> str:
-    """Return what to do about a task that is lost; ``dead`` are all lost tasks."""
-    if lost.job == "ps":
-        return f"The parameters are lost: start it again with %cluster restart {short_name(lost)}"
-    if any(info.job == "ps" for info in dead):
-        return "Start all lost tasks again with %cluster restart"
-    return f"Run without it with --on, or start it again with %cluster restart {short_name(lost)}"
-
-
-class RootCause:
-    """Delays errors that may be consequences of another task's failure; see the top of the file."""
-
-    def __init__(self) -> None:
-        self._since: dict[int, float] = {}
-
-    def is_open(self, wrong: Mapping[str, Any], rank: int) -> bool:
-        """Whether the cause of this rank's error may still arrive."""
-        if wrong["type"] not in CONSEQUENCES:
-            return False
-        now = time.monotonic()
-        return now - self._since.setdefault(rank, now) < ROOT_CAUSE_SECONDS
-
-
 @dataclass
 class StreamPosition:
     """How much of one worker's stream has arrived: bytes of its log, characters of its output.
@@ -696,72 +542,3 @@ def unequal_fits(
         f"{waits} is waiting in fit() call {most}, but {finished}: replicas that share parameters have to "
         "call fit() equally often. Call it on every worker, or use --strategy one_device"
     )
-
-
-def why_not_joined(outcome: Mapping[str, Any] | BaseException) -> str:
-    """Return why a body has ended on a new process without joining the training.
-
-    >>> why_not_joined({"error": {"type": "NameError", "message": "no x", "undefined": "x"}})
-    "its new process has no 'x', which an earlier cell has defined: push it, or define it in the body"
-    """
-    if isinstance(outcome, BaseException):
-        return f"its body could not be started again: {outcome}"
-    wrong = outcome.get("error")
-    if not wrong:
-        return "the training had ended before its new process joined"
-    if missing := wrong.get("undefined"):
-        return (
-            f"its new process has no {str(missing)!r}, which an earlier cell has defined: push it, or define "
-            "it in the body"
-        )
-    message = escape_surrogates(f"{wrong['type']}: {wrong['message']}")
-    return f"its body failed on the new process: {message}"
-
-
-# The error of a body, as the client raises it.
-
-
-def body_error(info: TaskInfo, wrong: Mapping[str, Any], hint: Hint | None = None) -> WorkerError:
-    """Return the error of a body, with its traceback on the task and the remedy for an undefined name."""
-    traceback = with_hint(escape_surrogates(wrong["traceback"]).rstrip(), wrong, hint)
-    error = WorkerError(f"{traceback}\n\nraised on {info.name} (pid {info.pid})")
-    error.task, error.ename = info.name, wrong["type"]
-    error.evalue = escape_surrogates(wrong["message"])
-    return error
-
-
-def with_hint(text: str, wrong: Mapping[str, Any], hint: Hint | None) -> str:
-    """Return the text of an error, and below it the remedy for an undefined name."""
-    advice = hint(str(wrong["undefined"])) if hint is not None and wrong.get("undefined") else ""
-    return f"{text}\n{advice}" if advice else text
-
-
-def error_from_record(text: str) -> NbdistError:
-    """Return the error of a failed run from its text in run.json.
-
-    >>> text = "Traceback (most recent call last):\\n  File ...\\nValueError: late\\n\\n"
-    >>> error = error_from_record(text + "raised on /job:worker/task:0 (pid 7)")
-    >>> error.task, error.ename, error.evalue
-    ('/job:worker/task:0', 'ValueError', 'late')
-    """
-    traceback, raised, where = text.rpartition("\n\nraised on ")
-    if not raised:
-        return NbdistError(text)
-    lines = traceback.splitlines()
-    # The exception follows the last line of code, which is indented; its message may have several lines.
-    first = 1 + max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
-    name, _, message = "\n".join(lines[first:]).partition(": ")
-    error = WorkerError(text)
-    error.task, error.ename, error.evalue = where.partition(" (pid ")[0], name.rpartition(".")[2], message
-    return error
-
-
-def escape_surrogates(text: str) -> str:
-    r"""Return a text with lone surrogates spelled out: a kernel that sends one to its page hangs.
-
-    Python puts them into names of files that are not UTF-8, and so into errors.
-
-    >>> escape_surrogates("no file 'caf\udce9'")
-    "no file 'caf\\udce9'"
-    """
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -32,10 +32,11 @@ from nbdist.metrics.timeline import Timeline
 from nbdist.numbers import is_whole
 from nbdist.run import finish
 from nbdist.run.backfill import collect, steps_of
+from nbdist.run.body_error import Hint
 from nbdist.run.control import KEPT_SECONDS, RunControls
 from nbdist.run.follow import InterruptDebounce, RunFollower, View
 from nbdist.run.history import Labelled
-from nbdist.run.monitor import Hint, RunMonitor
+from nbdist.run.monitor import RunMonitor
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, Standing
 from nbdist.run.protocols import RunCalls, RunTasks

@@ -24,9 +24,9 @@ from nbdist.errors import (
 )
 from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions, write_run
 from nbdist.run.delivery import Delivery, Given, missing_name, without_closure
+from nbdist.run.failure_detector import remedy
 from nbdist.run.follow import View
 from nbdist.run.in_graph.start import InGraph
-from nbdist.run.monitor import remedy
 from nbdist.run.options import Options, check_numbers, select
 from nbdist.run.protocols import RunCalls
 from nbdist.run.push import Packed

@@ -11,7 +11,7 @@ import pytest
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, WorkerError
-from nbdist.run.monitor import body_error, error_from_record
+from nbdist.run.body_error import body_error, error_from_record
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
 from nbdist.run.task.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
