@@ -280,7 +280,7 @@ class RunMonitor:
                 None,
             )
             return
-        for lost in self._failures.poll(self.has_trained, self.replacer.ended):
+        for lost in self._failures.poll(self.has_trained, self.sessions, self.replacer.ended):
             if self._replaces(lost):
                 continue
             if lost.others_continue:
@@ -307,7 +307,8 @@ class RunMonitor:
         if not waiting <= self._recovering:  # a session that has just begun is not known here yet
             now = time.monotonic()
             since = self._servers_lost.setdefault(lost.task.incarnation, now)
-            return not self.has_trained and now - since < SESSION_SECONDS
+            restarts = any(self._recovery and self._recovery.joining(rank) for rank in waiting)
+            return not self.has_trained and (restarts or now - since < SESSION_SECONDS)
         if refusal := self._server_recovery.begin(lost.task, lost.how):
             self._noted(f"{lost.how}; {refusal}")
             return False

@@ -12,6 +12,7 @@ from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError
+from nbdist.metrics.run_folder import read_run
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -132,3 +133,28 @@ def test_a_body_without_a_monitored_session_ends_as_before(start: Callable[..., 
     kill(cluster, "/job:ps/task:0")
     with pytest.raises(TaskDiedError, match="The parameters are lost"):
         run.wait()
+
+
+def test_killed_workers_are_replaced_the_chief_too(start: Callable[..., Cluster], tmp_path: Path) -> None:
+    cluster = start(workers=3, ps=1)
+    run = monitored(cluster, tmp_path, 1_000_000, max_restarts=4)
+
+    def replaced() -> list[str]:
+        return [note.partition(" (")[0] for note in run.notes if "joined at step" in note]
+
+    until(lambda: run._monitor.sessions == {0, 1, 2}, during=run)
+    until_saved(run, tmp_path, 50)
+    kill(cluster, "/job:worker/task:2")
+    until(lambda: replaced() == ["/job:worker/task:2"], during=run)
+    kill(cluster, "/job:worker/task:0")  # the chief
+    until(lambda: replaced() == ["/job:worker/task:2", "/job:worker/task:0"], during=run)
+    first, second = (one["step"] for one in read_run(run.id).restarts)
+    assert 0 < first < second  # nothing on the server was rolled back
+    until_saved(run, tmp_path, second + 50)  # by the new chief
+    kill(cluster, "/job:ps/task:0")
+    kill(cluster, "/job:worker/task:1")
+    until(lambda: "/job:worker/task:1" in replaced(), during=run)
+    assert any("replaced after" in note for note in run.notes if note.startswith("/job:ps/task:0"))
+    run.stop()
+    run.wait()
+    assert run.status == "stopped"

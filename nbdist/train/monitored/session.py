@@ -406,6 +406,8 @@ class ProgressHook(SessionRunHook):
             progress.global_step = max(progress.global_step, int(run_values.results))
             if self._saw_step is not None:
                 self._saw_step(int(run_values.results))
+        if progress.joined is None and current().world.rejoins:  # this process replaces one that was lost
+            progress.joined = progress.global_step
 
 
 def MonitoredTrainingSession(
