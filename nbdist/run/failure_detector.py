@@ -50,8 +50,7 @@ class FailureDetector:
     """Finds lost tasks among those that a run needs: its ``workers``, and ``others`` beside them.
 
     With ``least``, workers may die, as long as so many are left and the run ``trains``; with ``needs_chief``
-    the first one may not. Where all others drive monitored sessions, any worker may die: what they train
-    lives on the parameter servers, and a new chief joins it.
+    the first one may not.
     ``lost`` are the ranks without which the others continue; the caller adds to it.
     """
 
@@ -92,13 +91,10 @@ class FailureDetector:
         self.undecided.pop(new.rank, None)
         self.lost.discard(new.rank)
 
-    def poll(
-        self, trained: bool, sessions: Collection[int], ended: Collection[TaskInfo]
-    ) -> Iterator[LostTask]:
+    def poll(self, trained: bool, ended: Collection[TaskInfo]) -> Iterator[LostTask]:
         """Yield the tasks that are lost and not yet in ``lost``; each again at every call.
 
-        ``trained`` is whether a body has begun to train, ``sessions`` are the ranks whose bodies have driven
-        a monitored session. Tasks that were ``ended`` on purpose do not count.
+        ``trained`` is whether a body has begun to train. Tasks that were ``ended`` on purpose do not count.
         """
         self._poll_frozen()
         dead = dead_or_replaced(self._cluster, self._needed)
@@ -108,7 +104,7 @@ class FailureDetector:
         for info in dead:
             if info.rank not in self._ranks or info.rank in self.lost or info in ended:
                 continue
-            others_continue = self._others_continue(info, ranks, trained, sessions)
+            others_continue = self._others_continue(info, ranks, trained)
             if others_continue or info.rank not in self.undecided:
                 yield LostTask(info, self._how(info), remedy(info, dead), others_continue)
 
@@ -120,19 +116,12 @@ class FailureDetector:
                 stopped = f"is frozen: its process has been stopped for {FROZEN_SECONDS:.0f} s, as by SIGSTOP"
                 self._frozen.setdefault(rank, stopped)
 
-    def _others_continue(
-        self, info: TaskInfo, dead: set[int], trained: bool, sessions: Collection[int]
-    ) -> bool:
-        left = [one.rank for one in self._workers if one.rank not in dead]
-        trains = self._trains or trained
-        if self._least is None or len(left) < self._least or info not in self._workers:
+    def _others_continue(self, info: TaskInfo, dead: set[int], trained: bool) -> bool:
+        first, left = self._workers[0], [one for one in self._workers if one.rank not in dead]
+        few = self._least is None or len(left) < self._least
+        if few or info not in self._workers or (info is first and self._needs_chief):
             return False
-        if not trained and left and all(rank in sessions for rank in left):
-            self.undecided.pop(info.rank, None)
-            return True
-        if trains and self._needs_chief and info is self._workers[0]:
-            return False
-        if not trains:  # a plain cell, unless a message of a training or a session still arrives
+        if not self._trains and not trained:  # a plain cell, unless a message of a training still arrives
             now = time.monotonic()
             if now - self.undecided.setdefault(info.rank, now) >= TRAINING_SECONDS:
                 del self.undecided[info.rank]

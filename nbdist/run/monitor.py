@@ -44,6 +44,7 @@ LAST_MESSAGE_SECONDS = 5.0  # for which the last points of a task, sent before i
 RESERVE_SECONDS = 10.0  # between two renewals of the towers' reservations, which expire after 30 s
 SILENT_SECONDS = 2.0  # after which the client subscribes again: a task with a body sends ten times a second
 SESSION_SECONDS = 1.0  # in which the first message of a session may follow the death of a parameter server
+WORKER_SESSION_SECONDS = 0.5  # likewise, of a worker, whose error waits so long
 
 
 class RunMonitor:
@@ -57,8 +58,9 @@ class RunMonitor:
       ``noted`` messages for the end of the run
     - ``hint``: returns the remedy for a name that the body lacks
     - ``budget``: the restart budget of the run, which parameter servers of sessions and workers share
-    - ``recovery`` replaces lost workers while the others continue; None if nothing does. ``restarted`` is
-      called with each replacement that has started, joined or failed
+    - ``recovery`` replaces lost workers while the others continue; None if nothing does. With
+      ``replaces_in_fit`` also those that train with fit, else just those that drive a monitored session.
+      ``restarted`` is called with each replacement that has started, joined or failed
 
     ``outcomes`` are what the bodies returned, by rank. ``error`` is the first failure.
     """
@@ -84,6 +86,7 @@ class RunMonitor:
         displayed: Callable[[str, Displayed], object] = lambda task, shown: None,
         noted: Callable[[str], object] = lambda note: None,
         recovery: WorkerRecovery | None = None,
+        replaces_in_fit: bool = True,
         restarted: Callable[[Restart], object] = lambda restart: None,
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
@@ -104,11 +107,15 @@ class RunMonitor:
         self._server_recovery = ServerRecovery(cluster, budget)
         self.sessions: set[int] = set()  # ranks whose bodies have driven a monitored session
         self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
-        self._servers_lost: dict[int, float] = {}  # incarnations of servers, and when they were found dead
+        self._lost_since: dict[int, float] = {}  # incarnations of tasks, and when they were found dead
+        self._sessions: dict[int, Mapping[str, Any]] = {}  # progress of workers with a session, by rank
+        self._unknown: set[int] = set()  # dead ranks whose bodies may have driven a session
+        self._awaited: set[int] = set()  # lost ranks that the run cannot end without
         self.ended_bodies: set[int] = set()  # ranks; their outcomes are on their way
         self._cluster, self._printed, self._hint = cluster, printed, hint
         self._displayed, self._noted = displayed, noted
         self._recovery, self._restarted = recovery, restarted
+        self._replaces_in_fit = replaces_in_fit
         self._names = {info.rank: info.name for info in workers}
         self._reserved = time.monotonic()
         self._positions = {info.rank: StreamPosition(self._reserved) for info in workers}
@@ -219,6 +226,7 @@ class RunMonitor:
         if frame.meta["progress"].get("recovers"):
             self._recovering.add(info.rank)
             self.sessions.add(info.rank)
+            self._sessions[info.rank] = frame.meta["progress"]
         else:
             self._recovering.discard(info.rank)
         if frame.meta["ended"]:
@@ -233,7 +241,7 @@ class RunMonitor:
             outcome = self.calls.outcome(rank)
             if isinstance(outcome, TaskDiedError):
                 self._check_tasks()  # it knows how the task died, and whether the others continue
-                if rank in self.lost or rank in self._failures.undecided:
+                if rank in self.lost | self._unknown or rank in self._failures.undecided:
                     continue
             if self._has_given_up(rank, outcome):
                 continue
@@ -280,11 +288,14 @@ class RunMonitor:
                 None,
             )
             return
-        for lost in self._failures.poll(self.has_trained, self.sessions, self.replacer.ended):
+        for lost in self._failures.poll(self.has_trained, self.replacer.ended):
             if self._replaces(lost):
                 continue
-            if lost.others_continue:
-                self._lose(lost.task, lost.how)
+            by_session = self._continues_by_session(lost)
+            if by_session is None:
+                continue
+            if by_session or lost.others_continue:
+                self._lose(lost.task, lost.how, by_session)
                 gone = [info for info in self.workers if info.rank in self.lost]
                 ranks, numbers = [info.rank for info in gone], [info.incarnation for info in gone]
                 meta = {"run": self.run, "ranks": ranks, "incarnations": numbers}
@@ -302,13 +313,14 @@ class RunMonitor:
         if self._server_recovery.has(lost.task):
             return True
         waiting = {info.rank for info in self.workers} - self.lost - self.outcomes.keys()
+        if self._recovery is not None:
+            waiting -= {rank for rank in waiting if self._recovery.joining(rank)}
         if lost.task not in self.servers or not waiting:
             return False
         if not waiting <= self._recovering:  # a session that has just begun is not known here yet
             now = time.monotonic()
-            since = self._servers_lost.setdefault(lost.task.incarnation, now)
-            restarts = any(self._recovery and self._recovery.joining(rank) for rank in waiting)
-            return not self.has_trained and (restarts or now - since < SESSION_SECONDS)
+            since = self._lost_since.setdefault(lost.task.incarnation, now)
+            return not self.has_trained and now - since < SESSION_SECONDS
         if refusal := self._server_recovery.begin(lost.task, lost.how):
             self._noted(f"{lost.how}; {refusal}")
             return False
@@ -329,17 +341,55 @@ class RunMonitor:
         except NbdistError as error:
             self._fail(UnavailableError(f"a parameter server died and could not be replaced: {error}"), None)
 
-    def _lose(self, info: TaskInfo, how: str) -> None:
-        """Continue the run without a worker."""
+    def _continues_by_session(self, lost: LostTask) -> bool | None:
+        """Return whether the run survives the loss of a worker because its body drives a monitored session.
+
+        The variables are on other tasks, so all other workers continue, and the new process of the lost one
+        joins them, also the chief's. None if this is not known yet: a message may still arrive.
+        """
+        info, rank = lost.task, lost.task.rank
+        self._unknown.discard(rank)
+        if info not in self.workers or rank in self.outcomes or self.interrupted or self.has_trained:
+            return False
+        if not self._recovering or (rank in self._sessions and rank not in self._recovering):
+            now = time.monotonic()
+            since = self._lost_since.setdefault(info.incarnation, now)
+            if self._sessions or now - since >= WORKER_SESSION_SECONDS:
+                return False
+            self._unknown.add(rank)
+            return None
+        if any(progress["sessions"] > 1 for progress in self._sessions.values()):
+            self._noted(
+                f"{lost.how}; it is not replaced: its body has made several monitored sessions, and a new "
+                "process would begin with the first one"
+            )
+            return False
+        others = [one for one in self._remaining() if one.rank != rank]
+        if self._recovery is None:  # the process that started the run replaces it
+            return bool(others)
+        if rank == self.workers[0].rank or not others:
+            if self._recovery.budget.is_spent:
+                self._noted(f"{lost.how}; {self._recovery.budget.refusal}")
+                return False
+            self._awaited.add(rank)
+        return True
+
+    def _lose(self, info: TaskInfo, how: str, by_session: bool) -> None:
+        """Continue the run without a worker, until its new process joins."""
         self.lost.add(info.rank)
-        self.outcomes.setdefault(info.rank, {})
-        self._ended.add(info.rank)
+        if info.rank not in self._awaited:
+            self._end_rank(info.rank)
         self.tally.lose(self.workers.index(info), time.monotonic())
-        workers = count(len(self.workers) - len(self.lost), "worker", "workers")
-        why = "" if self._recovery is None else self._recovery.begin(info, how)
+        replaces = self._recovery is not None and (by_session or self._replaces_in_fit)
+        why = self._recovery.begin(info, how) if self._recovery is not None and replaces else ""
         more = f"; {why}" if why else ""
-        self._printed(info.name, f"{how}; training continues on {workers}{more}\n")
-        self._noted(f"{how}; training continued on {workers}{more}")
+        if remaining := self._remaining():
+            workers = count(len(remaining), "worker", "workers")
+            self._printed(info.name, f"{how}; training continues on {workers}{more}\n")
+            self._noted(f"{how}; training continued on {workers}{more}")
+        else:
+            self._printed(info.name, f"{how}; it is replaced\n")
+            self._noted(how)
         # A frozen worker reads this when its process is continued, and is then free for the next run.
         reason = f"run {self.run} has continued without {info.name}: {how}"
         self.send(info, "run.abort", {"run": self.run, "reason": reason})
@@ -354,9 +404,25 @@ class RunMonitor:
         for restart in recovery.poll():
             if restart.problem:
                 self._note_restart(restart, f"it was {restart.text}")
+                self._fail_if_awaited(restart)
             else:
                 self._restart(restart)
             self._restarted(restart)
+        if recovery.ending and not recovery.under_way:
+            for rank in self._awaited & self.lost:
+                self._end_rank(rank)
+
+    def _end_rank(self, rank: int) -> None:
+        """Expect no outcome of a rank."""
+        self.outcomes.setdefault(rank, {})
+        self._ended.add(rank)
+
+    def _fail_if_awaited(self, restart: Restart) -> None:
+        """End the run if it needs a worker that could not be replaced: its chief, or the last one."""
+        rank = restart.old.rank
+        if rank in self._awaited:
+            self._end_rank(rank)
+            self._fail(TaskDiedError(f"{restart.how}. It was not replaced: {restart.problem}"), rank)
 
     def _restart(self, restart: Restart) -> None:
         """Expect messages and an outcome of a worker's new process, which runs the body."""
@@ -370,6 +436,8 @@ class RunMonitor:
         self.calls.replace(rank, calls)
         self.outcomes.pop(rank, None)
         self._begun.pop(rank, None)
+        self._sessions.pop(rank, None)
+        self._recovering.discard(rank)
         for ranks in (self._ended, self.ended_bodies):
             ranks.discard(rank)
         self._positions[rank] = StreamPosition(time.monotonic())
@@ -386,6 +454,7 @@ class RunMonitor:
         if restart is None:
             return
         restart.step, restart.seconds = step, time.monotonic() - restart.lost_at
+        self._awaited.discard(info.rank)
         self.tally.join(self.workers.index(info), restart.text)
         self._note_restart(restart, f"it was {restart.text}")
         self._restarted(restart)
@@ -401,10 +470,10 @@ class RunMonitor:
             return False
         restart.problem = why_not_joined(outcome)
         self.lost.add(rank)
-        self.outcomes[rank] = {}
-        self._ended.add(rank)
+        self._end_rank(rank)
         self.tally.lose(self.workers.index(restart.new), time.monotonic())
         self._note_restart(restart, f"it was {restart.text}")
+        self._fail_if_awaited(restart)
         self._restarted(restart)
         return True
 

@@ -112,7 +112,7 @@ class _Replica:
 
     def counts(self) -> dict[str, int]:
         """Return what former processes have counted, and this one too."""
-        return {"examples": self.examples, "skipped": self.skipped}
+        return {"examples": self.examples, "skipped": self.skipped, "step": self.step}
 
     def rates(self) -> tuple[float, float]:
         """Return steps and examples per second over the window.
@@ -151,6 +151,8 @@ class ProgressTracker:
         if latest.state == RESTARTING and progress.get("joined") is None:
             return
         latest.step, latest.total = progress["step"], progress["total"]
+        if progress.get("own_steps"):
+            latest.step += latest.before.get("step", 0)
         latest.epoch, latest.epochs = progress.get("epoch"), progress.get("epochs")
         latest.state = progress["state"]
         joined = progress.get("joined")

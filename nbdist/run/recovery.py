@@ -53,9 +53,14 @@ class RestartBudget:
     most: int
     spent: int = 0
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether no more task may be replaced."""
+        return self.spent >= self.most
+
     def take(self) -> bool:
         """Return whether one more task may be replaced, and count it."""
-        if self.spent >= self.most:
+        if self.is_spent:
             return False
         self.spent += 1
         return True
@@ -146,6 +151,11 @@ class WorkerRecovery:
     def under_way(self) -> bool:
         """Whether a task is being replaced, or its body has not been sent."""
         return bool(self._under_way)
+
+    @property
+    def ending(self) -> bool:
+        """Whether no more bodies are started."""
+        return self._ending
 
     def begin(self, info: TaskInfo, how: str) -> str:
         """Begin to replace a lost worker; return why not, empty if it is being replaced."""

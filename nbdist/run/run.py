@@ -88,7 +88,7 @@ class Run(Labelled):
         self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
         store = RunStore()
         recovery, budget = None, RestartBudget(options.most_restarts)
-        if launcher is not None and options.replaces_workers(len(self._servers)):
+        if launcher is not None:
             recovery = WorkerRecovery(cluster, launcher, budget)
         self._monitor = RunMonitor(
             record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
@@ -99,6 +99,7 @@ class Run(Labelled):
             hint=hint,
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
             noted=self.notes.append, budget=budget, recovery=recovery, restarted=self._record_restart,
+            replaces_in_fit=options.replaces_workers(len(self._servers)),
         )  # fmt: skip
         self.outcomes, self.store = self._monitor.outcomes, store
         self.controls = RunControls(self)

@@ -58,6 +58,10 @@ class Progress:
     """Gradients of this replica that came too late for their step."""
     recovers: bool = False
     """Whether the body survives the loss of a parameter server: it drives a MonitoredSession."""
+    sessions: int = 0
+    """How many MonitoredSessions the body has made."""
+    own_steps: bool = False
+    """Whether ``step`` leaves out the steps of the lost process that this one replaces: a session's does."""
     joined: int | None = None
     """The step at which this process took over from one that was lost; None if it began with the others."""
     lost: list[int] = field(default_factory=list)
@@ -231,8 +235,6 @@ class Context:
     metric_names: list[str] = field(default_factory=list)
     """What the model that is trained measures beside its loss."""
     trainings: int = 0
-    monitored: int = 0
-    """How many monitored sessions the body has made."""
     logged: dict[str, int] = field(default_factory=dict)
     """The last step of each series that ``nb.log`` has counted itself."""
     last_epoch: dict[str, float] = field(default_factory=dict)

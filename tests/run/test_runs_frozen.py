@@ -16,7 +16,7 @@ from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
-from nbdist.run import monitor
+from nbdist.run import failure_detector
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -163,7 +163,7 @@ def test_a_frozen_and_a_killed_worker_are_noticed_in_ten_seconds(
 def test_a_run_whose_only_worker_is_frozen_ends(
     start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "FROZEN_SECONDS", 0.5)
+    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 0.5)
     cluster = start(workers=1, ps=1)
     run = start_run(ENDLESS, Options(strategy="ps"), cluster=cluster)
     until(trains(run), during=run)
@@ -179,7 +179,7 @@ def test_a_run_whose_only_worker_is_frozen_ends(
 def test_a_worker_that_holds_the_interpreter_is_not_frozen(
     quick_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "FROZEN_SECONDS", 0.5)
+    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 0.5)
     hold = """
 import ctypes
 def hold(x, y):  # a native call that keeps the GIL, for far longer than a frozen process is waited for

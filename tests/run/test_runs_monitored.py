@@ -1,4 +1,4 @@
-"""Runs whose bodies drive monitored sessions: a killed parameter server is replaced."""
+"""Runs whose bodies drive monitored sessions: killed parameter servers and workers are replaced."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError
 from nbdist.metrics.run_folder import read_run
 from nbdist.run.options import Options
+from nbdist.run.recovery import Restart
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.train import checkpoint_state, load_variable
@@ -82,6 +83,153 @@ def test_a_killed_parameter_server_is_replaced_and_training_continues(
     run = monitored(cluster, tmp_path / "next", 20)
     run.wait()
     assert load_variable(tmp_path / "next", "w")[0] < 0.5
+
+
+COUNTING = """
+import os
+import numpy as np
+with nb.Graph().as_default():
+    with nb.device(nb.train.replica_device_setter(cluster=nb.task.cluster, worker_device=nb.task.name)):
+        step = nb.train.get_or_create_global_step()
+        w = nb.Variable(np.zeros(1), name="w")
+        {optimizer}
+        train = optimizer.minimize(np.sum(w), step)
+    with nb.train.MonitoredTrainingSession(
+        nb.task.target, nb.task.is_chief, {folder!r}, hooks={hooks}, save_checkpoint_steps=500
+    ) as session:
+        while not (session.should_stop() or os.path.exists({gate!r})):
+            session.run(train)
+"""
+PLAIN, SYNC = (
+    "optimizer = nb.optim.SGD(1.0)",
+    "optimizer = nb.train.SyncReplicasOptimizer(nb.optim.SGD(1.0), 2)",
+)
+
+
+def counting(cluster: Cluster, folder: Path, max_restarts: int | None = None, sync: bool = False) -> Run:
+    """Start a run in which each update subtracts 1 from w, until the file "gate" exists."""
+    hooks = "[optimizer.make_session_run_hook(nb.task.is_chief)]" if sync else "[]"
+    optimizer, gate = SYNC if sync else PLAIN, str(folder / "gate")
+    body = COUNTING.format(folder=str(folder), gate=gate, hooks=hooks, optimizer=optimizer)
+    return start_run(body, Options(max_restarts=max_restarts), cluster=cluster)
+
+
+def reached(run: Run) -> int:
+    """Return the newest global step that the client knows of."""
+    return max((int(one["global_step"]) for one in run._monitor._sessions.values()), default=0)
+
+
+def until_past_checkpoint(run: Run, folder: Path, steps: int) -> int:
+    """Wait until training is so many steps past the newest checkpoint; return the global step."""
+
+    def past() -> int:
+        latest = latest_checkpoint(folder)
+        since = -1 if latest is None else reached(run) - int(latest.rpartition("-")[2])
+        return reached(run) if since >= steps else 0
+
+    return until(past, during=run)
+
+
+def until_joined(run: Run, number: int) -> Restart:
+    recovery = run._monitor._recovery
+    assert recovery is not None
+    until(lambda: len(recovery.restarts) >= number and recovery.restarts[number - 1].step, during=run)
+    return recovery.restarts[number - 1]
+
+
+def test_killed_workers_are_replaced_and_join_the_live_model(
+    start: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = start(workers=2, ps=2)
+    run = counting(cluster, tmp_path)
+    until(lambda: len(run._monitor._sessions) == 2 and reached(run) > 100, during=run)
+    for number, name in enumerate(("/job:worker/task:1", "/job:worker/task:0"), 1):
+        before = until_past_checkpoint(run, tmp_path, 50)
+        old = kill(cluster, name)
+        restart = until_joined(run, number)
+        assert (restart.old.name, restart.old.pid) == (name, old)
+        assert restart.step is not None
+        assert restart.step >= before  # neither initialised nor restored
+        (note,) = [note for note in run.notes if f"(restart {number} of 3)" in note]
+        assert note.startswith(f"{name} (pid {old} -> ")
+        assert f"joined at step {restart.step:,}" in note
+    until_saved(run, tmp_path, reached(run) + 500)  # the new chief saves
+    (tmp_path / "gate").touch()
+    run.wait()
+    assert run.status == "finished"
+    first, second = read_run(run.id).restarts
+    assert (first["task"], second["task"]) == ("/job:worker/task:1", "/job:worker/task:0")
+    assert second["step"] == restart.step
+    assert [one.restarts for one in run.standing().replicas] == [1, 1]
+    # A killed worker may have changed w without counting the step, which another server holds.
+    updates, counted = -load_variable(tmp_path, "w")[0], load_variable(tmp_path, "global_step")
+    assert 0 <= abs(updates - counted) <= 2
+    assert counted >= reached(run)
+
+
+def test_the_only_worker_is_replaced_until_the_budget_ends(
+    start: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = start(workers=1, ps=1)
+    run = counting(cluster, tmp_path, max_restarts=1)
+    before = until_past_checkpoint(run, tmp_path, 50)
+    kill(cluster, "/job:worker/task:0")
+    restart = until_joined(run, 1)
+    assert restart.step is not None
+    assert restart.step >= before
+    until_past_checkpoint(run, tmp_path, 50)
+    kill(cluster, "/job:worker/task:0")
+    with pytest.raises(TaskDiedError, match="/job:worker/task:0"):
+        run.wait()
+    assert any("restart budget is spent" in note for note in run.notes)
+
+
+def test_a_chief_without_names_of_earlier_cells_ends_the_run(
+    start: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = start(workers=2, ps=1)
+    start_run("width = 1", Options(), cluster=cluster).wait()
+    body = COUNTING.format(folder=str(tmp_path), gate=str(tmp_path / "gate"), hooks="[]", optimizer=PLAIN)
+    run = start_run(body.replace("np.zeros(1)", "np.zeros(width)"), Options(), cluster=cluster)
+    until(lambda: len(run._monitor._sessions) == 2 and reached(run) > 100, during=run)
+    kill(cluster, "/job:worker/task:0")
+    with pytest.raises(TaskDiedError, match="It was not replaced: its new process has no 'width'"):
+        run.wait()
+
+
+def test_workers_of_a_synchronous_session_are_replaced(start: Callable[..., Cluster], tmp_path: Path) -> None:
+    cluster = start(workers=2, ps=1)
+    run = counting(cluster, tmp_path, sync=True)
+    until(lambda: len(run._monitor._sessions) == 2 and reached(run) > 20, during=run)
+    for number, name in enumerate(("/job:worker/task:1", "/job:worker/task:0"), 1):
+        before = reached(run)
+        kill(cluster, name)
+        restart = until_joined(run, number)
+        assert restart.step is not None
+        assert restart.step >= before
+        until(lambda step=restart.step: reached(run) > step + 20, during=run)  # type: ignore[misc]
+    (tmp_path / "gate").touch()
+    run.wait()
+    # The chief may have died after it applied a step's gradients and before it counted the step.
+    updates, counted = -load_variable(tmp_path, "w")[0], load_variable(tmp_path, "global_step")
+    assert updates - counted in (0, 1)
+
+
+def test_a_body_of_several_sessions_is_not_begun_again(start: Callable[..., Cluster], tmp_path: Path) -> None:
+    cluster = start(workers=1, ps=1)
+    first = BODY.format(steps=5, folder=str(tmp_path / "first"))
+    second = COUNTING.format(folder=str(tmp_path), gate=str(tmp_path / "gate"), hooks="[]", optimizer=PLAIN)
+    run = start_run(first + second.replace("zeros(1)", "zeros(10)"), Options(), cluster=cluster)
+    until(
+        lambda: any(
+            one["sessions"] == 2 and one["global_step"] > 20 for one in run._monitor._sessions.values()
+        ),
+        during=run,
+    )
+    kill(cluster, "/job:worker/task:0")
+    with pytest.raises(TaskDiedError, match="/job:worker/task:0"):
+        run.wait()
+    assert any("its body has made several monitored sessions" in note for note in run.notes)
 
 
 def test_a_session_is_paused_between_two_runs(start: Callable[..., Cluster], tmp_path: Path) -> None:

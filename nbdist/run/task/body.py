@@ -151,7 +151,7 @@ def perform(
         "stopped": stopped,
         "ended": time.time(),
         "trainings": live.context.trainings,
-        "monitored": live.context.monitored,
+        "monitored": live.context.progress.sessions,
         "joined": live.context.progress.joined,
         "last_epochs": live.last_epochs(),
         "global_step": live.context.progress.global_step,

@@ -198,8 +198,9 @@ class MonitoredSession:
         self._hooks.append(
             ProgressHook(counted[0] if counted else None, getattr(self._creator, "saw_step", None))
         )
-        current().progress.recovers = True
-        current().monitored += 1
+        progress = current().progress
+        progress.sessions += 1
+        progress.recovers = True
         try:
             self._recovering(lambda session: None)
         except BaseException:
@@ -393,6 +394,14 @@ class ProgressHook(SessionRunHook):
     def __init__(self, global_step: Tensor | None, saw_step: Callable[[int], None] | None) -> None:
         self._global_step, self._saw_step = global_step, saw_step
 
+    def after_create_session(self, session: Session, coord: Any = None) -> None:
+        """Record where the new process of a lost worker has joined the training."""
+        context, step = current(), self._global_step
+        if context.world.rejoins and context.progress.joined is None:
+            joined = 0 if step is None else int(session.run(step))
+            context.progress.global_step, context.progress.own_steps = joined, True
+            context.progress.joined = joined
+
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Fetch the global step."""
         return SessionRunArgs(self._global_step)
@@ -406,8 +415,6 @@ class ProgressHook(SessionRunHook):
             progress.global_step = max(progress.global_step, int(run_values.results))
             if self._saw_step is not None:
                 self._saw_step(int(run_values.results))
-        if progress.joined is None and current().world.rejoins:  # this process replaces one that was lost
-            progress.joined = progress.global_step
 
 
 def MonitoredTrainingSession(
