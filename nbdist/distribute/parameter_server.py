@@ -7,10 +7,13 @@ arrival. Synchronous: replicas share each batch; the servers sum their gradients
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,7 +21,7 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.distribute.sharing import one_order
 from nbdist.distribute.spec import TRANSPORT, Setting, StrategyConfig, StrategySpec, whole_number
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from nbdist.graph.placement import round_robin
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
@@ -38,9 +41,15 @@ from nbdist.runtime.tables import RowGradient
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.train.context import current
 from nbdist.train.strategy import Replica, ReplicaState, Strategy, interleaved
+from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 
 Array: TypeAlias = np.ndarray[Any, Any]
+BACK_SECONDS = (
+    60.0  # for a server's new process: it may take 10 s to find a frozen one, and 30 s to replace it
+)
+POLL_SECONDS = 0.05  # between two looks at the roster
+PING_SECONDS = 2.0  # for a server to answer, when the connection to it has broken
 
 
 class ParameterServerStrategy(Strategy):
@@ -60,6 +69,11 @@ class ParameterServerStrategy(Strategy):
     ``transport`` is "auto" (shared memory on one host, else a socket) or "socket"; ``servers`` are tasks that
     keep the variables instead. ``rejoins`` is for the new process of a task that was lost during the run: it
     continues each training at the step that the servers have counted for its replica. Runs on the workers.
+
+    An asynchronous ``fit`` survives the death of a server, unless it trains tables: each replica waits for
+    the server's new process, and the one with the newest copy of the parameters sends it
+    (`nbdist.runtime.ps.restore`). The optimizer's slots there are those of the last state that the run has
+    saved, or begin anew.
     Raises InvalidArgumentError for an invalid value, and if the cluster has no parameter server.
     """
 
@@ -139,13 +153,23 @@ class ParameterServerStrategy(Strategy):
         self._trainings += 1
         server_of = round_robin(len(variables), len(self._servers))
         links: list[Link] = []
-        progress = current().progress
+        context = current()
+        progress = context.progress
+        survives = context.fitting and not (self.synchronous or tables)
 
         def lost(replicas: list[int]) -> None:
             ranks = [self._workers[replica].rank for replica in replicas]
             found = [find_rank(self._task.roster, rank).incarnation for rank in ranks]
             progress.lost += [one for one in found if one not in progress.lost]
 
+        def opened(request: ShardRequest, index: int, info: TaskInfo) -> Link:
+            here = info.host == self._task.info.host and self._transport == "auto"
+            peer = Peer(info.address, self._task.keys, name=info.name)
+            return open_link(
+                peer, request, prefix=self._prefix if here else None, check=self._check, lost=lost
+            )
+
+        requests: list[ShardRequest] = []
         try:
             for index, info in enumerate(self._servers):
                 mine = [v for i, v in enumerate(variables) if server_of[i] == index and i not in tables]
@@ -160,25 +184,126 @@ class ParameterServerStrategy(Strategy):
                     counts=index == 0 and (self.synchronous or len(self._servers) == 1),
                     first=index == 0,
                     initial=tuple(a for _, a in mine) if self.replica_index == 0 else None,
-                    pids=tuple(one.pid if one.host == info.host else 0 for one in self._workers),
+                    pids=self._pids_on(info.host),
                     tables=own,
                     restored=self._restored_of(server_of, index, variables, tables),
                     rejoins=self._rejoins,
                 )
-                here = info.host == self._task.info.host and self._transport == "auto"
-                peer = Peer(info.address, self._task.keys, name=info.name)
-                prefix = self._prefix if here else None
-                links.append(open_link(peer, request, prefix=prefix, check=self._check, lost=lost))
+                requests.append(request)
+                if self._rejoins and survives:
+                    links.append(self._opened_when_back(index, partial(opened, request, index)))
+                else:
+                    links.append(opened(request, index, info))
         except BaseException as error:
             for link in links:
                 if isinstance(error, TrainingOver):  # on one server, while another waited for this replica
                     link.announce_done()
                 link.close()
             raise
-        return ServedReplica(
+
+        def reopened(index: int, old: Link, error: UnavailableError, done: bool) -> Link:
+            state = progress.state
+            progress.state = f"waiting for {self._servers[index].name}"
+            try:
+                return restored(index, old, error, done)
+            finally:
+                progress.state = state
+
+        def restored(index: int, old: Link, error: UnavailableError, done: bool) -> Link:
+            self._wait_for_new(index, error)
+            old.salvage()
+            old.close()
+            numbers = [i for i in range(len(variables)) if server_of[i] == index]
+            request = dataclasses.replace(
+                requests[index],
+                initial=None,
+                restored=None,
+                rejoins=False,
+                pids=self._pids_on(self._servers[index].host),
+                offer=old.offer(self.replica_index, done),
+                copy=old.parameters,
+                saved=lambda: self._saved_of(replica, numbers, old.layout),
+            )
+            link = self._opened_when_back(index, partial(opened, request, index))
+            if link.restored is not None:
+                progress.restored = [*progress.restored, self._described(index, link.restored, optimizer)]
+            if self.replica_index == 0:  # another replica may not know the newest rate
+                link.set_rate(float(optimizer.learning_rate))
+            return link
+
+        replica = ServedReplica(
             links, server_of, self.rules, replica=self.replica_index, optimizer=optimizer, tables=tables,
-            rejoins=self._rejoins,
+            rejoins=self._rejoins, reopen=reopened if survives else None,
         )  # fmt: skip
+        progress.restores = survives
+        return replica
+
+    def _pids_on(self, host: str) -> tuple[int, ...]:
+        """Return the processes of the replicas on a host, as they are now; 0 for those on other hosts."""
+        now = [find_rank(self._task.roster, one.rank) for one in self._workers]
+        return tuple(one.pid if one.host == host else 0 for one in now)
+
+    def _opened_when_back(self, index: int, open_shard: Callable[[TaskInfo], Link]) -> Link:
+        """Open a shard on a server, or on the process that replaces it if it dies."""
+        until = time.monotonic() + BACK_SECONDS
+        while True:
+            try:
+                return open_shard(self._servers[index])
+            except NotFoundError:  # its new process does not serve parameters yet
+                if time.monotonic() > until:
+                    raise
+                self._check()
+                threading.Event().wait(POLL_SECONDS)
+            except UnavailableError as error:
+                self._wait_for_new(index, error)
+                until = time.monotonic() + BACK_SECONDS
+
+    def _wait_for_new(self, index: int, error: UnavailableError) -> None:
+        """Wait until a server has another process; raise the error if it still answers, or has none in time.
+
+        Raises AbortedError when the run ends, as it does if the server is not replaced.
+        """
+        old = self._servers[index]
+        until, said = time.monotonic() + BACK_SECONDS, False
+        while (new := find_rank(self._task.roster, old.rank)).incarnation == old.incarnation:
+            self._check()
+            if time.monotonic() > until or (not said and answers(old, self._task.keys)):
+                raise error
+            if not said:
+                said = True
+                print(f"{old.name} (pid {old.pid}) does not answer: training waits for its new process")
+            threading.Event().wait(POLL_SECONDS)
+        self._servers[index] = new
+
+    def _saved_of(self, replica: ServedReplica, numbers: Sequence[int], layout: Layout) -> ShardState | None:
+        """Return the slots of a server's variables in the newest state that the run has saved."""
+        saved = None if replica.saved is None else replica.saved()
+        if saved is None or not saved.slots:
+            return None
+        slots: dict[str, Array] = {}
+        for name in saved.slots[0]:
+            slots[name] = layout.buffer()
+            for view, i in zip(layout.views(slots[name]), numbers, strict=True):
+                np.copyto(view, saved.slots[i][name].reshape(view.shape))
+        return ShardState(saved.updates, slots)
+
+    def _described(self, index: int, restored: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+        """Return how a server was restored, as plain values for the client."""
+        info, slots = self._servers[index], restored["slots"]
+        names = " and ".join(optimizer.get_slot_names())
+        if slots is None:
+            what = ""
+        elif slots == "anew":
+            what = f"its slots of the optimizer ({names}) began anew"
+        else:
+            what = f"its slots of the optimizer ({names}) are those after update {int(slots):,}"
+        return {
+            "task": info.name,
+            "incarnation": info.incarnation,
+            "lost": int(restored["lost"]),
+            "step": int(restored["global_step"]),
+            "slots": what,
+        }
 
     def _restored_of(
         self,
@@ -214,7 +339,19 @@ class ParameterServerStrategy(Strategy):
             )
 
 
+def answers(info: TaskInfo, keys: ClusterKeys) -> bool:
+    """Return whether a task's process still answers."""
+    with Peer(info.address, keys, name=info.name, timeout=PING_SECONDS) as peer:
+        try:
+            return bool(peer.call("ping").meta["incarnation"] == info.incarnation)
+        except UnavailableError:
+            return False
+
+
 T = TypeVar("T")
+Reopen = Callable[[int, Link, UnavailableError, bool], Link]
+"""Opens a server's shard again, on its new process: from its number, the old link, the error of that one, and
+whether this replica has made all of its steps."""
 
 
 class ServedReplica(Replica):
@@ -230,9 +367,11 @@ class ServedReplica(Replica):
         optimizer: Optimizer | None = None,
         tables: Sequence[int] = (),
         rejoins: bool = False,
+        reopen: Reopen | None = None,
     ) -> None:
+        self._reopen = reopen
         self.tables, self._table_links = tuple(tables), [links[server_of[i]] for i in tables]
-        self._links, self._rules, self._number, self._optimizer = links, rules, replica, optimizer
+        self._links, self._rules, self._number, self._optimizer = [*links], rules, replica, optimizer
         self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
         self._counts_apart = len(links) > 1 and not rules.synchronous
         self._under_way: deque[int] = deque()
@@ -254,10 +393,38 @@ class ServedReplica(Replica):
         rest = self._in_order([link.layout.views(link.parameters) for link in links], of_rest)
         own = self._in_order([link.tables for link in links], [server_of[i] for i in self.tables])
         self.values = interleaved(own, rest, self.tables)
-        self._gradients = [
-            self._in_order([link.layout.views(link.gradient(slot)) for link in links], of_rest)
+        self._gradients = self._gradient_views()
+
+    def _gradient_views(self) -> list[list[Array]]:
+        """Return the gradients of each slot, in the order of the variables."""
+        of_rest = [server for i, server in enumerate(self._server_of) if i not in self.tables]
+        return [
+            self._in_order([link.layout.views(link.gradient(slot)) for link in self._links], of_rest)
             for slot in range(SLOTS)
         ]
+
+    def _on(self, number: int, act: Callable[[Link], T]) -> T:
+        """Do something with a link; if its server has died, do it with that of the new process."""
+        while True:
+            try:
+                return act(self._links[number])
+            except UnavailableError as error:
+                self._survive(number, error)
+
+    def _survive(self, number: int, error: UnavailableError, done: bool = False) -> None:
+        """Wait for the new process of a server that has died, and continue with it.
+
+        Gradients under way to the old one are not sent again: it may have applied them, and the copy that
+        restores the new one may contain them.
+        """
+        if self._reopen is None:
+            raise error
+        begun, old = time.perf_counter(), self._links[number]
+        new = self._reopen(number, old, error, done)
+        new.take_over(old, self._under_way)
+        self._links[number] = new
+        self._gradients = self._gradient_views()
+        self.waited += time.perf_counter() - begun
 
     def _continue_from(self, links: Sequence[Link]) -> None:
         """Take the place that this replica's former process had in the training.
@@ -302,15 +469,15 @@ class ServedReplica(Replica):
             for link in self._pending.pop(self._slot):
                 link.wait(self._slot)
             self.waited += time.perf_counter() - begun
-        for link in self._links:
-            link.pull()
+        for number in range(len(self._links)):
+            self._on(number, lambda link: link.pull())
         self.global_step = self._links[0].global_step
 
     def fetch(self) -> None:
         """Pull the newest parameters and the complete tables."""
         self.pull()
-        for link in self._links:
-            link.fetch_tables()
+        for number in range(len(self._links)):
+            self._on(number, lambda link: link.fetch_tables())
 
     def newest(self) -> None:
         """Bring the parameters as each server has them between two updates.
@@ -318,8 +485,8 @@ class ServedReplica(Replica):
         With synchronous replicas all servers' parameters are those of one step. With backups, and with
         asynchronous replicas, one server's may be a step newer than another's.
         """
-        for link in self._links:
-            link.fetch()
+        for number in range(len(self._links)):
+            self._on(number, lambda link: link.fetch())
         if self._rules.synchronous and not self._rules.judged_apart:
             newest = max(link.version for link in self._links)
             for link in self._links:  # all gradients of that step are already sent to each server
@@ -338,7 +505,7 @@ class ServedReplica(Replica):
         while self._under_way:
             self._retire()
         names = [] if self._optimizer is None else self._optimizer.get_slot_names()
-        found = [link.fetch_state(names) for link in self._links]
+        found = [self._on(n, lambda link: link.fetch_state(names)) for n in range(len(self._links))]
         if self._rules.synchronous and not self._rules.judged_apart:
             newest = max(link.version for link in self._links)
             for number, link in enumerate(self._links):
@@ -379,14 +546,14 @@ class ServedReplica(Replica):
         Synchronous replicas' servers change between the same two: none of them can complete a step without
         the first replica's next gradient, unless there are backups.
         """
+        if self._optimizer is not None:
+            self._optimizer.learning_rate = rate  # also of a replica that restores a server
         if self._number:
             return
         while self._rules.synchronous and self._under_way:
             self._retire()
-        for link in self._links:
-            link.set_rate(rate)
-        if self._optimizer is not None:
-            self._optimizer.learning_rate = rate
+        for number in range(len(self._links)):
+            self._on(number, lambda link: link.set_rate(rate))
 
     def gradients(self) -> Sequence[Array]:
         """Return the arrays of the next free slot: in the server's own memory where it is shared."""
@@ -394,9 +561,12 @@ class ServedReplica(Replica):
 
     def push(self) -> None:
         """Send this step's gradients."""
-        for link in self._links:
-            link.push(self._slot)
         self._under_way.append(self._slot)
+        for number, link in enumerate(self._links):
+            try:
+                link.push(self._slot)
+            except UnavailableError as error:
+                self._survive(number, error)
         self._slot = (self._slot + 1) % self._slots
 
     def skip(self) -> None:
@@ -410,15 +580,31 @@ class ServedReplica(Replica):
             # A stopped step cannot complete any more; its gradient is dropped.
             with contextlib.suppress(StepStopped):
                 self._retire()
-        for link in self._links:
-            link.wait_counted()
+        for number in range(len(self._links)):
+            self._on(number, lambda link: link.wait_counted())
         # To all before the first leave(): another replica may wait for this one at any of them.
         for link in self._links:
             link.announce_done()
-        self.statistics = [GradientStatistics.from_wire(link.leave()["statistics"]) for link in self._links]
+        self.statistics = [self._leave(number) for number in range(len(self._links))]
         # Gradients collected for a step that was never completed count as dropped only now.
         self.dropped = max(self.dropped, *(one.dropped[self._number] for one in self.statistics))
         self.global_step = self._links[0].global_step
+
+    def _leave(self, number: int) -> GradientStatistics:
+        """Wait until all replicas have left a server; return what it did with their gradients.
+
+        If it dies then, and all replicas have made their steps, the parameters are those of the copy here.
+        """
+        while True:
+            try:
+                return GradientStatistics.from_wire(self._links[number].leave()["statistics"])
+            except UnavailableError as error:
+                try:
+                    self._survive(number, error, done=True)
+                except TrainingOver:
+                    statistics = GradientStatistics.of(self._rules.replicas)
+                    statistics.made[self._number] = self._links[number].offer(self._number, True).made
+                    return statistics
 
     @property
     def outcome(self) -> str:
@@ -434,17 +620,20 @@ class ServedReplica(Replica):
 
     def _retire(self) -> None:
         """Wait until the oldest unacknowledged gradient is applied or dropped."""
-        slot = self._under_way.popleft()
         begun = time.perf_counter()
         try:
-            self._settle(slot)
+            self._settle(self._under_way[0])
         except StepStopped:
             self.dropped += 1
             raise
         finally:
+            self._under_way.popleft()  # not before: a server that dies now does not answer it any more
             self.waited += time.perf_counter() - begun
         if self._counts_apart:  # all its shards together are one update
-            self._links[0].count()
+            try:
+                self._links[0].count()
+            except UnavailableError as error:  # what was counted is part of the offer to the new process
+                self._survive(0, error)
 
     def _settle(self, slot: int) -> None:
         if self._rules.judged_apart and not all(link.taken(slot) for link in self._links):
@@ -453,7 +642,7 @@ class ServedReplica(Replica):
             self.dropped += 1
             self._pending[slot] = [link for link in self._links if self._still_taken(link, slot)]
             return
-        first, *others = [link.outcome(slot) for link in self._links]
+        first, *others = [self._on(n, lambda link: link.outcome(slot)) for n in range(len(self._links))]
         if first[0] == DROPPED:
             self.dropped += 1
             return

@@ -34,7 +34,7 @@ from nbdist.run.failure_detector import FailureDetector, LostTask, RootCause
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery import CallsByRank, Restart, RestartBudget, WorkerRecovery, count
-from nbdist.run.server_recovery import ServerRecovery
+from nbdist.run.server_recovery import Replaced, ServerRecovery
 from nbdist.run.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
@@ -61,6 +61,8 @@ class RunMonitor:
     - ``recovery`` replaces lost workers while the others continue; None if nothing does. With
       ``replaces_in_fit`` also those that train with fit, else just those that drive a monitored session.
       ``restarted`` is called with each replacement that has started, joined or failed
+    - ``prepare`` begins to create the agent of a parameter server's new process; without it only sessions
+      survive the loss of one
 
     ``outcomes`` are what the bodies returned, by rank. ``error`` is the first failure.
     """
@@ -87,7 +89,8 @@ class RunMonitor:
         noted: Callable[[str], object] = lambda note: None,
         recovery: WorkerRecovery | None = None,
         replaces_in_fit: bool = True,
-        restarted: Callable[[Restart], object] = lambda restart: None,
+        restarted: Callable[[Restart | Replaced], object] = lambda restart: None,
+        prepare: Callable[[TaskInfo], RunCalls] | None = None,
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
         self.towers = towers
@@ -104,7 +107,9 @@ class RunMonitor:
         """Commands for all bodies, to be sent at the next poll. Any thread may append."""
         self.escalation = Escalation(aborts=bool(towers))
         self.replacer = StuckTaskReplacer(cluster)
-        self._server_recovery = ServerRecovery(cluster, budget)
+        self._server_recovery = ServerRecovery(cluster, budget, prepare=prepare)
+        self._prepares = prepare is not None
+        self._unrestored: dict[int, Replaced] = {}  # by incarnation: workers restore their parameters
         self.sessions: set[int] = set()  # ranks whose bodies have driven a monitored session
         self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
         self._lost_since: dict[int, float] = {}  # incarnations of tasks, and when they were found dead
@@ -150,6 +155,8 @@ class RunMonitor:
         self._escalate()
         self._replace()
         self._replace_servers()
+        if len(self.outcomes) == len(self.workers):
+            self._note_unrestored()
         self._renew_towers()
 
     @property
@@ -227,8 +234,12 @@ class RunMonitor:
             self._recovering.add(info.rank)
             self.sessions.add(info.rank)
             self._sessions[info.rank] = frame.meta["progress"]
+        elif frame.meta["progress"].get("restores") and self._prepares:
+            self._recovering.add(info.rank)
         else:
             self._recovering.discard(info.rank)
+        for report in frame.meta["progress"].get("restored", ()):
+            self._note_restored(report)
         if frame.meta["ended"]:
             self._ended.add(info.rank)
             self.ended_bodies.add(info.rank)
@@ -335,9 +346,12 @@ class RunMonitor:
                 self.servers[self.servers.index(one.old)] = one.new
                 self._failures.replace(one.old, one.new)
                 self.send(one.new, "run.reserve", {"run": self.run})
-                text = f"{one.how}; replaced after {one.seconds:.1f} s by pid {one.new.pid}"
-                self._printed(one.new.name, f"{text}\n")
-                self._noted(text)
+                self._restarted(one)
+                self._note_unrestored(one.new.rank)
+                if self._recovering - self.sessions:
+                    self._unrestored[one.new.incarnation] = one
+                else:
+                    self._note_replaced(one)
         except NbdistError as error:
             self._fail(UnavailableError(f"a parameter server died and could not be replaced: {error}"), None)
 
@@ -373,6 +387,26 @@ class RunMonitor:
                 return False
             self._awaited.add(rank)
         return True
+
+    def _note_restored(self, report: Mapping[str, Any]) -> None:
+        """Record what a worker reports that has restored a parameter server."""
+        one = self._unrestored.pop(int(report["incarnation"]), None)
+        if one is not None:
+            one = one.restored(report)
+            self._note_replaced(one)
+            self._restarted(one)
+            self.tally.replace_server(f"{one.old.name} was {one.text}")
+
+    def _note_unrestored(self, rank: int | None = None) -> None:
+        """Record replaced servers that no worker has restored: it died again, or the bodies have ended."""
+        for incarnation, one in list(self._unrestored.items()):
+            if rank in (None, one.new.rank):
+                self._note_replaced(self._unrestored.pop(incarnation))
+
+    def _note_replaced(self, one: Replaced) -> None:
+        text = f"{one.how}; {one.text}"
+        self._printed(one.new.name, f"{text}\n")
+        self._noted(text)
 
     def _lose(self, info: TaskInfo, how: str, by_session: bool) -> None:
         """Continue the run without a worker, until its new process joins."""

@@ -82,6 +82,8 @@ class Standing:
     """The number of epochs that it trains for."""
     checkpoint: dict[str, Any] | None = None
     """The last one: its number, step, path (None if it failed) and error."""
+    servers: tuple[str, ...] = ()
+    """What became of each parameter server that died, in words."""
 
 
 @dataclass
@@ -139,6 +141,7 @@ class ProgressTracker:
         self._last: float | None = None
         self._stragglers = Stragglers(replicas)
         self._rested, self._paused_since = 0.0, None  # type: float, float | None
+        self._servers: list[str] = []
 
     def update(self, replica: int, progress: dict[str, Any], now: float) -> None:
         """Apply one replica's progress message."""
@@ -243,6 +246,11 @@ class ProgressTracker:
         latest = self._latest[replica]
         latest.restart, latest.restarts = text, latest.restarts + 1
 
+    def replace_server(self, text: str) -> None:
+        """Note that a parameter server has a new process with its parameters; ``text`` says what was lost."""
+        self.messages += 1
+        self._servers.append(text)
+
     def standing(self, now: float, store: RunStore) -> Standing:
         """Return how far the run is."""
         rates = [latest.rates() for latest in self._latest]
@@ -286,6 +294,7 @@ class ProgressTracker:
             epoch=furthest.epoch,
             epochs=furthest.epochs,
             checkpoint=self.checkpoint,
+            servers=tuple(self._servers),
         )
 
     def _rate(self) -> float | None:

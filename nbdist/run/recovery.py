@@ -34,6 +34,9 @@ class BodyLauncher(Protocol):
     def prepare(self, info: TaskInfo) -> RunCalls:
         """Begin to create the task's agent."""
 
+    def install_agent(self, info: TaskInfo) -> RunCalls:
+        """Begin to create the agent of a task that runs no body."""
+
     def reserve(self, info: TaskInfo, timeout: float) -> None:
         """Reserve the task for the run and subscribe to it; FailedPreconditionError if it is taken."""
 

@@ -41,6 +41,7 @@ from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, Standing
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery import BodyLauncher, Restart, RestartBudget, WorkerRecovery
+from nbdist.run.server_recovery import Replaced
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.wire.rpc.frame import Frame
@@ -100,6 +101,7 @@ class Run(Labelled):
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
             noted=self.notes.append, budget=budget, recovery=recovery, restarted=self._record_restart,
             replaces_in_fit=options.replaces_workers(len(self._servers)),
+            prepare=None if launcher is None else launcher.install_agent,
         )  # fmt: skip
         self.outcomes, self.store = self._monitor.outcomes, store
         self.controls = RunControls(self)
@@ -493,7 +495,7 @@ class Run(Labelled):
         self._follower.show(lambda view: view.end(self))
         self._has_ended.set()
 
-    def _record_restart(self, restart: Restart) -> None:
+    def _record_restart(self, restart: Restart | Replaced) -> None:
         """Write a replacement into run.json, with the new process, so that other clients find it."""
         new, cluster = restart.new, self._record.cluster
         members = [

@@ -1,17 +1,22 @@
 """Replaces the parameter servers that die during a run whose bodies recover from it: `ServerRecovery`.
 
 A body recovers if it drives a MonitoredSession, which waits for the new process and restores what it held
-(`nbdist.train.monitored`). Each replacement counts against the restart budget of the run, as a worker's does.
+(`nbdist.train.monitored`), or if it trains by an asynchronous ``fit``: one of the workers then sends its copy
+of the parameters (`nbdist.runtime.ps.restore`), and says what was lost. Each replacement counts against the
+restart budget of the run, as a worker's does.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from nbdist.run.protocols import RunTasks
-from nbdist.run.recovery import RestartBudget, replace_task
+from nbdist.errors import UnavailableError
+from nbdist.run.protocols import RunCalls, RunTasks
+from nbdist.run.recovery import RestartBudget, count, replace_task
 from nbdist.runtime.task import TaskInfo
 
 
@@ -23,6 +28,47 @@ class Replaced:
     new: TaskInfo
     how: str
     seconds: float
+    number: int = 1
+    """Which restart of the run it is, from 1 on."""
+    lost_at: float = 0.0
+    """On the clock of ``time.monotonic``."""
+    step: int | None = None
+    """The global step at which its parameters were restored; None where no worker did."""
+    lost_updates: int | None = None
+    slots: str = ""
+    """What became of the optimizer's slots on it, in words."""
+
+    @property
+    def text(self) -> str:
+        """What became of it, in words.
+
+        >>> old = TaskInfo("ps", 0, 1, "here", 7, "127.0.0.1:80", "CPU:0", 1)
+        >>> Replaced(old, dataclasses.replace(old, pid=8), "died", 0.81, lost_updates=3).text
+        'replaced after 0.8 s by pid 8; 3 updates lost'
+        """
+        lost = "" if self.lost_updates is None else count(self.lost_updates, "update", "updates") + " lost"
+        said = [f"replaced after {self.seconds:.1f} s by pid {self.new.pid}", lost, self.slots]
+        return "; ".join(filter(None, said))
+
+    def restored(self, report: Mapping[str, Any]) -> Replaced:
+        """Return this with what the worker reports that has restored the parameters."""
+        return dataclasses.replace(
+            self, step=int(report["step"]), lost_updates=int(report["lost"]), slots=str(report["slots"])
+        )
+
+    def to_config(self) -> dict[str, Any]:
+        """Return plain values, for run.json."""
+        return {
+            "task": self.old.name,
+            "lost": self.how,
+            "lost_at": time.time() - (time.monotonic() - self.lost_at),
+            "pid": self.new.pid,
+            "seconds": round(self.seconds, 3),
+            "step": self.step,
+            "problem": "",
+            "lost_updates": self.lost_updates,
+            "slots": self.slots,
+        }
 
 
 @dataclass
@@ -31,18 +77,24 @@ class _Pending:
     how: str
     since: float
     steps: Generator[None, None, TaskInfo | None]
+    number: int
 
 
 class ServerRecovery:
     """Replaces lost parameter servers; call ``poll`` repeatedly while ``under_way``.
 
-    ``budget`` is the restart budget of the run.
+    ``budget`` is the restart budget of the run. ``prepare`` begins to create the agent of a new process,
+    which serves parameters; sessions need none.
     """
 
     def __init__(
-        self, cluster: RunTasks, budget: RestartBudget, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: RunTasks,
+        budget: RestartBudget,
+        clock: Callable[[], float] = time.monotonic,
+        prepare: Callable[[TaskInfo], RunCalls] | None = None,
     ) -> None:
-        self.budget = budget
+        self.budget, self._prepare = budget, prepare
         self._cluster, self._clock = cluster, clock
         self._waiting: list[_Pending] = []
 
@@ -59,9 +111,20 @@ class ServerRecovery:
         """Begin to replace a task that was lost as ``how`` describes; return why not, empty if it does."""
         if not self.budget.take():
             return self.budget.refusal
-        steps = replace_task(self._cluster, task, self._clock)
-        self._waiting.append(_Pending(task, how, self._clock(), steps))
+        self._waiting.append(_Pending(task, how, self._clock(), self._steps(task), self.budget.spent))
         return ""
+
+    def _steps(self, task: TaskInfo) -> Generator[None, None, TaskInfo | None]:
+        new = yield from replace_task(self._cluster, task, self._clock)
+        if new is None or self._prepare is None:
+            return new
+        preparing = self._prepare(new)
+        while new.rank not in preparing.ready_ranks():
+            yield
+        outcome = preparing.outcome(new.rank)
+        if isinstance(outcome, BaseException):
+            raise UnavailableError(f"its new process {new.pid} could not be prepared: {outcome}")
+        return new
 
     def poll(self) -> list[Replaced]:
         """Do what can be done now, without waiting; return the tasks that are replaced now.
@@ -74,7 +137,8 @@ class ServerRecovery:
                 next(one.steps)
             except StopIteration as end:
                 self._waiting.remove(one)
-                done.append(Replaced(one.task, end.value, one.how, self._clock() - one.since))
+                seconds = self._clock() - one.since
+                done.append(Replaced(one.task, end.value, one.how, seconds, one.number, one.since))
             except BaseException:
                 self._waiting.remove(one)
                 raise

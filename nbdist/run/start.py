@@ -173,6 +173,10 @@ class RunLauncher:
         """Begin to create the task's agent."""
         if self._delivery is not None:
             self._delivery.send([info])
+        return self.install_agent(info)
+
+    def install_agent(self, info: TaskInfo) -> RunCalls:
+        """Begin to create the agent of a task that runs no body."""
         return self._cluster.submit(install, on=info.rank)
 
     def reserve(self, info: TaskInfo, timeout: float) -> None:

@@ -62,6 +62,10 @@ class Progress:
     """How many MonitoredSessions the body has made."""
     own_steps: bool = False
     """Whether ``step`` leaves out the steps of the lost process that this one replaces: a session's does."""
+    restores: bool = False
+    """Whether an asynchronous ``fit`` restores a parameter server that dies, from a replica's copy."""
+    restored: list[dict[str, Any]] = field(default_factory=list)
+    """How this replica has restored parameter servers: the task, its incarnation, what was lost."""
     joined: int | None = None
     """The step at which this process took over from one that was lost; None if it began with the others."""
     lost: list[int] = field(default_factory=list)

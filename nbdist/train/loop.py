@@ -162,6 +162,7 @@ def _train(
         if own.joins_at:
             batches.advance(own.joins_at)
         loop.save_state = resume.saver(own, history, batches)
+        own.saved = resume.saved_slots
         own.position = lambda: resume.joined_state(own, history, batches.cursor_within(loop.steps_in_epoch))
         for epoch in range(batches.cursor.epoch, epochs):
             context.progress.epoch, context.progress.epochs = epoch + 1, epochs
@@ -207,6 +208,7 @@ def _train(
     finally:
         if context.strategy.keeps_values:
             _copy_to_model(model, replica)
+        context.progress.restores = False
         replica.close()
 
 

@@ -120,7 +120,7 @@ class TrainingStates:
                 self._chosen = saved.state
         if self._chosen.loop is not None or self._chosen.training != training:
             return None
-        return saved or _whole(self.read)
+        return saved or read_saved(self.read)
 
     def find_loop(self, trainings: int) -> SavedState | None:
         """Return the state of a loop of one's own, to continue after so many trainings, if there is one.
@@ -133,13 +133,13 @@ class TrainingStates:
             if self._chosen is None:
                 self._chosen = self._choose().state
         loop = self._chosen.loop
-        return _whole(self.read) if loop is not None and loop["fits"] == trainings else None
+        return read_saved(self.read) if loop is not None and loop["fits"] == trainings else None
 
     def _choose(self) -> SavedState:
         """Return the newest state that is whole, and drop those that are not."""
         while True:
             try:
-                return _whole(self._candidates[0])
+                return read_saved(self._candidates[0])
             except (DataLossError, NotFoundError) as error:
                 if len(self._candidates) == 1:
                     raise
@@ -193,8 +193,8 @@ def read_state(path: Path) -> State:
     return _read(path, with_arrays=False)[0]
 
 
-def _whole(path: Path) -> SavedState:
-    """Return a state with its arrays, checked."""
+def read_saved(path: Path) -> SavedState:
+    """Return a state with its arrays, checked; NotFoundError or DataLossError if it is not whole."""
     state, texts, tensors = _read(path, with_arrays=True)
     arrays = [array for name, array in sorted(tensors.items()) if name.isdigit()]
     slots: dict[int, dict[str, Array]] = {}

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbdist.data import Dataset
-from nbdist.errors import AbortedError, InvalidArgumentError
+from nbdist.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.callbacks import History
@@ -32,11 +32,12 @@ from nbdist.train.resume import (
     State,
     made_of,
     place_after,
+    read_saved,
     require_same,
     settings_of,
     write_state,
 )
-from nbdist.train.state_writer import StateWriter
+from nbdist.train.state_writer import StateWriter, state_files
 from nbdist.train.strategy import JoinedState, Replica, ReplicaState, RestoredState, Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -172,6 +173,23 @@ class ResumeAdapter:
                 if over
                 else f"training continues after step {state.step}, in epoch {state.place.epoch + 1}{at}"
             )
+
+    def saved_slots(self) -> RestoredState | None:
+        """Return the optimizer's slots in the newest state of this training in the run's folder, if any.
+
+        Every replica that sees the folder can read it. A damaged one is left for the one before it.
+        """
+        states = self._context.states
+        if states is None or states.writer is None:
+            return None
+        for path in state_files(states.writer.folder):
+            try:
+                found = read_saved(path)
+            except (DataLossError, NotFoundError):
+                continue
+            if found.state.training == self._context.trainings and found.state.loop is None:
+                return RestoredState(found.slots, found.state.updates)
+        return None
 
     def joined_state(self, replica: Replica, history: History, cursor: DataCursor) -> JoinedState:
         """Return what a process that joins the training between two steps has to know."""

@@ -91,6 +91,8 @@ class Replica(ABC):
     """Steps of this training that the replica's former process has made; None if there was none."""
     joined: JoinedState | None = None
     """What the others were at when this new process joined their training; None if it began with them."""
+    saved: Callable[[], RestoredState | None] | None = None
+    """Returns the optimizer's slots in the newest state that the run has saved; the training loop sets it."""
     position: Callable[[], JoinedState] | None = None
     """Returns what a new process that joins now has to know; the training loop sets it."""
     pull_is: tuple[str, str] | None = ("receive", "parameters")

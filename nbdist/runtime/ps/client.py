@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from nbdist.errors import AbortedError, NotFoundError, UnavailableError
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.mailbox import ANSWER, COUNT, GLOBAL_STEP, RING, SLOTS, VERSION, Mailbox
-from nbdist.runtime.ps.sync import COUNTED, DROPPED, REFUSED, STEPPED, STOPPED, TAKEN, Rules
+from nbdist.runtime.ps.restore import Offer
+from nbdist.runtime.ps.sync import APPLIED, COUNTED, DROPPED, REFUSED, STEPPED, STOPPED, TAKEN, Rules
 from nbdist.runtime.tables import RowGradient, chunks, no_rows
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.envelope import error_from
@@ -69,6 +70,12 @@ class Link(ABC):
         self._taken: set[int] = set()
         self._counts = 0
         self._said_farewell = False
+        self._pushed: dict[int, int] = {}  # the version of each slot's gradient
+        self._known = self._acknowledged = self._counted = 0
+        self.generation = self.base = self.began = 0
+        """Processes of the server that died before this one, what they applied, and the step before all."""
+        self.restored: dict[str, Any] | None = None
+        """How this replica has restored the shard on a new process, if it has."""
 
     kind: str
 
@@ -104,6 +111,29 @@ class Link(ABC):
     @abstractmethod
     def _peer_of_shard(self) -> tuple[Peer, dict[str, Any]]:
         """The connection, and what every message has: shard, replica and incarnation."""
+
+    def offer(self, replica: int, done: bool) -> Offer:
+        """Return what this replica knows of the shard, after its server died."""
+        return Offer(
+            replica, self.version, max(self._known, self.version), self.global_step,
+            made=self.made + self._acknowledged, counted=self.counted + self._counted,
+            generation=self.generation, base=self.base, began=self.began, done=done,
+        )  # fmt: skip
+
+    def salvage(self) -> None:
+        """Read what the server's process left in shared memory, if that is newer than the copy here.
+
+        Call it only when that process has ended.
+        """
+        return
+
+    def take_over(self, old: Link, under_way: Sequence[int]) -> None:
+        """Continue for the link to a server's former process; what is ``under_way`` there counts as dropped.
+
+        The parameters stay in the same memory, which the step's program reads.
+        """
+        self.parameters, self.lost = old.parameters, old.lost
+        self._settled = {slot: old._settled.get(slot, (DROPPED, 0)) for slot in under_way}
 
     def want(self, table: int, ids: Array) -> None:
         """Request the rows of a table that the next pull returns."""
@@ -259,6 +289,9 @@ class Link(ABC):
             self._taken.add(slot)
         elif what != STEPPED:
             self._settled[slot] = what, staleness
+            if what == APPLIED:
+                self._acknowledged += 1
+                self._known = max(self._known, self._pushed.get(slot, 0) + staleness + 1)
 
 
 def refused(replica: int, server: str) -> UnavailableError:
@@ -315,18 +348,25 @@ class SharedLink(Link):
         self.global_step = int(counters[GLOBAL_STEP])
         np.copyto(self.parameters, self._mailbox.parameters)
 
+    def salvage(self) -> None:
+        """Read what the server's process left in shared memory, unless it died in the middle of an update."""
+        if (found := self._mailbox.read_rest(self.parameters)) is not None:
+            self.version, self.global_step = found[0], max(self.global_step, found[1])
+
     def gradient(self, slot: int) -> Array:
         """Return the slot's bytes in the shared segment."""
         return self._mailbox.gradients[self._replica][slot]
 
     def push(self, slot: int) -> None:
         """Ring for the slot."""
+        self._pushed[slot] = self.version
         self._headers[slot][0] = self.version
         self._ring(self._push_rings[slot])
 
     def count(self) -> None:
         """Count one update of all shards in the global step."""
         self._counts += 1
+        self._counted += 1
         self._ring(self._count_ring)
 
     def _ring(self, message: bytes) -> None:
@@ -394,12 +434,14 @@ class SocketLink(Link):
     def push(self, slot: int) -> None:
         """Send the gradient, and the gradient of the tables' rows if :meth:`take` received one."""
         meta = {**self._sender, "token": slot, "version": self.version}
+        self._pushed[slot] = self.version
         rows, self._rows = self._rows or [no_rows(table) for table in self.tables], ()
         parts = [part for one in rows for part in (one.indices, one.values)]
         self._peer.send("ps.push", meta, (self._slots[slot], *parts))
 
     def count(self) -> None:
         """Count one update of all shards in the global step."""
+        self._counted += 1
         self._peer.call("ps.count", self._sender)
 
     def _receive(self) -> None:
@@ -463,6 +505,12 @@ class ShardRequest:
     """What the shard continues, from the chief only."""
     rejoins: bool = False
     """Whether this process replaces one that the replica had before."""
+    offer: Offer | None = None
+    """What the replica knows of the shard, where the server's former process died."""
+    copy: Array | None = None
+    """Its copy of the parameters then."""
+    saved: Callable[[], ShardState | None] = lambda: None
+    """Returns what the optimizer had saved of this shard, if anything: the slots begin anew otherwise."""
 
 
 def open_link(
@@ -514,6 +562,7 @@ def _opened_link(
         "shared": bell is not None,
         "bell": bell.name if bell else None,
         "restored": None if request.restored is None else request.restored.updates,
+        "offer": None if request.offer is None else request.offer.to_wire(),
     }
     opened = _patiently(peer, meta, request, check, timeout)
     sender = {"shard": request.shard, "replica": request.replica, "incarnation": opened["incarnation"]}
@@ -524,8 +573,7 @@ def _opened_link(
                 request.layout, check, control=peer, sender=sender, opened=opened, bell=bell,
                 rules=request.rules,
             )  # fmt: skip
-            link.made, link.counted = opened["made"], opened["counted"]
-            return link
+            return _introduced(link, opened)
         except NotFoundError:
             opened["note"] = "parameters travel over sockets: the shared memory is not visible here"
     if bell is not None:
@@ -533,7 +581,15 @@ def _opened_link(
     link = SocketLink(
         request.layout, check, peer=peer, sender=sender, tables=[array for _, array in request.tables]
     )
-    link.made, link.counted, link.note = opened["made"], opened["counted"], str(opened["note"])
+    link.note = str(opened["note"])
+    return _introduced(link, opened)
+
+
+def _introduced(link: Link, opened: dict[str, Any]) -> Link:
+    """Return a link with what the server has said of the shard."""
+    link.made, link.counted = opened["made"], opened["counted"]
+    link.generation, link.base, link.began = opened["generation"], opened["base"], opened["began"]
+    link.restored = opened.get("restored")
     return link
 
 
@@ -557,12 +613,15 @@ def _patiently(
     if request.initial is not None:
         _fill(peer, request, check)
     deadline = time.monotonic() + timeout
+    restored: dict[str, Any] | None = None
     while time.monotonic() < deadline:
         frame = peer.receive(LOOK_SECONDS)
-        if frame is None:
+        if frame is None or frame.kind == "ps.there":
             check()
         elif frame.kind == "ps.opened":
-            return dict(frame.meta)
+            return {**frame.meta, "restored": restored}
+        elif frame.kind == "ps.restore":
+            restored = {**frame.meta, "slots": _restore(peer, meta, request, check)}
         elif frame.kind == "ps.over":
             raise TrainingOver
         elif frame.kind == "error":
@@ -571,6 +630,21 @@ def _patiently(
         f"no initial values for {meta['shard']!r} within {timeout:.0f} s: the chief (worker 0) has not "
         "reached the same fit(); every worker has to call fit the same number of times"
     )
+
+
+def _restore(
+    peer: Peer, meta: dict[str, Any], request: ShardRequest, check: Callable[[], None]
+) -> str | None:
+    """Send this replica's copy to a server's new process; return what became of the optimizer's slots."""
+    assert request.copy is not None
+    names = request.optimizer.get_slot_names()
+    saved = request.saved() if names else None
+    updates = None if saved is None else saved.updates
+    peer.send("ps.open", {**meta, "chief": True, "restored": updates}, request.layout.views(request.copy))
+    if saved is None:
+        return "anew" if names else None
+    _fill(peer, replace(request, restored=saved), check)
+    return str(saved.updates)
 
 
 def _fill(peer: Peer, request: ShardRequest, check: Callable[[], None]) -> None:

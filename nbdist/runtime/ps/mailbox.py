@@ -21,7 +21,7 @@ from nbdist.wire.shm import Segment
 
 Array = np.ndarray[Any, Any]
 COUNTERS = 8  # int64, of which these are used
-GLOBAL_STEP, VERSION, CHANGES = 0, 1, 2
+GLOBAL_STEP, VERSION, CHANGES, BEGUN = 0, 1, 2, 3
 SLOTS = 2  # gradients of one replica that may be on their way at once
 HEADER = 8  # int64 before each gradient
 RING = struct.Struct("<HHHH")  # replica to server: shard number, replica, its incarnation, slot or COUNT
@@ -53,6 +53,16 @@ class Mailbox:
         """Return how many bytes the segment needs."""
         assert layout.size % ALIGNMENT == 0
         return COUNTERS * 8 + layout.size + replicas * SLOTS * (HEADER * 8 + layout.size)
+
+    def read_rest(self, into: Array) -> tuple[int, int] | None:
+        """Copy what a server that has died left here; return its version and the global step.
+
+        None if it died in the middle of an update. The memory has what its process wrote last, in order.
+        """
+        if self.counters[BEGUN] != self.counters[VERSION]:
+            return None
+        np.copyto(into, self.parameters)
+        return int(self.counters[VERSION]), int(self.counters[GLOBAL_STEP])
 
     def read_whole(self, into: Array, tries: int) -> tuple[int, int] | None:
         """Copy the parameters as no update has left them half-way; return their version and the global step.

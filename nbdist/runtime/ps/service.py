@@ -25,6 +25,11 @@ Tables with row lookups use the socket. The chief fills them part by part (ps.fi
 that it names, ps.push has gradients of rows, ps.table returns the current values of a part. After ps.left the
 server keeps the final tables until each replica has read them (ps.done).
 
+When a server dies, the replicas of an asynchronous training open the shard again on its new process, each
+with an offer of its copy (:mod:`nbdist.runtime.ps.restore`). The replica with the newest is asked for it
+(ps.restore), and opens the shard as the chief did at first. A replica that has made all its steps says so: if
+all have, nothing is restored, and the answer is "ps.over".
+
 A shard that continues an earlier training is opened with its number of updates; replicas are admitted when
 the chief has also sent its slots (ps.fill).
 """
@@ -59,6 +64,7 @@ from nbdist.optim import from_config
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import refused
 from nbdist.runtime.ps.mailbox import ANSWER, COUNT, COUNTERS, GLOBAL_STEP, RING, Mailbox
+from nbdist.runtime.ps.restore import Offer, Restoration, restoration
 from nbdist.runtime.ps.shard import Gradient, ParameterShard
 from nbdist.runtime.ps.sync import COUNTED, REFUSED, STEPPED, STOPPED, Answer, Rules
 from nbdist.runtime.ps.trace import ServiceLog, ServiceLogs
@@ -73,6 +79,7 @@ from nbdist.wire.shm import Doorbell, Ringer, Segment, require_plain
 Array = np.ndarray[Any, Any]
 OneWay = Callable[[Frame, Caller], None]
 clock = time.perf_counter
+OFFER_SECONDS = 2.0  # for all living replicas to offer their copies of a shard
 LOOK_SECONDS = 1.0  # between two checks for dead or frozen replicas
 
 
@@ -157,6 +164,12 @@ class ParameterService:
         if rejoins:
             hosted.rejoin(replica, int(meta["pids"][replica]))
         hosted.opening[replica] = (sender, meta)
+        if meta.get("offer"):
+            hosted.offers[replica] = Offer(**meta["offer"])
+            if hosted.processes is not None and replica < len(meta["pids"]):
+                hosted.processes.replace(replica, int(meta["pids"][replica]))
+            if not meta["chief"]:
+                self._gather(hosted)
         if meta["chief"] and hosted.shard is None:
             try:
                 nbytes, what = hosted.bytes_for(meta), f"the variables of {hosted.name} and their gradients"
@@ -166,6 +179,27 @@ class ParameterService:
                 self._give_up(hosted, error_frame(error, self._server.name), but=replica)
                 raise
         self._admit(hosted)
+
+    def _gather(self, hosted: HostedShard) -> None:
+        """Have the newest copy sent, once all living replicas have offered theirs."""
+        if hosted.shard is not None or not hosted.offers:
+            return
+        if hosted.gathers_since is None:
+            hosted.gathers_since = time.monotonic()
+            self._server.after(OFFER_SECONDS, partial(self._gather, hosted))
+        late = time.monotonic() - hosted.gathers_since >= OFFER_SECONDS
+        hosted.drop_gone_offers()
+        if hosted.name not in self._hosted or hosted.restoring or not (late or hosted.all_offered()):
+            return
+        if all(offer.done for offer in hosted.offers.values()):
+            hosted.lost |= hosted.offers.keys()  # a slower replica may still continue
+            for replica in list(hosted.offers):
+                del hosted.offers[replica]
+                push(hosted.opening.pop(replica)[0], Frame("ps.over"))
+            hosted.gathers_since = None
+            return
+        found = hosted.restoration = restoration(hosted.offers, hosted.rules.replicas)
+        push(hosted.opening[found.replica][0], Frame("ps.restore", found.to_wire()))
 
     def _give_up(self, hosted: HostedShard, error: Frame, but: int) -> None:
         """Drop a shard that could not be made, and send the error to the replicas that wait for it."""
@@ -350,6 +384,7 @@ class ParameterService:
                 if not hosted.reading:
                     self._remove(hosted)
                 continue
+            self._gather(hosted)
             hosted.look(FROZEN_SECONDS)
             if hosted.shard is not None and hosted.leaving and hosted.all_left():
                 self._end(hosted, hosted.shard)
@@ -438,6 +473,11 @@ class HostedShard:
     senders: dict[int, Caller] = field(default_factory=dict)
     ringers: dict[int, Ringer] = field(default_factory=dict)
     leaving: dict[int, Caller] = field(default_factory=dict)
+    offers: dict[int, Offer] = field(default_factory=dict)
+    """Copies that replicas have of a shard whose former server died."""
+    gathers_since: float | None = None
+    restoration: Restoration | None = None
+    """What the shard continues with: its replica was asked for its copy, or has sent it."""
     lost: set[int] = field(default_factory=set)
     called: dict[int, str] = field(default_factory=dict)
     processes: ProcessMonitor | None = None
@@ -477,6 +517,8 @@ class HostedShard:
                 tables=tables,
                 before=int(meta.get("restored") or 0),
             )
+            if self.restoration is not None:
+                self.shard.restore(self.restoration)
             if meta.get("restored") is not None:
                 kept = optimizer.get_slot_names()
                 self.missing += len(kept) * (1 + self.missing)
@@ -534,6 +576,9 @@ class HostedShard:
         reply: dict[str, Any] = {"number": self.number, "segment": None, "note": self.note}
         reply |= {"incarnation": self.incarnations[replica], "counted": self.shard.counted[replica]}
         reply["made"] = self.shard.statistics.made[replica]
+        done = self.restoration
+        reply |= {"generation": done.generation if done else 0, "base": done.base if done else 0}
+        reply["began"] = done.began if done else self.shard.before
         if self.mailbox is not None and meta["bell"]:
             try:
                 self.ringers[replica] = Ringer(meta["bell"])
@@ -578,6 +623,24 @@ class HostedShard:
         sender = self.senders.get(replica)
         if sender is not None:
             self.post(partial(push, sender, frame))
+
+    @property
+    def restoring(self) -> bool:
+        """Whether a living replica was asked for its copy."""
+        return self.restoration is not None and self.restoration.replica in self.offers
+
+    def all_offered(self) -> bool:
+        """Whether no other replica that lives can offer a copy."""
+        dead = set() if self.processes is None else set(self.processes.dead())
+        return len(self.opening.keys() | dead | self.lost) >= self.rules.replicas
+
+    def drop_gone_offers(self) -> None:
+        """Forget the offers of replicas that have died since."""
+        for replica in list(self.offers):
+            try:
+                self.opening[replica][0].push(Frame("ps.there"))
+            except ConnectionError:
+                del self.offers[replica], self.opening[replica]
 
     def all_left(self) -> bool:
         """Whether no further replica is expected."""

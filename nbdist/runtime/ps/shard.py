@@ -16,7 +16,8 @@ import numpy as np
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.mailbox import CHANGES, COUNTERS, GLOBAL_STEP, VERSION, fence
+from nbdist.runtime.ps.mailbox import BEGUN, CHANGES, COUNTERS, GLOBAL_STEP, VERSION, fence
+from nbdist.runtime.ps.restore import Restoration
 from nbdist.runtime.ps.sync import KEPT, REFUSED, Answer, Quorum, Rules, StalenessBound
 from nbdist.runtime.tables import RowGradient, Tables
 
@@ -134,6 +135,13 @@ class ParameterShard:
             self.counters[0] += 1
             self.counted[replica] += 1
 
+    def restore(self, restoration: Restoration) -> None:
+        """Continue with the counts of a process that died."""
+        with self.lock:
+            self.counters[GLOBAL_STEP] = restoration.global_step
+            self.statistics.made[:] = restoration.made
+            self.counted[:] = restoration.counted
+
     def set_rate(self, rate: float) -> None:
         """Make updates at another learning rate from the next one on."""
         with self.lock:
@@ -177,6 +185,7 @@ class ParameterShard:
         if self.rules.locking:
             self.counters[CHANGES] += 1  # odd: a replica that reads now reads again
             fence()
+        self.counters[BEGUN] = self.updates  # a replica that outlives this process looks at it
         for flat, change, slots in zip(self.flats, gradient, self.slots, strict=False):
             assert not isinstance(change, RowGradient)
             self.optimizer.apply(flat, change, slots, self.before + self.updates)

@@ -442,7 +442,7 @@ def summary_of(run: Run) -> Summary:
         metrics=metrics,
         error=in_a_line(run.error) if run.error else None,
         rows=rows,
-        remarks=remarks_on(run, standing),
+        remarks=[*remarks_on(run, standing), *whole.servers],
     )
 
 
@@ -560,6 +560,7 @@ class Marks:
         self._checkpoint: int | None = None
         self._lost: set[int] = set()
         self._restarts: dict[int, int] = {}
+        self._servers = 0
         self._paused: tuple[int, float] | None = None  # the mark of the current pause, and its start
 
     def see(self, standing: Standing, tasks: Sequence[str], now: float) -> bool:
@@ -593,6 +594,9 @@ class Marks:
             if replica.restarts > self._restarts.get(i, 0):
                 self._restarts[i] = replica.restarts
                 self._add(step, "restart", f"{short_task(tasks[i])} {replica.restart}")
+        for said in standing.servers[self._servers :]:
+            self._add(step, "restart", said)
+        self._servers = len(standing.servers)
         return before != self._found
 
     def all(self) -> list[Mark]:

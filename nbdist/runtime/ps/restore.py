@@ -1,0 +1,115 @@
+"""Which copy restores a parameter server that died, and how many updates are lost. Pure.
+
+Replicas of an asynchronous training survive the death of a parameter server: each opens its shard again on
+the new process, and offers its copy of the parameters. The new process collects the offers of all living
+replicas (for 2 s at most), and has the replica with the newest one send it.
+
+A server's process applies gradients one after the other, so every gradient has a position in that order, and
+a copy with the version V contains the first V of them. A replica knows the position of each of its gradients
+that was acknowledged. The largest position that any of them knows, less the version of the chosen copy, is
+the number of updates that are lost. What was under way and never acknowledged counts in neither: the old
+process may have applied it, and the new one never receives it.
+
+A training that has lost several processes of a server counts ``base``, the gradients that earlier ones had
+applied, and ``generation``, how many there were: a copy of a later process is newer than any of an earlier
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a replica knows of a shard whose server died, beside its copy of the parameters."""
+
+    replica: int
+    version: int
+    """Updates in the copy, of the process that died."""
+    known: int
+    """The largest position of a gradient that was acknowledged, or the version if that is larger."""
+    global_step: int
+    """The largest that the replica has seen."""
+    made: int
+    """Gradients of this replica that were acknowledged, by all processes of the server."""
+    counted: int = 0
+    """Updates of all shards that this replica has counted there."""
+    generation: int = 0
+    base: int = 0
+    began: int = 0
+    """The global step before the first update that a replica counted."""
+    done: bool = False
+    """Whether the replica has made all of its steps."""
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain values, from which ``Offer(**values)`` is the same."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """What a shard continues with on a new process."""
+
+    replica: int
+    """The replica that sends its copy."""
+    lost: int
+    """Updates that were acknowledged and are not in the copy."""
+    global_step: int
+    base: int
+    """Gradients in the copy."""
+    generation: int
+    made: tuple[int, ...]
+    """Gradients of each replica that are counted as made."""
+    counted: tuple[int, ...]
+    began: int
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain values for a message."""
+        return asdict(self)
+
+
+def newest(offers: Sequence[Offer]) -> Offer:
+    """Return the offer of the newest copy; of equally new ones that of the lowest replica.
+
+    >>> newest([Offer(0, 7, 7, 7, 3), Offer(1, 9, 9, 9, 4), Offer(2, 9, 9, 9, 2)]).replica
+    1
+    """
+    return max(offers, key=lambda one: (one.generation, one.version, -one.replica))
+
+
+def restoration(offers: Mapping[int, Offer], replicas: int) -> Restoration:
+    """Return what a shard continues with, given the offers of the living replicas, at least one.
+
+    The global step is the largest that any replica has seen, so that it never goes back. A replica without an
+    offer died with the server: what the others did not make is counted as made by those, in equal parts, so
+    that their new processes continue about where they were.
+
+    >>> found = restoration({0: Offer(0, 7, 9, 7, 3), 1: Offer(1, 8, 8, 8, 4)}, replicas=3)
+    >>> found.replica, found.lost, found.global_step, found.base, found.made
+    (1, 1, 8, 8, (3, 4, 1))
+    """
+    best = newest(list(offers.values()))
+    same = [one for one in offers.values() if one.generation == best.generation]
+    base = best.base + best.version
+    missing = [replica for replica in range(replicas) if replica not in offers]
+    rest = max(0, base - sum(one.made for one in offers.values()))
+    share = rest // len(missing) if missing else 0
+    counted = {replica: one.counted for replica, one in offers.items()}
+    any_counted = any(counted.values())
+    began = max(one.began for one in same)
+    step = max(one.global_step for one in offers.values())
+    if any_counted:  # updates of all shards are counted by the replicas: all that they counted are known
+        step = max(step, began + sum(counted.values()))
+    return Restoration(
+        replica=best.replica,
+        lost=max(0, max(one.known for one in same) - best.version),
+        global_step=step,
+        base=base,
+        generation=best.generation + 1,
+        made=tuple(offers[r].made if r in offers else share for r in range(replicas)),
+        counted=tuple(counted.get(r, share if any_counted else 0) for r in range(replicas)),
+        began=began,
+    )
