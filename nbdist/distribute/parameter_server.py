@@ -68,7 +68,8 @@ class ParameterServerStrategy(Strategy):
 
     ``transport`` is "auto" (shared memory on one host, else a socket) or "socket"; ``servers`` are tasks that
     keep the variables instead. ``rejoins`` is for the new process of a task that was lost during the run: it
-    continues each training at the step that the servers have counted for its replica. Runs on the workers.
+    continues each training at the step that the servers have counted for its replica, among synchronous
+    replicas not before the slowest of the others. Runs on the workers.
 
     An asynchronous ``fit`` survives the death of a server, unless it trains tables: each replica waits for
     the server's new process, and the one with the newest copy of the parameters sends it

@@ -208,8 +208,7 @@ class Options:
         (True, False)
         """
         spec = self.spec or STRATEGIES[default_strategy(bool(servers))]
-        as_asked = bool(spec.synchronous) or not self.synchronous
-        return spec.takes_new_workers and as_asked and self.replication != "in-graph"
+        return spec.takes_new_workers and self.replication != "in-graph"
 
     @property
     def uses_servers(self) -> bool:

@@ -137,6 +137,31 @@ def test_a_body_that_needs_an_earlier_cell_leaves_the_run_going(start: Start, tm
     assert read_run(run.id).restarts[0]["problem"].startswith("its new process has no 'width'")
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_backup_worker_is_replaced_and_joins_at_the_step_of_the_others(
+    start: Start, tmp_path: Path, servers: int
+) -> None:
+    cluster, gate = start(workers=3, ps=servers), tmp_path / "gate"
+    options = Options(seed=3, synchronous=True, backups=1)
+    run = start_run(body(gate, held=(0, 1)), options, cluster=cluster)
+    until(lambda: run.standing().step >= STEPS, during=run)
+    for number, index in enumerate((1, 2)):
+        before = run.standing().replicas[index].step
+        kill(cluster, index)
+        until(lambda n=number: len(restarts(run)) > n and restarts(run)[n].step is not None, during=run)  # type: ignore[misc]
+        assert restarts(run)[number].step in range(before - 1, STEPS * EPOCHS + 1)
+    gate.touch()
+    run.wait()
+    assert run.status == "finished"
+    # As without deaths, the last one may be left without a second gradient.
+    assert max(outcome["step"] for outcome in run.outcomes.values()) == STEPS * EPOCHS
+    assert STEPS < run.global_step <= 3 * STEPS * EPOCHS // 2  # two gradients each
+    for weights in cluster.run("model.weights", on=[1, 2]):
+        assert run.model is not None
+        for ours, theirs in zip(run.model.weights, weights, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
 def test_pushed_values_are_on_the_new_process(start: Start, tmp_path: Path) -> None:
     cluster, gate = start(workers=2, ps=1), tmp_path / "gate"
     needs = body(gate).replace("x = random.random((96, 5), np.float32)", "")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from nbdist.errors import (
     AbortedError,
@@ -263,6 +264,28 @@ class LinkContract:
         with pytest.raises(TrainingOver):
             farm.open(replica=1, replicas=2, rejoins=True)
         for link in (zero, old, new):
+            link.close()
+
+    def test_a_new_process_of_a_synchronous_replica_gives_its_own_gradient(self, farm: Farm) -> None:
+        rules: dict[str, Any] = {"replicas": 3, "synchronous": True, "aggregate": 2}
+        zero, old, two = (farm.open(replica=i, **rules) for i in range(3))
+        for link in (zero, old, two):
+            link.pull()
+        shard = farm.service._hosted["r/0"].shard
+        assert shard is not None
+        push(old, 100.0)  # is collected, and its process dies
+        until(lambda: shard.accumulator.count == 1)
+        new = farm.open(replica=1, rejoins=True, **rules)
+        new.pull()
+        push(zero, 1.0)
+        push(new, 1.0)
+        assert new.wait(0) is not None
+        assert zero.wait(0) is not None
+        new.pull()
+        np.testing.assert_allclose(view(new), np.full(3, -3.0))  # of both, for 3 replicas
+        assert shard.statistics.made == [1, 1, 0]
+        assert shard.statistics.dropped == [0, 1, 0]
+        for link in (zero, old, two, new):
             link.close()
 
     def test_with_two_shards_the_first_counts_whole_updates(self, farm: Farm) -> None:

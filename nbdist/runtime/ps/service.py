@@ -575,7 +575,7 @@ class HostedShard:
         sender, meta = self.opening.pop(replica)
         reply: dict[str, Any] = {"number": self.number, "segment": None, "note": self.note}
         reply |= {"incarnation": self.incarnations[replica], "counted": self.shard.counted[replica]}
-        reply["made"] = self.shard.statistics.made[replica]
+        reply["made"] = self.shard.place_of(replica)
         done = self.restoration
         reply |= {"generation": done.generation if done else 0, "base": done.base if done else 0}
         reply["began"] = done.began if done else self.shard.before

@@ -111,13 +111,20 @@ class ParameterShard:
             return self._executed(rule.lose(replica) if died else rule.leave(replica))
 
     def join(self, replica: int) -> None:
-        """Expect gradients of a replica's new process; those that its old one sent stay collected."""
+        """Expect gradients of a replica's new process.
+
+        Those of its former process for a step that is not complete are dropped: the new process, which
+        writes to the same slots, gives its own.
+        """
         with self.lock:
             self.evicted.discard(replica)
-            self.accumulator.keep(replica)  # the new process writes to the same slots
-            rule = self.quorum or self.bound
-            if rule is not None:
-                rule.join(replica)
+            if self.quorum is not None:
+                withdrawn = self.accumulator.withdraw(replica)
+                for _ in range(withdrawn):
+                    self.statistics.drop(replica)
+                self.quorum.join(replica, withdrawn)
+            elif self.bound is not None:
+                self.bound.join(replica)
 
     @property
     def broken_up(self) -> bool:
@@ -128,6 +135,20 @@ class ParameterShard:
     def waited_for(self) -> bool:
         """Whether a replica waits for what others do."""
         return any(rule is not None and rule.waits for rule in (self.quorum, self.bound))
+
+    def place_of(self, replica: int) -> int:
+        """Return how many steps of its data a replica's new process leaves out.
+
+        Among asynchronous replicas these are its applied gradients. Synchronous replicas end at about the
+        same time, so it begins next to the slowest of the others, if that is ahead of it.
+        """
+        with self.lock:
+            made = self.statistics.made
+            if self.quorum is None:
+                return made[replica]
+            steps = [one + late for one, late in zip(made, self.statistics.dropped, strict=True)]
+            others = (steps[other] for other in self.quorum.present() if other != replica)
+            return max(steps[replica], min(others, default=0))
 
     def count(self, replica: int) -> None:
         """Count one update of all shards together, which is a replica's."""
@@ -259,6 +280,14 @@ class Accumulator:
                 own = self._spare.pop() if self._spare else [_like(part) for part in one.gradient]
                 one.gradient = [_kept(target, part) for target, part in zip(own, one.gradient, strict=True)]
                 one.borrowed = False
+
+    def withdraw(self, replica: int) -> int:
+        """Drop what is collected from a replica, counted as dropped; return how many gradients that were."""
+        gone = [one for one in self._collected if one.replica == replica]
+        self._spare += [one.gradient for one in gone if not one.borrowed]
+        self._collected = [one for one in self._collected if one.replica != replica]
+        self.dropped += len(gone)
+        return len(gone)
 
     def take(self, needed: int, mean: bool = False, scale: float = 1.0) -> Gradient:
         """Return the sum (or mean) of all collected gradients, times ``scale``; begin the next step.

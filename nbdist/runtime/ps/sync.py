@@ -171,6 +171,10 @@ class Quorum:
         """Whether a replica waits for the step to complete."""
         return bool(self._waiting)
 
+    def present(self) -> list[int]:
+        """Return the replicas that have neither left nor died."""
+        return sorted(self._here)
+
     def offer(self, replica: int, token: int, fresh: bool) -> list[Answer]:
         """Record a gradient, which is ``fresh`` unless its step is over; return the answers to send.
 
@@ -201,10 +205,26 @@ class Quorum:
         self._left.add(replica)
         return self._continue_without(replica)
 
-    def join(self, replica: int) -> None:
-        """Expect gradients of a replica that was lost, or has left, from the current step on."""
+    def join(self, replica: int, withdrawn: int = 0) -> None:
+        """Expect gradients of a replica's new process, from the current step on.
+
+        ``withdrawn`` gradients of its former process are not in the current step any more: the new process
+        gives its own, and would take the answers to them for answers to these.
+
+        >>> quorum = Quorum(Rules(replicas=3, synchronous=True, aggregate=2))
+        >>> quorum.offer(0, token=0, fresh=True), quorum.lose(0)
+        ([], [])
+        >>> quorum.join(0, withdrawn=1)
+        >>> quorum.offer(0, token=1, fresh=True)
+        []
+        >>> [(answer.replica, answer.token) for answer in quorum.offer(1, token=0, fresh=True)]
+        [(0, 1), (1, 0)]
+        """
         self._left.discard(replica)
         self._here.add(replica)
+        self.collected -= withdrawn
+        self._contributed.discard(replica)
+        self._waiting = [answer for answer in self._waiting if answer.replica != replica]
 
     def lose(self, replica: int) -> list[Answer]:
         """Release a replica that has died; return the answers to send.
