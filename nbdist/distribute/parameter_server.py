@@ -184,7 +184,9 @@ class ParameterServerStrategy(Strategy):
                     optimizer=optimizer,
                     counts=index == 0 and (self.synchronous or len(self._servers) == 1),
                     first=index == 0,
-                    initial=tuple(a for _, a in mine) if self.replica_index == 0 else None,
+                    initial=tuple(a for _, a in mine)
+                    if self.replica_index == 0 and not self._rejoins
+                    else None,
                     pids=self._pids_on(info.host),
                     tables=own,
                     restored=self._restored_of(server_of, index, variables, tables),

@@ -94,7 +94,10 @@ class RunMonitor:
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
         self.towers = towers
-        self._failures = FailureDetector(cluster, workers, [*servers, *towers], least, trains, needs_chief)
+        replaces = recovery is not None and replaces_in_fit
+        self._failures = FailureDetector(
+            cluster, workers, [*servers, *towers], least, trains, needs_chief and not replaces
+        )
         self.lost = self._failures.lost
         """Ranks that are lost, while the others continue."""
         self.calls, self.store, self.tally = calls, store, tally
@@ -120,7 +123,8 @@ class RunMonitor:
         self._cluster, self._printed, self._hint = cluster, printed, hint
         self._displayed, self._noted = displayed, noted
         self._recovery, self._restarted = recovery, restarted
-        self._replaces_in_fit = replaces_in_fit
+        self._replaces_in_fit, self._needs_chief = replaces_in_fit, needs_chief
+        self._fits: set[int] = set()  # ranks whose bodies are in fit, or were at their last message
         self._names = {info.rank: info.name for info in workers}
         self._reserved = time.monotonic()
         self._positions = {info.rank: StreamPosition(self._reserved) for info in workers}
@@ -227,6 +231,7 @@ class RunMonitor:
             self._printed(info.name, text.tobytes().decode())
         self.tally.update(replica, frame.meta["progress"], time.monotonic())
         self._begun[info.rank] = frame.meta["progress"]["trainings"]
+        (self._fits.discard if frame.meta["progress"]["epoch"] is None else self._fits.add)(info.rank)
         if (step := frame.meta["progress"].get("joined")) is not None:
             self._join(info, step)
         self._failures.report_frozen(frame.meta["progress"].get("lost", ()))
@@ -305,7 +310,7 @@ class RunMonitor:
             by_session = self._continues_by_session(lost)
             if by_session is None:
                 continue
-            if by_session or lost.others_continue:
+            if by_session or (lost.others_continue and self._continues_without_chief(lost)):
                 self._lose(lost.task, lost.how, by_session)
                 gone = [info for info in self.workers if info.rank in self.lost]
                 ranks, numbers = [info.rank for info in gone], [info.incarnation for info in gone]
@@ -386,6 +391,24 @@ class RunMonitor:
                 self._noted(f"{lost.how}; {self._recovery.budget.refusal}")
                 return False
             self._awaited.add(rank)
+        return True
+
+    def _continues_without_chief(self, lost: LostTask) -> bool:
+        """Return whether the run survives the loss of a worker that trains with fit, if that is its chief.
+
+        Its end waits for the new process, which has the results. That process takes no part in an earlier
+        fit of its body, so it would return the model of that as it was before.
+        """
+        rank = lost.task.rank
+        if not self._needs_chief or rank != self.workers[0].rank:
+            return True
+        in_first_fit = rank in self._fits and self._begun.get(rank) == 1
+        if not in_first_fit or self._recovery is None or rank in self.outcomes:
+            return False
+        if self._recovery.budget.is_spent:
+            self._noted(f"{lost.how}; {self._recovery.budget.refusal}")
+            return False
+        self._awaited.add(rank)
         return True
 
     def _note_restored(self, report: Mapping[str, Any]) -> None:

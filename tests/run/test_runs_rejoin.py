@@ -14,6 +14,7 @@ import pytest
 from recording_view import RecordingView
 from waiting import SLACK_SECONDS, until
 
+from nbdist.errors import TaskDiedError
 from nbdist.metrics.run_folder import read_run
 from nbdist.run.delivery import Given
 from nbdist.run.options import Options
@@ -145,7 +146,7 @@ def test_a_backup_worker_is_replaced_and_joins_at_the_step_of_the_others(
     options = Options(seed=3, synchronous=True, backups=1)
     run = start_run(body(gate, held=(0, 1)), options, cluster=cluster)
     until(lambda: run.standing().step >= STEPS, during=run)
-    for number, index in enumerate((1, 2)):
+    for number, index in enumerate((1, 2, 0)):
         before = run.standing().replicas[index].step
         kill(cluster, index)
         until(lambda n=number: len(restarts(run)) > n and restarts(run)[n].step is not None, during=run)  # type: ignore[misc]
@@ -160,6 +161,40 @@ def test_a_backup_worker_is_replaced_and_joins_at_the_step_of_the_others(
         assert run.model is not None
         for ours, theirs in zip(run.model.weights, weights, strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_dead_chief_is_replaced_and_has_its_duties_again(
+    start: Start, tmp_path: Path, servers: int
+) -> None:
+    cluster, gate = start(workers=3, ps=servers), tmp_path / "gate"
+    run = start_run(body(gate), Options(seed=3), cluster=cluster)
+    until_all_reach(run, HELD)
+    pid = kill(cluster, 0)
+    until(lambda: restarts(run) and restarts(run)[0].step is not None, during=run)
+    gate.touch()
+    run.wait()
+    (restart,) = restarts(run)
+    assert (run.status, restart.old.pid) == ("finished", pid)
+    assert restart.step in range(HELD, 3 * STEPS + 1)
+    assert run.global_step == 3 * STEPS * EPOCHS  # as if no worker had died
+    assert [outcome["step"] for outcome in run.outcomes.values()] == [STEPS * EPOCHS] * 3
+    assert run.history is not None
+    assert run.history.epoch[-1] == EPOCHS - 1
+    (weights,) = cluster.run("model.weights", on=[1])
+    assert run.model is not None
+    for ours, theirs in zip(run.model.weights, weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_run_ends_if_its_chief_is_not_replaced(start: Start, tmp_path: Path) -> None:
+    cluster, gate = start(workers=2, ps=1), tmp_path / "gate"
+    run = start_run(body(gate), Options(seed=3, max_restarts=0), cluster=cluster)
+    until_all_reach(run, HELD)
+    kill(cluster, 0)
+    with pytest.raises(TaskDiedError, match="/job:worker/task:0"):
+        run.wait()
+    assert any("it is not replaced, as --max-restarts 0 asks" in note for note in run.notes)
 
 
 def test_pushed_values_are_on_the_new_process(start: Start, tmp_path: Path) -> None:

@@ -163,6 +163,10 @@ class ParameterService:
         hosted.require(layout, tables, rules, asker)
         if rejoins:
             hosted.rejoin(replica, int(meta["pids"][replica]))
+            if replica == 0 and not hosted.ready:
+                raise UnavailableError(
+                    f"the chief died before {self._server.name} had all initial values of {hosted.name}"
+                )
         hosted.opening[replica] = (sender, meta)
         if meta.get("offer"):
             hosted.offers[replica] = Offer(**meta["offer"])
