@@ -49,7 +49,8 @@ BACK_SECONDS = (
     60.0  # for a server's new process: it may take 10 s to find a frozen one, and 30 s to replace it
 )
 POLL_SECONDS = 0.05  # between two looks at the roster
-PING_SECONDS = 2.0  # for a server to answer, when the connection to it has broken
+PING_SECONDS = 0.1  # for a server to answer, when the connection to it has broken; it is asked again
+SAY_SECONDS = 1.0  # of a wait for its new process, after which a replica prints it
 
 
 class ParameterServerStrategy(Strategy):
@@ -250,8 +251,11 @@ class ParameterServerStrategy(Strategy):
         """Open a shard on a server, or on the process that replaces it if it dies."""
         until = time.monotonic() + BACK_SECONDS
         while True:
+            info = self._servers[index]
             try:
-                return open_shard(self._servers[index])
+                with Peer(info.address, self._task.keys, name=info.name) as peer:
+                    peer.call("ps.hello")
+                return open_shard(info)
             except NotFoundError:  # its new process does not serve parameters yet
                 if time.monotonic() > until:
                     raise
@@ -270,12 +274,11 @@ class ParameterServerStrategy(Strategy):
         until, said = time.monotonic() + BACK_SECONDS, False
         while (new := find_rank(self._task.roster, old.rank)).incarnation == old.incarnation:
             self._check()
-            if time.monotonic() > until or (not said and answers(old, self._task.keys)):
+            if time.monotonic() > until or answers(old, self._task.keys):
                 raise error
-            if not said:
+            if not said and time.monotonic() > until - BACK_SECONDS + SAY_SECONDS:
                 said = True
                 print(f"{old.name} (pid {old.pid}) does not answer: training waits for its new process")
-            threading.Event().wait(POLL_SECONDS)
         self._servers[index] = new
 
     def _saved_of(self, replica: ServedReplica, numbers: Sequence[int], layout: Layout) -> ShardState | None:

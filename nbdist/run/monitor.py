@@ -333,10 +333,14 @@ class RunMonitor:
             waiting -= {rank for rank in waiting if self._recovery.joining(rank)}
         if lost.task not in self.servers or not waiting:
             return False
-        if not waiting <= self._recovering:  # a session that has just begun is not known here yet
+        waiting -= self.ended_bodies  # their outcomes are on their way, and need no server
+        if not waiting:
+            return True
+        if not waiting <= self._recovering:  # a session or a fit that has just begun is not known here yet
             now = time.monotonic()
             since = self._lost_since.setdefault(lost.task.incarnation, now)
-            return not self.has_trained and now - since < SESSION_SECONDS
+            begins = not self.has_trained or bool(waiting & self._recovering)
+            return begins and now - since < SESSION_SECONDS
         if refusal := self._server_recovery.begin(lost.task, lost.how):
             self._noted(f"{lost.how}; {refusal}")
             return False

@@ -4,6 +4,7 @@ Replicas on the same host write gradients into shared memory and ring a doorbell
 authenticated socket. Both reach the same shard under one lock.
 
     replica                                 service
+    ps.hello  ────────────────────────────► answers once the service is there
     ps.open   replica, layout, optimizer ────► makes the shard from the chief's values, then answers
     ps.pull   ────────────────────────────► parameters, version, global step
     ps.push   gradient, version ──────────► ps.applied (pushed back): its outcome, when decided
@@ -107,6 +108,7 @@ class ParameterService:
             "ps.rate": self._rate,
             "ps.state": self._state,
             "ps.leave": self._answered(self._leave),
+            "ps.hello": lambda frame, sender: Frame("ps.hello"),  # the last: the others are there, too
         }
         for kind, handler in handlers.items():
             server.on(kind, handler)
