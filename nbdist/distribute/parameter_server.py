@@ -49,6 +49,7 @@ BACK_SECONDS = (
     60.0  # for a server's new process: it may take 10 s to find a frozen one, and 30 s to replace it
 )
 POLL_SECONDS = 0.05  # between two looks at the roster
+HELLO_SECONDS = 1.0  # for the service of a new process to answer; it is asked again
 PING_SECONDS = 0.1  # for a server to answer, when the connection to it has broken; it is asked again
 SAY_SECONDS = 1.0  # of a wait for its new process, after which a replica prints it
 
@@ -253,14 +254,20 @@ class ParameterServerStrategy(Strategy):
         while True:
             info = self._servers[index]
             try:
-                with Peer(info.address, self._task.keys, name=info.name) as peer:
+                with Peer(info.address, self._task.keys, name=info.name, timeout=HELLO_SECONDS) as peer:
                     peer.call("ps.hello")
-                return open_shard(info)
-            except NotFoundError:  # its new process does not serve parameters yet
+            except (
+                NotFoundError,
+                UnavailableError,
+            ):  # it starts, or was replaced
                 if time.monotonic() > until:
                     raise
                 self._check()
                 threading.Event().wait(POLL_SECONDS)
+                self._servers[index] = find_rank(self._task.roster, info.rank)
+                continue
+            try:
+                return open_shard(info)
             except UnavailableError as error:
                 self._wait_for_new(index, error)
                 until = time.monotonic() + BACK_SECONDS
