@@ -381,6 +381,13 @@ class RunMonitor:
                 return False
             self._unknown.add(rank)
             return None
+        if any(progress["sync_session"] for progress in self._sessions.values()):
+            self._noted(
+                f"{lost.how}; it is not replaced: workers of SyncReplicasOptimizer wait for each other. "
+                "Replace it with %cluster restart, and run the cell again: it continues from the newest "
+                "checkpoint"
+            )
+            return False
         if any(progress["sessions"] > 1 for progress in self._sessions.values()):
             self._noted(
                 f"{lost.how}; it is not replaced: its body has made several monitored sessions, and a new "

@@ -60,6 +60,8 @@ class Progress:
     """Whether the body survives the loss of a parameter server: it drives a MonitoredSession."""
     sessions: int = 0
     """How many MonitoredSessions the body has made."""
+    sync_session: bool = False
+    """Whether the session's replicas wait for each other (SyncReplicasOptimizer)."""
     own_steps: bool = False
     """Whether ``step`` leaves out the steps of the lost process that this one replaces: a session's does."""
     restores: bool = False

@@ -376,6 +376,8 @@ class SyncReplicasHook(SessionRunHook):
     it. When the chief ends, or its session does, replicas that wait for a token get an error.
     """
 
+    waits_for_workers = True
+
     def __init__(self, optimizer: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
         self._optimizer, self.is_chief, self._num_tokens = optimizer, is_chief, num_tokens
         self._begin: Sequence[Tensor] = ()

@@ -83,7 +83,11 @@ class SessionRunHook:
     ...     runs = 0
     ...     def after_run(self, run_context, run_values):
     ...         self.runs += 1
+
+    ``waits_for_workers`` says that workers wait for each other: a run does not replace one of them alone.
     """
+
+    waits_for_workers: bool = False
 
     def begin(self) -> None:
         """Add to the graph what the hook needs, before the session is made."""

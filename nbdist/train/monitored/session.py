@@ -199,6 +199,7 @@ class MonitoredSession:
             ProgressHook(counted[0] if counted else None, getattr(self._creator, "saw_step", None))
         )
         progress = current().progress
+        progress.sync_session = any(hook.waits_for_workers for hook in self._hooks)
         progress.sessions += 1
         progress.recovers = True
         try:
