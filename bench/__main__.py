@@ -1,15 +1,22 @@
-"""``python -m bench``: list the benchmarks, or run some of them."""
+"""``python -m bench``: list the benchmarks, or run some of them.
+
+``python -m bench recovery`` kills tasks beside peers, ``python -m bench kills`` random ones for minutes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
-from bench import frame, report
+from bench import frame, kills, recovery, report
 from bench.script import NotThere
 from bench.table import BENCHMARKS, chosen
 
 
 def main() -> int:
+    commands = {"recovery": recovery.main, "kills": kills.main}
+    if sys.argv[1:2] and sys.argv[1] in commands:
+        return commands[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m bench", description="Side-by-side benchmarks.")
     parser.add_argument(
         "names", nargs="*", help='keys such as p1 or p1.tensorflow-3, or "all"; none: list them'

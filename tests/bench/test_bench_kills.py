@@ -1,0 +1,41 @@
+"""``bench kills``: what it finds left over, and what counts as a failure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench.kills import Outcome, left_over, report, resources
+
+
+def test_a_process_and_a_file_are_left_over(tmp_path: Path) -> None:
+    before, folder = resources(), tmp_path / "nbdist" / "clusters" / "a"
+    folder.mkdir(parents=True)
+    (folder / "keys").touch()
+    environment = {**os.environ, "NBDIST_HOME": str(tmp_path / "nbdist")}
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        found = left_over(before, str(tmp_path), seconds=0.0)
+        process.communicate(b"\n")
+    assert f"process {process.pid}" in found
+    assert str(folder / "keys") in found
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "error", "left", "good"),
+    [
+        (0.96, "", [], True),
+        (0.94, "", [], False),
+        (0.96, "TaskDiedError: gone", [], False),
+        (0.96, "", ["process 7"], False),
+    ],
+)
+def test_a_run_fails(accuracy: float, error: str, left: list[str], good: bool) -> None:
+    calm = Outcome(0.965, Counter(), 0, "", [])
+    assert report("session", Outcome(accuracy, Counter(worker=2), 2, error, left), calm) is good
