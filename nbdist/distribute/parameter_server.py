@@ -45,6 +45,7 @@ from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 
 Array: TypeAlias = np.ndarray[Any, Any]
+NEW_SECONDS = 12.0  # for a silent server to be replaced: a frozen one is, after 10 s
 BACK_SECONDS = (
     60.0  # for a server's new process: it may take 10 s to find a frozen one, and 30 s to replace it
 )
@@ -278,12 +279,12 @@ class ParameterServerStrategy(Strategy):
         Raises AbortedError when the run ends, as it does if the server is not replaced.
         """
         old = self._servers[index]
-        until, said = time.monotonic() + BACK_SECONDS, False
+        begun, said = time.monotonic(), False
         while (new := find_rank(self._task.roster, old.rank)).incarnation == old.incarnation:
             self._check()
-            if time.monotonic() > until or answers(old, self._task.keys):
+            if time.monotonic() > begun + NEW_SECONDS or answers(old, self._task.keys):
                 raise error
-            if not said and time.monotonic() > until - BACK_SECONDS + SAY_SECONDS:
+            if not said and time.monotonic() > begun + SAY_SECONDS:
                 said = True
                 print(f"{old.name} (pid {old.pid}) does not answer: training waits for its new process")
         self._servers[index] = new
