@@ -32,29 +32,16 @@ class Row:
     peer: Callable[[], Outcome]
 
 
-def session(kill: str) -> Row:
-    """Return the row of a program with MonitoredTrainingSession."""
-    ours = here("nbdist_recovery", "--program", "session", "--kill", kill)
-    return Row(
-        f"tensorflow-{kill}",
-        f"MonitoredTrainingSession, {kill}",
-        ours,
-        elsewhere("tensorflow_recovery", "--kill", kill),
-    )
+def row(peer: str, text: str, program: str, kill: str) -> Row:
+    """Return the row of a peer, our program of the same kind, and the task that is killed."""
+    ours = here("nbdist_recovery", "--program", program, "--kill", kill)
+    return Row(f"{peer}-{kill}", f"{text}, {kill}", ours, elsewhere(f"{peer}_recovery", "--kill", kill))
 
 
-def synchronous(kill: str) -> Row:
-    """Return the row of a synchronous training."""
-    ours = here("nbdist_recovery", "--program", "fit", "--kill", kill)
-    return Row(
-        f"torchrun-{kill}",
-        f"all-reduce, torchrun, {kill}",
-        ours,
-        elsewhere("torchrun_recovery", "--kill", kill),
-    )
-
-
-ROWS = (*map(session, ("worker", "chief", "ps")), *map(synchronous, ("worker", "chief")))
+ROWS = (
+    *(row("tensorflow", "MonitoredTrainingSession", "session", kill) for kill in ("worker", "chief", "ps")),
+    *(row("torchrun", "all-reduce, torchrun", "fit", kill) for kill in ("worker", "chief")),
+)
 FIGURES = (("next step", "next_step", "s"), ("all", "all_steps", "s"), ("lost", "lost", ""))
 
 
@@ -62,35 +49,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench recovery", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--rows", nargs="+", choices=[row.key for row in ROWS], help="default: all")
+    parser.add_argument("--rows", nargs="+", choices=[one.key for one in ROWS], help="default: all")
     parser.add_argument("--rounds", type=int, default=3, help="how often each side runs (default 3)")
     options = parser.parse_args(arguments)
     met = True
-    for row in ROWS:
-        if options.rows and row.key not in options.rows:
+    for one in ROWS:
+        if options.rows and one.key not in options.rows:
             continue
         try:
-            met &= report(row, *alternately(row, options.rounds))
+            met &= report(one, *alternately(one, options.rounds))
         except NotThere as problem:
-            print(f"{row.text}: not run: {problem}", flush=True)
+            print(f"{one.text}: not run: {problem}", flush=True)
             met = False
     return 0 if met else 1
 
 
-def alternately(row: Row, rounds: int) -> tuple[list[Outcome], list[Outcome]]:
+def alternately(one: Row, rounds: int) -> tuple[list[Outcome], list[Outcome]]:
     """Run both sides of a row in turn; return the figures of each round."""
     ours, peer = [], []
     for number in range(rounds):
         if number % 2:
-            ours.append(row.ours())
-            peer.append(row.peer())
+            ours.append(one.ours())
+            peer.append(one.peer())
         else:
-            peer.append(row.peer())
-            ours.append(row.ours())
+            peer.append(one.peer())
+            ours.append(one.ours())
     return ours, peer
 
 
-def report(row: Row, ours: list[Outcome], peer: list[Outcome]) -> bool:
+def report(measured: Row, ours: list[Outcome], peer: list[Outcome]) -> bool:
     """Print the medians of a row; return whether ours are at most the peer's."""
     parts, met = [], True
     for title, key, unit in FIGURES:
@@ -98,7 +85,7 @@ def report(row: Row, ours: list[Outcome], peer: list[Outcome]) -> bool:
         ratio = median(one[key] / other[key] for one, other in zip(ours, peer, strict=True)) if unit else None
         met &= a <= b
         parts.append(cell(title, a, b, unit, ratio))
-    print(f"{row.text:34} " + "   ".join(parts), flush=True)
+    print(f"{measured.text:34} " + "   ".join(parts), flush=True)
     return met
 
 

@@ -100,26 +100,14 @@ def task(options: argparse.Namespace) -> None:
         server.join()
 
     data, labels = work.data()
-    first = work.first_weights()
-    worker = f"/job:worker/task:{options.task}"
-    with tf1.device(tf1.train.replica_device_setter(worker_device=worker, cluster=cluster)):
-        global_step = tf1.train.get_or_create_global_step()
-        x = tf1.placeholder(tf.float32, [None, work.INPUTS])
-        y = tf1.placeholder(tf.float32, [None, work.CLASSES])
-        w1, b1, w2, b2 = weights = [
-            tf1.get_variable(name, initializer=value) for name, value in zip(("w1", "b1", "w2", "b2"), first)
-        ]
-        z = tf.matmul(tf.sigmoid(tf.matmul(x, w1) + b1), w2) + b2
-        loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels=y, logits=z))
-        optimizer = tf1.train.GradientDescentOptimizer(work.LEARNING_RATE)
-        train = optimizer.minimize(loss, global_step=global_step)
+    x, y, fetches, weights = network(tf, options.task, cluster)
     session = tf1.train.MonitoredTrainingSession(server.target, is_chief=options.task == 0)
 
     def steps(first_step: int, count: int) -> None:
         for step in range(first_step, first_step + count):
             row = work.batch_start(step)
             feed = {x: data[row : row + work.BATCH], y: labels[row : row + work.BATCH]}
-            session.run([train, loss, global_step], feed)
+            session.run(fetches, feed)
 
     steps(0, work.WARM_UP)
     report("warm")
@@ -130,6 +118,28 @@ def task(options: argparse.Namespace) -> None:
         values = session.run(weights)
         updates = options.workers * (work.WARM_UP + options.steps)
         print(json.dumps(work.check(updates, *values)), flush=True)
+
+
+def network(tf: Any, index: int, cluster: Any) -> tuple[Any, Any, list[Any], list[Any]]:
+    """Build the graph of one worker; return both placeholders, what a step runs, and the weights.
+
+    A step runs the update, the loss and the global step.
+    """
+    tf1 = tf.compat.v1
+    worker = f"/job:worker/task:{index}"
+    with tf1.device(tf1.train.replica_device_setter(worker_device=worker, cluster=cluster)):
+        global_step = tf1.train.get_or_create_global_step()
+        x = tf1.placeholder(tf.float32, [None, work.INPUTS])
+        y = tf1.placeholder(tf.float32, [None, work.CLASSES])
+        w1, b1, w2, b2 = weights = [
+            tf1.get_variable(name, initializer=value)
+            for name, value in zip(("w1", "b1", "w2", "b2"), work.first_weights(), strict=True)
+        ]
+        z = tf.matmul(tf.sigmoid(tf.matmul(x, w1) + b1), w2) + b2
+        loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels=y, logits=z))
+        optimizer = tf1.train.GradientDescentOptimizer(work.LEARNING_RATE)
+        train = optimizer.minimize(loss, global_step=global_step)
+    return x, y, [train, loss, global_step], weights
 
 
 def report(what: object) -> None:

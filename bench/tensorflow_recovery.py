@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict
 
 from bench import recovery_work, work
-from bench.tensorflow_async_ps import free_ports
+from bench.tensorflow_async_ps import free_ports, network
 
 
 def main() -> None:
@@ -84,18 +84,7 @@ def task(options: argparse.Namespace) -> None:
 
     data, labels = work.data()
     log = recovery_work.StepLog(options.folder, options.task)
-    worker = f"/job:worker/task:{options.task}"
-    with tf1.device(tf1.train.replica_device_setter(worker_device=worker, cluster=cluster)):
-        global_step = tf1.train.get_or_create_global_step()
-        x = tf1.placeholder(tf.float32, [None, work.INPUTS])
-        y = tf1.placeholder(tf.float32, [None, work.CLASSES])
-        w1, b1, w2, b2 = (
-            tf1.get_variable(name, initializer=value)
-            for name, value in zip(("w1", "b1", "w2", "b2"), work.first_weights(), strict=True)
-        )
-        z = tf.matmul(tf.sigmoid(tf.matmul(x, w1) + b1), w2) + b2
-        loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels=y, logits=z))
-        train = tf1.train.GradientDescentOptimizer(work.LEARNING_RATE).minimize(loss, global_step=global_step)
+    x, y, fetches, _ = network(tf, options.task, cluster)
     with tf1.train.MonitoredTrainingSession(
         server.target,
         is_chief=options.task == 0,
@@ -109,7 +98,7 @@ def task(options: argparse.Namespace) -> None:
         while not session.should_stop():
             row = work.batch_start(number)
             feed = {x: data[row : row + work.BATCH], y: labels[row : row + work.BATCH]}
-            log.add(int(session.run([train, loss, global_step], feed)[2]))
+            log.add(int(session.run(fetches, feed)[2]))
             number += 1
 
 

@@ -46,9 +46,7 @@ from nbdist.wire.rpc.client import Peer
 
 Array: TypeAlias = np.ndarray[Any, Any]
 NEW_SECONDS = 12.0  # for a silent server to be replaced: a frozen one is, after 10 s
-BACK_SECONDS = (
-    60.0  # for a server's new process: it may take 10 s to find a frozen one, and 30 s to replace it
-)
+BACK_SECONDS = 60.0  # for the service of a server's new process to answer
 POLL_SECONDS = 0.05  # between two looks at the roster
 HELLO_SECONDS = 1.0  # for the service of a new process to answer; it is asked again
 PING_SECONDS = 0.1  # for a server to answer, when the connection to it has broken; it is asked again
@@ -257,10 +255,7 @@ class ParameterServerStrategy(Strategy):
             try:
                 with Peer(info.address, self._task.keys, name=info.name, timeout=HELLO_SECONDS) as peer:
                     peer.call("ps.hello")
-            except (
-                NotFoundError,
-                UnavailableError,
-            ):  # it starts, or was replaced
+            except (NotFoundError, UnavailableError):  # it starts, or was replaced
                 if time.monotonic() > until:
                     raise
                 self._check()

@@ -155,7 +155,7 @@ def remedy(lost: TaskInfo, dead: list[TaskInfo]) -> str:
 
 
 class RootCause:
-    """Delays errors that may be consequences of another task's failure; see above."""
+    """Delays errors that may be consequences of another task's failure; see the top of the file."""
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}

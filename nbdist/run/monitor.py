@@ -116,7 +116,7 @@ class RunMonitor:
         self.sessions: set[int] = set()  # ranks whose bodies have driven a monitored session
         self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
         self._lost_since: dict[int, float] = {}  # incarnations of tasks, and when they were found dead
-        self._sessions: dict[int, Mapping[str, Any]] = {}  # progress of workers with a session, by rank
+        self._session_progress: dict[int, Mapping[str, Any]] = {}  # by rank
         self._unknown: set[int] = set()  # dead ranks whose bodies may have driven a session
         self._awaited: set[int] = set()  # lost ranks that the run cannot end without
         self.ended_bodies: set[int] = set()  # ranks; their outcomes are on their way
@@ -238,7 +238,7 @@ class RunMonitor:
         if frame.meta["progress"].get("recovers"):
             self._recovering.add(info.rank)
             self.sessions.add(info.rank)
-            self._sessions[info.rank] = frame.meta["progress"]
+            self._session_progress[info.rank] = frame.meta["progress"]
         elif frame.meta["progress"].get("restores") and self._prepares:
             self._recovering.add(info.rank)
         else:
@@ -374,21 +374,21 @@ class RunMonitor:
         self._unknown.discard(rank)
         if info not in self.workers or rank in self.outcomes or self.interrupted or self.has_trained:
             return False
-        if not self._recovering or (rank in self._sessions and rank not in self._recovering):
+        if not self._recovering or (rank in self._session_progress and rank not in self._recovering):
             now = time.monotonic()
             since = self._lost_since.setdefault(info.incarnation, now)
-            if self._sessions or now - since >= WORKER_SESSION_SECONDS:
+            if self._session_progress or now - since >= WORKER_SESSION_SECONDS:
                 return False
             self._unknown.add(rank)
             return None
-        if any(progress["sync_session"] for progress in self._sessions.values()):
+        if any(progress["sync_session"] for progress in self._session_progress.values()):
             self._noted(
                 f"{lost.how}; it is not replaced: workers of SyncReplicasOptimizer wait for each other. "
                 "Replace it with %cluster restart, and run the cell again: it continues from the newest "
                 "checkpoint"
             )
             return False
-        if any(progress["sessions"] > 1 for progress in self._sessions.values()):
+        if any(progress["sessions"] > 1 for progress in self._session_progress.values()):
             self._noted(
                 f"{lost.how}; it is not replaced: its body has made several monitored sessions, and a new "
                 "process would begin with the first one"
@@ -504,7 +504,7 @@ class RunMonitor:
         self.calls.replace(rank, calls)
         self.outcomes.pop(rank, None)
         self._begun.pop(rank, None)
-        self._sessions.pop(rank, None)
+        self._session_progress.pop(rank, None)
         self._recovering.discard(rank)
         for ranks in (self._ended, self.ended_bodies):
             ranks.discard(rank)

@@ -88,7 +88,7 @@ class TrainingStates:
         self.error: str | None = None
         """Why the last training that has ended left no state."""
         self.continued: int | None = None
-        """The number of the training that went on from ``read``, once it has begun."""
+        """The number of the training that has continued from ``read``, once it has begun."""
         self.written = False
         """Whether ``write`` is a state that this run has left."""
         self.cut = False
