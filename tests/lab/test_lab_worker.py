@@ -21,6 +21,10 @@ def gate() -> Iterator[threading.Event]:
     gate.set()
 
 
+def _threads_of(name: str) -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith(f"{name}-")]
+
+
 def test_results_and_errors_come_back() -> None:
     async def main() -> None:
         worker = Worker("test")
@@ -34,11 +38,10 @@ def test_results_and_errors_come_back() -> None:
 
 def test_threads_exist_only_while_there_is_work() -> None:
     async def main() -> None:
-        before = threading.active_count()
-        worker = Worker("test", threads=3)
-        assert threading.active_count() == before
+        worker = Worker("threads-of-this-test", threads=3)
+        assert not _threads_of("threads-of-this-test")
         await asyncio.gather(*(worker.run(int) for _ in range(20)))
-        threads = [one for one in threading.enumerate() if one.name.startswith("test-")]
+        threads = _threads_of("threads-of-this-test")
         assert 1 <= len(threads) <= 3
         assert all(thread.daemon for thread in threads)
         worker.close()
