@@ -166,9 +166,9 @@ class ParameterServerStrategy(Strategy):
 
         def opened(request: ShardRequest, index: int, info: TaskInfo) -> Link:
             here = info.host == self._task.info.host and self._transport == "auto"
-            peer = Peer(info.address, self._task.keys, name=info.name)
+            connect = partial(Peer, info.address, self._task.keys, name=info.name)
             return open_link(
-                peer, request, prefix=self._prefix if here else None, check=self._check, lost=lost
+                connect, request, prefix=self._prefix if here else None, check=self._check, lost=lost
             )
 
         requests: list[ShardRequest] = []

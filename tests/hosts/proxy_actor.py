@@ -1,53 +1,33 @@
-"""A proxy on a host: it forwards bytes, and resets its connections on request."""
+"""A proxy on a host, which resets its connections on request."""
 
 from __future__ import annotations
 
-import socket
-import struct
-import threading
+import sys
+from pathlib import Path
 
 from actor import serve
 
-RESET = struct.pack("ii", 1, 0)  # linger for 0 s: the peer receives a RST
-connections: list[socket.socket] = []
-passed = threading.Event()
+sys.path.append(str(Path(__file__).parent.parent))
+
+from reset_proxy import ResetProxy
+
+proxies: list[ResetProxy] = []
 
 
 def listen(bind: str, address: str, port: int) -> str:
     """Listen on an address; forward all bytes to another."""
-    server = socket.create_server((bind, 0))
-    threading.Thread(target=_accept, args=(server, address, port), daemon=True).start()
-    return f"{bind}:{server.getsockname()[1]}"
+    proxies.append(ResetProxy(bind, address, port))
+    return proxies[-1].address
 
 
-def reset() -> None:
-    """Reset all connections right after the next large chunk, in the middle of a message."""
-    passed.clear()
-    passed.wait(10.0)
-    for one in connections:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        one.shutdown(socket.SHUT_RD)
-        one.close()
-    connections.clear()
+def reset_after(sizes: list[int]) -> None:
+    """Reset all connections after each of these numbers of bytes."""
+    proxies[-1].reset_after(*sizes)
 
 
-def _accept(server: socket.socket, address: str, port: int) -> None:
-    while True:
-        client, _ = server.accept()
-        server_side = socket.create_connection((address, port))
-        connections.extend((client, server_side))
-        for source, target in ((client, server_side), (server_side, client)):
-            threading.Thread(target=_pass, args=(source, target), daemon=True).start()
+def resets() -> int:
+    """Return how often connections were reset."""
+    return proxies[-1].resets
 
 
-def _pass(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while chunk := source.recv(1 << 14):
-            target.sendall(chunk)
-            if len(chunk) > 1 << 12:
-                passed.set()
-    except OSError:
-        pass
-
-
-serve({"listen": listen, "reset": reset})
+serve({"listen": listen, "reset_after": reset_after, "resets": resets})

@@ -133,7 +133,7 @@ def test_a_connection_reset_inside_a_piece(two_hosts: TwoHosts) -> None:
     group.form("ring", through_proxy)
     assert set(group.all(do="for_ever", count=LARGE)) == {"begun"}
     begun = time.monotonic()
-    proxy.do(do="reset")
+    proxy.do(do="reset_after", sizes=[10_000])
     errors(group.ranks, begun, NOTICED_SECONDS, "UnavailableError", "DataLossError")
     group.all(do="close")
     assert group.form() == {"ring"}

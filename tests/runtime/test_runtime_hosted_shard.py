@@ -74,6 +74,7 @@ def send_gradient(one: HostedShard, replica: int) -> list[Any]:
     assert one.shard is not None
     buffer = LAYOUT.buffer()
     LAYOUT.views(buffer)[0][:] = 1
+    assert one.receive(replica, 0, one.received[replica] + 1)
     answers = one.shard.offer(replica, 0, [*LAYOUT.flats(buffer)], version=0)[1]
     for answer in answers:
         one.answer(answer)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from reset_proxy import ResetProxy
 from waiting import until
 
 from nbdist.errors import (
@@ -75,9 +78,10 @@ class Farm:
         timeout: float = PATIENCE,
         first: bool = True,
         rejoins: bool = False,
+        address: str = "",
         **rules: Any,
     ) -> Link:
-        """Connect one replica; the first is the chief by default."""
+        """Connect one replica, by default to the server's own address; the first is the chief by default."""
         names = names or [f"v{i}" for i in range(len(initial))]
         request = ShardRequest(
             shard=shard,
@@ -92,9 +96,9 @@ class Farm:
             initial=tuple(initial) if (replica == 0 if chief is None else chief) else None,
         )
         use_memory = self.shared if shared is None else shared
-        peer = Peer(self.server.address, self.server.keys, name="/job:ps/task:0")
+        connect = partial(Peer, address or self.server.address, self.server.keys, name="/job:ps/task:0")
         prefix = self.prefix if use_memory else None
-        return open_link(peer, request, prefix=prefix, check=self.check, timeout=timeout)
+        return open_link(connect, request, prefix=prefix, check=self.check, timeout=timeout)
 
     def files(self) -> list[str]:
         """Return this farm's shared files."""
@@ -913,6 +917,89 @@ class TestSharedMemory(LinkContract):
 
 class TestSocket(LinkContract):
     shared, kind = False, "socket"
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_resets_lose_and_repeat_no_gradient(self, farm: Farm, seed: int) -> None:
+        """The connection is reset again and again, somewhere in a message of either side."""
+        host, _, port = farm.server.address.rpartition(":")
+        proxy, steps = ResetProxy(host, host, int(port)), 60
+        size = np.random.default_rng(seed)
+        link = farm.open(
+            initial=[np.zeros(2_000, np.float32)], counts=seed % 2 == 0, optimizer=SGD(1.0, momentum=0.0),
+            address=proxy.address,
+        )  # fmt: skip
+        reset = proxy.reset_after(int(size.integers(1, 60_000)))
+        under_way: deque[int] = deque()
+        staleness = []
+        for step in range(steps):
+            if reset.is_set():
+                reset = proxy.reset_after(int(size.integers(20_000, 60_000)))
+            link.pull()
+            push(link, 1.0, step % SLOTS)
+            under_way.append(step % SLOTS)
+            if len(under_way) == SLOTS:
+                staleness.append(link.wait(under_way.popleft()))
+        staleness += [link.wait(slot) for slot in under_way]
+        if seed % 2:
+            for _ in range(steps):
+                link.count()
+        link.set_rate(0.5)
+        left = link.leave()
+        assert proxy.resets > 3
+        assert None not in staleness
+        assert len(staleness) == left["updates"] == left["global_step"] == steps
+        assert left["statistics"]["made"] == [steps]
+        np.testing.assert_array_equal(view(link), np.full(2_000, -float(steps), np.float32))
+        link.close()
+        proxy.close()
+        until(lambda: not farm.service._hosted)
+
+    def test_a_step_of_all_waits_for_a_reset_connection(self, farm: Farm) -> None:
+        host, _, port = farm.server.address.rpartition(":")
+        proxy = ResetProxy(host, host, int(port))
+
+        def work(replica: int) -> Array:
+            address = proxy.address if replica else ""
+            link = farm.open(
+                replica, 2, initial=[np.zeros(500, np.float32)], synchronous=True, address=address
+            )
+            for step in range(20):
+                if replica and step % 5 == 0:
+                    proxy.reset_after(1_000)
+                link.pull()
+                push(link, 1.0)
+                assert link.wait(0) == 0
+            link.leave()
+            link.close()
+            return view(link).copy()
+
+        for final in unfailing(together(2, work)):
+            np.testing.assert_array_equal(final, np.full(500, -2 * 20.0, np.float32))
+        assert proxy.resets == 4
+        proxy.close()
+
+    def test_a_replica_that_resumes_too_late_is_refused(
+        self, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("nbdist.runtime.ps.service.RESUME_SECONDS", 0.0)
+        host, _, port = farm.server.address.rpartition(":")
+        proxy = ResetProxy(host, host, int(port))
+        near = farm.open(0, 2, synchronous=True)
+        far = farm.open(1, 2, synchronous=True, address=proxy.address)
+        near.pull()
+        far.pull()
+        push(near, 1.0)
+        proxy.reset()
+        shard = farm.shard("r/0")
+        until(lambda: shard.evicted == {1})
+        push(far, 1.0)
+        with pytest.raises(UnavailableError, match="replica 1 was frozen or cut off"):
+            far.wait(0)
+        with pytest.raises(UnavailableError, match="a synchronous step takes 2 gradients"):
+            near.wait(0)
+        for one in (near, far):
+            one.close()
+        proxy.close()
 
 
 def _no_ringer(name: str) -> Any:

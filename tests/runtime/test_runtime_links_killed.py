@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,8 @@ def opened(
 ) -> Link:
     initial = (np.zeros(3, np.float32),) if replica == 0 else None
     request = ShardRequest("r/0", replica, rules, LAYOUT, SGD(1.0), True, initial, pids=pids)
-    peer = Peer(address, keys, name="/job:ps/task:0")
-    return open_link(peer, request, prefix=prefix, check=lambda: None, timeout=20, lost=lost)
+    connect = partial(Peer, address, keys, name="/job:ps/task:0")
+    return open_link(connect, request, prefix=prefix, check=lambda: None, timeout=20, lost=lost)
 
 
 @pytest.fixture

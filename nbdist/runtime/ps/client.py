@@ -8,13 +8,19 @@
 
 `open_link` chooses the kind of link. Both kinds satisfy one contract (tests/runtime/test_runtime_links.py)
 and connect to the same shard.
+
+A socket link numbers its gradients. If its connection is reset while the server lives, it connects again and
+asks which gradients have arrived (ps.resume): it sends the others again, and the server takes none twice.
 """
 
 from __future__ import annotations
 
+import itertools
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +42,8 @@ NO_IDS = np.zeros(0, np.int64)
 LARGEST_STATE = 1 << 29  # bytes of parameters and slots in one message
 Array = np.ndarray[Any, Any]
 LOOK_SECONDS = 0.2  # how often a waiting replica looks whether its run was aborted
+REACH_SECONDS = 1.0  # for a connection to the host of a server after a reset
+MAX_RESUMES = 8  # connections that are lost without an answer to a gradient in between
 
 
 class StepStopped(Exception):
@@ -153,8 +161,7 @@ class Link(ABC):
 
     def _ask(self, wanted: Sequence[Array]) -> None:
         """Request the parameters, and the wanted rows of the tables."""
-        peer, sender = self._peer_of_shard
-        reply = peer.call("ps.pull", sender, tuple(wanted))
+        reply = self._call("ps.pull", {}, tuple(wanted))
         np.copyto(self.parameters, reply.arrays[0])
         for table, ids, rows in zip(self.tables, wanted, reply.arrays[1:]):
             table[ids] = rows
@@ -162,11 +169,10 @@ class Link(ABC):
 
     def fetch_tables(self) -> None:
         """Pull the complete tables."""
-        peer, sender = self._peer_of_shard
         for number, table in enumerate(self.tables):
             for first, stop in chunks(table.shape, table.itemsize):
-                meta = {**sender, "table": number, "first": first, "stop": stop}
-                table[first:stop] = peer.call("ps.table", meta).arrays[0]
+                meta = {"table": number, "first": first, "stop": stop}
+                table[first:stop] = self._call("ps.table", meta).arrays[0]
                 self._check()
 
     def fetch_state(self, names: Sequence[str]) -> ShardState:
@@ -174,12 +180,11 @@ class Link(ABC):
 
         Parameters and slots are those between two updates, unless they are too large for one message.
         """
-        peer, sender = self._peer_of_shard
         size = max(self.layout.size, 1)
         whole = (1 + len(names)) * size <= LARGEST_STATE
         slots: dict[str, Array] = {}
         for group in [list(names)] if whole else [[name] for name in names]:
-            reply = peer.call("ps.state", {**sender, "slots": group})
+            reply = self._call("ps.state", {"slots": group})
             if not slots:
                 np.copyto(self.parameters, reply.arrays[0])
                 self.version, self.global_step = reply.meta["version"], reply.meta["global_step"]
@@ -191,18 +196,16 @@ class Link(ABC):
 
     def _table_part(self, number: int, slot: str) -> Array:
         """Return an optimizer's slot of a table, part by part."""
-        peer, sender = self._peer_of_shard
         found = np.empty_like(self.tables[number])
         for first, stop in chunks(found.shape, found.itemsize):
-            meta = {**sender, "table": number, "first": first, "stop": stop, "slot": slot}
-            found[first:stop] = peer.call("ps.table", meta).arrays[0]
+            meta = {"table": number, "first": first, "stop": stop, "slot": slot}
+            found[first:stop] = self._call("ps.table", meta).arrays[0]
             self._check()
         return found
 
     def set_rate(self, rate: float) -> None:
         """Have the shard learn at another rate from its next update on; returns when it does."""
-        peer, sender = self._peer_of_shard
-        peer.call("ps.rate", {**sender, "learning_rate": rate})
+        self._call("ps.rate", {"learning_rate": rate})
 
     def wait(self, slot: int) -> int | None:
         """Wait until the gradient in a slot is applied; return its staleness in updates, None if dropped.
@@ -254,9 +257,8 @@ class Link(ABC):
         Returns the shard's counts: updates, global_step, dropped, and the statistics of all replicas.
         """
         self.announce_done()
-        peer, sender = self._peer_of_shard
         while True:
-            frame = peer.receive(LOOK_SECONDS)
+            frame = self._next_message()
             if frame is None or frame.kind == "ps.there":
                 self._check()
             elif frame.kind == "ps.left":
@@ -264,13 +266,26 @@ class Link(ABC):
                     np.copyto(self.parameters, frame.arrays[0])
                 else:
                     self.pull()
-                if self.tables:
-                    self.fetch_tables()
-                    peer.call("ps.done", sender)
-                self.global_step = frame.meta["global_step"]
-                return dict(frame.meta)
+                self.fetch_tables()
+                counts = dict(frame.meta)
+                if counts.pop("waits"):
+                    peer, sender = self._peer_of_shard
+                    with suppress(UnavailableError):  # the server sees that the connection is gone
+                        peer.call("ps.done", sender)
+                self.global_step = counts["global_step"]
+                return counts
             else:
                 self._handle(frame)
+
+    def _call(self, kind: str, meta: Mapping[str, Any], arrays: Sequence[Array] = ()) -> Frame:
+        """Call the server about this replica's shard; return its reply."""
+        peer, sender = self._peer_of_shard
+        return peer.call(kind, {**sender, **meta}, arrays)
+
+    def _next_message(self) -> Frame | None:
+        """Return the server's next message; None if there is none for a moment."""
+        peer, _ = self._peer_of_shard
+        return peer.receive(LOOK_SECONDS)
 
     def _handle(self, frame: Frame) -> None:
         """Handle the server's messages beside its answers to gradients; raise the error that it sends."""
@@ -403,8 +418,17 @@ class SharedLink(Link):
         self._control.close()
 
 
+@dataclass(frozen=True)
+class SentGradient:
+    """A gradient without a final answer, which is sent again if the connection was lost with it."""
+
+    number: int
+    meta: dict[str, Any]
+    arrays: tuple[Array, ...]
+
+
 class SocketLink(Link):
-    """Through an authenticated socket, for replicas on other hosts."""
+    """Through an authenticated socket, for other hosts; ``connect`` makes its connection again."""
 
     kind = "socket"
 
@@ -415,10 +439,14 @@ class SocketLink(Link):
         *,
         peer: Peer,
         sender: dict[str, Any],
+        connect: Callable[[], Peer],
         tables: Sequence[Array] = (),
     ) -> None:
         super().__init__(layout, check)
-        self._peer, self._sender = peer, sender
+        self._peer, self._sender, self._connect = peer, sender, connect
+        self._numbers = itertools.count(1)
+        self._sent: dict[int, SentGradient] = {}  # by slot
+        self._resumes = 0  # since the last answer to a gradient
         self._slots = [layout.buffer() for _ in range(SLOTS)]
         self._seen = 0
         self.tables = list(tables)
@@ -433,26 +461,88 @@ class SocketLink(Link):
 
     def push(self, slot: int) -> None:
         """Send the gradient, and the gradient of the tables' rows if :meth:`take` received one."""
-        meta = {**self._sender, "token": slot, "version": self.version}
+        number = next(self._numbers)
+        meta = {**self._sender, "token": slot, "version": self.version, "number": number}
         self._pushed[slot] = self.version
         rows, self._rows = self._rows or [no_rows(table) for table in self.tables], ()
         parts = [part for one in rows for part in (one.indices, one.values)]
-        self._peer.send("ps.push", meta, (self._slots[slot], *parts))
+        sent = self._sent[slot] = SentGradient(number, meta, (self._slots[slot], *parts))
+        try:
+            self._peer.send("ps.push", sent.meta, sent.arrays)
+        except UnavailableError as error:
+            self._resume(error)  # sends it again
 
     def count(self) -> None:
         """Count one update of all shards in the global step."""
         self._counted += 1
-        self._peer.call("ps.count", self._sender)
+        self._call("ps.count", {"number": self.counted + self._counted})
 
     def _receive(self) -> None:
-        frame = self._peer.receive(LOOK_SECONDS)
+        frame = self._next_message()
         if frame is None or frame.kind == "ps.there":
             self._check()
         elif frame.kind == "ps.applied":
-            self._seen = max(self._seen, frame.meta["version"])
-            self._note(frame.meta["what"], frame.meta["token"], frame.meta["staleness"])
+            self._settle(frame.meta)
         else:
             self._handle(frame)
+
+    def _settle(self, answer: Mapping[str, Any]) -> None:
+        """Note an answer to a gradient, unless it was received before."""
+        self._seen = max(self._seen, answer["version"])
+        sent = self._sent.get(answer["token"])
+        if sent is None or sent.number != answer["number"]:
+            return
+        if answer["what"] not in (TAKEN, STEPPED):
+            del self._sent[answer["token"]]
+        self._resumes = 0
+        self._note(answer["what"], answer["token"], answer["staleness"])
+
+    def _call(self, kind: str, meta: Mapping[str, Any], arrays: Sequence[Array] = ()) -> Frame:
+        """Call the server; again if the connection was reset, because no call changes anything twice."""
+        while True:
+            try:
+                return super()._call(kind, meta, arrays)
+            except UnavailableError as error:
+                self._resume(error)
+
+    def _next_message(self) -> Frame | None:
+        try:
+            return super()._next_message()
+        except UnavailableError as error:
+            self._resume(error)
+            return None
+
+    def _resume(self, error: UnavailableError) -> None:
+        """Connect again after a reset, and send what has not arrived; raise ``error`` if the server is gone.
+
+        Raises UnavailableError if the others have continued without this replica.
+        """
+        begun = time.monotonic()
+        while True:
+            retries = self._peer.was_lost and self._resumes < MAX_RESUMES
+            if not retries or not is_reachable(self._peer.address):
+                raise error
+            self._check()
+            self._peer.close()
+            self._peer, self._resumes = self._connect(), self._resumes + 1
+            try:
+                known = self._peer.call("ps.resume", self._sender).meta
+                break
+            except UnavailableError as another:
+                error = another
+        peer = self._peer
+        self._seen = max(self._seen, known["version"])
+        for answer in known["answers"]:
+            self._settle(answer)
+        missing = [sent for sent in self._sent.values() if sent.number > known["received"]]
+        for sent in sorted(missing, key=lambda one: one.number):
+            peer.send("ps.push", sent.meta, sent.arrays)
+        if self._said_farewell:
+            peer.send("ps.leave", self._sender)
+        print(
+            f"the connection to {peer.name} was reset, and restored after {time.monotonic() - begun:.2f} s; "
+            f"gradients sent again: {len(missing)}"
+        )
 
     def _newest(self) -> int:
         return max(self._seen, self.version)
@@ -464,6 +554,16 @@ class SocketLink(Link):
     def close(self) -> None:
         """Close the connection."""
         self._peer.close()
+
+
+def is_reachable(address: str) -> bool:
+    """Return whether a connection to an address can be made; False if its process has ended."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -514,7 +614,7 @@ class ShardRequest:
 
 
 def open_link(
-    peer: Peer,
+    connect: Callable[[], Peer],
     request: ShardRequest,
     *,
     prefix: str | None,
@@ -526,14 +626,16 @@ def open_link(
 
     Raises TrainingOver where a replica's new process finds that the training has ended.
 
-    ``peer`` is a connection of this link's own, which closes it, also when this fails. ``prefix`` names
+    ``connect`` returns a connection to the server, which the link closes, also when this fails. A link over a
+    socket calls it again if its connection is reset. ``prefix`` names
     shared files if both tasks are on one host; None selects the socket. ``check`` raises AbortedError when
     the run has ended. ``lost`` is called with the numbers of all replicas that the server has found frozen;
     the others continue without them.
     """
     bell, note = _own_bell(None if request.tables else prefix)  # requests for rows need a socket
+    peer = connect()
     try:
-        link = _opened_link(peer, request, bell, check, timeout)
+        link = _opened_link(peer, request, bell, check, timeout, connect)
         link.note, link.lost = link.note or note, lost
         return link
     except BaseException:
@@ -544,7 +646,12 @@ def open_link(
 
 
 def _opened_link(
-    peer: Peer, request: ShardRequest, bell: Doorbell | None, check: Callable[[], None], timeout: float
+    peer: Peer,
+    request: ShardRequest,
+    bell: Doorbell | None,
+    check: Callable[[], None],
+    timeout: float,
+    connect: Callable[[], Peer],
 ) -> Link:
     meta = {
         "shard": request.shard,
@@ -579,8 +686,9 @@ def _opened_link(
     if bell is not None:
         bell.close()
     link = SocketLink(
-        request.layout, check, peer=peer, sender=sender, tables=[array for _, array in request.tables]
-    )
+        request.layout, check, peer=peer, sender=sender, connect=connect,
+        tables=[array for _, array in request.tables],
+    )  # fmt: skip
     link.note = str(opened["note"])
     return _introduced(link, opened)
 

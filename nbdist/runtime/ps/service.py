@@ -7,8 +7,9 @@ authenticated socket. Both reach the same shard under one lock.
     ps.hello  ────────────────────────────► answers once the service is there
     ps.open   replica, layout, optimizer ────► makes the shard from the chief's values, then answers
     ps.pull   ────────────────────────────► parameters, version, global step
-    ps.push   gradient, version ──────────► ps.applied (pushed back): its outcome, when decided
-    ps.count  ────────────────────────────► global step goes up by one
+    ps.push   gradient, version, number ──► ps.applied (pushed back): its outcome, when decided
+    ps.count  number ─────────────────────► global step goes up by one
+    ps.resume ────────────────────────────► over a new connection: the gradients that arrived, and answers
     ps.state  names of slots ─────────────► parameters and the optimizer's slots between two updates
     ps.rate   learning rate ──────────────► updates are made at that rate from the next one on
     ps.leave  ────────────────────────────► ps.left (pushed back) with the final values, once all have left
@@ -22,9 +23,14 @@ incarnation of that number, which every message carries: messages of an earlier 
 change no count. The answer says how many gradients of this replica were applied, from where the new process
 continues. Once a training has ended, such a request is answered with "ps.over".
 
+Gradients that come through a socket are numbered from 1 for each process of a replica, and taken in that
+order, each once. A replica whose connection is lost has half a second to resume; where others wait for it, it
+counts as dead then.
+
 Tables with row lookups use the socket. The chief fills them part by part (ps.fill), ps.pull returns the rows
 that it names, ps.push has gradients of rows, ps.table returns the current values of a part. After ps.left the
-server keeps the final tables until each replica has read them (ps.done).
+server keeps the final tables until each replica has read them, and final parameters until each replica that
+uses a socket has them (ps.done).
 
 When a server dies, the replicas of an asynchronous training open the shard again on its new process, each
 with an offer of its copy (:mod:`nbdist.runtime.ps.restore`). The replica with the newest is asked for it
@@ -82,6 +88,7 @@ OneWay = Callable[[Frame, Caller], None]
 clock = time.perf_counter
 OFFER_SECONDS = 2.0  # for all living replicas to offer their copies of a shard
 LOOK_SECONDS = 1.0  # between two checks for dead or frozen replicas
+RESUME_SECONDS = 0.5  # for a replica to connect again after a reset
 
 
 class ParameterService:
@@ -102,6 +109,7 @@ class ParameterService:
             "ps.pull": self._pull,
             "ps.push": self._answered(self._push),
             "ps.count": self._count,
+            "ps.resume": self._resume,
             "ps.fill": self._fill,
             "ps.table": self._table,
             "ps.done": self._done,
@@ -256,11 +264,12 @@ class ParameterService:
         return Frame("ps.state", meta, arrays)
 
     def _done(self, frame: Frame, sender: Caller) -> Frame:
-        """Release a replica that has read the final tables."""
-        hosted, _ = self._find(frame)
-        hosted.reading.discard(int(frame.meta["replica"]))
-        if not hosted.reading:
-            self._remove(hosted)
+        """Release a replica that has the final values; it may say so twice, if its connection is reset."""
+        if frame.meta["shard"] in self._hosted:
+            hosted, _ = self._find(frame)
+            hosted.reading.discard(int(frame.meta["replica"]))
+            if not hosted.reading:
+                self._remove(hosted)
         return Frame("ps.bye")
 
     def _listen(self) -> str:
@@ -322,7 +331,8 @@ class ParameterService:
     def _push(self, frame: Frame, sender: Caller) -> None:
         hosted, shard = self._find(frame)
         replica, token = int(frame.meta["replica"]), int(frame.meta["token"])
-        hosted.senders[replica] = sender
+        if not hosted.receive(replica, token, int(frame.meta["number"])):
+            return
         gradient, *parts = frame.arrays
         if gradient.nbytes != hosted.layout.size or gradient.dtype != np.uint8:
             raise InvalidArgumentError(
@@ -335,8 +345,18 @@ class ParameterService:
 
     def _count(self, frame: Frame, sender: Caller) -> Frame:
         _, shard = self._find(frame)
-        shard.count(int(frame.meta["replica"]))
+        replica = int(frame.meta["replica"])
+        if int(frame.meta["number"]) > shard.counted[replica]:
+            shard.count(replica)
         return Frame("ps.counted")
+
+    def _resume(self, frame: Frame, sender: Caller) -> Frame:
+        """Continue with a replica over a new connection; say which of its gradients have arrived."""
+        hosted, shard = self._find(frame)
+        replica = int(frame.meta["replica"])
+        if replica in shard.evicted:
+            raise refused(replica, self._server.name)
+        return Frame("ps.resumed", hosted.resume(replica, sender))
 
     def _rate(self, frame: Frame, sender: Caller) -> Frame:
         _, shard = self._find(frame)
@@ -349,6 +369,10 @@ class ParameterService:
         replica = int(frame.meta["replica"])
         if replica in shard.evicted:
             raise refused(replica, self._server.name)
+        if hosted.reading:  # all have left: this one's connection was reset
+            hosted.leaving[replica] = sender
+            self._send_final(hosted, shard, replica)
+            return
         for answer in shard.leave(replica):
             hosted.answer(answer)
         hosted.leaving[replica] = sender
@@ -358,20 +382,23 @@ class ParameterService:
     def _end(self, hosted: HostedShard, shard: ParameterShard) -> None:
         """Send the final parameters to all replicas that have left, and release them."""
         self._ended.add(hosted.name)
+        hosted.reading = set(hosted.leaving) - hosted.ringers.keys()
+        for replica in hosted.leaving:
+            self._send_final(hosted, shard, replica)
+        if not hosted.reading:
+            self._remove(hosted)
+
+    def _send_final(self, hosted: HostedShard, shard: ParameterShard, replica: int) -> None:
         meta = {
             "updates": shard.updates,
             "global_step": int(shard.counters[GLOBAL_STEP]),
             "dropped": sum(shard.statistics.dropped),
             "statistics": shard.statistics.to_wire(),
+            "waits": replica in hosted.reading,
         }
-        for number, sender in hosted.leaving.items():
-            arrays = () if number in hosted.ringers else (shard.memory,)
-            # Posted like all messages to replicas, so that earlier ones, such as a loss, arrive first.
-            self._server.post(partial(push, sender, Frame("ps.left", meta, arrays)))
-        if hosted.tables:
-            hosted.reading = set(hosted.leaving)
-        else:
-            self._remove(hosted)
+        arrays = () if replica in hosted.ringers else (shard.memory,)
+        # Posted like all messages to replicas, so that earlier ones, such as a loss, arrive first.
+        self._server.post(partial(push, hosted.leaving[replica], Frame("ps.left", meta, arrays)))
 
     # The dead and the frozen. Runs on the server's thread.
 
@@ -386,12 +413,14 @@ class ParameterService:
             self._stop_looking = None
         for hosted in list(self._hosted.values()):
             if hosted.reading:
-                hosted.reading -= {replica for replica in hosted.reading if hosted.is_gone(replica)}
+                hosted.reading -= {replica for replica in hosted.reading if hosted.stays_gone(replica)}
                 if not hosted.reading:
                     self._remove(hosted)
                 continue
             self._gather(hosted)
             hosted.look(FROZEN_SECONDS)
+            if hosted.gone_since:
+                self._server.after(RESUME_SECONDS, self._look)
             if hosted.shard is not None and hosted.leaving and hosted.all_left():
                 self._end(hosted, hosted.shard)
 
@@ -455,6 +484,14 @@ Post = Callable[[Callable[[], object]], None]
 
 
 @dataclass
+class SocketGradient:
+    """A gradient that came through a socket, and the answers to it."""
+
+    number: int
+    answers: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
 class HostedShard:
     """A shard, its replicas, and an answer channel for each; ``post`` calls on the server's thread."""
 
@@ -477,6 +514,12 @@ class HostedShard:
     note: str = ""
     opening: dict[int, tuple[Caller, dict[str, Any]]] = field(default_factory=dict)
     senders: dict[int, Caller] = field(default_factory=dict)
+    received: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """The number of each replica's last gradient that came through a socket."""
+    recent: dict[int, dict[int, SocketGradient]] = field(default_factory=lambda: defaultdict(dict))
+    """By replica and token: the last gradient, and the answers to it, which may be lost with a connection."""
+    gone_since: dict[int, float] = field(default_factory=dict)
+    """Replicas whose connection is lost, and since when."""
     ringers: dict[int, Ringer] = field(default_factory=dict)
     leaving: dict[int, Caller] = field(default_factory=dict)
     offers: dict[int, Offer] = field(default_factory=dict)
@@ -620,9 +663,31 @@ class HostedShard:
                 self.mailbox.headers[replica][token][1] = staleness
             self.ring(replica, what, token)
         elif self.shard is not None:
-            version = self.shard.version
-            meta = {"what": what, "token": token, "staleness": staleness, "version": version}
-            self.tell(replica, Frame("ps.applied", meta))
+            gradient = self.recent[replica].get(token)
+            meta = {"what": what, "token": token, "staleness": staleness, "version": self.shard.version}
+            if gradient is not None:
+                meta["number"] = gradient.number
+                gradient.answers.append(meta)
+                self.tell(replica, Frame("ps.applied", meta))
+
+    def receive(self, replica: int, token: int, number: int) -> bool:
+        """Return whether to take a gradient that came through a socket.
+
+        If its connection is reset, a replica may send it twice, or a later one before it.
+        """
+        if number != self.received[replica] + 1:
+            return False
+        self.received[replica] = number
+        self.recent[replica][token] = SocketGradient(number)
+        return True
+
+    def resume(self, replica: int, sender: Caller) -> dict[str, Any]:
+        """Continue with a replica over a new connection; return what it may have missed."""
+        self.senders[replica] = sender  # before the answers are read: later ones are sent to it
+        self.gone_since.pop(replica, None)
+        answers = [meta for gradient in list(self.recent[replica].values()) for meta in gradient.answers]
+        version = 0 if self.shard is None else self.shard.version
+        return {"received": self.received[replica], "answers": answers, "version": version}
 
     def tell(self, replica: int, frame: Frame) -> None:
         """Push a frame to a replica, if it is known here; from any thread."""
@@ -659,6 +724,7 @@ class HostedShard:
         """
         assert self.shard is not None
         self.lost.add(replica)
+        self.gone_since.pop(replica, None)
         if frozen:
             self.frozen.add(replica)
             for other in self.senders.keys() - self.lost:
@@ -678,7 +744,8 @@ class HostedShard:
             return  # the former process has not reached this shard
         self.incarnations[replica] += 1
         self.refuse(replica)
-        self.senders.pop(replica, None)
+        for known in (self.senders, self.received, self.recent, self.gone_since):
+            known.pop(replica, None)
         if (ringer := self.ringers.pop(replica, None)) is not None:
             ringer.close()
         self.lost.discard(replica)
@@ -725,8 +792,16 @@ class HostedShard:
             # watch. If it sees the processes that joined (one PID namespace), an unseen replica is dead.
             ended |= set(self.processes.unseen()) - self.senders.keys()
         for replica in sorted(staying - self.lost):
-            if replica in ended or (replica in self.senders and self.is_gone(replica)):
+            if replica in ended or (replica in self.senders and self.stays_gone(replica)):
                 self.lose(replica)
+
+    def stays_gone(self, replica: int) -> bool:
+        """Whether a replica has died, or has not resumed in time after its connection was lost."""
+        if not self.is_gone(replica):
+            self.gone_since.pop(replica, None)
+            return False
+        now = time.monotonic()
+        return replica in self.ringers or now - self.gone_since.setdefault(replica, now) >= RESUME_SECONDS
 
     def is_gone(self, replica: int) -> bool:
         """Whether a replica that was here has died, as far as can be seen. On the server's thread."""

@@ -75,6 +75,8 @@ class Peer:
         self._connected = False  # TCP connection made
         self._authenticated = False  # CURVE handshake completed at least once
         self._lost = False
+        self.was_lost = False
+        """Whether the connection was ever lost, and perhaps messages with it."""
         self._resets = 0  # handshakes that the remote process has reset
         self._created = time.monotonic()
         self._socket = process_context().socket(zmq.DEALER)
@@ -283,6 +285,7 @@ class Peer:
             self._lost = bool(event & LOST)
             self._authenticated = self._authenticated or not self._lost
             if self._lost:
+                self.was_lost = True
                 raise UnavailableError(
                     f"the connection to {self.name} at {self.address} was lost during {doing!r}: its process "
                     "ended or is frozen, or the network failed"
