@@ -530,6 +530,8 @@ class SocketLink(Link):
                 break
             except UnavailableError as another:
                 error = another
+            except AbortedError:  # another process of the server has the address, or the run has ended
+                raise error from None
         peer = self._peer
         self._seen = max(self._seen, known["version"])
         for answer in known["answers"]:
