@@ -2,7 +2,8 @@
 
 <run>/progress-0000.json    of rank 0, or of an in-graph run's tower 0; each has one writer, as its log has
 
-It is written about once a second while something changes, and at the end of a body that has trained: whole
+It is written about once a second while something changes, and at the end of a body that has trained, with
+``fit``, in a loop of its own or in a monitored session: whole
 or not at all, and a reader that looks at its time and size alone knows whether there is something new.
 """
 
@@ -50,7 +51,8 @@ class ProgressFile:
     def see(self, progress: Mapping[str, Any], ended: bool = False) -> None:
         """Take in a replica's progress, and write it down if that is due; never before it trains."""
         now = self._now()
-        if not progress["trainings"] or (now < self._due and not ended):
+        trains = progress["trainings"] or progress.get("sessions")
+        if not trains or (now < self._due and not ended):
             return
         content = content_of(progress, self._replica)
         if content == self._written:
@@ -76,6 +78,7 @@ def content_of(progress: Mapping[str, Any], replica: int) -> dict[str, Any]:
         "replica": replica,
         "state": progress["state"],
         "training": progress["trainings"],
+        "sessions": progress.get("sessions", 0),
         **{name: progress.get(name) for name in FIELDS},
         "spent": {part: round(seconds, DIGITS) for part, seconds in progress.get("spent", {}).items()},
     }

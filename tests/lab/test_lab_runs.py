@@ -77,6 +77,22 @@ def test_an_active_run() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_run_that_trains_in_a_session() -> None:
+    """It can be paused; its learning rate is in its graph."""
+    run = RunFolder("r1", options={})
+    for rank in range(2):
+        run.progress(rank, 40, trainings=0, sessions=1)
+    item = only(Runs())
+    assert (item["training"], item["step"]) == (True, 80)
+    assert item["can"] == {"stop": True, "pause": True, "resume": False, "set": False, "delete": False}
+    assert item["why"]["set"] == "it trains in a session: its graph has the learning rate"
+    for rank in range(2):
+        run.progress(rank, 41, trainings=0, sessions=1, state="paused")
+    item = only(Runs())
+    assert (item["status"], item["can"]["pause"], item["can"]["resume"]) == ("paused", False, True)
+
+
+@pytest.mark.usefixtures("cluster")
 def test_active_runs_of_a_cluster() -> None:
     for name, status, where in (
         ("r1", "running", "c1"),

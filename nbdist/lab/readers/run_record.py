@@ -192,6 +192,9 @@ IN_GRAPH = (
 )
 
 
+IN_SESSION = "it trains in a session: its graph has the learning rate"
+
+
 @dataclass(frozen=True)
 class FolderStatus:
     """What a poll found in a run's folder beside its run.json."""
@@ -224,14 +227,17 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
     rate = None
     if active and status != "paused" and standing is not None and progress.knows_rate:
         rate = rounded(max(0.0, standing.steps_per_second))
-    why = why_not(record, status, is_training(record, folder_status), folder_status.resumable)
+    training, in_session = is_training(record, folder_status), progress.has_session
+    why = why_not(record, status, training or in_session, folder_status.resumable)
+    if active and in_session:
+        why["set"] = IN_SESSION
     return {
         "id": record.id,
         # A damaged run has no name: its id can still be opened.
         "name": folder_status.labels.name or record.name[:LONGEST_NAME] or record.id,
         "tags": list(folder_status.labels.tags),
         "remark": folder_status.labels.note or None,
-        "training": is_training(record, folder_status),
+        "training": training or in_session,
         "bytes": folder_status.bytes,
         "status": status,
         "created": record.created,
@@ -382,6 +388,8 @@ class ReplicaProgress:
     """The current learning rate; None if the replicas differ."""
     rested: float = 0.0
     """Seconds of the pauses that a step has followed."""
+    sessions: int = 0
+    """The monitored sessions that its body has made."""
 
     def as_message(self, step: int | None = None) -> dict[str, Any]:
         """Return the report as a progress message; with ``step`` 0, as at the start of the replica."""
@@ -422,6 +430,7 @@ def parse_progress(content: bytes) -> ReplicaProgress | None:
         global_step=whole(found.get("global_step")) or 0,
         learning_rate=number(found.get("learning_rate")),
         rested=max(0.0, number(found.get("rested")) or 0.0),
+        sessions=max(0, whole(found.get("sessions")) or 0),
     )
 
 
@@ -489,6 +498,12 @@ class RunProgress:
     def paused_seconds(self) -> float:
         """Seconds of all pauses, including the current one."""
         return self._tracker.paused(self._latest) if self.latest else 0.0
+
+    @property
+    def has_session(self) -> bool:
+        """Whether a body trains in a monitored session, and none with a strategy."""
+        reports = self.latest.values()
+        return any(report.sessions for report in reports) and not any(report.training for report in reports)
 
     @property
     def done(self) -> bool:

@@ -284,6 +284,7 @@ class RunView:
                 "step": standing.step
                 if self._run.trains or self._run.has_session
                 else None,  # a plain cell has none
+                "in_session": self._run.has_session and not self._run.trains,
                 "total": standing.total,
                 "unit": self._unit,
                 "epoch": standing.epoch,

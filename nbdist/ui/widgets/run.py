@@ -83,6 +83,7 @@ class LiveView(StreamingView):
         Keys: state, step, total, epoch and epochs (None in loops without fit), unit ("steps" or "updates"),
         steps_per_second, examples_per_second,
         seconds_left, elapsed (seconds), note, learning_rate (in force; None where there is none to set),
+        in_session (whether a body trains in a monitored session, whose hooks save its checkpoints),
         checkpoint (the latest: number, step, path, error), and per_replica, a mapping of replica to its
         state, step, steps_per_second, staleness, restart (when it was replaced, in words) and ``spent``
         (seconds of a step by part: data, compute, exchange, wait).

@@ -46,13 +46,13 @@ export class RunControls {
   }
 
   write() {
-    const { state, step, learning_rate: rate } = this.progress;
+    const { state, step, learning_rate: rate, in_session: inSession } = this.progress;
     const trains = step !== null && step !== undefined; // a plain cell can only be stopped
     const can = (/** @type {CommandKind} */ kind) => this.kinds.includes(kind) && (trains || kind === "stop");
     const paused = state === "paused";
     const turning = this.pending.has("pause") ? "Pausing…" : this.pending.has("resume") ? "Resuming…" : "";
     this.pause.hidden = !can(paused ? "resume" : "pause");
-    this.checkpoint.hidden = !can("checkpoint");
+    this.checkpoint.hidden = !can("checkpoint") || inSession; // the hooks of a session save its checkpoints
     this.stop.hidden = !can("stop");
     this.element.hidden = [this.pause, this.checkpoint, this.stop].every((one) => one.hidden);
     const stopping = this.pending.has("stop") || state === "stopping";

@@ -57,6 +57,15 @@ describe("buttons", () => {
     expect(sent).toEqual([["checkpoint", null], ["checkpoint", null]]);
   });
 
+  test("a run that trains in a session can be paused, and its hooks save checkpoints", () => {
+    const made = actions();
+    made.show({ ...TRAINING, learning_rate: null, in_session: true }, ALL);
+    expect(made.checkpoint.hidden).toBe(true);
+    expect(made.pause.hidden).toBe(false);
+    made.show(TRAINING, ALL);
+    expect(made.checkpoint.hidden).toBe(false);
+  });
+
   test("a plain cell can only be stopped, and an ended run not at all", () => {
     const made = actions();
     made.show({ state: "running" }, ALL);
