@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError
 from nbdist.metrics.run_folder import read_run
 from nbdist.run.options import Options
+from nbdist.run.progress_file import progress_path
 from nbdist.run.recovery import Restart
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -116,7 +118,7 @@ def counting(cluster: Cluster, folder: Path, max_restarts: int | None = None, sy
 
 def reached(run: Run) -> int:
     """Return the newest global step that the client knows of."""
-    return max((int(one["global_step"]) for one in run._monitor._sessions.values()), default=0)
+    return max((int(one["global_step"]) for one in run._monitor._session_progress.values()), default=0)
 
 
 def until_past_checkpoint(run: Run, folder: Path, steps: int) -> int:
@@ -142,7 +144,7 @@ def test_killed_workers_are_replaced_and_join_the_live_model(
 ) -> None:
     cluster = start(workers=2, ps=2)
     run = counting(cluster, tmp_path)
-    until(lambda: len(run._monitor._sessions) == 2 and reached(run) > 100, during=run)
+    until(lambda: len(run._monitor._session_progress) == 2 and reached(run) > 100, during=run)
     for number, name in enumerate(("/job:worker/task:1", "/job:worker/task:0"), 1):
         before = until_past_checkpoint(run, tmp_path, 50)
         old = kill(cluster, name)
@@ -160,6 +162,7 @@ def test_killed_workers_are_replaced_and_join_the_live_model(
     first, second = read_run(run.id).restarts
     assert (first["task"], second["task"]) == ("/job:worker/task:1", "/job:worker/task:0")
     assert second["step"] == restart.step
+    assert [json.loads(progress_path(run.folder, n).read_bytes())["sessions"] for n in range(2)] == [1, 1]
     assert [one.restarts for one in run.standing().replicas] == [1, 1]
     # A killed worker may have changed w without counting the step, which another server holds.
     updates, counted = -load_variable(tmp_path, "w")[0], load_variable(tmp_path, "global_step")
@@ -191,7 +194,7 @@ def test_a_chief_without_names_of_earlier_cells_ends_the_run(
     start_run("width = 1", Options(), cluster=cluster).wait()
     body = COUNTING.format(folder=str(tmp_path), gate=str(tmp_path / "gate"), hooks="[]", optimizer=PLAIN)
     run = start_run(body.replace("np.zeros(1)", "np.zeros(width)"), Options(), cluster=cluster)
-    until(lambda: len(run._monitor._sessions) == 2 and reached(run) > 100, during=run)
+    until(lambda: len(run._monitor._session_progress) == 2 and reached(run) > 100, during=run)
     kill(cluster, "/job:worker/task:0")
     with pytest.raises(TaskDiedError, match="It was not replaced: its new process has no 'width'"):
         run.wait()
@@ -202,7 +205,7 @@ def test_a_worker_of_a_synchronous_session_is_not_replaced_alone(
 ) -> None:
     cluster = start(workers=2, ps=1)
     run = counting(cluster, tmp_path, sync=True)
-    until(lambda: len(run._monitor._sessions) == 2 and reached(run) > 20, during=run)
+    until(lambda: len(run._monitor._session_progress) == 2 and reached(run) > 20, during=run)
     kill(cluster, "/job:worker/task:1")
     with pytest.raises(TaskDiedError, match="/job:worker/task:1"):
         run.wait()
@@ -214,10 +217,9 @@ def test_a_body_of_several_sessions_is_not_begun_again(start: Callable[..., Clus
     first = BODY.format(steps=5, folder=str(tmp_path / "first"))
     second = COUNTING.format(folder=str(tmp_path), gate=str(tmp_path / "gate"), hooks="[]", optimizer=PLAIN)
     run = start_run(first + second.replace("zeros(1)", "zeros(10)"), Options(), cluster=cluster)
+    progress = run._monitor._session_progress
     until(
-        lambda: any(
-            one["sessions"] == 2 and one["global_step"] > 20 for one in run._monitor._sessions.values()
-        ),
+        lambda: any(one["sessions"] == 2 and one["global_step"] > 20 for one in progress.values()),
         during=run,
     )
     kill(cluster, "/job:worker/task:0")
