@@ -62,6 +62,27 @@ def test_a_gradient_is_applied_on_arrival_and_its_staleness_reported() -> None:
     assert one.version == one.updates == 4
 
 
+@pytest.mark.parametrize("rules", [{}, {"synchronous": True, "aggregate": 2}, {"staleness": 1}])
+def test_a_gradient_of_a_former_process_counts_once_or_not_at_all(rules: dict[str, Any]) -> None:
+    """The process of replica 0 dies while its gradient is taken; another takes its place before or after."""
+    for before in (True, False):
+        one = shard(replicas=3, **rules)
+        incarnation = 0
+        if before:
+            incarnation = 1
+            one.join(0)
+        found = one.offer(0, 0, gradient(one, 1), 0, lambda current=incarnation: current == 0)
+        if before:
+            assert found == Offered("dropped", [])
+            assert (value(one), one.accumulator.count, one.statistics.dropped) == (0, 0, [0, 0, 0])
+        else:
+            one.join(0)  # withdraws a gradient that waits for its step
+            assert one.accumulator.count == 0
+        one.offer(0, 0, gradient(one, 1), one.version)
+        one.offer(1, 0, gradient(one, 1), one.version)
+        assert one.statistics.made[:2] == [1 + (not before and not rules.get("synchronous")), 1]
+
+
 def test_the_global_step_counts_all_shards_together_when_there_are_several() -> None:
     one = shard(counts=False)
     one.offer(0, 0, gradient(one, 1), 0)

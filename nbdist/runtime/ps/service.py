@@ -295,7 +295,7 @@ class ParameterService:
                 return
             gradient: Gradient = [*hosted.gradient(hosted.mailbox, replica, slot)]
             version = int(hosted.mailbox.headers[replica][slot][0])
-            self._take(hosted, hosted.shard, "mailbox", replica, slot, gradient, version)
+            self._take(hosted, hosted.shard, "mailbox", replica, slot, gradient, version, incarnation)
         except Exception as error:  # no memory, say; this thread serves the others too
             hosted.tell(replica, error_frame(error, self._server.name))
 
@@ -308,10 +308,13 @@ class ParameterService:
         token: int,
         gradient: Gradient,
         version: int,
+        incarnation: int,
     ) -> None:
         """Offer a gradient to its shard, and answer all replicas that wait for the completed update."""
         begun = clock()
-        became, answers = shard.offer(replica, token, gradient, version)
+        became, answers = shard.offer(
+            replica, token, gradient, version, lambda: incarnation == hosted.incarnations[replica]
+        )
         hosted.log.gradient(lane, replica, begun, clock(), became)
         for answer in answers:
             hosted.answer(answer)
@@ -341,7 +344,8 @@ class ParameterService:
         flats = hosted.layout.flats(np.array(gradient))  # a copy of our own: it is written over
         rows = [RowGradient(np.array(i), np.array(v)) for i, v in zip(parts[::2], parts[1::2], strict=True)]
         whole: Gradient = [*flats, *shard.tables.checked(rows)]
-        self._take(hosted, shard, "socket", replica, token, whole, int(frame.meta["version"]))
+        version, incarnation = int(frame.meta["version"]), int(frame.meta["incarnation"])
+        self._take(hosted, shard, "socket", replica, token, whole, version, incarnation)
 
     def _count(self, frame: Frame, sender: Caller) -> Frame:
         _, shard = self._find(frame)

@@ -7,7 +7,7 @@ gradient. Synchronous: the gradients of a step are added and applied once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -80,12 +80,22 @@ class ParameterShard:
         """How many updates this shard has had."""
         return self.updates
 
-    def offer(self, replica: int, token: int, gradient: Gradient, version: int) -> Offered:
+    def offer(
+        self,
+        replica: int,
+        token: int,
+        gradient: Gradient,
+        version: int,
+        is_current: Callable[[], bool] = lambda: True,
+    ) -> Offered:
         """Take one replica's gradient, made from parameters of ``version``; return the outcome.
 
-        ``token`` comes back with the answer. ``gradient`` may be written over until then.
+        ``token`` comes back with the answer. ``gradient`` may be written over until then. ``is_current``
+        returns whether it is of the replica's present process; one of a former process changes nothing.
         """
         with self.lock:
+            if not is_current():  # under the lock: `join` may have withdrawn what that process had given
+                return Offered("dropped", [])
             if replica in self.evicted:
                 self.statistics.drop(replica)
                 return Offered("dropped", [Answer(replica, token, 0, REFUSED)])
