@@ -160,6 +160,11 @@ class RootCause:
     def __init__(self) -> None:
         self._since: dict[int, float] = {}
 
+    @property
+    def awaited(self) -> set[int]:
+        """The ranks with errors that may be consequences."""
+        return set(self._since)
+
     def is_open(self, wrong: Mapping[str, Any], rank: int) -> bool:
         """Whether the cause of this rank's error may still arrive."""
         if wrong["type"] not in CONSEQUENCES:

@@ -335,7 +335,7 @@ class RunMonitor:
             return False
         waiting -= self.ended_bodies  # their outcomes are on their way, and need no server
         if not waiting:
-            return True
+            return not self._root_cause.awaited - self.outcomes.keys()
         if not waiting <= self._recovering:  # a session or a fit that has just begun is not known here yet
             now = time.monotonic()
             since = self._lost_since.setdefault(lost.task.incarnation, now)

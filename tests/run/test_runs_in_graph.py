@@ -454,21 +454,28 @@ def test_an_unstoppable_body_is_reported_and_ends_later(
 
 
 @pytest.mark.parametrize(
-    ("victim", "synchronous"),
+    ("victim", "synchronous", "late"),
     [
-        ("/job:worker/task:0", True),
-        ("/job:worker/task:1", False),
-        ("/job:ps/task:0", True),
-        ("/job:ps/task:0", False),
+        ("/job:worker/task:0", True, False),
+        ("/job:worker/task:1", False, False),
+        ("/job:ps/task:0", True, False),
+        ("/job:ps/task:0", False, False),
+        ("/job:ps/task:0", True, True),
     ],
 )
 def test_a_dead_task_ends_the_run_and_is_named(
-    start: Callable[..., Cluster], victim: str, synchronous: bool
+    start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, victim: str, synchronous: bool, late: bool
 ) -> None:
+    """``late``: its death is noticed after the body has ended with an error that it caused."""
     cluster = start(workers=2, ps=1)
     options = Options(replication="in-graph", synchronous=synchronous)
     run = start_run(ENDLESS, options, cluster=cluster)
     until(training(run), during=run)
+    monitor, found = run._monitor, run._monitor._failures.poll
+    if late:
+        monkeypatch.setattr(
+            monitor._failures, "poll", lambda *given: found(*given) if monitor.ended_bodies else iter(())
+        )
     pid = next(info.pid for info in cluster.tasks if info.name == victim)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(TaskDiedError, match=rf"{victim} \(pid {pid}\) died: killed by SIGKILL"):
