@@ -388,3 +388,22 @@ def test_a_peer_that_cannot_be_reached_does_not_wait_forever(
         pytest.raises(UnavailableError, match="could not be reached"),
     ):
         peer.wait_connected()
+
+
+def test_an_address_that_hangs_up_blocks_no_other_connection(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes more events than ZeroMQ's queues hold, and nothing reads them."""
+
+    def hurried(socket: zmq.Socket[bytes]) -> None:
+        limits(socket)
+        socket.reconnect_ivl = socket.reconnect_ivl_max = 1
+
+    limits = client.set_limits
+    monkeypatch.setattr(client, "set_limits", hurried)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        peer = Peer(f"127.0.0.1:{server.getsockname()[1]}", echo.keys)
+        for _ in range(1_500):  # with three events each; the queues held 2,000
+            server.accept()[0].close()
+        peer.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -83,7 +84,7 @@ class Peer:
         set_limits(self._socket)
         self._socket.curve_publickey = self._socket.curve_serverkey = keys.public.encode()
         self._socket.curve_secretkey = keys.secret.encode()
-        self._monitor = self._socket.get_monitor_socket(WATCHED)
+        self._monitor = _monitor_of(self._socket)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -216,7 +217,7 @@ class Peer:
         """
         with self._lock:
             if not self._socket.closed:
-                self._socket.disable_monitor()
+                self._socket.monitor(None, 0)
                 self._monitor.close(linger=0)
                 self._socket.close(linger=int(linger * 1000))
 
@@ -303,6 +304,20 @@ class Peer:
 
     def __repr__(self) -> str:
         return f"<Peer of {self.name} at {self.address}>"
+
+
+def _monitor_of(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """Return a socket that receives the connection events of another one.
+
+    It has no limit: an address that accepts connections and closes them, as a tunnel to a dead process does,
+    makes thousands of events, and a full queue would block the thread that serves all sockets of the context.
+    """
+    address = f"inproc://monitor-{uuid.uuid4().hex}"
+    socket.monitor(address, WATCHED)
+    events = process_context().socket(zmq.PAIR)
+    events.rcvhwm = 0
+    events.connect(address)
+    return events
 
 
 def process_context() -> zmq.Context[zmq.Socket[bytes]]:
