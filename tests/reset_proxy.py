@@ -2,7 +2,7 @@
 
 proxy = ResetProxy("127.0.0.1", address, port)
 proxy.address                  # connect to this instead
-proxy.reset_after(10_000)  # reset all connections once so many more bytes have passed
+proxy.reset_after(10_000)      # reset all connections once so many more bytes have passed
 proxy.reset_after(100, 2_000)  # the second time 2,000 bytes after the first
 """
 

@@ -95,9 +95,9 @@ def write(record: RunFile, status: str, error: NbdistError | None, monitor: RunM
         if read_run(record.id).status in ENDED:
             return
     ended = ended_at(record, monitor.outcomes)
-    has_points = trained(monitor.outcomes) or bool(monitor.store.series)
+    has_trained = trained(monitor.outcomes) or bool(monitor.store.series or monitor.sessions)
     record = dataclasses.replace(
-        record, status=status, ended=ended, error=str(error or ""), trained=has_points,
+        record, status=status, ended=ended, error=str(error or ""), trained=has_trained,
         paused=monitor.tally.paused(time.monotonic()),
     )  # fmt: skip
     write_run(record, wait=bool(monitor.store.series))  # a plain cell need not wait for the disk

@@ -2,9 +2,9 @@
 
 <run>/progress-0000.json    of rank 0, or of an in-graph run's tower 0; each has one writer, as its log has
 
-It is written about once a second while something changes, and at the end of a body that has trained, with
-``fit``, in a loop of its own or in a monitored session: whole
-or not at all, and a reader that looks at its time and size alone knows whether there is something new.
+It is written about once a second while something changes, and at the end of a body that has trained (with
+``fit``, in a loop of its own or in a monitored session): whole or not at all, and a reader that looks at its
+time and size alone knows whether there is something new.
 """
 
 from __future__ import annotations

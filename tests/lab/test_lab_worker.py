@@ -56,7 +56,7 @@ def test_a_hanging_call_blocks_no_other(gate: threading.Event) -> None:
     async def main() -> None:
         worker = Worker("test", threads=2)
         hanging = asyncio.create_task(worker.run(gate.wait))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the task begins, and has a thread
         assert await worker.run(int) == 0
         gate.set()
         await hanging
@@ -79,7 +79,7 @@ def test_a_call_past_its_deadline_is_refused_and_not_queued(gate: threading.Even
                 with suppress(UnavailableError):
                     assert await worker.run(int) == 0
                     break
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # the calls before it end on their threads
         worker.close()
 
     asyncio.run(main())

@@ -163,6 +163,7 @@ def test_killed_workers_are_replaced_and_join_the_live_model(
     assert (first["task"], second["task"]) == ("/job:worker/task:1", "/job:worker/task:0")
     assert second["step"] == restart.step
     assert [json.loads(progress_path(run.folder, n).read_bytes())["sessions"] for n in range(2)] == [1, 1]
+    assert read_run(run.id).trained
     assert [one.restarts for one in run.standing().replicas] == [1, 1]
     # A killed worker may have changed w without counting the step, which another server holds.
     updates, counted = -load_variable(tmp_path, "w")[0], load_variable(tmp_path, "global_step")
@@ -272,7 +273,7 @@ def test_the_restart_budget_ends(start: Callable[..., Cluster], tmp_path: Path) 
 
 def test_a_body_without_a_monitored_session_ends_as_before(start: Callable[..., Cluster]) -> None:
     cluster = start(workers=1, ps=1)
-    run = start_run("import time\nwhile True: time.sleep(0.01)", Options(), cluster=cluster)
+    run = start_run("import threading\nthreading.Event().wait()", Options(), cluster=cluster)
     until(lambda: bool(run._monitor._positions), during=run)
     kill(cluster, "/job:ps/task:0")
     with pytest.raises(TaskDiedError, match="The parameters are lost"):

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from nbdist.errors import UnavailableError
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.service import HostedShard
 from nbdist.runtime.ps.sync import Rules
@@ -51,6 +52,10 @@ class FakeWatch:
 
     def frozen(self, seconds: float) -> list[int]:
         return []
+
+    def replace(self, replica: int, pid: int) -> None:
+        self.unseen_ranks.discard(replica)
+        self.seen_ranks.add(replica)
 
 
 def hosted(rules: Rules, joined: dict[int, FakeSender], seen: set[int], unseen: set[int]) -> HostedShard:
@@ -103,6 +108,39 @@ def test_a_step_that_needs_it_ends_with_an_error_that_names_it() -> None:
     said = str(first.frames[-1].meta)
     assert "replica 1 is dead" in said
     assert "takes 2 gradients of the 2 replicas" in said
+
+
+class GoneSender(FakeSender):
+    """A replica whose connection is lost."""
+
+    def push(self, frame: Frame) -> None:
+        raise UnavailableError("the peer is no longer connected")
+
+
+def test_a_lost_connection_may_be_made_again() -> None:
+    """The server looks again once for each connection that it finds lost, and forgets what has no effect."""
+    first = FakeSender()
+    one = hosted(Rules(2, synchronous=True), {0: first, 1: GoneSender()}, {0, 1}, set())
+    send_gradient(one, 0)
+    assert [one.look(8.0) for _ in range(3)] == [True, False, False]
+    known = one.reconnect(1, cast(Caller, FakeSender()))
+    assert (known["received"], known["answers"], known["version"], known["frozen"]) == (0, [], 0, [])
+    assert one.look(8.0) is False
+    assert one.lost == set()
+    one.senders[1] = cast(Caller, GoneSender())
+    assert one.look(8.0)
+    send_gradient(one, 1)  # it had arrived: nothing waits any more
+    assert one.look(8.0) is False
+    assert one.gone_since == {}
+
+
+def test_gradients_of_a_socket_are_taken_in_order_and_once() -> None:
+    one = hosted(Rules(2), {0: FakeSender()}, {0}, {1})
+    taken = [one.receive(0, token=number % 2, number=number) for number in (1, 1, 3, 2, 3, 2)]
+    assert taken == [True, False, False, True, True, False]
+    assert one.reconnect(0, cast(Caller, FakeSender()))["received"] == 3
+    one.rejoin(0, pid=7)
+    assert one.receive(0, token=0, number=1)  # of its new process
 
 
 def test_nothing_is_looked_for_while_no_replica_waits() -> None:

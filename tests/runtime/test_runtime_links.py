@@ -978,10 +978,62 @@ class TestSocket(LinkContract):
         assert proxy.resets == 4
         proxy.close()
 
-    def test_a_replica_that_resumes_too_late_is_refused(
+    def test_final_values_that_a_reset_has_lost_are_sent_again(
         self, farm: Farm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("nbdist.runtime.ps.service.RESUME_SECONDS", 0.0)
+        monkeypatch.setattr("nbdist.runtime.ps.service.RECONNECT_SECONDS", PATIENCE)
+        host, _, port = farm.server.address.rpartition(":")
+        proxy = ResetProxy(host, host, int(port))
+        near = farm.open(0, 2)
+        far = farm.open(1, 2, address=proxy.address)
+        near.pull()
+        push(near, 1.0)
+        assert near.wait(0) == 0
+        far.announce_done()
+        hosted = farm.service._hosted["r/0"]
+        until(lambda: 1 in hosted.leaving)
+        proxy.reset()
+        assert near.leave()["updates"] == 1
+        assert hosted.reading == {1}
+        assert far.leave()["updates"] == 1
+        np.testing.assert_array_equal(view(far), np.full(3, -1.0))
+        until(lambda: not farm.service._hosted)
+        for one in (near, far):
+            one.close()
+        proxy.close()
+
+    def test_an_error_that_a_reset_has_lost_is_raised(
+        self, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Replica 2 is lost while the connection of replica 1 is down."""
+        monkeypatch.setattr("nbdist.runtime.ps.service.RECONNECT_SECONDS", PATIENCE)
+        host, _, port = farm.server.address.rpartition(":")
+        proxy = ResetProxy(host, host, int(port))
+        links = [farm.open(i, 3, synchronous=True, address=proxy.address if i == 1 else "") for i in range(3)]
+        for link in links[:2]:
+            link.pull()
+            push(link, 1.0)
+        hosted, done = farm.service._hosted["r/0"], threading.Event()
+        until(lambda: hosted.shard is not None and hosted.shard.accumulator.count == 2)
+        proxy.reset()
+
+        def lose() -> None:
+            hosted.lose(2)
+            done.set()
+
+        farm.server.post(lose)
+        assert done.wait(PATIENCE)
+        for link in links[:2]:
+            with pytest.raises(UnavailableError, match="replica 2 is dead, and a synchronous step takes 3"):
+                link.wait(0)
+        for link in links:
+            link.close()
+        proxy.close()
+
+    def test_a_replica_that_connects_again_too_late_is_refused(
+        self, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("nbdist.runtime.ps.service.RECONNECT_SECONDS", 0.0)
         host, _, port = farm.server.address.rpartition(":")
         proxy = ResetProxy(host, host, int(port))
         near = farm.open(0, 2, synchronous=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from nbdist.errors import NbdistError, TaskDiedError, WorkerError
 from nbdist.metrics.store import RunStore
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, ReplicaStanding, Standing
+from nbdist.run.run import Run
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui.display import run as view
@@ -43,6 +44,11 @@ class FakeRun:
         self.interrupted += 1
 
 
+def as_run(run: FakeRun) -> Run:
+    """Return a run for what takes a whole one."""
+    return cast(Run, run)
+
+
 def steps_of(run: FakeRun, replica: int, count: int, staleness: float | None = None) -> None:
     """Log steps, ten a second."""
     steps = np.arange(1, count + 1)
@@ -53,7 +59,7 @@ def steps_of(run: FakeRun, replica: int, count: int, staleness: float | None = N
 
 
 def summary(run: FakeRun) -> Any:
-    return summary_of(run)  # type: ignore[arg-type]
+    return summary_of(as_run(run))
 
 
 class FakeDisplay:
@@ -100,7 +106,7 @@ def displays(monkeypatch: pytest.MonkeyPatch) -> list[FakeDisplay]:
 
 def test_a_view_shows_updates_and_freezes(displays: list[FakeDisplay]) -> None:
     run = FakeRun(live=("loss",))
-    shown = RunView(run)  # type: ignore[arg-type]
+    shown = RunView(as_run(run))
     (display,) = displays
     again = "to reconnect, run nb.attach('261120-000000-mnist')"
     given = {"run_id": run.id, "charts": ("loss",), "again": again}
@@ -108,7 +114,7 @@ def test_a_view_shows_updates_and_freezes(displays: list[FakeDisplay]) -> None:
     assert display.calls == [("show", None)]
     shown.tick()
     shown.output(TASKS[1], "hello\n")
-    shown.end(run)  # type: ignore[arg-type]
+    shown.end(as_run(run))
     assert [name for name, _ in display.calls] == ["show", "tick", "output", "finish"]
     assert display.calls[2][1] == (TASKS[1], "hello\n")
     assert display.calls[3][1].state == "finished"
@@ -117,7 +123,7 @@ def test_a_view_shows_updates_and_freezes(displays: list[FakeDisplay]) -> None:
 
 def test_commands_of_the_page_reach_the_run(displays: list[FakeDisplay]) -> None:
     run = FakeRun()
-    RunView(run)  # type: ignore[arg-type]
+    RunView(as_run(run))
     for kind in KINDS:
         assert displays[0].controls.act(kind, 0.5) is None
     assert run.interrupted == 1  # as the kernel's interrupt: at a step boundary, or not at all gently
@@ -139,7 +145,7 @@ def test_the_whole_progress_is_passed_on(displays: list[FakeDisplay]) -> None:
                 epochs=4,
             )
             tally.update(replica, vars(given), float(second))
-    RunView(run).progress(tally.standing(1.0, run.store))  # type: ignore[arg-type]
+    RunView(as_run(run)).progress(tally.standing(1.0, run.store))
     _, status = displays[0].calls[-1]
     replicas = status.pop("per_replica")
     assert status == {
@@ -156,13 +162,13 @@ def test_the_whole_progress_is_passed_on(displays: list[FakeDisplay]) -> None:
 
 
 def test_an_in_graph_run_names_no_command_to_reconnect(displays: list[FakeDisplay]) -> None:
-    RunView(FakeRun(replication="in-graph"))  # type: ignore[arg-type]
+    RunView(as_run(FakeRun(replication="in-graph")))
     assert displays[0].made[3]["again"] == ""
 
 
 def test_commands_leave_marks_on_the_curves(displays: list[FakeDisplay]) -> None:
     run = FakeRun()
-    shown = RunView(run)  # type: ignore[arg-type]
+    shown = RunView(as_run(run))
 
     def see(state: str = "running", **more: Any) -> None:
         for replica in range(2):
@@ -176,7 +182,7 @@ def test_commands_leave_marks_on_the_curves(displays: list[FakeDisplay]) -> None
     see(learning_rate=0.01, checkpoint=saved, step=20)
     run.tally.lose(1, 2.0)
     shown.progress(run.tally.standing(2.0, run.store))
-    shown.end(run)  # type: ignore[arg-type]
+    shown.end(as_run(run))
     marks = displays[0].calls[-1][1].marks
     assert [(mark.step, mark.kind) for mark in marks] == [
         (9, "rate"), (9, "pause"), (20, "checkpoint"), (20, "lost"),
@@ -199,13 +205,13 @@ def test_a_schedule_of_rates_leaves_no_marks() -> None:
 def test_a_plain_cell_has_no_steps(displays: list[FakeDisplay]) -> None:
     run = FakeRun()
     run.trains = False
-    RunView(run).progress(run.tally.standing(1.0, run.store))  # type: ignore[arg-type]
+    RunView(as_run(run)).progress(run.tally.standing(1.0, run.store))
     assert displays[0].calls[-1][1]["step"] is None
 
 
 def test_a_rate_that_is_not_known_yet_is_not_zero(displays: list[FakeDisplay]) -> None:
     standing = Standing("starting", 0, None, 0.0, 0.0, None, 0.0, [])
-    RunView(FakeRun()).progress(standing)  # type: ignore[arg-type]
+    RunView(as_run(FakeRun())).progress(standing)
     _, status = displays[0].calls[-1]
     assert status["steps_per_second"] is status["examples_per_second"] is None
 
@@ -258,7 +264,7 @@ def test_a_lost_replica_is_named_live_and_at_the_end(displays: list[FakeDisplay]
     run.store.extend(1, "loss", [11, 12], [1.0, 1.0], [1000.0, 1001.0])
     run.tally.lose(1, 2.0)
     run.tally.update(1, vars(Progress(step=12, total=40, state="running")), 3.0)  # it was only frozen
-    RunView(run).progress(run.tally.standing(3.0, run.store))  # type: ignore[arg-type]
+    RunView(as_run(run)).progress(run.tally.standing(3.0, run.store))
     _, status = displays[0].calls[-1]
     assert status["note"] == "worker 1 was lost; training continues on 1 replica"
     assert (status["state"], status["per_replica"][1]["state"]) == ("running", "lost")
@@ -338,10 +344,10 @@ def test_the_state_has_a_text(status: str, state: str) -> None:
 
 
 def test_units() -> None:
-    assert unit_of(FakeRun()) == "updates"  # type: ignore[arg-type]
-    assert unit_of(FakeRun(synchronous=True)) == "steps"  # type: ignore[arg-type]
+    assert unit_of(as_run(FakeRun())) == "updates"
+    assert unit_of(as_run(FakeRun(synchronous=True))) == "steps"
     alone = SimpleNamespace(tasks=TASKS[:1], options=Options())
-    assert unit_of(alone) == "steps"  # type: ignore[arg-type]
+    assert unit_of(as_run(alone)) == "steps"
 
 
 def test_an_error_in_a_line() -> None:
@@ -364,6 +370,6 @@ def test_an_error_that_the_cell_raises_is_not_in_the_view_as_well(
 ) -> None:
     run = FakeRun("failed")
     run.error = WorkerError("Traceback ...")
-    RunView(run, raises=raises).end(run)  # type: ignore[arg-type]
+    RunView(as_run(run), raises=raises).end(run)
     assert displays[0].calls[-1][1].state == "failed"
     assert (displays[0].calls[-1][1].error is None) == raises

@@ -190,8 +190,6 @@ IN_GRAPH = (
     "the notebook's process runs its towers (--replication in-graph): use the controls of its live "
     "view, or run.pause(), run.set(learning_rate=...) and run.stop()"
 )
-
-
 IN_SESSION = "it trains in a session: its graph has the learning rate"
 
 
@@ -227,17 +225,15 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
     rate = None
     if active and status != "paused" and standing is not None and progress.knows_rate:
         rate = rounded(max(0.0, standing.steps_per_second))
-    training, in_session = is_training(record, folder_status), progress.has_session
-    why = why_not(record, status, training or in_session, folder_status.resumable)
-    if active and in_session:
-        why["set"] = IN_SESSION
+    training = is_training(record, progress, folder_status)
+    why = why_not(record, status, training, folder_status.resumable, in_session=progress.has_session)
     return {
         "id": record.id,
         # A damaged run has no name: its id can still be opened.
         "name": folder_status.labels.name or record.name[:LONGEST_NAME] or record.id,
         "tags": list(folder_status.labels.tags),
         "remark": folder_status.labels.note or None,
-        "training": training or in_session,
+        "training": training,
         "bytes": folder_status.bytes,
         "status": status,
         "created": record.created,
@@ -268,13 +264,12 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
     }
 
 
-def is_training(record: RunRecord, folder_status: FolderStatus) -> bool:
+def is_training(record: RunRecord, progress: RunProgress, folder_status: FolderStatus) -> bool:
     """Return whether a run trains or logs metrics, as far as its files show; a plain cell does neither."""
     if record.trained is not None:
         return record.trained
-    return folder_status.metric is not None or bool(
-        record.options.get("strategy") or record.options.get("epochs")
-    )
+    asked = record.options.get("strategy") or record.options.get("epochs")
+    return folder_status.metric is not None or progress.has_session or bool(asked)
 
 
 def status_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatus) -> tuple[str, list[str]]:
@@ -293,10 +288,13 @@ def status_of(record: RunRecord, progress: RunProgress, folder_status: FolderSta
     return ("paused" if progress.paused else record.status), []
 
 
-def why_not(record: RunRecord, status: str, trains: bool, resumable: bool = False) -> dict[str, str]:
+def why_not(
+    record: RunRecord, status: str, trains: bool, resumable: bool = False, in_session: bool = False
+) -> dict[str, str]:
     """Return the `COMMANDS` that a run does not accept now, with the reason.
 
-    A run that has ended without finishing, and is ``resumable``, can be resumed.
+    A run that has ended without finishing, and is ``resumable``, can be resumed. One that trains
+    ``in_session`` has no learning rate here.
 
     >>> why_not(RunRecord("r", "running", 0.0), "running", True)
     {'resume': 'it is not paused', 'delete': 'it is running: stop it first'}
@@ -313,6 +311,8 @@ def why_not(record: RunRecord, status: str, trains: bool, resumable: bool = Fals
         refused = {"resume": "it is not paused"}
     else:
         refused = dict.fromkeys(("pause", "resume", "set"), "it does not train")
+    if in_session:
+        refused["set"] = IN_SESSION
     return {**refused, "delete": UNDER_WAY}
 
 

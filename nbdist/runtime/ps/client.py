@@ -10,7 +10,7 @@
 and connect to the same shard.
 
 A socket link numbers its gradients. If its connection is reset while the server lives, it connects again and
-asks which gradients have arrived (ps.resume): it sends the others again, and the server takes none twice.
+asks which gradients have arrived (ps.reconnect): it sends the others again, and the server takes none twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LARGEST_STATE = 1 << 29  # bytes of parameters and slots in one message
 Array = np.ndarray[Any, Any]
 LOOK_SECONDS = 0.2  # how often a waiting replica looks whether its run was aborted
 REACH_SECONDS = 1.0  # for a connection to the host of a server after a reset
-MAX_RESUMES = 8  # connections that are lost without an answer to a gradient in between
+MAX_RECONNECTS = 8  # connections that are lost without an answer to a gradient in between
 
 
 class StepStopped(Exception):
@@ -446,7 +446,7 @@ class SocketLink(Link):
         self._peer, self._sender, self._connect = peer, sender, connect
         self._numbers = itertools.count(1)
         self._sent: dict[int, SentGradient] = {}  # by slot
-        self._resumes = 0  # since the last answer to a gradient
+        self._reconnects = 0  # since the last answer to a gradient
         self._slots = [layout.buffer() for _ in range(SLOTS)]
         self._seen = 0
         self.tables = list(tables)
@@ -470,7 +470,7 @@ class SocketLink(Link):
         try:
             self._peer.send("ps.push", sent.meta, sent.arrays)
         except UnavailableError as error:
-            self._resume(error)  # sends it again
+            self._reconnect(error)  # sends it again
 
     def count(self) -> None:
         """Count one update of all shards in the global step."""
@@ -494,7 +494,7 @@ class SocketLink(Link):
             return
         if answer["what"] not in (TAKEN, STEPPED):
             del self._sent[answer["token"]]
-        self._resumes = 0
+        self._reconnects = 0
         self._note(answer["what"], answer["token"], answer["staleness"])
 
     def _call(self, kind: str, meta: Mapping[str, Any], arrays: Sequence[Array] = ()) -> Frame:
@@ -503,30 +503,30 @@ class SocketLink(Link):
             try:
                 return super()._call(kind, meta, arrays)
             except UnavailableError as error:
-                self._resume(error)
+                self._reconnect(error)
 
     def _next_message(self) -> Frame | None:
         try:
             return super()._next_message()
         except UnavailableError as error:
-            self._resume(error)
+            self._reconnect(error)
             return None
 
-    def _resume(self, error: UnavailableError) -> None:
+    def _reconnect(self, error: UnavailableError) -> None:
         """Connect again after a reset, and send what has not arrived; raise ``error`` if the server is gone.
 
         Raises UnavailableError if the others have continued without this replica.
         """
         begun = time.monotonic()
         while True:
-            retries = self._peer.was_lost and self._resumes < MAX_RESUMES
+            retries = self._peer.was_lost and self._reconnects < MAX_RECONNECTS
             if not retries or not is_reachable(self._peer.address):
                 raise error
             self._check()
             self._peer.close()
-            self._peer, self._resumes = self._connect(), self._resumes + 1
+            self._peer, self._reconnects = self._connect(), self._reconnects + 1
             try:
-                known = self._peer.call("ps.resume", self._sender).meta
+                known = self._peer.call("ps.reconnect", self._sender).meta
                 break
             except UnavailableError as another:
                 error = another
@@ -534,6 +534,8 @@ class SocketLink(Link):
                 raise error from None
         peer = self._peer
         self._seen = max(self._seen, known["version"])
+        if known["frozen"]:
+            self.lost(known["frozen"])
         for answer in known["answers"]:
             self._settle(answer)
         missing = [sent for sent in self._sent.values() if sent.number > known["received"]]
@@ -629,13 +631,12 @@ def open_link(
     Raises TrainingOver where a replica's new process finds that the training has ended.
 
     ``connect`` returns a connection to the server, which the link closes, also when this fails. A link over a
-    socket calls it again if its connection is reset. ``prefix`` names
-    shared files if both tasks are on one host; None selects the socket. ``check`` raises AbortedError when
-    the run has ended. ``lost`` is called with the numbers of all replicas that the server has found frozen;
-    the others continue without them.
+    socket calls it again if its connection is reset. ``prefix`` names shared files if both tasks are on one
+    host; None selects the socket. ``check`` raises AbortedError when the run has ended. ``lost`` is called
+    with the numbers of all replicas that the server has found frozen; the others continue without them.
     """
-    bell, note = _own_bell(None if request.tables else prefix)  # requests for rows need a socket
     peer = connect()
+    bell, note = _own_bell(None if request.tables else prefix)  # requests for rows need a socket
     try:
         link = _opened_link(peer, request, bell, check, timeout, connect)
         link.note, link.lost = link.note or note, lost

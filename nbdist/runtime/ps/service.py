@@ -9,7 +9,7 @@ authenticated socket. Both reach the same shard under one lock.
     ps.pull   ────────────────────────────► parameters, version, global step
     ps.push   gradient, version, number ──► ps.applied (pushed back): its outcome, when decided
     ps.count  number ─────────────────────► global step goes up by one
-    ps.resume ────────────────────────────► over a new connection: the gradients that arrived, and answers
+    ps.reconnect ─────────────────────────► over a new connection: the gradients that arrived, and answers
     ps.state  names of slots ─────────────► parameters and the optimizer's slots between two updates
     ps.rate   learning rate ──────────────► updates are made at that rate from the next one on
     ps.leave  ────────────────────────────► ps.left (pushed back) with the final values, once all have left
@@ -24,8 +24,8 @@ change no count. The answer says how many gradients of this replica were applied
 continues. Once a training has ended, such a request is answered with "ps.over".
 
 Gradients that come through a socket are numbered from 1 for each process of a replica, and taken in that
-order, each once. A replica whose connection is lost has half a second to resume; where others wait for it, it
-counts as dead then.
+order, each once. A replica whose connection is lost has half a second to connect again; where others
+wait for it, it counts as dead then.
 
 Tables with row lookups use the socket. The chief fills them part by part (ps.fill), ps.pull returns the rows
 that it names, ps.push has gradients of rows, ps.table returns the current values of a part. After ps.left the
@@ -88,7 +88,7 @@ OneWay = Callable[[Frame, Caller], None]
 clock = time.perf_counter
 OFFER_SECONDS = 2.0  # for all living replicas to offer their copies of a shard
 LOOK_SECONDS = 1.0  # between two checks for dead or frozen replicas
-RESUME_SECONDS = 0.5  # for a replica to connect again after a reset
+RECONNECT_SECONDS = 0.5  # for a replica to connect again after a reset
 
 
 class ParameterService:
@@ -109,7 +109,7 @@ class ParameterService:
             "ps.pull": self._pull,
             "ps.push": self._answered(self._push),
             "ps.count": self._count,
-            "ps.resume": self._resume,
+            "ps.reconnect": self._reconnect,
             "ps.fill": self._fill,
             "ps.table": self._table,
             "ps.done": self._done,
@@ -354,13 +354,15 @@ class ParameterService:
             shard.count(replica)
         return Frame("ps.counted")
 
-    def _resume(self, frame: Frame, sender: Caller) -> Frame:
+    def _reconnect(self, frame: Frame, sender: Caller) -> Frame:
         """Continue with a replica over a new connection; say which of its gradients have arrived."""
         hosted, shard = self._find(frame)
         replica = int(frame.meta["replica"])
         if replica in shard.evicted:
             raise refused(replica, self._server.name)
-        return Frame("ps.resumed", hosted.resume(replica, sender))
+        if hosted.fails:
+            raise hosted.trouble()
+        return Frame("ps.reconnected", hosted.reconnect(replica, sender))
 
     def _rate(self, frame: Frame, sender: Caller) -> Frame:
         _, shard = self._find(frame)
@@ -422,9 +424,8 @@ class ParameterService:
                     self._remove(hosted)
                 continue
             self._gather(hosted)
-            hosted.look(FROZEN_SECONDS)
-            if hosted.gone_since:
-                self._server.after(RESUME_SECONDS, self._look)
+            if hosted.look(FROZEN_SECONDS):
+                self._server.after(RECONNECT_SECONDS, self._look)
             if hosted.shard is not None and hosted.leaving and hosted.all_left():
                 self._end(hosted, hosted.shard)
 
@@ -661,7 +662,7 @@ class HostedShard:
         """Tell a replica, over the way it came, what became of its gradient."""
         replica, token, staleness, what = answer
         if what == STOPPED and self.rules.fails_without(len(self.lost)):
-            self.tell(replica, self.trouble())
+            self.tell(replica, error_frame(self.trouble()))
         elif replica in self.ringers and self.mailbox is not None:
             if what != STEPPED:
                 self.mailbox.headers[replica][token][1] = staleness
@@ -685,13 +686,14 @@ class HostedShard:
         self.recent[replica][token] = SocketGradient(number)
         return True
 
-    def resume(self, replica: int, sender: Caller) -> dict[str, Any]:
+    def reconnect(self, replica: int, sender: Caller) -> dict[str, Any]:
         """Continue with a replica over a new connection; return what it may have missed."""
         self.senders[replica] = sender  # before the answers are read: later ones are sent to it
         self.gone_since.pop(replica, None)
         answers = [meta for gradient in list(self.recent[replica].values()) for meta in gradient.answers]
         version = 0 if self.shard is None else self.shard.version
-        return {"received": self.received[replica], "answers": answers, "version": version}
+        known = {"received": self.received[replica], "answers": answers, "version": version}
+        return known | {"frozen": sorted(self.frozen)}
 
     def tell(self, replica: int, frame: Frame) -> None:
         """Push a frame to a replica, if it is known here; from any thread."""
@@ -736,9 +738,9 @@ class HostedShard:
             self.refuse(replica)  # it may wait for an answer that this completes
         for answer in self.shard.leave(replica, died=True):
             self.answer(answer)
-        if self.shard.broken_up and self.rules.fails_without(len(self.lost)):
+        if self.fails:
             for other in self.senders.keys() - self.lost - self.leaving.keys():
-                self.tell(other, self.trouble())
+                self.tell(other, error_frame(self.trouble()))
 
     def rejoin(self, replica: int, pid: int) -> None:
         """Expect the process ``pid`` in place of a replica's former one, and refuse that one's messages."""
@@ -763,33 +765,41 @@ class HostedShard:
         self.ring(replica, REFUSED, 0)
         self.tell(replica, error_frame(refused(replica, self.server)))
 
-    def trouble(self) -> Frame:
+    @property
+    def fails(self) -> bool:
+        """Whether a synchronous step cannot complete, because replicas are dead or frozen."""
+        broken_up = self.shard is not None and self.shard.broken_up
+        return broken_up and self.rules.fails_without(len(self.lost))
+
+    def trouble(self) -> UnavailableError:
         """Return the error that a synchronous step cannot complete, because a replica is dead or frozen."""
         each = (f"{replica} {self.called.get(replica, '')}".strip() for replica in sorted(self.lost))
         what = "frozen" if self.lost == self.frozen else "dead"
-        return error_frame(
-            UnavailableError(
-                f"replica {', '.join(each)} is {what}, and a synchronous step takes "
-                f"{self.rules.needed} gradients of the {self.rules.replicas} replicas; train without "
-                "it, or have backups (a smaller aggregate=)"
-            )
+        return UnavailableError(
+            f"replica {', '.join(each)} is {what}, and a synchronous step takes "
+            f"{self.rules.needed} gradients of the {self.rules.replicas} replicas; train without "
+            "it, or have backups (a smaller aggregate=)"
         )
 
-    def look(self, frozen_seconds: float) -> None:
+    def look(self, frozen_seconds: float) -> bool:
         """Find replicas that are frozen, or dead while others wait for them. On the server's thread.
+
+        Return whether a connection was found lost just now: its replica may connect again.
 
         A frozen process is detected by its state: a process that computes, or holds the interpreter for a
         minute in native code, is not frozen. The server evicts a frozen replica even if no other replica
         waits for it, so that all servers of a training decide alike, and refuses its late gradients.
         """
         if self.shard is None:
-            return
+            return False
         staying = set(range(self.rules.replicas)) - self.leaving.keys() - self.lost
         if self.processes is not None:
             for replica in staying.intersection(self.processes.frozen(frozen_seconds)):
                 self.lose(replica, frozen=True)
         if not (self.leaving or self.shard.waited_for):
-            return
+            self.gone_since.clear()
+            return False
+        known = set(self.gone_since)
         ended = set() if self.processes is None else set(self.processes.dead())
         if self.processes is not None and self.senders.keys() & self.processes.seen():
             # A replica may die before the first one opens the shard: then the server has no process to
@@ -798,14 +808,15 @@ class HostedShard:
         for replica in sorted(staying - self.lost):
             if replica in ended or (replica in self.senders and self.stays_gone(replica)):
                 self.lose(replica)
+        return bool(self.gone_since.keys() - known)
 
     def stays_gone(self, replica: int) -> bool:
-        """Whether a replica has died, or has not resumed in time after its connection was lost."""
+        """Whether a replica has died, or has not connected again in time after its connection was lost."""
         if not self.is_gone(replica):
             self.gone_since.pop(replica, None)
             return False
         now = time.monotonic()
-        return replica in self.ringers or now - self.gone_since.setdefault(replica, now) >= RESUME_SECONDS
+        return replica in self.ringers or now - self.gone_since.setdefault(replica, now) >= RECONNECT_SECONDS
 
     def is_gone(self, replica: int) -> bool:
         """Whether a replica that was here has died, as far as can be seen. On the server's thread."""
