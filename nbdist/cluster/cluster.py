@@ -265,8 +265,9 @@ class Cluster:
 
         ``workers`` is how many, 1 or more; a cluster has at most 512 tasks. They have the next indices of job
         worker, and ranks after all others. When it returns, all tasks know them. A run that is under way
-        keeps its tasks; the next one uses the new workers. The number of parameter servers stays. ``report``
-        is called with a text of what was done.
+        takes them in between two steps if it uses all workers and its strategy allows that (see
+        docs/strategies.md, "Growing and shrinking"); else it keeps its tasks, and the next run uses the new
+        workers. The number of parameter servers stays. ``report`` is called with a text of what was done.
 
         Raises InvalidArgumentError for an invalid number, FailedPreconditionError if the cluster has a fixed
         size (launcher "mpi"), UnavailableError while another client changes the cluster or if a worker dies

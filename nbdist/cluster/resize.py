@@ -256,9 +256,7 @@ def check_unused(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:
     One answer of any task of the run is enough; a task that does not answer in a second, for example a frozen
     one, is skipped. A run does not use the tasks that it has lost and continues without.
     """
-    dead = {info.rank for info in cluster.dead()}
-    living = [info for info in cluster.tasks if info.rank not in dead]
-    answers = [answer.meta for answer in ask_tasks(cluster, living, "run.using") if answer.meta["run"]]
+    answers = runs_in_use(cluster)
     lost = {(meta["run"], rank) for meta in answers for rank in meta["lost"]}
     for meta in answers:
         run, ranks = meta["run"], meta["ranks"]
@@ -273,6 +271,13 @@ def check_unused(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:
                 f"interrupt; from another notebook, nb.attach({run!r}).stop()); a task that does not stop is "
                 "replaced then"
             )
+
+
+def runs_in_use(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return what each living task of a cluster that a run uses says of it."""
+    dead = {info.rank for info in cluster.dead()}
+    living = [info for info in cluster.tasks if info.rank not in dead]
+    return [answer.meta for answer in ask_tasks(cluster, living, "run.using") if answer.meta["run"]]
 
 
 def ask_tasks(
@@ -403,8 +408,13 @@ def describe_scale_up(change: ScaleUp, cluster: Cluster) -> str:
     if share != before:
         each = f"{share} thread{'s' * (share > 1)}"
         lines.append(f"the new ones compute on {each} each (cores / tasks); the others keep what they have")
-    for run in runs_on(cluster.folder, [info.pid for info in cluster.tasks]):
-        lines.append(f"run {run} continues on its tasks; the next run uses the new ones too")
+    runs = runs_on(cluster.folder, [info.pid for info in cluster.tasks])
+    resizing = {meta["run"] for meta in runs_in_use(cluster) if meta.get("resizes")} if runs else ()
+    for run in runs:
+        if run in resizing:
+            lines.append(f"run {run} continues; the new ones join it between two steps of its training")
+        else:
+            lines.append(f"run {run} continues on its tasks; the next run uses the new ones too")
     return "\n".join(lines)
 
 

@@ -275,6 +275,7 @@ SPEC = StrategySpec(
     survives_worker_loss=True,
     survives_chief_loss=True,
     takes_new_workers=True,
+    resizes=True,
     settings=(
         whole_number("every", "TAU", "steps between two pulls towards the center (default 10)", least=1),
         Setting(

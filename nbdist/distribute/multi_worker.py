@@ -30,6 +30,7 @@ SPEC = StrategySpec(
     survives_worker_loss=True,
     survives_chief_loss=True,
     takes_new_workers=True,
+    resizes=True,
     for_trials=True,
     settings=(COLLECTIVE,),
 )

@@ -161,6 +161,7 @@ class StrategySpec:
     - ``survives_worker_loss``: whether the other replicas continue after the death of one
     - ``survives_chief_loss``: whether they continue after the death of the first one, too
     - ``takes_new_workers``: whether the new process of a lost worker can join the run
+    - ``resizes``: whether workers can be added to a run, and leave it, between two steps
     - ``in_graph``: whether --replication in-graph takes it
     - ``uses_parameter_servers``: whether it needs ps tasks
     - ``for_trials``: whether a sweep's trial on several engines may use it
@@ -176,6 +177,7 @@ class StrategySpec:
     survives_worker_loss: bool = False
     survives_chief_loss: bool = False
     takes_new_workers: bool = False
+    resizes: bool = False
     in_graph: bool = False
     uses_parameter_servers: bool = False
     for_trials: bool = False

@@ -66,7 +66,10 @@ class FailureDetector:
         self.lost: set[int] = set()
         self.undecided: dict[int, float] = {}
         """Dead ranks, and since when it has been open whether the others continue."""
-        self._cluster, self._workers, self._least, self._trains = cluster, workers, least, trains
+        self.absent: set[int] = set()
+        """Ranks of workers that have left the run, or have not begun to take part; the caller adds to it."""
+        self.least = least
+        self._cluster, self._workers, self._trains = cluster, workers, trains
         self._needs_chief = needs_chief
         self._needed = [*workers, *others]
         self._ranks = {info.rank for info in self._needed}
@@ -90,6 +93,19 @@ class FailureDetector:
         self._frozen.pop(new.rank, None)
         self.undecided.pop(new.rank, None)
         self.lost.discard(new.rank)
+
+    def add(self, info: TaskInfo) -> None:
+        """Watch a worker that was added to the run."""
+        self._needed.append(info)
+        self._ranks.add(info.rank)
+        self._detector.replace(info.rank, info.pid if info.host == self._here else 0)
+
+    def remove(self, info: TaskInfo) -> None:
+        """Watch a worker no longer: it has left the run."""
+        self._needed = [one for one in self._needed if one.rank != info.rank]
+        self._ranks.discard(info.rank)
+        self._detector.replace(info.rank, 0)
+        self._frozen.pop(info.rank, None)
 
     def poll(self, trained: bool, ended: Collection[TaskInfo]) -> Iterator[LostTask]:
         """Yield the tasks that are lost and not yet in ``lost``; each again at every call.
@@ -117,8 +133,9 @@ class FailureDetector:
                 self._frozen.setdefault(rank, stopped)
 
     def _others_continue(self, info: TaskInfo, dead: set[int], trained: bool) -> bool:
-        first, left = self._workers[0], [one for one in self._workers if one.rank not in dead]
-        few = self._least is None or len(left) < self._least
+        first, absent = self._workers[0], dead | self.absent
+        left = [one for one in self._workers if one.rank not in absent]
+        few = self.least is None or len(left) < self.least
         if few or info not in self._workers or (info is first and self._needs_chief):
             return False
         if not self._trains and not trained:  # a plain cell, unless a message of a training still arrives

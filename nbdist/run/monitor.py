@@ -11,6 +11,8 @@ deaths       Before outcomes, so that the run names the task that died, not a ta
              :mod:`nbdist.run.failure_detector`).
 recovery     Where the others continue, a lost worker is replaced, and its new process joins them (see
              :mod:`nbdist.run.recovery`).
+resizing     Workers that are added to the cluster join the run, and workers may leave it (see
+             :mod:`nbdist.run.resizing`).
 outcomes     The first failure is the run's error; the bodies on all other tasks are aborted.
 escalation   Bodies that do not end are signalled, then replaced (see :mod:`nbdist.run.shutdown`).
 """
@@ -34,6 +36,7 @@ from nbdist.run.failure_detector import FailureDetector, LostTask, RootCause
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery import CallsByRank, Restart, RestartBudget, WorkerRecovery, count
+from nbdist.run.resizing import Resize, WorkerGrowth, left_at
 from nbdist.run.server_recovery import Replaced, ServerRecovery
 from nbdist.run.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
 from nbdist.run.task.reporting import Displayed
@@ -61,6 +64,10 @@ class RunMonitor:
     - ``recovery`` replaces lost workers while the others continue; None if nothing does. With
       ``replaces_in_fit`` also those that train with fit, else just those that drive a monitored session.
       ``restarted`` is called with each replacement that has started, joined or failed
+    - ``growth`` adds new workers of the cluster; None if this client does not. ``why_fixed`` says why no
+      worker can join or leave. ``least_of`` returns ``least`` for another number of workers. ``placed`` is
+      called with a worker that becomes a replica, ``resized`` with each that has started, joined, failed or
+      left
     - ``prepare`` begins to create the agent of a parameter server's new process; without it only sessions
       survive the loss of one
 
@@ -90,6 +97,11 @@ class RunMonitor:
         recovery: WorkerRecovery | None = None,
         replaces_in_fit: bool = True,
         restarted: Callable[[Restart | Replaced], object] = lambda restart: None,
+        growth: WorkerGrowth | None = None,
+        why_fixed: str = "",
+        least_of: Callable[[int], int | None] = lambda workers: None,
+        placed: Callable[[TaskInfo], object] = lambda info: None,
+        resized: Callable[[Resize], object] = lambda resize: None,
         prepare: Callable[[TaskInfo], RunCalls] | None = None,
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
@@ -112,6 +124,7 @@ class RunMonitor:
         self.replacer = StuckTaskReplacer(cluster)
         self._server_recovery = ServerRecovery(cluster, budget, prepare=prepare)
         self._prepares = prepare is not None
+        self._trains = trains
         self._unrestored: dict[int, Replaced] = {}  # by incarnation: workers restore their parameters
         self.sessions: set[int] = set()  # ranks whose bodies have driven a monitored session
         self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
@@ -123,6 +136,9 @@ class RunMonitor:
         self._cluster, self._printed, self._hint = cluster, printed, hint
         self._displayed, self._noted = displayed, noted
         self._recovery, self._restarted = recovery, restarted
+        self._growth, self._why_fixed, self._least_of = growth, why_fixed, least_of
+        self._placed, self._resized = placed, resized
+        self._absent = self._failures.absent
         self._replaces_in_fit, self._needs_chief = replaces_in_fit, needs_chief
         self._fits: set[int] = set()  # ranks whose bodies are in fit, or were at their last message
         self._names = {info.rank: info.name for info in workers}
@@ -155,6 +171,7 @@ class RunMonitor:
         self._check_tasks()
         self._collect()
         self._recover()
+        self._grow()
         self._check_fits()
         self._escalate()
         self._replace()
@@ -175,7 +192,8 @@ class RunMonitor:
             return True
         all_here = len(self.outcomes) == len(self.workers) and self._has_last_messages()
         recovers = self._recovery is not None and self._recovery.under_way
-        return all_here and not self.replacer.under_way and not recovers
+        grows = self._growth is not None and self._growth.under_way
+        return all_here and not self.replacer.under_way and not recovers and not grows
 
     def receive(self, info: TaskInfo) -> None:
         """Handle all messages that have arrived from a task."""
@@ -234,6 +252,7 @@ class RunMonitor:
         (self._fits.discard if frame.meta["progress"]["epoch"] is None else self._fits.add)(info.rank)
         if (step := frame.meta["progress"].get("joined")) is not None:
             self._join(info, step)
+            self._join_added(info, step)
         self._failures.report_frozen(frame.meta["progress"].get("lost", ()))
         if frame.meta["progress"].get("recovers"):
             self._recovering.add(info.rank)
@@ -255,6 +274,8 @@ class RunMonitor:
             if rank in self.outcomes:
                 continue
             outcome = self.calls.outcome(rank)
+            if self._has_left(rank, outcome):
+                continue
             if isinstance(outcome, TaskDiedError):
                 self._check_tasks()  # it knows how the task died, and whether the others continue
                 if rank in self.lost | self._unknown or rank in self._failures.undecided:
@@ -312,7 +333,7 @@ class RunMonitor:
                 continue
             if by_session or (lost.others_continue and self._continues_without_chief(lost)):
                 self._lose(lost.task, lost.how, by_session)
-                gone = [info for info in self.workers if info.rank in self.lost]
+                gone = [info for info in self.workers if info.rank in self.lost - self._absent]
                 ranks, numbers = [info.rank for info in gone], [info.incarnation for info in gone]
                 meta = {"run": self.run, "ranks": ranks, "incarnations": numbers}
                 for info in self._remaining():  # any of them may become the first one
@@ -500,15 +521,7 @@ class RunMonitor:
         rank, place = old.rank, self.workers.index(old)
         self.workers[place] = new
         self._failures.replace(old, new)
-        self.calls = self.calls if isinstance(self.calls, CallsByRank) else CallsByRank(self.calls)
-        self.calls.replace(rank, calls)
-        self.outcomes.pop(rank, None)
-        self._begun.pop(rank, None)
-        self._session_progress.pop(rank, None)
-        self._recovering.discard(rank)
-        for ranks in (self._ended, self.ended_bodies):
-            ranks.discard(rank)
-        self._positions[rank] = StreamPosition(time.monotonic())
+        self._expect(rank, calls)
         self.tally.restart(place)
         for info in self._remaining():
             self.send(info, "run.rejoined", {"run": self.run, "rank": rank})
@@ -529,6 +542,8 @@ class RunMonitor:
 
     def _has_given_up(self, rank: int, outcome: Any) -> bool:
         """Continue without a worker whose body has ended on the new process, but never joined."""
+        if self._has_given_up_added(rank, outcome):
+            return True
         restart = None if self._recovery is None else self._recovery.joining(rank)
         if restart is None or restart.new is None:
             return False
@@ -544,6 +559,134 @@ class RunMonitor:
         self._fail_if_awaited(restart)
         self._restarted(restart)
         return True
+
+    def _grow(self) -> None:
+        """Have workers that were added to the cluster join the run, unless it ends."""
+        growth = self._growth
+        if growth is None:
+            return
+        if self.error is not None or self.interrupted or len(self.outcomes) == len(self.workers):
+            growth.end()
+        for info in growth.find_new({info.rank for info in self.workers} - self._absent):
+            if not self._why_fixed:
+                if growth.begin(info):
+                    self._place(info)
+            elif self._trains or self.has_trained:
+                self._noted(f"{info.name} was added to the cluster, and not to the run: {self._why_fixed}")
+        for resize in growth.poll():
+            if resize.problem:
+                self._give_up_added(resize)
+            else:
+                self._start_added(resize)
+
+    def _place(self, info: TaskInfo) -> None:
+        """Count an added worker among the replicas; no outcome is expected before its body has started."""
+        place = next((i for i, one in enumerate(self.workers) if one.rank == info.rank), len(self.workers))
+        self.workers[place:] = [info, *self.workers[place + 1 :]]
+        self._names[info.rank] = info.name
+        self._absent.add(info.rank)
+        self.lost.add(info.rank)
+        self.outcomes[info.rank] = {}
+        self._ended.add(info.rank)
+        self._positions[info.rank] = StreamPosition(time.monotonic())
+        self._placed(info)
+        self.tally.add(place)
+
+    def _start_added(self, resize: Resize) -> None:
+        """Expect messages and an outcome of an added worker, which runs the body."""
+        info, calls = resize.new, resize.calls
+        assert calls is not None
+        self._absent.discard(info.rank)
+        self.lost.discard(info.rank)
+        self._failures.add(info)
+        self._failures.least = self._least_of(len(self._taking_part()))
+        self._expect(info.rank, calls)
+        for one in self._remaining():
+            self.send(one, "run.rejoined", {"run": self.run, "rank": info.rank})
+        self._resized(resize)
+
+    def _taking_part(self) -> list[TaskInfo]:
+        """Return the workers that have not left; those that are lost are among them."""
+        return [info for info in self.workers if info.rank not in self._absent]
+
+    def _join_added(self, info: TaskInfo, step: int) -> None:
+        """Record that an added worker has joined the training, at a step of its own."""
+        resize = None if self._growth is None else self._growth.joining(info.rank)
+        if resize is None:
+            return
+        resize.step, resize.seconds = step, time.monotonic() - resize.begun_at
+        self.tally.joined(self.workers.index(info), resize.text)
+        self._note_resize(resize)
+
+    def _has_given_up_added(self, rank: int, outcome: Any) -> bool:
+        """Continue without an added worker whose body has ended without joining the training."""
+        resize = None if self._growth is None else self._growth.joining(rank)
+        if resize is None or isinstance(outcome, TaskDiedError):
+            return False
+        joined = None if isinstance(outcome, BaseException) else outcome.get("joined")
+        if joined is not None:  # the message that says so is on its way
+            self._join_added(resize.new, joined)
+            return False
+        resize.problem = why_not_joined(outcome)
+        self._failures.remove(resize.new)
+        self._give_up_added(resize)
+        return True
+
+    def _give_up_added(self, resize: Resize) -> None:
+        info = resize.new
+        self._leave(info)
+        self.tally.leave(self.workers.index(info), resize.text)
+        self._note_resize(resize)
+
+    def _has_left(self, rank: int, outcome: Any) -> bool:
+        """Continue without a worker that has left the run, so that it can be removed from the cluster."""
+        step = left_at(outcome)
+        if step is None:
+            here = {info.rank for info in self._cluster.tasks}
+            if not isinstance(outcome, TaskDiedError) or rank in here or self._cluster.controller_died():
+                return False
+        info = next(one for one in self.workers if one.rank == rank)
+        self._failures.remove(info)
+        self._leave(info)
+        if step is not None:
+            self.outcomes[rank] = outcome
+        number = self.workers.index(info)
+        step = (
+            self.tally.standing(time.monotonic(), self.store).replicas[number].step if step is None else step
+        )
+        resize = Resize(info, False, 0, time.monotonic(), step=step)
+        if self._growth is not None:
+            resize = self._growth.leave(info, step)
+        self.tally.leave(number, resize.text)
+        self._note_resize(resize)
+        return True
+
+    def _leave(self, info: TaskInfo) -> None:
+        """Expect nothing more of a worker that takes no part in the run."""
+        self._absent.add(info.rank)
+        self.lost.add(info.rank)
+        self._end_rank(info.rank)
+        self._failures.least = self._least_of(len(self._taking_part()))
+
+    def _note_resize(self, resize: Resize) -> None:
+        """Print what became of a change, and keep it for the end of the run and in its record."""
+        was = "it was " if resize.grown else "it "
+        note = f"{resize.new.name} (pid {resize.new.pid}): {was}{resize.text}"
+        self._printed(resize.new.name, f"{note}\n")
+        self._noted(note)
+        self._resized(resize)
+
+    def _expect(self, rank: int, calls: RunCalls) -> None:
+        """Expect messages and an outcome of the process of a rank that runs the body now."""
+        self.calls = self.calls if isinstance(self.calls, CallsByRank) else CallsByRank(self.calls)
+        self.calls.replace(rank, calls)
+        self.outcomes.pop(rank, None)
+        self._begun.pop(rank, None)
+        self._session_progress.pop(rank, None)
+        self._recovering.discard(rank)
+        for ranks in (self._ended, self.ended_bodies):
+            ranks.discard(rank)
+        self._positions[rank] = StreamPosition(time.monotonic())
 
     def _note_restart(self, restart: Restart, what: str) -> None:
         """Print what became of a replacement, and keep it for the end of the run."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from nbdist.distribute.registry import SETTINGS, STRATEGIES, default_strategy, owners, training_spec
+from nbdist.distribute.registry import SETTINGS, STRATEGIES, default_strategy, names_of, owners, training_spec
 from nbdist.distribute.spec import COLLECTIVE, StrategySpec, TrainingSpec
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.numbers import is_whole
@@ -209,6 +209,23 @@ class Options:
         """
         spec = self.spec or STRATEGIES[default_strategy(bool(servers))]
         return spec.takes_new_workers and self.replication != "in-graph"
+
+    def why_fixed(self, servers: int) -> str:
+        """Return why no workers can join or leave the run, from resolved options; empty if they can.
+
+        >>> Options(strategy="multi_worker").why_fixed(servers=0)
+        ''
+        >>> Options(strategy="multi_worker", on="worker:0-1").why_fixed(servers=0)
+        'it runs on --on worker:0-1'
+        """
+        name = self.strategy or default_strategy(bool(servers))
+        if self.replication == "in-graph":
+            return "the graph of an in-graph run is made for its workers"
+        if self.on is not None:
+            return f"it runs on --on {self.on}"
+        if not STRATEGIES[name].resizes:
+            return f"replicas of {name} neither join nor leave; those of {', '.join(names_of('resizes'))} do"
+        return ""
 
     @property
     def uses_servers(self) -> bool:

@@ -30,8 +30,16 @@ RESTARTING = "restarting"
 """The state of a replica whose process was replaced, until the new one has joined the training."""
 
 
-OVER = (LOST, "finished")
-ABSENT = (LOST, RESTARTING)
+JOINING = "joining"
+"""The state of a replica that was added to the run, until it has joined the training."""
+
+
+LEFT = "left"
+"""The state of a replica that has left the run, which continues on the others."""
+
+
+OVER = (LOST, LEFT, "finished")
+ABSENT = (LOST, RESTARTING, JOINING, LEFT)
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,8 @@ class ReplicaStanding:
     """When its process was replaced, and at which step the new one joined; of the last replacement."""
     restarts: int = 0
     """How often its process was replaced."""
+    change: str = ""
+    """When it was added to the run and where it joined, or where it left; of the last such change."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,7 @@ class _Replica:
     """Counts of the replica's former processes, which add to those of the present one."""
     restart: str = ""
     restarts: int = 0
+    change: str = ""
 
     def counts(self) -> dict[str, int]:
         """Return what former processes have counted, and this one too."""
@@ -149,9 +160,9 @@ class ProgressTracker:
         self._began = now if self._began is None else self._began
         latest = self._latest[replica]
         own = sum(progress.get("spent", {}).values())
-        if latest.state == LOST:  # it was frozen, and no longer takes part in the run
+        if latest.state in (LOST, LEFT):  # it was frozen, or has left, and no longer takes part in the run
             return
-        if latest.state == RESTARTING and progress.get("joined") is None:
+        if latest.state in (RESTARTING, JOINING) and progress.get("joined") is None:
             return
         latest.step, latest.total = progress["step"], progress["total"]
         if progress.get("own_steps"):
@@ -246,6 +257,27 @@ class ProgressTracker:
         latest = self._latest[replica]
         latest.restart, latest.restarts = text, latest.restarts + 1
 
+    def add(self, replica: int) -> None:
+        """Note that a replica is added: the next number, or that of one which has left."""
+        self.messages += 1
+        if replica == len(self._latest):
+            self._latest.append(_Replica(total=0))
+            self._stragglers.add()
+        latest = self._latest[replica]
+        latest.state, latest.before = JOINING, latest.counts()
+
+    def joined(self, replica: int, text: str) -> None:
+        """Note that an added replica has joined; ``text`` says when and where."""
+        self._latest[replica].change = text
+
+    def leave(self, replica: int, text: str) -> None:
+        """Note that a replica has left, or could not join; ``text`` says where or why."""
+        self.messages += 1
+        latest = self._latest[replica]
+        latest.state, latest.total, latest.change = LEFT, latest.step, text
+        latest.past.clear()
+        self._stragglers.leave(replica)
+
     def replace_server(self, text: str) -> None:
         """Note that a parameter server has a new process with its parameters; ``text`` says what was lost."""
         self.messages += 1
@@ -287,6 +319,7 @@ class ProgressTracker:
                     self._slowness(i),
                     latest.restart,
                     latest.restarts,
+                    latest.change,
                 )
                 for i, latest in enumerate(self._latest)
             ],
@@ -304,7 +337,7 @@ class ProgressTracker:
     def _state(self, replica: int) -> str:
         """Return what a replica says of itself, unless the others know better."""
         latest = self._latest[replica]
-        if latest.state in (*OVER, RESTARTING) or latest.last is None or self._last is None:
+        if latest.state in (*OVER, RESTARTING, JOINING) or latest.last is None or self._last is None:
             return latest.state
         if self._last - latest.last > SILENT_SECONDS:
             return SILENT
@@ -375,6 +408,10 @@ class Stragglers:
         ]
         if others and lately.typical is not None:
             lately.compare(median(others))
+
+    def add(self) -> None:
+        """Take in one more replica."""
+        self._lately.append(_Lately())
 
     def leave(self, replica: int) -> None:
         """Drop a replica that has ended."""

@@ -43,6 +43,12 @@ class BodyLauncher(Protocol):
     def start(self, info: TaskInfo) -> RunCalls:
         """Send the body, and return the call that runs it."""
 
+    def add(self, rank: int) -> None:
+        """Count the task of a rank among the run's workers, after all others that it has had."""
+
+    def remove(self, rank: int) -> None:
+        """Count the task of a rank among the run's workers no longer."""
+
 
 @dataclass
 class RestartBudget:
@@ -209,16 +215,27 @@ class WorkerRecovery:
         new = restart.new = yield from replace_task(self._cluster, restart.old, self._clock, self._starts)
         if new is None or not self._starts():
             return
-        preparing = self._launcher.prepare(new)
-        while new.rank not in preparing.ready_ranks():
-            yield
-        outcome = preparing.outcome(new.rank)
-        if isinstance(outcome, BaseException):
-            raise UnavailableError(f"its new process {new.pid} could not be prepared: {outcome}")
-        if not self._starts():
-            return
-        self._launcher.reserve(new, RESERVE_SECONDS)
-        restart.calls = self._launcher.start(new)
+        restart.calls = yield from start_body(self._launcher, new, self._starts)
+
+
+def start_body(
+    launcher: BodyLauncher, new: TaskInfo, is_wanted: Callable[[], bool]
+) -> Generator[None, None, RunCalls | None]:
+    """Start a run's body on a new process of its cluster; yield while that takes time.
+
+    Returns the call that runs the body, None if it ``is_wanted`` no more before it was sent. Raises
+    UnavailableError if the process cannot be prepared, FailedPreconditionError if another run has the task.
+    """
+    preparing = launcher.prepare(new)
+    while new.rank not in preparing.ready_ranks():
+        yield
+    outcome = preparing.outcome(new.rank)
+    if isinstance(outcome, BaseException):
+        raise UnavailableError(f"its new process {new.pid} could not be prepared: {outcome}")
+    if not is_wanted():
+        return None
+    launcher.reserve(new, RESERVE_SECONDS)
+    return launcher.start(new)
 
 
 def replace_task(

@@ -41,6 +41,7 @@ from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, Standing
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery import BodyLauncher, Restart, RestartBudget, WorkerRecovery
+from nbdist.run.resizing import Resize, WorkerGrowth
 from nbdist.run.server_recovery import Replaced
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
@@ -88,9 +89,10 @@ class Run(Labelled):
         self._towers, self._at_end = list(towers), at_end
         self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
         store = RunStore()
-        recovery, budget = None, RestartBudget(options.most_restarts)
+        recovery, budget, growth = None, RestartBudget(options.most_restarts), None
         if launcher is not None:
             recovery = WorkerRecovery(cluster, launcher, budget)
+            growth = WorkerGrowth(cluster, launcher)
         self._monitor = RunMonitor(
             record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
             store=store, tally=self.tally,
@@ -101,6 +103,9 @@ class Run(Labelled):
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
             noted=self.notes.append, budget=budget, recovery=recovery, restarted=self._record_restart,
             replaces_in_fit=options.replaces_workers(len(self._servers)),
+            growth=growth, why_fixed=options.why_fixed(len(self._servers)),
+            least_of=lambda workers: options.least(workers, len(self._servers)),
+            placed=self._place, resized=self._record_resize,
             prepare=None if launcher is None else launcher.install_agent,
         )  # fmt: skip
         self.outcomes, self.store = self._monitor.outcomes, store
@@ -495,19 +500,33 @@ class Run(Labelled):
         self._follower.show(lambda view: view.end(self))
         self._has_ended.set()
 
+    def _place(self, info: TaskInfo) -> None:
+        """Count a worker that was added among the run's tasks."""
+        if info.name not in self.tasks:
+            self.tasks.append(info.name)
+
     def _record_restart(self, restart: Restart | Replaced) -> None:
         """Write a replacement into run.json, with the new process, so that other clients find it."""
-        new, cluster = restart.new, self._record.cluster
-        members = [
-            new.to_dict() if new is not None and one["rank"] == new.rank else one
-            for one in cluster.get("members", ())
-        ]
         others = [one for one in self._record.restarts if one.get("number") != restart.number]
-        self._record = replace(
-            self._record,
-            cluster={**cluster, "members": members},
-            restarts=[*others, {"number": restart.number, **restart.to_config()}],
-        )
+        restarts = [*others, {"number": restart.number, **restart.to_config()}]
+        self._write_change(restart.new, restarts=restarts)
+
+    def _record_resize(self, resize: Resize) -> None:
+        """Write a worker that was added, or has left, into run.json."""
+        others = [one for one in self._record.resizes if one.get("number") != resize.number]
+        self._write_change(resize.new, resizes=[*others, resize.to_config()])
+
+    def _write_change(self, new: TaskInfo | None, **changes: Any) -> None:
+        """Write changes into run.json, and the process that a task has now."""
+        cluster = self._record.cluster
+        members = {one["rank"]: one for one in cluster.get("members", ())}
+        workers = list(cluster.get("workers", ()))
+        if new is not None:
+            members[new.rank] = new.to_dict()
+            if new.name in self.tasks and new.rank not in workers:
+                workers.append(new.rank)
+        changed = {**cluster, "members": list(members.values()), "workers": workers}
+        self._record = replace(self._record, cluster=changed, **changes)
         try:
             write_run(self._record, wait=False)
         except OSError as error:

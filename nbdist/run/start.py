@@ -79,9 +79,10 @@ def start_run(
         asked = []
         servers = _servers(cluster) if options.uses_servers else []
         needs = [info.rank for info in (*workers, *servers)]
+        resizes = not options.why_fixed(len(servers))
         for info in workers:  # in parallel; run.json is written before the answers
             reserved.append(info)
-            meta = {"run": run_id, "subscribe": True, "ranks": needs}
+            meta = {"run": run_id, "subscribe": True, "ranks": needs, "resizes": resizes}
             asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
         record = _record(run_id, body, options, cluster, workers)
         folder = run_folder(run_id)
@@ -130,7 +131,7 @@ def start_run(
             run = Run(
                 cluster, record, folder, workers, options, calls, None,
                 at_end=partial(_ended, cluster, run_id, delivery),
-                launcher=RunLauncher(cluster, spec, body, delivery, needs),
+                launcher=RunLauncher(cluster, spec, body, delivery, needs, resizes),
                 hint=partial(_hint, options, by_flag=first_line > 1),
             )  # fmt: skip
             # A wake for each outcome would poll all tasks as often as there are tasks.
@@ -153,9 +154,10 @@ def start_run(
 
 
 class RunLauncher:
-    """Sends a run's body and its pushed values to the new process of one of its workers.
+    """Sends a run's body and its pushed values to the new process of one of its workers, or to a new worker.
 
-    ``needs`` are the ranks of all tasks that the run uses.
+    ``needs`` are the ranks of all tasks that the run uses, ``resizes`` is whether workers may be added to
+    them.
     """
 
     def __init__(
@@ -165,9 +167,11 @@ class RunLauncher:
         body: str | Callable[..., Any],
         delivery: Delivery | None,
         needs: Sequence[int],
+        resizes: bool = False,
     ) -> None:
         self._cluster, self._spec, self._body = cluster, spec, body
-        self._delivery, self._needs = delivery, list(needs)
+        self._delivery, self._needs, self._resizes = delivery, list(needs), resizes
+        self._numbers = {rank: number for number, rank in enumerate(spec.ranks)}
 
     def prepare(self, info: TaskInfo) -> RunCalls:
         """Begin to create the task's agent."""
@@ -181,12 +185,27 @@ class RunLauncher:
 
     def reserve(self, info: TaskInfo, timeout: float) -> None:
         """Reserve the task for the run and subscribe to it; FailedPreconditionError if it is taken."""
-        meta = {"run": self._spec.run, "subscribe": True, "ranks": self._needs}
+        meta = {"run": self._spec.run, "subscribe": True, "ranks": self._needs, "resizes": self._resizes}
         self._cluster.peer(info.rank).call("run.reserve", meta, timeout=timeout)
+
+    def add(self, rank: int) -> None:
+        """Count the task of a rank among the run's workers, after all others that it has had."""
+        self._numbers.setdefault(rank, len(self._numbers))
+        self._needs.append(rank)
+        self._take_ranks({*self._spec.ranks, rank})
+
+    def remove(self, rank: int) -> None:
+        """Count the task of a rank among the run's workers no longer."""
+        self._needs.remove(rank)
+        self._take_ranks(set(self._spec.ranks) - {rank})
+
+    def _take_ranks(self, ranks: set[int]) -> None:
+        self._spec = replace(self._spec, ranks=tuple(sorted(ranks, key=self._numbers.__getitem__)))
 
     def start(self, info: TaskInfo) -> RunCalls:
         """Send the body, and return the call that runs it."""
-        return self._cluster.submit(run_body, replace(self._spec, rejoins=True), self._body, on=info.rank)
+        spec = replace(self._spec, rejoins=True, replica=self._numbers[info.rank])
+        return self._cluster.submit(run_body, spec, self._body, on=info.rank)
 
 
 def _continuing(options: Options) -> tuple[Options, list[Path]]:

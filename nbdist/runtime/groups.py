@@ -68,7 +68,7 @@ class World:
     least: int = 1
     """How many replicas have to be left for training to continue after a death."""
     rejoins: bool = False
-    """Whether this process replaces one that was lost during the run, and has not joined the others yet."""
+    """Whether this process joins a run that is under way, in place of a lost one or as a new worker."""
     coordinator: GroupCoordinator | None = None
     """The coordinator on this task, which others ask to join; None if none can."""
     order: tuple[int, ...] = ()
@@ -271,9 +271,10 @@ class World:
     def _ask_all(self, peers: dict[str, Peer], meta: dict[str, Any]) -> None:
         """Ask all other tasks of the run to join; whichever is the first replica answers."""
         assert self.task is not None
-        for rank in self.order:
-            info = find_rank(self.task.roster, rank)
-            if rank == self.task.rank or (self.coordinator and self.coordinator.is_lost(self.run, info)):
+        for info in self.task.roster:
+            if info.rank not in self.order or info.rank == self.task.rank:
+                continue
+            if self.coordinator and self.coordinator.is_lost(self.run, info):
                 continue
             if info.address not in peers:
                 peers[info.address] = Peer(info.address, self.task.keys, name=info.name)

@@ -86,7 +86,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %cluster start --workers 3 --ps 1     start four engines on this machine
         %cluster                              show the tasks
         %cluster attach [id]                  connect to a cluster that another notebook started
-        %cluster grow 2                       start two more workers; they take part in the next run
+        %cluster grow 2                       start two more workers; a run that can takes them in
         %cluster shrink                       stop the last worker, if no run uses it
         %cluster restart worker:1             a new process for a task, with an empty namespace
         %cluster restart                      new processes for all tasks that have died

@@ -79,6 +79,9 @@ class FakeDisplay:
     def tick(self, now: float) -> None:
         self.calls.append(("tick", now))
 
+    def set_tasks(self, tasks: Any) -> None:
+        self.tasks = list(tasks)
+
     def mark(self, marks: Any) -> None:
         self.calls.append(("mark", marks))
 

@@ -8,7 +8,7 @@ run.subscribe  run[, resubscribe] ─────► run.backfill: the run so fa
 run.using      ────────────────────────► the run that has this task, and which other tasks it needs
 run.outcome    run, at ────────────────► the body's outcome, in pages, until the next body begins
 run.lost       run, ranks, incarnations ► those workers are lost, and the others continue
-run.rejoined   run, rank ──────────────► a lost worker has a new process, which runs the body
+run.rejoined   run, rank ──────────────► a lost worker has a new process, or one was added, with the body
 run.commands   run ────────────────────► the commands in force, for a new process of another task
 run.stop / run.abort ──────────────────► the training loop sees it at its next step
 run.control    run, do ────────────────► likewise: pause, resume, learning rate, checkpoint (see control.py)
@@ -69,6 +69,8 @@ class Agent:
         self._reserved: tuple[str, float] | None = None
         self._holder: str | None = None
         self._needs: tuple[str, list[int] | None] = ("", None)  # a run, and the ranks of all its tasks
+        self._added: tuple[str, list[int]] = ("", [])  # a run, and the ranks of workers that were added to it
+        self._resizes = ""  # a run that workers can join and leave
         self._active: ActiveRun | None = None
         self._control = ("", Control())
         self._subscribers = Subscribers()
@@ -193,6 +195,8 @@ class Agent:
         self._reserved = (run, time.monotonic())
         if "ranks" in frame.meta:
             self._needs = (run, list(frame.meta["ranks"]))
+        if frame.meta.get("resizes"):
+            self._resizes = run
         self.control(run)
         if frame.meta.get("subscribe"):  # in this call: a short body would end before another message
             self._subscribers.add(run, sender)
@@ -209,10 +213,14 @@ class Agent:
         return None
 
     def _using(self) -> dict[str, Any]:
-        """Return the run that has this task, the ranks that it needs (None: unknown) and has lost."""
+        """Return the run that has this task, the ranks that it needs (None: unknown) and has lost.
+
+        Also whether workers can join and leave it.
+        """
         run = self._busy()
         needs = self._needs[1] if run == self._needs[0] else None
-        return {"run": run, "ranks": needs, "lost": self.groups.lost(run or "")}
+        resizes = run is not None and run == self._resizes
+        return {"run": run, "ranks": needs, "lost": self.groups.lost(run or ""), "resizes": resizes}
 
     def _subscribe(self, frame: Frame, sender: Caller) -> Frame | None:
         run, live = frame.meta["run"], self._active
@@ -265,9 +273,19 @@ class Agent:
         return Frame("run.lost")
 
     def _rejoined(self, frame: Frame, sender: Caller) -> Frame:
-        """Record that a lost worker has a new process."""
-        self.groups.restore(frame.meta["run"], int(frame.meta["rank"]))
+        """Record that a lost worker has a new process, or that a worker was added."""
+        run, rank = str(frame.meta["run"]), int(frame.meta["rank"])
+        self.groups.restore(run, rank)
+        if self._added[0] != run:
+            self._added = (run, [])
+        self._added[1].append(rank)
+        if self._needs[0] == run and self._needs[1] is not None and rank not in self._needs[1]:
+            self._needs[1].append(rank)
         return Frame("run.rejoined")
+
+    def added(self, run: str) -> list[int]:
+        """Return the ranks of workers that were replaced in a run, or added to it. From any thread."""
+        return list(self._added[1]) if self._added[0] == run else []
 
     def _commands(self, frame: Frame, sender: Caller) -> Frame:
         """Return the commands in force, to a new process of another task of the run."""

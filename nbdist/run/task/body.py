@@ -80,7 +80,9 @@ class RunSpec:
     states: tuple[str, ...] = ()
     """The states of an earlier run, the newest first, of which the training continues one."""
     rejoins: bool = False
-    """Whether the task's process replaces one that was lost during the run."""
+    """Whether the task's process joins a run that is under way: as a replacement, or as a new worker."""
+    replica: int | None = None
+    """The number of the replica in the run's logs; None: its place in ``ranks``."""
 
 
 def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveR
     folder = private_folder(Path(spec.folder))
     recorder = Recorder(
         folder / f"metrics-{task.rank:04d}.log",
-        replica=spec.ranks.index(task.rank),
+        replica=spec.ranks.index(task.rank) if spec.replica is None else spec.replica,
         events=events_folder(folder, task.name) if spec.tensorboard else None,
     )
     context = make_context(spec, task, here)
@@ -189,8 +191,9 @@ def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveR
         _take_commands(spec, task, context.control)
     context.strategy = make_strategy(training, context.world, here.prefix)
     context.recorder = recorder
-    context.end_everywhere = partial(_end_everywhere, spec, task)
-    context.rest_everywhere = partial(_rest_everywhere, spec, task)
+    others = partial(_others, spec, task, here)
+    context.end_everywhere = partial(_end_everywhere, spec, task, others)
+    context.rest_everywhere = partial(_rest_everywhere, spec, task, others)
     return kind(spec.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
 
 
@@ -220,12 +223,16 @@ def make_states(spec: RunSpec) -> TrainingStates | None:
     return TrainingStates(read=[Path(one) for one in spec.states], writer=writer)
 
 
-def _end_everywhere(spec: RunSpec, task: Task, number: int) -> None:
+def _others(spec: RunSpec, task: Task, here: Agent) -> list[int]:
+    """Return the ranks of the run's other workers, with those that were added to it since."""
+    return sorted({*spec.ranks, *here.added(spec.run)} - {task.rank})
+
+
+def _end_everywhere(spec: RunSpec, task: Task, others: Callable[[], list[int]], number: int) -> None:
     """Notify the other replicas that a callback of the chief has ended a training."""
-    for rank in spec.ranks:
-        if rank != task.rank:
-            with suppress(NbdistError):  # it is lost, which the failure detector reports
-                task.peer(rank).send("run.end_training", {"run": spec.run, "number": number})
+    for rank in others():
+        with suppress(NbdistError):  # it is lost, which the failure detector reports, or has left
+            task.peer(rank).send("run.end_training", {"run": spec.run, "number": number})
 
 
 def _take_commands(spec: RunSpec, task: Task, control: contexts.Control) -> None:
@@ -244,12 +251,11 @@ def _take_commands(spec: RunSpec, task: Task, control: contexts.Control) -> None
             return
 
 
-def _rest_everywhere(spec: RunSpec, task: Task, number: int) -> None:
+def _rest_everywhere(spec: RunSpec, task: Task, others: Callable[[], list[int]], number: int) -> None:
     """Notify the other replicas that the chief rests."""
-    for rank in spec.ranks:
-        if rank != task.rank:
-            with suppress(NbdistError):  # it has ended, which the failure detector reports
-                task.peer(rank).send("run.control", {"run": spec.run, "do": "rest", "number": number})
+    for rank in others():
+        with suppress(NbdistError):  # it has ended, which the failure detector reports, or has left
+            task.peer(rank).send("run.control", {"run": spec.run, "do": "rest", "number": number})
 
 
 def _call(body: Any, given: Given, names: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from IPython.display import publish_display_data
 
 from nbdist.errors import NbdistError, WorkerError
 from nbdist.metrics.run_folder import duration
-from nbdist.run.progress import ABSENT, LOST, PAUSED, RESTARTING, SILENT, ReplicaStanding, Standing
+from nbdist.run.progress import ABSENT, LEFT, LOST, PAUSED, RESTARTING, SILENT, ReplicaStanding, Standing
 from nbdist.run.run import Run, training_seconds
 from nbdist.run.task.reporting import Displayed
 from nbdist.text import clip
@@ -170,6 +170,15 @@ class LiveDisplay:
             if self.view is not None:
                 self.view.progress(status)
 
+    def set_tasks(self, tasks: Sequence[str]) -> None:
+        """Take the tasks of the replicas, to which workers may have been added."""
+        with self.lock:
+            if len(tasks) == len(self.tasks):
+                return
+            self.tasks = list(tasks)
+            if self.view is not None:
+                self.view.set_tasks(tasks)
+
     def mark(self, marks: Sequence[Mark]) -> None:
         """Set the marks on the curves."""
         with self.lock:
@@ -276,6 +285,7 @@ class RunView:
 
     def progress(self, standing: Standing) -> None:
         """Update the view with the run's progress."""
+        self._display.set_tasks(self._tasks)
         if self._marks.see(standing, self._tasks, time.monotonic()):
             self._display.mark(self._marks.all())
         self._display.progress(
@@ -304,7 +314,7 @@ class RunView:
                         "spent": replica.spent,
                         "dropped": replica.dropped or None,
                         "skipped": replica.skipped or None,
-                        "restart": replica.restart or None,
+                        "restart": replica.restart or replica.change or None,
                     }
                     for i, replica in enumerate(standing.replicas)
                 },
@@ -403,6 +413,7 @@ def summary_of(run: Run) -> Summary:
     whole = run.tally.standing(time.monotonic(), run.store)
     standing = whole.replicas
     lost = {i for i, replica in enumerate(standing) if replica.state == LOST}
+    left = {i for i, replica in enumerate(standing) if replica.state == LEFT}
     rows: list[dict[str, Any]] = []
     steps: list[int] = []
     for i, task in enumerate(run.tasks):
@@ -413,8 +424,8 @@ def summary_of(run: Run) -> Summary:
         own = standing[i].step if has_quorum(run) else 0
         step = own or (int(last.step) if last is not None else 0)
         row: dict[str, Any] = {"task": short_task(task)}
-        if lost:
-            row["state"] = LOST if i in lost else run.status
+        if lost or left:
+            row["state"] = LOST if i in lost else LEFT if i in left else run.status
         # The last report of a lost replica was up to 0.1 s old.
         row["batches" if has_quorum(run) else "steps"] = f"≥ {step:,}" if i in lost else step
         for name in ("dropped", "skipped"):  # only nonzero ones, and early, because a table shows few columns
@@ -464,6 +475,11 @@ def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
         + (f" (its last of {replica.restarts} replacements)" if replica.restarts > 1 else "")
         for i, replica in enumerate(replicas)
         if replica.restart
+    ]
+    remarks += [
+        f"{short_task(run.tasks[i])} {'' if replica.change.startswith(LEFT) else 'was '}{replica.change}"
+        for i, replica in enumerate(replicas)
+        if replica.change
     ]
     if has_quorum(run) and run.global_step:
         remarks.append(f"{run.global_step:,} updates")
@@ -561,6 +577,7 @@ class Marks:
         self._checkpoint: int | None = None
         self._lost: set[int] = set()
         self._restarts: dict[int, int] = {}
+        self._changes: dict[int, str] = {}
         self._servers = 0
         self._paused: tuple[int, float] | None = None  # the mark of the current pause, and its start
 
@@ -595,6 +612,9 @@ class Marks:
             if replica.restarts > self._restarts.get(i, 0):
                 self._restarts[i] = replica.restarts
                 self._add(step, "restart", f"{short_task(tasks[i])} {replica.restart}")
+            if replica.change and replica.change != self._changes.get(i):
+                self._changes[i] = replica.change
+                self._add(step, "restart", f"{short_task(tasks[i])} {replica.change}")
         for said in standing.servers[self._servers :]:
             self._add(step, "restart", said)
         self._servers = len(standing.servers)

@@ -93,6 +93,11 @@ class LiveView(StreamingView):
         if (replicas := status.get("per_replica")) is not None:
             self.feed.lost = frozenset(i for i, one in replicas.items() if one.get("state") in ABSENT)
 
+    def set_tasks(self, tasks: Sequence[str]) -> None:
+        """Take the names of all tasks, to which replicas were added."""
+        self.head["tasks"] = list(tasks)
+        self.snapshot_wanted = True
+
     def mark(self, marks: Iterable[Mark]) -> None:
         """Set the marks on the curves: events and their steps."""
         self.marks, self.marks_are_new = [asdict(mark) for mark in marks], True
