@@ -4,9 +4,10 @@
     python -m bench kills --seconds 60 --mean 3 --program session
 
 "session" trains in a MonitoredTrainingSession on 3 workers and 2 parameter servers, and any of them is
-killed: a worker, the chief, a server. "all-reduce" trains by ``fit`` with ``multi_worker`` on 4 workers, the
-first one too is killed. The times are those of a Poisson process; a task that starts again may be killed
-again at once. With both programs each has half of the time.
+killed: a worker, the chief, a server. "async-ps" trains there by an asynchronous ``fit``. "all-reduce" and
+"elastic" train by ``fit`` with ``multi_worker`` and ``elastic`` on 4 workers; the first one too is killed.
+The times are those of a Poisson process; a task that starts again may be killed again at once. With all
+programs each has an equal part of the time.
 
 The last line of a program compares the accuracy with a training that nothing disturbed, with the same seed
 and at least as many steps, and counts processes, shared-memory files, descriptors and files of the cluster
@@ -23,7 +24,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,12 @@ class Program:
     strategy: str | None
 
 
-PROGRAMS = {"session": Program(SESSION, 3, 2, None), "all-reduce": Program(FIT, 4, 0, "multi_worker")}
+PROGRAMS = {
+    "session": Program(SESSION, 3, 2, None),
+    "all-reduce": Program(FIT, 4, 0, "multi_worker"),
+    "async-ps": Program(FIT, 3, 2, "ps"),
+    "elastic": Program(FIT, 4, 0, "elastic"),
+}
 
 
 @dataclass
@@ -102,18 +108,20 @@ class Outcome:
     error: str
     left: list[str]
     """What is left over, in words."""
+    notes: list[str] = field(default_factory=list)
+    """What the run says of its tasks."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench kills", description="Kill random tasks of a run.")
-    parser.add_argument("--program", choices=[*PROGRAMS, "both"], default="both")
+    parser.add_argument("--program", choices=[*PROGRAMS, "all"], default="all")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long (default 600)")
     parser.add_argument("--mean", type=float, default=MEAN, help="seconds between two kills (default 10)")
     parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args(arguments)
     if options.seconds <= 0 or options.mean <= 0:
         parser.error("--seconds and --mean are numbers above 0")
-    chosen = list(PROGRAMS) if options.program == "both" else [options.program]
+    chosen = list(PROGRAMS) if options.program == "all" else [options.program]
     good = True
     for name in chosen:
         calm = trained(PROGRAMS[name], 0.0, options.mean, options.seed)
@@ -129,6 +137,7 @@ def report(name: str, found: Outcome, calm: Outcome) -> bool:
     print(f"{name}: {found.kills.total()} kills ({kills}), {found.replaced} tasks replaced")
     if found.error or calm.error:
         print(f"{name}: the run has ended with {found.error or calm.error}", flush=True)
+        print("\n".join(f"  {note}" for note in found.notes[-20:]), flush=True)
         return False
     points = 100 * (found.accuracy - calm.accuracy)
     left = "; ".join(found.left) or "nothing"
@@ -165,7 +174,7 @@ def trained(program: Program, seconds: float, mean: float, seed: int) -> Outcome
             replaced = sum("replaced after" in note for note in run.notes)
         finally:
             cluster.stop()
-        return Outcome(accuracy, kills, replaced, error, left_over(before, home))
+        return Outcome(accuracy, kills, replaced, error, left_over(before, home), run.notes)
 
 
 def killed(run: Any, cluster: Any, seconds: float, mean: float, rng: random.Random) -> Counter[str]:

@@ -48,6 +48,8 @@ RESERVE_SECONDS = 10.0  # between two renewals of the towers' reservations, whic
 SILENT_SECONDS = 2.0  # after which the client subscribes again: a task with a body sends ten times a second
 SESSION_SECONDS = 1.0  # in which the first message of a session may follow the death of a parameter server
 WORKER_SESSION_SECONDS = 0.5  # likewise, of a worker, whose error waits so long
+SAVE = "With --checkpoint-every, run.resume() continues such a run from its newest state"
+JOINED_SECONDS = 1.0  # in which the message that a new process has joined may follow a worker's death
 
 
 class RunMonitor:
@@ -130,7 +132,7 @@ class RunMonitor:
         self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
         self._lost_since: dict[int, float] = {}  # incarnations of tasks, and when they were found dead
         self._session_progress: dict[int, Mapping[str, Any]] = {}  # by rank
-        self._unknown: set[int] = set()  # dead ranks whose bodies may have driven a session
+        self._unknown: set[int] = set()  # dead ranks: a message says whether the others continue
         self._awaited: set[int] = set()  # lost ranks that the run cannot end without
         self.ended_bodies: set[int] = set()  # ranks; their outcomes are on their way
         self._cluster, self._printed, self._hint = cluster, printed, hint
@@ -332,6 +334,14 @@ class RunMonitor:
             if by_session is None:
                 continue
             if by_session or (lost.others_continue and self._continues_without_chief(lost)):
+                new = [] if by_session else self._only_new_left(lost.task)
+                if new and not self._is_later(lost.task, JOINED_SECONDS):
+                    self._unknown.add(lost.task.rank)
+                    continue
+                if new:
+                    missing = f"has the parameters: {', '.join(new)} had not joined the training yet"
+                    self._fail(TaskDiedError(f"{lost.how}. No other worker {missing}. {logged} {SAVE}"), None)
+                    return
                 self._lose(lost.task, lost.how, by_session)
                 gone = [info for info in self.workers if info.rank in self.lost - self._absent]
                 ranks, numbers = [info.rank for info in gone], [info.incarnation for info in gone]
@@ -341,6 +351,22 @@ class RunMonitor:
             else:
                 died = TaskDiedError(f"{lost.how}. {logged} {lost.remedy}")
                 self._fail(died, lost.task.rank)
+
+    def _is_later(self, task: TaskInfo, seconds: float) -> bool:
+        """Whether so many seconds have passed since a task was found lost."""
+        now = time.monotonic()
+        return now - self._lost_since.setdefault(task.incarnation, now) >= seconds
+
+    def _only_new_left(self, lost: TaskInfo) -> list[str]:
+        """Return the workers beside a lost one, if workers keep the parameters and these have none yet.
+
+        They wait to join the training, and would wait for ever.
+        """
+        if self.servers or self._recovery is None or self.ended_bodies:
+            return []
+        left = [info for info in self._remaining() if info.rank != lost.rank]
+        new = [info.name for info in left if self._recovery.joining(info.rank)]
+        return new if len(new) == len(left) else []
 
     def _replaces(self, lost: LostTask) -> bool:
         """Return whether a lost task is a parameter server that is, or may yet be, replaced.
@@ -358,10 +384,8 @@ class RunMonitor:
         if not waiting:
             return not self._root_cause.awaited - self.outcomes.keys()
         if not waiting <= self._recovering:  # a session or a fit that has just begun is not known here yet
-            now = time.monotonic()
-            since = self._lost_since.setdefault(lost.task.incarnation, now)
             begins = not self.has_trained or bool(waiting & self._recovering)
-            return begins and now - since < SESSION_SECONDS
+            return not self._is_later(lost.task, SESSION_SECONDS) and begins
         if refusal := self._server_recovery.begin(lost.task, lost.how):
             self._noted(f"{lost.how}; {refusal}")
             return False
@@ -396,9 +420,7 @@ class RunMonitor:
         if info not in self.workers or rank in self.outcomes or self.interrupted or self.has_trained:
             return False
         if not self._recovering or (rank in self._session_progress and rank not in self._recovering):
-            now = time.monotonic()
-            since = self._lost_since.setdefault(info.incarnation, now)
-            if self._session_progress or now - since >= WORKER_SESSION_SECONDS:
+            if self._is_later(info, WORKER_SESSION_SECONDS) or self._session_progress:
                 return False
             self._unknown.add(rank)
             return None

@@ -13,6 +13,7 @@ from recording_view import RecordingView
 from test_runs_rejoin import kill, restarts, until_all_reach
 from waiting import SLACK_SECONDS, until
 
+from nbdist.errors import TaskDiedError
 from nbdist.metrics.run_folder import read_run
 from nbdist.run.options import Options
 from nbdist.run.run import Run
@@ -36,6 +37,8 @@ class End(nb.train.Callback):
 
 def slow(*batch):
     threading.Event().wait(0.004)
+    while os.path.exists({hold!r}):
+        threading.Event().wait(0.004)
     return batch
 
 random = np.random.default_rng(0)
@@ -49,7 +52,7 @@ history = model.fit(data, epochs={epochs}, callbacks=[End()])
 
 
 def body(over: Path, epochs: int = 100_000) -> str:
-    return BODY.format(over=str(over), epochs=epochs)
+    return BODY.format(over=str(over), hold=str(over.with_name("hold")), epochs=epochs)
 
 
 def until_joined(run: Run, number: int = 0) -> None:
@@ -155,3 +158,27 @@ def test_a_replaced_worker_of_elastic_averaging_joins_at_the_center(start: Start
     assert run.history is not None
     assert len(run.history.history["loss"]) == run.outcomes[0]["step"] // STEPS - 1
     assert run.history.history["loss"][-1] < 0.5 * run.history.history["loss"][0]
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", "elastic"])
+def test_a_run_ends_if_only_workers_that_have_not_joined_are_left(
+    start: Start, tmp_path: Path, strategy: str
+) -> None:
+    cluster, over = start(workers=3), tmp_path / "over"
+    run = start_run(body(over), Options(strategy=strategy, seed=3), cluster=cluster)
+    until_all_reach(run, 3 * STEPS)
+    (tmp_path / "hold").touch()  # no step begins, so that no process joins
+    recovery = run._monitor._recovery
+    assert recovery is not None
+    for index in (1, 0):
+        kill(cluster, index)
+        until(lambda rank=index: recovery.joining(rank), during=run)  # type: ignore[misc]
+    pid = kill(cluster, 2)
+    (tmp_path / "hold").unlink()
+    began = time.monotonic()
+    with pytest.raises(TaskDiedError, match="No other worker has the parameters") as caught:
+        run.wait()
+    assert time.monotonic() - began < 6 + SLACK_SECONDS
+    assert f"/job:worker/task:2 (pid {pid}) died: killed by SIGKILL" in str(caught.value)
+    assert "/job:worker/task:0, /job:worker/task:1 had not joined" in str(caught.value)
+    assert start_run("n = 3", Options(on="worker:0-1"), cluster=cluster).wait().results == {"n": 3}

@@ -100,12 +100,13 @@ def test_a_dead_parameter_server_is_replaced_and_its_parameters_restored(
     assert again.results == {"n": 3}
 
 
-def test_a_parameter_server_and_a_worker_die_together(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("worker", [0, 2])
+def test_a_parameter_server_and_a_worker_die_together(start: Start, tmp_path: Path, worker: int) -> None:
     cluster, gate = start(workers=3, ps=1), tmp_path / "gate"
     options = Options(strategy="ps", seed=3, checkpoint_every=4, fetch=("losses",))
     run = start_run(body(gate), options, cluster=cluster)
     until_all_reach(run, HELD)
-    kill(cluster, "/job:worker/task:2")
+    kill(cluster, f"/job:worker/task:{worker}")
     kill(cluster, "/job:ps/task:0")
     until(lambda: len(read_run(run.id).restarts) == 2, during=run)
     gate.touch()

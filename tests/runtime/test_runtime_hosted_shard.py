@@ -11,6 +11,7 @@ import pytest
 
 from nbdist.errors import UnavailableError
 from nbdist.runtime.layout import Layout
+from nbdist.runtime.ps.restore import Offer
 from nbdist.runtime.ps.service import HostedShard
 from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.ps.trace import ServiceLog
@@ -166,3 +167,27 @@ def test_a_replica_that_may_be_alive_is_waited_for(
     send_gradient(one, 0)
     one.look(8.0)
     assert one.lost == set()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "offers", "seconds", "lacks"),
+    [
+        ({0: True}, [], 1.0, False),  # the others may have copies of a shard whose server has died as well
+        ({0: True}, [], 31.0, True),
+        ({0: True, 1: True}, [1], 31.0, False),
+        ({0: True, 1: True, 2: True}, [], 1.0, True),  # all are new processes
+        ({0: True, 1: False}, [], 1.0, True),  # the training had not begun
+        ({1: False, 2: False}, [], 31.0, False),  # the chief lives
+    ],
+)
+def test_the_chiefs_new_process_waits_for_a_copy(
+    replicas: dict[int, bool], offers: list[int], seconds: float, lacks: bool
+) -> None:
+    """``replicas`` are those that have opened the shard, and whether each is a new process."""
+    log = ServiceLog(replicas=3)
+    one = HostedShard("r/0", 1, Rules(3), LAYOUT, "replica 0", "/job:ps/task:0", log, lambda act: act())
+    for replica, rejoins in replicas.items():
+        one.opening[replica] = cast(Caller, FakeSender()), {"rejoins": rejoins}
+    one.offers = {replica: Offer(replica, 1, 1, 1, 1) for replica in offers}
+    one.chief_waits_since = 5.0
+    assert one.lacks_values(5.0 + seconds) is lacks

@@ -87,6 +87,7 @@ Array = np.ndarray[Any, Any]
 OneWay = Callable[[Frame, Caller], None]
 clock = time.perf_counter
 OFFER_SECONDS = 2.0  # for all living replicas to offer their copies of a shard
+FIRST_OFFER_SECONDS = 30.0  # for the first of them, while the chief's new process waits
 LOOK_SECONDS = 1.0  # between two checks for dead or frozen replicas
 RECONNECT_SECONDS = 0.5  # for a replica to connect again after a reset
 
@@ -173,10 +174,8 @@ class ParameterService:
         hosted.require(layout, tables, rules, asker)
         if rejoins:
             hosted.rejoin(replica, int(meta["pids"][replica]))
-            if replica == 0 and not hosted.ready:
-                raise UnavailableError(
-                    f"the chief died before {self._server.name} had all initial values of {hosted.name}"
-                )
+            if replica == 0:
+                hosted.chief_waits_since = time.monotonic()
         hosted.opening[replica] = (sender, meta)
         if meta.get("offer"):
             hosted.offers[replica] = Offer(**meta["offer"])
@@ -193,6 +192,13 @@ class ParameterService:
                 self._give_up(hosted, error_frame(error, self._server.name), but=replica)
                 raise
         self._admit(hosted)
+        self._refuse_chief(hosted)
+
+    def _refuse_chief(self, hosted: HostedShard) -> None:
+        """End the wait of the chief's new process if no replica can give the values of the shard."""
+        if hosted.lacks_values(time.monotonic()):
+            text = f"the chief died before {self._server.name} had all initial values of {hosted.name}"
+            push(hosted.opening.pop(0)[0], error_frame(UnavailableError(text), self._server.name))
 
     def _gather(self, hosted: HostedShard) -> None:
         """Have the newest copy sent, once all living replicas have offered theirs."""
@@ -424,6 +430,7 @@ class ParameterService:
                     self._remove(hosted)
                 continue
             self._gather(hosted)
+            self._refuse_chief(hosted)
             if hosted.look(FROZEN_SECONDS):
                 self._server.after(RECONNECT_SECONDS, self._look)
             if hosted.shard is not None and hosted.leaving and hosted.all_left():
@@ -530,6 +537,8 @@ class HostedShard:
     offers: dict[int, Offer] = field(default_factory=dict)
     """Copies that replicas have of a shard whose former server died."""
     gathers_since: float | None = None
+    chief_waits_since: float = 0.0
+    """When the chief's new process opened the shard, if it has; it has no initial values to give."""
     restoration: Restoration | None = None
     """What the shard continues with: its replica was asked for its copy, or has sent it."""
     lost: set[int] = field(default_factory=set)
@@ -705,6 +714,24 @@ class HostedShard:
     def restoring(self) -> bool:
         """Whether a living replica was asked for its copy."""
         return self.restoration is not None and self.restoration.replica in self.offers
+
+    def lacks_values(self, now: float) -> bool:
+        """Whether the chief's new process waits for values that no replica has.
+
+        The server may be new as well: then the replicas that trained with the former one offer theirs. A
+        replica that opens the shard for the first time has none.
+        """
+        chief = self.opening.get(0)
+        if chief is None or not chief[1].get("rejoins"):
+            return False
+        if self.restoration is not None or self.offers:
+            return False
+        if self.shard is not None:  # the former process ended while it gave them, part by part
+            return True
+        others = [meta for replica, (_, meta) in self.opening.items() if replica]
+        began = any(not meta.get("rejoins") for meta in others)
+        everyone = len(self.opening) >= self.rules.replicas
+        return began or everyone or now - self.chief_waits_since >= FIRST_OFFER_SECONDS
 
     def all_offered(self) -> bool:
         """Whether no other replica that lives can offer a copy."""
