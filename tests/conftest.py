@@ -44,6 +44,11 @@ def pytest_report_header() -> str | None:
     return f"assertions about time have {SLACK_SECONDS:g} s of slack" if SLACK_SECONDS else None
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has no CUDA GPU")
+
+
 def pytest_collection_finish() -> None:
     """Exclude the collected tests and all modules from garbage collections."""
     gc.collect()

@@ -1,4 +1,10 @@
-"""A fake CuPy on NumPy: its arrays refuse host arrays as operands, and its streams record calls.
+"""A stand-in for CuPy that is as strict as CuPy: NumPy computes, the installed CuPy's signatures judge.
+
+A call binds its arguments to the signature of the function, ufunc or method of the installed ``cupy``,
+which can be imported without a GPU. It fails as it would on a GPU if CuPy lacks the name, the keyword or the
+position (``cupy.matmul`` takes no positional ``out``), if an operand is a host array or on another GPU than
+the thread's current one, or if ``ufunc.at`` has no atomic operation for the dtype. Kernels, their order and
+their speed are not tested.
 
 A recording stream records calls without executing them; a launch of the graph executes them, on the same
 memory. The host cannot read arrays during the recording.
@@ -6,27 +12,92 @@ memory. The host cannot read arrays during the recording.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import cupy
+import cupyx
 import numpy as np
+
+ATOMIC = "ilqILQefd"
+"""Dtypes that CuPy's ``ufunc.at`` adds with atomic operations."""
+C_TYPES = re.compile(r"\b(?:int|bool|Py_ssize_t|_ndarray_base)\s+(?=\w)")
+"""Types before the names of parameters in the documentation of compiled methods."""
+
+
+_thread = threading.local()
+
+
+class Device:
+    """A GPU; the current one is a property of a thread, and GPU 0 at first."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.id = current_device() if number is None else number
+        self._before: list[int] = []
+
+    def use(self) -> Device:
+        """Make it this thread's current device."""
+        _thread.device = self.id
+        return self
+
+    def __enter__(self) -> Device:
+        self._before.append(current_device())
+        return self.use()
+
+    def __exit__(self, *error: object) -> None:
+        _thread.device = self._before.pop()
+
+
+def current_device() -> int:
+    """Return the number of this thread's current device."""
+    number: int = getattr(_thread, "device", 0)
+    return number
 
 
 class DeviceArray:
-    """Holds an array as a GPU would: NumPy cannot touch it, and it takes no host array as an operand."""
+    """Holds an array as a GPU would: NumPy cannot touch it, and it takes no host array as an operand.
 
+    Has the attributes and methods of ``cupy.ndarray``, with their parameters.
+    """
+
+    __module__ = "cupy"  # as in CuPy's own arrays
     __array_priority__ = 100
 
     def __init__(self, host: np.ndarray[Any, Any]) -> None:
-        self.host = host
+        self.host, self.number = host, current_device()
+
+    @property
+    def device(self) -> Device:
+        return Device(self.number)
 
     shape = property(lambda self: self.host.shape)
     dtype = property(lambda self: self.host.dtype)
     size = property(lambda self: self.host.size)
     ndim = property(lambda self: self.host.ndim)
+    nbytes = property(lambda self: self.host.nbytes)
+    itemsize = property(lambda self: self.host.itemsize)
+    strides = property(lambda self: self.host.strides)
+    flags = property(lambda self: self.host.flags)
     T = property(lambda self: DeviceArray(self.host.T))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        signature = signature_of(getattr(cupy.ndarray, name))
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            signature.bind(*args, **kwargs)
+            return on_device(
+                lambda a, *rest, **named: getattr(a, name)(*rest, **named), self, *args, **kwargs
+            )
+
+        return method
 
     def __len__(self) -> int:
         return len(self.host)
@@ -40,6 +111,15 @@ class DeviceArray:
     def __float__(self) -> float:
         return float(self.get())
 
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __index__(self) -> int:
+        return int(self.get().__index__())
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("implicit conversion to a NumPy array is not allowed; use .get()")
 
@@ -48,37 +128,41 @@ class DeviceArray:
             raise RuntimeError("cudaErrorStreamCaptureUnsupported")
         return self.host.copy()
 
-    def view(self, dtype: Any) -> DeviceArray:
-        return DeviceArray(self.host.view(dtype))
-
-    def reshape(self, *shape: Any) -> DeviceArray:
-        return on_device(lambda a: a.reshape(*shape), self)
-
-    def astype(self, dtype: Any) -> DeviceArray:
-        return on_device(lambda a: a.astype(dtype), self)
-
-    def fill(self, value: Any) -> None:
-        on_device(lambda a: a.fill(value), self)
-
-    def __bool__(self) -> bool:
-        return bool(self.get())
-
-    def min(self) -> DeviceArray:
-        return on_device(np.min, self)
-
-    def max(self) -> DeviceArray:
-        return on_device(np.max, self)
-
-    def all(self) -> DeviceArray:
-        return on_device(np.all, self)
-
 
 def _set(array: np.ndarray[Any, Any], key: Any, value: Any) -> None:
     array[key] = value
 
 
+@functools.cache
+def signature_of(real: Any) -> inspect.Signature:
+    """Return the signature of a function, ufunc or method of CuPy.
+
+    Ufuncs and compiled methods have it in the first line of their documentation only.
+    """
+    if type(real).__name__ == "_GUFunc":  # takes its operands by position, and everything else by keyword
+        kinds = inspect.Parameter
+        named = [p for p in inspect.signature(real).parameters.values() if p.kind == kinds.KEYWORD_ONLY]
+        return inspect.Signature([*(kinds(name, kinds.POSITIONAL_ONLY) for name in ("a", "b")), *named])
+    if not isinstance(real, cupy.ufunc):
+        try:
+            return inspect.signature(real)
+        except (ValueError, TypeError):
+            pass
+    line = (real.__doc__ or "").strip().splitlines()[0].replace("\\", "").partition("->")[0]
+    parameters = C_TYPES.sub("", line.partition("(")[2].rpartition(")")[0])
+    parameters = parameters.removeprefix("self").removeprefix(", ")
+    defined: dict[str, Any] = {}
+    exec(f"def function({parameters}): pass", {}, defined)
+    return inspect.signature(defined["function"])
+
+
 def down(value: Any) -> Any:
     if isinstance(value, DeviceArray):
+        if value.number != current_device():
+            raise ValueError(
+                "Array device must be same as the current device: array device = "
+                f"{value.number} while current = {current_device()}"
+            )
         return value.host
     if isinstance(value, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -88,6 +172,8 @@ def down(value: Any) -> Any:
 
 
 def up(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(up(v) for v in value)
     return DeviceArray(np.asarray(value)) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
@@ -121,12 +207,17 @@ def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return made
 
 
+ARITHMETIC = "add sub mul truediv floordiv mod pow matmul neg pos abs"
+LOGIC = "invert eq ne gt ge lt le and or xor"
+IN_PLACE = "add sub mul truediv floordiv mod pow and or xor"
+
+
 def _operators() -> None:
-    for name in ("add", "sub", "mul", "truediv", "neg", "eq", "gt", "ge", "lt", "le", "and"):
-        for own in (f"__{name}__", f"__r{name}__"):
-            if hasattr(np.ndarray, own):
-                method = getattr(np.ndarray, own)
-                setattr(DeviceArray, own, lambda self, *other, call=method: on_device(call, self, *other))
+    own = [f"__{prefix}{name}__" for name in f"{ARITHMETIC} {LOGIC}".split() for prefix in ("", "r")]
+    for name in [*own, *(f"__i{name}__" for name in IN_PLACE.split())]:
+        method = getattr(np.ndarray, name, None)
+        if method is not None:
+            setattr(DeviceArray, name, lambda self, *other, call=method: on_device(call, self, *other))
 
 
 _operators()
@@ -187,21 +278,74 @@ def using_allocator(allocator: Callable[[int], Any]) -> Iterator[None]:
     yield
 
 
-class FakeCupy(types.ModuleType):
-    def __init__(self) -> None:
-        super().__init__("cupy")
+class Function:
+    """A function or ufunc of CuPy: the real one judges the arguments, NumPy's computes."""
+
+    def __init__(self, real: Any, numpy: Any) -> None:
+        self._real, self._numpy = real, numpy
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        signature_of(self._real).bind(*args, **kwargs)
+        if self._real is cupy.linalg.solve:
+            check_solve(*args)
+        try:
+            return on_device(self._numpy, *args, **kwargs)
+        except np.linalg.LinAlgError:
+            if cupyx.geterr()["linalg"] == "raise":
+                raise
+            return DeviceArray(np.full(args[0].shape, np.nan, args[0].dtype))  # garbage
+
+    def at(self, array: DeviceArray, indices: Any, values: Any) -> None:
+        """Update items of an array in place; only some dtypes have atomic operations."""
+        assert hasattr(self._real, "at"), f"{self._real} has no method at"
+        if array.dtype.char not in ATOMIC:
+            raise TypeError(f"atomic operations are not supported for {array.dtype}")
+        on_device(self._numpy.at, array, indices, values)
+
+
+def check_solve(a: DeviceArray, b: DeviceArray) -> None:
+    """Raise as ``cupy.linalg.solve`` does, which does not broadcast."""
+    if b.ndim > 1 and a.shape[:-1] != b.shape[:-1]:
+        raise ValueError("a must have (..., M, M) shape and b must have (..., M, K)")
+
+
+class FakeModule(types.ModuleType):
+    """A module of CuPy with the functions that both it and NumPy have."""
+
+    def __init__(self, real: types.ModuleType, numpy: Any) -> None:
+        super().__init__(real.__name__)
+        self._real, self._numpy = real, numpy
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        real = getattr(self._real, name)
+        if isinstance(real, types.ModuleType):
+            return FakeModule(real, getattr(self._numpy, name))
+        if isinstance(real, type) or not callable(real):
+            return getattr(self._numpy, name)
+        return Function(real, getattr(self._numpy, name))
+
+
+class FakeCupy(FakeModule):
+    """The module ``cupy`` with so many GPUs, and a stand-in for its streams."""
+
+    def __init__(self, gpus: int = 2) -> None:
+        super().__init__(cupy, np)
         default = Stream()
         self.cuda = types.SimpleNamespace(
+            Device=Device,
+            runtime=types.SimpleNamespace(getDeviceCount=lambda: gpus),
             Stream=Stream,
             MemoryPool=MemoryPool,
             using_allocator=using_allocator,
             get_current_stream=lambda: default,
         )
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "asarray":
-            return lambda v, dtype=None: v if isinstance(v, DeviceArray) else DeviceArray(np.array(v, dtype))
-        if name.startswith("__"):
-            raise AttributeError(name)
-        function = getattr(np, name)
-        return lambda *args, **kwargs: on_device(function, *args, **kwargs)
+    def asarray(self, value: Any, dtype: Any = None, order: Any = "K") -> DeviceArray:
+        """Return a device's copy of a host array; ``order`` "K" keeps the order of a Fortran array."""
+        if isinstance(value, DeviceArray):
+            return value if dtype in (None, value.dtype) else value.astype(dtype)
+        return DeviceArray(np.array(value, dtype, order=order))  # type: ignore[call-overload]
+
+    array = asarray

@@ -20,8 +20,9 @@ from ipyparallel.cluster.launcher import EngineLauncher, NotRunning
 from traitlets import Bool, Integer, Unicode
 
 from nbdist.cluster.folder import claim, remove_traces
+from nbdist.cluster.gpus import choose_gpus, list_gpus
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, find_launcher
-from nbdist.cluster.resources import choose_gpus, count_cores, list_gpus, plan_tasks
+from nbdist.cluster.resources import count_cores, plan_tasks
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.errors import FailedPreconditionError, UnavailableError
 
@@ -35,7 +36,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
     name = Unicode("nbdist")
     ps = Integer(0, config=True, help="How many of the engines are parameter servers (the last ones).")
     threads = Integer(0, config=True, help="Threads per engine; 0 shares the cores.")
-    gpus = Unicode("auto", config=True, help="auto, none, or how many GPUs to use.")
+    gpus = Unicode("auto", config=True, help="auto, none, how many GPUs to use, or their UUIDs.")
     launcher = Unicode(DEFAULT_LAUNCHER, config=True, help="The launcher of `start_cluster` to use.")
     mpi = Bool(False, config=True, help="The same as launcher='mpi'.")
     supervisor_folder = Unicode("").tag(to_dict=True)

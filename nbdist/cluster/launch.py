@@ -12,18 +12,10 @@ from typing import Any
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import claim, new_id, remove_traces, this_process, write_description
+from nbdist.cluster.gpus import choose_gpus, list_gpus, require_gpus
 from nbdist.cluster.hub import HubEngines, close_client, connect_client, own_versions, write_ipyparallel_files
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings, find_launcher
-from nbdist.cluster.resources import (
-    TaskPlan,
-    check_counts,
-    choose_gpus,
-    count_cores,
-    list_gpus,
-    parse_memory,
-    plan_tasks,
-    require_gpu_package,
-)
+from nbdist.cluster.resources import TaskPlan, check_counts, count_cores, parse_memory, plan_tasks
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.cluster.supervisor.process import IdleTimeout
 from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NbdistError, UnavailableError
@@ -60,10 +52,11 @@ def start_cluster(
     - ``ps``: tasks that store parameters; a whole number of 0 or more. At most 512 tasks in all
     - ``launcher``: how the tasks' processes start. "local" starts plain engines; "mpi" starts them as the
       ranks of one MPI world, so that collectives of kind "mpi" work (needs ``pip install nbdist[mpi]``)
-    - ``gpus``: "auto" (all GPUs that this process may use), "none", or how many. Each worker has one GPU;
-      several workers share one if there are fewer GPUs than workers. Parameter servers have none
-    - ``gpu_memory``: the share of its GPU's memory that a worker may take, above 0 and at most 1; None for no
-      limit
+    - ``gpus``: "auto" (all GPUs and MIG slices that this process may use), "none", how many, or their UUIDs,
+      separated by commas ("GPU-8f3a,MIG-91bc"; see nvidia-smi -L). Each worker has one GPU; several workers
+      share one if there are fewer GPUs than workers. Parameter servers have none
+    - ``gpu_memory``: the share of its GPU's memory that a worker's arrays may take, above 0 and at most 1;
+      None for no limit. The CUDA context (0.3 to 0.6 GB), cuBLAS and NCCL take memory beside it
     - ``threads``: threads that a task computes on (BLAS), 1 or more; None for cores / tasks
     - ``memory``: the most memory that the variables and programs of graphs may take on each task: bytes, or a
       text such as "300M" or "2G"; None for no limit. A graph that needs more is refused before it allocates
@@ -98,7 +91,7 @@ def start_cluster(
     if orphan_timeout is not None and not orphan_timeout > 0:
         raise InvalidArgumentError(f"orphan_timeout is a number of seconds above 0, not {orphan_timeout!r}")
     use = choose_gpus(gpus, () if gpus in ("none", 0) else list_gpus())
-    require_gpu_package(len(use))
+    require_gpus(use)
     plans = plan_tasks(
         workers,
         ps,

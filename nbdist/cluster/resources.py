@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nbdist.errors import InvalidArgumentError, MissingExtra
+from nbdist.errors import InvalidArgumentError
 from nbdist.numbers import is_whole
 
 # A library reads its variable when it is loaded, so the variable must be set before the process starts.
@@ -107,7 +105,7 @@ def environment_of(
     if memory is not None:
         environment[MEMORY_VARIABLE] = str(memory)
     if gpu is not None and gpu_memory is not None:
-        environment["CUPY_GPU_MEMORY_LIMIT"] = f"{gpu_memory:.0%}"
+        environment["CUPY_GPU_MEMORY_LIMIT"] = f"{100 * gpu_memory:g}%"  # rounded to 0% it would be no limit
     return environment
 
 
@@ -148,85 +146,11 @@ def check_counts(workers: int, ps: int, threads: int | None, gpu_memory: float |
         raise InvalidArgumentError(f"gpu_memory is a share of a GPU in (0, 1], not {gpu_memory!r}")
 
 
-def choose_gpus(asked: str | int, present: Sequence[str]) -> tuple[str, ...]:
-    """Return the GPUs to use out of those ``present``: all for "auto", none for "none", or the first N.
-
-    Raises InvalidArgumentError for another value, or if there are fewer than N.
-    """
-    if asked == "auto":
-        return tuple(present)
-    if asked == "none":
-        return ()
-    if isinstance(asked, bool) or not isinstance(asked, (int, str)) or not str(asked).isdecimal():
-        raise InvalidArgumentError(f"gpus is 'auto', 'none' or a number, not {asked!r}")
-    if int(asked) > len(present):
-        raise InvalidArgumentError(
-            f"gpus={asked}: this host has {len(present)} GPUs; use gpus='auto' or a smaller number"
-        )
-    return tuple(present[: int(asked)])
-
-
 def count_cores() -> int:
     """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def list_gpus() -> tuple[str, ...]:
-    """Return the NVIDIA GPUs that this process may use, by CUDA's names, found without loading CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not visible_devices(visible):
-        return ()
-    count = _gpus_by_nvml()
-    if count is None:
-        count = _gpus_by_command()
-    numbers = tuple(str(number) for number in range(count))
-    return numbers if visible is None else visible_devices(visible)[:count]
-
-
-def visible_devices(variable: str) -> tuple[str, ...]:
-    """Return the devices that a value of CUDA_VISIBLE_DEVICES names; -1 or an empty entry ends the list.
-
-    >>> visible_devices("2, 3"), visible_devices(""), visible_devices("1,-1,2")
-    (('2', '3'), (), ('1',))
-    """
-    entries = [entry.strip() for entry in variable.split(",")]
-    end = next((i for i, entry in enumerate(entries) if entry in ("", "-1")), len(entries))
-    return tuple(entries[:end])
-
-
-def _gpus_by_nvml() -> int | None:
-    if not os.path.exists("/dev/nvidiactl") and os.name == "posix":
-        return 0  # no driver is loaded
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetCount())
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return 0
-
-
-def _gpus_by_command() -> int:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return 0
-    listing = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=20, check=False)
-    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
-
-
-def require_gpu_package(gpus: int) -> None:
-    """Raise MissingExtra if ``gpus`` is above 0 and CuPy is not installed."""
-    from importlib.util import find_spec
-
-    if gpus and find_spec("cupy") is None:
-        raise MissingExtra("gpu", f"the {gpus} GPUs of this host; gpus='none' uses no GPU")
 
 
 # How many threads the BLAS of this process computes on, once it is loaded.

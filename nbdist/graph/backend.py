@@ -1,7 +1,16 @@
-"""NumPy or CuPy, by device."""
+"""NumPy or CuPy, by device.
+
+    xp = backend("GPU:1")                       # the array module
+    with device_scope("GPU:1"):                 # this thread allocates and computes on that GPU
+        x = to_device(np.zeros(3), xp)
+
+CuPy's current device is a property of a thread and GPU 0 at first, so each thread that works for a device
+enters its scope before it allocates or computes.
+"""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -19,12 +28,37 @@ def backend(device: str = "CPU:0") -> ModuleType:
     >>> backend("CPU:0").__name__
     'numpy'
     """
-    kind = device.rpartition("/")[2].removeprefix("device:").partition(":")[0].upper()
+    return np if _kind_and_index(device)[0] == "CPU" else _cupy()
+
+
+def device_scope(device: str) -> AbstractContextManager[Any]:
+    """Return a context in which this thread allocates and computes on a device; for a CPU it does nothing.
+
+    Raises InvalidArgumentError for a GPU that this process does not have, MissingExtra without CuPy.
+
+    >>> with device_scope("CPU:0"):
+    ...     backend("CPU:0").zeros(2)
+    array([0., 0.])
+    """
+    kind, index = _kind_and_index(device)
     if kind == "CPU":
-        return np
-    if kind == "GPU":
-        return _cupy()
-    raise InvalidArgumentError(f"no backend for device {device!r}; expected CPU:<i> or GPU:<i>")
+        return nullcontext()
+    cuda = _cupy().cuda
+    count = cuda.runtime.getDeviceCount()
+    if index >= count:
+        seen = "GPU:0" if count == 1 else f"GPU:0 to GPU:{count - 1}"
+        raise InvalidArgumentError(
+            f"this process has no device {device!r}; its GPUs are {seen} (CUDA_VISIBLE_DEVICES selects them)"
+        )
+    scope: AbstractContextManager[Any] = cuda.Device(index)
+    return scope
+
+
+def _kind_and_index(device: str) -> tuple[str, int]:
+    kind, _, index = device.rpartition("/")[2].removeprefix("device:").partition(":")
+    if kind.upper() not in ("CPU", "GPU") or not (index or "0").isdecimal():
+        raise InvalidArgumentError(f"no backend for device {device!r}; expected CPU:<i> or GPU:<i>")
+    return kind.upper(), int(index or 0)
 
 
 def _cupy() -> ModuleType:
@@ -45,8 +79,9 @@ def backend_of(array: Array) -> ModuleType:
 
 
 def to_device(array: Array, xp: ModuleType) -> Array:
-    """Return an array with these values on the device of ``xp``; the array itself if it is there already."""
-    result: Array = array if xp is np else xp.asarray(array)
+    """Return an array with these values on the device of ``xp``, in C order; itself if it is there."""
+    # Programs take variables to be in C order; CuPy would keep the order of a Fortran array.
+    result: Array = array if xp is np else xp.asarray(array, order="C")
     return result
 
 

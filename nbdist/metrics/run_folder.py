@@ -214,7 +214,7 @@ def versions() -> dict[str, str]:
 @cache
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for package in ("nbdist", "numpy", "ipyparallel", "pyzmq", "cupy-cuda13x"):
+    for package in ("nbdist", "numpy", "ipyparallel", "pyzmq", "cupy-cuda13x", "cupy-cuda12x"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

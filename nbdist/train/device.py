@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import numpy as np
 
-from nbdist.graph.backend import Array, backend, to_host
+from nbdist.graph.backend import Array, backend, device_scope, to_device, to_host
 from nbdist.train.strategy import Replica, ReplicaState
 
 
 def on_device(replica: Replica, device: str) -> Replica:
     """Return a replica whose arrays are on ``device``; the same one if that is the host."""
     xp = backend(device)
-    return replica if xp is np else DeviceReplica(replica, xp)
+    return replica if xp is np else DeviceReplica(replica, device)
 
 
 class DeviceReplica(Replica):
     """Copies parameters to the device after each pull, and gradients back before each push."""
 
-    def __init__(self, inner: Replica, xp: ModuleType) -> None:
-        self._inner, self._xp = inner, xp
-        self.values = [xp.asarray(value) for value in inner.values]
-        self._gradients = [xp.empty_like(value) for value in self.values]
+    def __init__(self, inner: Replica, device: str) -> None:
+        self._inner, self._device, self._xp = inner, device, backend(device)
+        with device_scope(device):
+            self.values = [to_device(value, self._xp) for value in inner.values]
+            self._gradients = [self._xp.empty_like(value) for value in self.values]
         self.notes, self.push_is = inner.notes, inner.push_is
         self.pull_is = inner.pull_is or ("receive", "parameters from the host")
         self.global_step, self.by_updates = inner.global_step, inner.by_updates
@@ -108,8 +108,9 @@ class DeviceReplica(Replica):
         self._inner.close()
 
     def _bring(self) -> None:
-        for value, source in zip(self.values, self._inner.values, strict=True):
-            value[...] = self._xp.asarray(source)
+        with device_scope(self._device):  # other threads, too, ask for the newest parameters
+            for value, source in zip(self.values, self._inner.values, strict=True):
+                value[...] = self._xp.asarray(source)
         self._note()
 
     def _note(self) -> None:

@@ -47,7 +47,7 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
-from nbdist.graph.backend import backend_of, to_device, to_host
+from nbdist.graph.backend import backend_of, device_scope, to_device, to_host
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.runtime.tables import gradient_of
@@ -88,7 +88,7 @@ def train(
     """
     context = current()
     one = partial(
-        _train,
+        _train_on_device,
         dataset=dataset,
         optimizer=optimizer,
         epochs=epochs,
@@ -110,6 +110,12 @@ def train(
     finally:
         context.fitting = False
         strategy.end()
+
+
+def _train_on_device(context: Context, **settings: Any) -> History:
+    """Train one replica, on the device of its context."""
+    with device_scope(context.device):
+        return _train(context, **settings)
 
 
 def _train(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbdist.cluster.gpus import parse_gpus
 from nbdist.cluster.launchers.registry import LAUNCHERS, all_settings, describe_launchers
 from nbdist.distribute.registry import STRATEGIES, default_strategy, headings, trial_strategies
 from nbdist.errors import InvalidArgumentError, nearest
@@ -153,9 +154,7 @@ START_FLAGS = {
         one.flag: Flag(one.name, one.read, one.shows, f"with --launcher {launcher}: {one.help}")
         for one, launcher in all_settings().values()
     },
-    "--gpus": Flag(
-        "gpus", lambda v: int(v) if v.isdigit() else v, "auto|none|N", "GPUs to use, one per worker"
-    ),
+    "--gpus": Flag("gpus", parse_gpus, "auto|none|N|UUID,UUID", "GPUs to use, one per worker"),
     "--gpu-memory": Flag("gpu_memory", float, "0.4", "largest share of its GPU's memory that a worker uses"),
     "--memory": Flag("memory", str, "2G", "memory limit for the variables and programs of graphs, per task"),
     "--threads": Flag("threads", int, "N", "BLAS threads per task (default: cores / tasks)"),

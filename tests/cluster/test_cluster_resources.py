@@ -7,15 +7,11 @@ import pytest
 from nbdist.cluster.resources import (
     MEMORY_VARIABLE,
     THREAD_VARIABLES,
-    choose_gpus,
     count_cores,
-    list_gpus,
     parse_memory,
     plan_tasks,
-    require_gpu_package,
-    visible_devices,
 )
-from nbdist.errors import InvalidArgumentError, MissingExtra
+from nbdist.errors import InvalidArgumentError
 
 
 def test_ranks_are_workers_then_parameter_servers() -> None:
@@ -72,53 +68,8 @@ def test_invalid_numbers(values: dict[str, Any], named: str) -> None:
         plan_tasks(**values, cores=2)
 
 
-def test_how_many_gpus() -> None:
-    present = ("0", "GPU-8f", "5")
-    assert choose_gpus("auto", present) == present
-    assert choose_gpus("none", present) == choose_gpus(0, present) == ()
-    assert choose_gpus(2, present) == choose_gpus("2", present) == ("0", "GPU-8f")
-    with pytest.raises(InvalidArgumentError, match="this host has 3"):
-        choose_gpus(4, present)
-    for bad in ("many", -1, "", 1.5, None, True):
-        with pytest.raises(InvalidArgumentError, match="'auto', 'none' or a number"):
-            choose_gpus(bad, present)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("variable", "names"),
-    [
-        ("", ""),
-        ("-1", ""),
-        ("0", "0"),
-        ("0,1", "0 1"),
-        ("2, 3", "2 3"),
-        ("0,-1,1", "0"),
-        ("GPU-8f", "GPU-8f"),
-    ],
-)
-def test_what_cuda_visible_devices_leaves(variable: str, names: str) -> None:
-    assert visible_devices(variable) == tuple(names.split())
-
-
-def test_counting_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_this_host() -> None:
     assert count_cores() >= 1
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert list_gpus() == ()
-    monkeypatch.setattr("nbdist.cluster.resources._gpus_by_nvml", lambda: 4)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert list_gpus() == ("2", "3")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert list_gpus() == ("0", "1", "2", "3")
-    monkeypatch.setattr("nbdist.cluster.resources._gpus_by_nvml", lambda: None)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert list_gpus() == ()
-
-
-def test_gpus_without_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    require_gpu_package(0)
-    with pytest.raises(MissingExtra, match="pip install"):
-        require_gpu_package(1)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupy import FakeCupy
+from fake_cupy import DeviceArray, FakeCupy
 
 from nbdist.data import Dataset
 from nbdist.distribute import MirroredStrategy, OneDeviceStrategy, Strategy, get_replica_context
+from nbdist.errors import InvalidArgumentError
 from nbdist.graph import backend
 from nbdist.graph.tensor import Variable
 from nbdist.nn import (
@@ -192,3 +194,31 @@ def test_a_rate_and_a_checkpoint_on_devices(
         np.testing.assert_array_equal(
             a, b
         )  # a rate of 0 keeps the weights; BatchNorm's averages still change
+
+
+def test_values_on_a_device_are_reduced_there(fake_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = backend.backend("GPU:0")
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    total = OneDeviceStrategy().all_reduce(module.asarray(np.arange(3)), "mean")
+    assert isinstance(total, DeviceArray)
+    np.testing.assert_array_equal(total.get(), [0.0, 1.0, 2.0])
+
+
+def test_replicas_compute_on_their_own_devices(fake_gpu: None) -> None:
+    """An array of another GPU than the thread's is an error here; so each replica's are on its own."""
+    with pytest.raises(InvalidArgumentError, match="no device 'GPU:2'"):
+        train(MirroredStrategy(["GPU:0", "GPU:2"]))
+    weights = train(MirroredStrategy(["GPU:0", "GPU:1"]))
+    for a, b in zip(weights, train(OneDeviceStrategy()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def train(strategy: Strategy) -> list[Any]:
+    rng = np.random.default_rng(0)
+    x, y = rng.random((40, 6), np.float32), rng.integers(0, 3, 40)
+    with strategy.scope():
+        model = Sequential([Dense(5, "relu"), Dropout(0.2), Dense(3, "softmax")], seed=1)
+        model.compile(Adam(0.01), "sparse_categorical_crossentropy")
+    model.fit(Dataset.from_arrays(x, y).batch(10), epochs=2)
+    weights: list[Any] = model.get_weights()
+    return weights

@@ -46,6 +46,17 @@ def _spec(
     return Spec((x.shape[0], rows, columns, kernel.shape[3]), dtype)
 
 
+DEVICE_BYTES = 1 << 28
+"""Bytes of windows that are copied at once on a GPU; those of a whole batch may be many gigabytes."""
+
+
+def _chunks(x: Array, height: WindowAxis, width: WindowAxis) -> list[slice]:
+    """Return parts of a batch with windows of at most ``DEVICE_BYTES``, at least one image each."""
+    of_image = height.count * width.count * height.size * width.size * x.shape[3] * x.dtype.itemsize
+    step = max(DEVICE_BYTES // max(of_image, 1), 1)
+    return [slice(i, i + step) for i in range(0, len(x), step)]
+
+
 def _forward(
     xp: Any,
     x: Array,
@@ -57,11 +68,15 @@ def _forward(
     dilation: Pair = (1, 1),
 ) -> Array:
     height, width = axes_of(x.shape, kernel.shape[:2], strides, padding, dilation)
-    windows = windows_of(xp, padded(xp, x, height, width), height, width)
-    y: Array = xp.tensordot(windows, kernel, 3)
+    y: Array = xp.empty(
+        (len(x), height.count, width.count, kernel.shape[3]), xp.result_type(x, kernel, *bias)
+    )
+    for chunk in _chunks(x, height, width):
+        windows = windows_of(xp, padded(xp, x[chunk], height, width), height, width)
+        y[chunk] = xp.tensordot(windows, kernel, 3)
     for b in bias:
-        y = y + b
-    return xp.maximum(y, 0) if relu else y
+        xp.add(y, b, out=y)
+    return xp.maximum(y, 0, out=y) if relu else y
 
 
 def _vjp(
@@ -94,8 +109,11 @@ def _to_kernel(
 ) -> Array:
     """Return the gradient of the kernel: windows of the images times the gradient of the result."""
     height, width = axes_of(x.shape, like.shape[:2], strides, padding, dilation)
-    windows = windows_of(xp, padded(xp, x, height, width), height, width)
-    return xp.tensordot(windows, g, ((0, 1, 2), (0, 1, 2)))  # type: ignore[no-any-return]
+    total: Array = xp.zeros(like.shape, xp.result_type(g, x))
+    for chunk in _chunks(x, height, width):
+        windows = windows_of(xp, padded(xp, x[chunk], height, width), height, width)
+        total += xp.tensordot(windows, g[chunk], ((0, 1, 2), (0, 1, 2)))
+    return total
 
 
 def _planned(

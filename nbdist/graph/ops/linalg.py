@@ -6,6 +6,8 @@ The gradients follow Giles, "Collected matrix derivative results for forward and
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,24 @@ from nbdist.graph.op import (
 )
 from nbdist.graph.ops.elementwise import fit_to
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
+
+
+def raising(xp: Any) -> AbstractContextManager[Any]:
+    """Return a context in which CuPy raises LinAlgError for a singular matrix, as NumPy does.
+
+    By default CuPy returns garbage, because a check waits for the GPU.
+    """
+    return nullcontext() if xp is np else import_module("cupyx").errstate(linalg="raise")
+
+
+def _checked(name: str) -> Callable[[Any, Array], Array]:
+    """Return a function of numpy.linalg that raises LinAlgError on a GPU, too."""
+
+    def forward(xp: Any, x: Array) -> Array:
+        with raising(xp):
+            return getattr(xp.linalg, name)(x)  # type: ignore[no-any-return]
+
+    return forward
 
 
 def _square(name: str, x: Spec) -> None:
@@ -87,6 +107,20 @@ def _matmul_spec(a: Spec, b: Spec) -> Spec:
     return Spec((*batch, *rows, *columns), np.result_type(a.dtype, b.dtype))
 
 
+def _matmul_into(xp: Any) -> Callable[..., Any]:
+    if xp is np:
+        return np.matmul
+
+    def product(a: Array, b: Array, out: Array) -> None:
+        if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
+            # One product of matrices; CuPy would repeat b for each matrix of a.
+            xp.matmul(a.reshape(-1, a.shape[-1]), b, out=out.reshape(-1, out.shape[-1]))
+        else:
+            xp.matmul(a, b, out=out)  # CuPy takes `out` by keyword only
+
+    return product
+
+
 def _matmul_vjp(np: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     if a.ndim == 1 and b.ndim == 1:
         return g * b, g * a
@@ -127,6 +161,15 @@ def _solve_spec(a: Spec, b: Spec) -> Spec:
         return Spec((*a.shape[:-2], a.shape[-1]), dtype)
     batch = broadcast("solve", a.shape[:-2], b.shape[:-2])
     return Spec((*batch, *b.shape[-2:]), dtype)
+
+
+def _solve(xp: Any, a: Array, b: Array) -> Array:
+    if b.ndim > 1 and a.shape[:-2] != b.shape[:-2]:  # CuPy does not broadcast
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        a = xp.broadcast_to(a, (*batch, *a.shape[-2:]))
+        b = xp.broadcast_to(b, (*batch, *b.shape[-2:]))
+    with raising(xp):
+        return xp.linalg.solve(a, b)  # type: ignore[no-any-return]
 
 
 def _solve_vjp(np: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,13 +225,13 @@ def _positive(rng: np.random.Generator) -> list[Example]:
     ]
 
 
-_define("cholesky", lambda xp, x: xp.linalg.cholesky(x), _cholesky_vjp, examples=_positive)
+_define("cholesky", _checked("cholesky"), _cholesky_vjp, examples=_positive)
 
 
 register(
     Op(
         "solve",
-        forward=lambda xp, a, b: xp.linalg.solve(a, b),
+        forward=_solve,
         spec=_solve_spec,
         vjp=_solve_vjp,
         examples=lambda rng: [
@@ -296,7 +339,7 @@ register(
     Op(
         "matmul",
         forward=lambda xp, a, b: xp.matmul(a, b),
-        into=lambda xp: xp.matmul,
+        into=_matmul_into,
         spec=_matmul_spec,
         vjp=_matmul_vjp,
         examples=_examples,
@@ -304,7 +347,7 @@ register(
 )
 
 
-_define("inv", lambda xp, x: xp.linalg.inv(x), lambda np, g, y, x: (-_t(y) @ g @ _t(y),))
+_define("inv", _checked("inv"), lambda np, g, y, x: (-_t(y) @ g @ _t(y),))
 
 
 def _norm(x: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:

@@ -15,6 +15,8 @@ from nbdist.graph.tensor import record
 
 BLOCK_BYTES = 1 << 20
 """Bytes of images per block: large enough to amortize calls, small enough to stay in a cache."""
+DEVICE_BLOCK_BYTES = 1 << 28
+"""The same on a GPU, which has no such cache: each block costs launches, and temporaries of its size."""
 
 Spans = list[tuple[tuple[slice, slice, slice], tuple[slice, slice, slice]]]
 
@@ -30,7 +32,8 @@ def _spans(height: WindowAxis, width: WindowAxis) -> Spans:
 
 
 def _blocks(x: Array) -> list[slice]:
-    step = max(BLOCK_BYTES * len(x) // max(x.nbytes, 1), 1)
+    most = BLOCK_BYTES if isinstance(x, np.ndarray) else DEVICE_BLOCK_BYTES
+    step = max(most * len(x) // max(x.nbytes, 1), 1)
     return [slice(i, i + step) for i in range(0, len(x), step)]
 
 
@@ -243,9 +246,37 @@ def _counts(xp: Any, height: WindowAxis, width: WindowAxis, dtype: Any) -> Array
     return xp.asarray(np.outer(tall, wide)[:, :, None], dtype)  # type: ignore[no-any-return]
 
 
-def _mean(xp: Any, x: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
-    height, width = axes_of(x.shape, size, strides, padding)
-    spans, counts = _spans(height, width), _counts(xp, height, width, x.dtype)
+def _averaging(function: Callable[..., None]) -> Callable[..., Callable[..., None]]:
+    """Return a kernel that makes its counts once for each shape: in a CUDA graph nothing can be copied."""
+
+    def into(xp: Any, **how: Any) -> Callable[..., None]:
+        counts: dict[Any, Array] = {}
+
+        def kernel(one: Array, *rest: Array) -> None:
+            images = one if function is _mean else rest[-1]
+            key = (images.shape[1:3], one.dtype)
+            if key not in counts:
+                counts[key] = _counts(xp, *axes_of(images.shape, **how), one.dtype)
+            function(xp, one, *rest, counts=counts[key], **how)
+
+        return kernel
+
+    return into
+
+
+def _averaged(function: Callable[..., None], make: Callable[..., Array]) -> Callable[..., Array]:
+    """Return the forward function of such a kernel."""
+
+    def forward(xp: Any, *arrays: Array, **how: Any) -> Array:
+        out = make(xp, *arrays, **how)
+        _averaging(function)(xp, **how)(*arrays, out)
+        return out
+
+    return forward
+
+
+def _mean(xp: Any, x: Array, out: Array, counts: Array, size: Pair, strides: Pair, padding: str) -> None:
+    spans = _spans(*axes_of(x.shape, size, strides, padding))
     for block in _blocks(x):
         images, target = x[block], out[block]
         target.fill(0)
@@ -254,9 +285,10 @@ def _mean(xp: Any, x: Array, out: Array, size: Pair, strides: Pair, padding: str
         xp.divide(target, counts, out=target)
 
 
-def _spread(xp: Any, g: Array, like: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
-    height, width = axes_of(like.shape, size, strides, padding)
-    spans, counts = _spans(height, width), _counts(xp, height, width, g.dtype)
+def _spread(
+    xp: Any, g: Array, like: Array, out: Array, counts: Array, size: Pair, strides: Pair, padding: str
+) -> None:
+    spans = _spans(*axes_of(like.shape, size, strides, padding))
     for block in _blocks(out):
         share, target = g[block] / counts, out[block]
         target.fill(0)
@@ -267,8 +299,8 @@ def _spread(xp: Any, g: Array, like: Array, out: Array, size: Pair, strides: Pai
 register(
     Op(
         "avg_pool2d",
-        forward=_into(_mean, _empty),
-        into=_kernel(_mean),
+        forward=_averaged(_mean, _empty),
+        into=_averaging(_mean),
         spec=_spec("avg_pool2d"),
         vjp=lambda np, g, y, x, **how: (record("avg_pool2d_grad", g, x, **how),),
         examples=_examples,
@@ -285,8 +317,8 @@ def _spread_spec(g: Spec, like: Spec, **how: Any) -> Spec:
 register(
     Op(
         "avg_pool2d_grad",
-        forward=_into(_spread, lambda xp, g, like, **how: xp.empty(like.shape, g.dtype)),
-        into=_kernel(_spread),
+        forward=_averaged(_spread, lambda xp, g, like, **how: xp.empty(like.shape, g.dtype)),
+        into=_averaging(_spread),
         spec=_spread_spec,
         vjp=lambda np, up, y, g, like, **how: (record("avg_pool2d", up, **how), None),
         shape_only=frozenset({1}),

@@ -11,6 +11,7 @@ from typing import Any
 from tornado import web
 
 from nbdist.cluster.folder import VALID_ID, new_id
+from nbdist.cluster.gpus import parse_gpus
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, LAUNCHERS
 from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
@@ -180,9 +181,7 @@ def parse_cluster(body: Body) -> dict[str, Any]:
     check_counts(*(_plain(wanted[name]) for name in ("workers", "ps", "threads", "gpu_memory")))
     if wanted["memory"] is not None:
         parse_memory(_plain(wanted["memory"]))
-    gpus = wanted["gpus"]
-    if gpus not in ("auto", "none") and not is_whole(gpus, 0):
-        raise InvalidArgumentError(f"gpus is 'auto', 'none' or a number, not {shown(gpus)}")
+    wanted["gpus"] = parse_gpus(_plain(wanted["gpus"]))
     return wanted
 
 

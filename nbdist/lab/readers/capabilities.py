@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from nbdist.cluster.gpus import list_gpus
 from nbdist.cluster.launchers.registry import LAUNCHERS
-from nbdist.cluster.resources import count_cores, list_gpus
+from nbdist.cluster.resources import count_cores
 from nbdist.home import home_path
 from nbdist.lab.readers.files import find_home
 from nbdist.lab.readers.tasks import nvml_problem

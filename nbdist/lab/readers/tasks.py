@@ -373,7 +373,7 @@ def read_devices(nvml: Any, names: Iterable[str]) -> dict[str, Gpu]:
                 if name.isdecimal()
                 else nvml.nvmlDeviceGetHandleByUUID(name)
             )
-        except (nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument):
+        except nvml.NVMLError:  # there is none, or it is lost, or this user may not ask; others are measured
             continue
         use = _or_none(nvml, lambda one: int(nvml.nvmlDeviceGetUtilizationRates(one).gpu), handle)
         total = _or_none(nvml, lambda one: int(nvml.nvmlDeviceGetMemoryInfo(one).total), handle)
@@ -383,10 +383,10 @@ def read_devices(nvml: Any, names: Iterable[str]) -> dict[str, Gpu]:
 
 
 def _or_none(nvml: Any, ask: Any, handle: Any) -> Any:
-    """Return a figure from NVML; None if the device does not support it (a MIG instance has no use)."""
+    """Return a figure from NVML; None if it has none (a MIG slice has no use, a lost GPU nothing)."""
     try:
         return ask(handle)
-    except nvml.NVMLError_NotSupported:
+    except nvml.NVMLError:
         return None
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from nbdist.errors import AbortedError, FailedPreconditionError, UnavailableError
-from nbdist.graph.backend import Array, backend
+from nbdist.graph.backend import Array, backend, device_scope
 from nbdist.graph.tensor import Variable
 from nbdist.optim import SGD, Optimizer
 from nbdist.runtime.ps.client import TrainingOver
@@ -27,6 +28,7 @@ from nbdist.train.device import on_device
 from nbdist.train.step_timing import StepAccount
 from nbdist.train.strategy import Replica, Trainable
 from nbdist.wire.collective.base import Collective
+from nbdist.wire.collective.call import cupy_of, is_on_device
 
 if TYPE_CHECKING:
     from nbdist.train.strategy import Strategy
@@ -43,6 +45,11 @@ class LocalReplica:
         self.xp = backend(context.device)
         self.arrays: dict[Variable, Array] = {}
         self.programs: dict[Any, Any] = {}
+
+    @property
+    def scope(self) -> AbstractContextManager[Any]:
+        """The context in which a thread works on this replica's device."""
+        return device_scope(self.context.device)
 
     def all_reduce(self, array: Array, how: str) -> Array:
         """Return the sum or mean of all replicas' arrays, or that of the first one."""
@@ -90,7 +97,12 @@ class LocalReplicas:
         """Call ``work(number)`` on the thread of each replica; return the results."""
         if self._threads is None:
             self._threads = ReplicaThreads(len(self.all), self._cut_off)
-        return self._threads.each(work)
+
+        def on_its_device(number: int) -> Result:
+            with self._made[number].scope:
+                return work(number)
+
+        return self._threads.each(on_its_device)
 
     def all_reduce(self, arrays: Sequence[Any], how: str) -> Array:
         """Return the sum or mean over all replicas, or the first one's, given those of this process."""
@@ -197,7 +209,9 @@ def _work(orders: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def all_reduce(strategy: Strategy, array: Any, op: str) -> Array:
-    """Return the sum or the mean of what all replicas in sync have, on every one."""
+    """Return the sum or the mean of what all replicas in sync have, on every one; on a GPU for one there."""
+    if is_on_device(array):
+        return cupy_of(array).asarray(all_reduce(strategy, array.get(), op))  # type: ignore[no-any-return]
     array = np.asarray(array)
     if strategy.num_replicas_in_sync == 1:
         return np.asarray(array, np.float64 if op == "mean" and array.dtype.kind in "biu" else None)

@@ -174,12 +174,16 @@ class StrategyVariables:
         ``at`` selects one replica.
         """
         chosen = self.local.all if at is None else [at]
-        arrays = [(local.xp, self._own(local, v)) for local in chosen for v in variables]
-        kept = [(array, xp.array(array)) for xp, array in arrays]
+        kept = []
+        for local in chosen:
+            with local.scope:
+                arrays = [self._own(local, v) for v in variables]
+                kept += [(local, array, local.xp.array(array)) for array in arrays]
 
         def restore() -> None:
-            for array, before in kept:
-                array[...] = before
+            for local, array, before in kept:
+                with local.scope:
+                    array[...] = before
 
         return restore
 
@@ -247,7 +251,8 @@ class StrategyVariables:
         """Bring the variables that count steps up to date on a replica."""
         for counter, before in self._counted.items():
             steps = sum(g.steps(local.index) for g in self.groups if g.counter is counter)
-            self._own(local, counter)[...] = before + steps
+            with local.scope:
+                self._own(local, counter)[...] = before + steps
 
     def count_updates(self) -> None:
         """Report the updates that this replica knows of."""
@@ -321,7 +326,8 @@ class StrategyVariables:
         if variable not in local.arrays:
             value = self.host_value(variable)
             shared = local.index == 0 and local.xp is np
-            local.arrays[variable] = value if shared else local.xp.asarray(value.copy())
+            with local.scope:
+                local.arrays[variable] = value if shared else local.xp.asarray(value.copy())
         return local.arrays[variable]
 
     def _writable(self, variable: Variable, written: bool) -> Array:
@@ -334,7 +340,8 @@ class StrategyVariables:
             first = local.context.strategy.replica_index == 0 or self.strategy.num_replicas_in_sync == 1
             # Of a sum the first replica has all, so that it is what was assigned.
             given = value if first or not summed else np.zeros_like(value)
-            self._own(local, variable)[...] = local.xp.asarray(given)
+            with local.scope:
+                self._own(local, variable)[...] = local.xp.asarray(given)
         if self.local.all[0].xp is not np:
             np.copyto(self.host_value(variable), value)
 

@@ -12,11 +12,13 @@ maximum may ignore NaNs.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +41,7 @@ from nbdist.wire.rpc.frame import Array
 SPINS = 2000  # polls of an event before the thread sleeps between them
 POLL_SECONDS = 50e-6
 CHECK_SECONDS = 0.02  # between two checks of the other ranks
+ABORT_SECONDS = 2.0  # for NCCL to abort a communicator
 GRACE_SECONDS = 1.0  # for a call to complete after another rank has left
 UNIQUE_ID_BYTES = 128
 INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -160,8 +163,8 @@ class NcclCollective(Collective):
         cupy, nccl = self._gpu.cupy, self._gpu.nccl
         choose_interface(self._hosts, self._bind)
         made: list[Any] = []
-        secret = np.array(nccl.get_unique_id() if self.rank == 0 else [0] * UNIQUE_ID_BYTES, np.int8)
-        name = tuple(self._control.broadcast(secret, 0).tolist())
+        own = nccl.get_unique_id() if self.rank == 0 else bytes(UNIQUE_ID_BYTES)
+        name = self._control.broadcast(np.frombuffer(own, np.uint8), 0).tobytes()
 
         def connect() -> None:
             try:
@@ -181,10 +184,24 @@ class NcclCollective(Collective):
         self._communicator = made[0]
 
     def _drop(self) -> None:
-        """Abort the communicator's work on the GPU; only in the rank's own thread, which calls NCCL."""
-        if self._communicator is not None:
-            self._communicator.abort()
-            self._communicator = self._launch = None
+        """Abort the communicator's work on the GPU; only in the rank's own thread, which calls NCCL.
+
+        Where a peer was killed, NCCL's abort itself may hang (NVIDIA/nccl #829, #863, #1013): it is given up
+        after two seconds. Its thread remains, and the next group has a communicator of its own.
+        """
+        communicator, self._communicator, self._launch = self._communicator, None, None
+        if communicator is None:
+            return
+
+        def abort() -> None:
+            with self._gpu.cupy.cuda.Device(self._gpu.number):
+                communicator.abort()
+
+        thread = threading.Thread(target=abort, name="nbdist nccl abort", daemon=True)
+        thread.start()
+        thread.join(ABORT_SECONDS)
+        if thread.is_alive():
+            self.notes.append(f"NCCL's abort did not end within {ABORT_SECONDS:.0f} s on {self._me}")
 
     def _announce_failure(self, failure: GroupFailure) -> None:
         self._control.break_with(failure)
@@ -275,15 +292,18 @@ def interface_of(address: str) -> str:
 def gpu_here() -> CupyDevice:
     """Return this thread's current GPU; raise MissingExtra or UnavailableError if it cannot use NCCL."""
     cupy = _cupy()
-    nccl = getattr(cupy.cuda, "nccl", None)
-    if not getattr(nccl, "available", False):
-        raise UnavailableError("CuPy finds no NCCL; install the NCCL package for its CUDA version")
     try:
         seen = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise UnavailableError(f"CuPy finds no GPU: {error}") from error
     if not seen:
         raise UnavailableError("CuPy finds no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    nccl = _nccl()
+    if not nccl.available:
+        raise UnavailableError(
+            'CuPy finds no NCCL; install the one of its CUDA version: pip install "nbdist[gpu]" brings '
+            "nvidia-nccl-cu13"
+        )
     device = cupy.cuda.Device()
     return CupyDevice(cupy, nccl, device.id, device.pci_bus_id)
 
@@ -294,6 +314,13 @@ def _cupy() -> Any:
     except ImportError as error:
         raise MissingExtra("gpu", "NCCL") from error
     return cupy
+
+
+def _nccl() -> Any:
+    """Return CuPy's module for NCCL, which `import cupy` does not load."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without the library it warns, and `available` is False
+        return importlib.import_module("cupy.cuda.nccl")
 
 
 # One collective call on a GPU's stream, as a call to NCCL.
@@ -510,7 +537,12 @@ def is_likely() -> bool:
     """Return whether this host may have a GPU, so that loading CuPy is worthwhile."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
-    return "cupy" in sys.modules or any(Path(one).exists() for one in DEVICES)
+    return "cupy" in sys.modules or has_driver()
+
+
+def has_driver() -> bool:
+    """Return whether a driver for NVIDIA's GPUs is loaded, also in WSL (Linux)."""
+    return any(Path(one).exists() for one in DEVICES)
 
 
 def not_one_each(member: Member, infos: Sequence[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import fake_cupy
 import numpy as np
 from fake_cupy import DeviceArray, FakeCupy
 
@@ -32,11 +33,6 @@ class GpuArray(DeviceArray):
     flags = property(lambda self: types.SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
     data = property(lambda self: types.SimpleNamespace(ptr=self.host.ctypes.data))
     T = property(lambda self: GpuArray(self.host.T))
-    number = 0
-
-    @property
-    def device(self) -> Any:
-        return types.SimpleNamespace(id=self.number)
 
     def __reduce__(self) -> Any:
         return GpuArray, (self.host,)
@@ -91,24 +87,12 @@ class Event:
         return self._stream.done_so_far >= self._at
 
 
-class Device:
+class Device(fake_cupy.Device):
     """A device; each thread has its own PCI bus id."""
-
-    def __init__(self, number: int = 0) -> None:
-        self.id = number
 
     @property
     def pci_bus_id(self) -> str:
         return getattr(_here, "place", None) or f"0000:{threading.get_ident():x}"
-
-    def use(self) -> None:
-        """A thread has only one device."""
-
-    def __enter__(self) -> Device:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
 
 class NcclError(RuntimeError):
@@ -147,9 +131,8 @@ class FakeNccl:
         self.calls = 0
         self.NcclCommunicator = lambda size, name, rank: Communicator(self, size, name, rank)
 
-    def get_unique_id(self) -> tuple[int, ...]:
-        raw = next(self._ids).to_bytes(128, "little")
-        return tuple(np.frombuffer(raw, np.int8).tolist())
+    def get_unique_id(self) -> bytes:
+        return next(self._ids).to_bytes(128, "little")
 
     def groupStart(self) -> None:
         pass
@@ -204,9 +187,10 @@ def perform(calls: list[tuple[Any, ...]]) -> None:
 class Communicator:
     """One rank's communicator."""
 
-    def __init__(self, nccl: FakeNccl, size: int, name: tuple[int, ...], rank: int) -> None:
-        self._nccl, self._size, self._rank = nccl, size, rank
-        self._name = np.array(name, np.int8).tobytes()
+    def __init__(self, nccl: FakeNccl, size: int, name: bytes, rank: int) -> None:
+        if type(name) is not bytes or len(name) != 128:
+            raise TypeError(f"Argument 'commId' has incorrect type or length: {type(name).__name__}")
+        self._nccl, self._size, self._rank, self._name = nccl, size, rank, name
         self._calls, self.aborted, self.destroyed = 0, False, False
         nccl.enter(self._name, size)
 
@@ -237,21 +221,22 @@ class Communicator:
             raise NcclError("NCCL_ERROR_INTERNAL_ERROR")
 
     def abort(self) -> None:
-        self.aborted = True
-        stream().advance()
+        self.aborted = True  # the ranks' streams advance when their events are polled
 
     def destroy(self) -> None:
         self.destroyed = True
 
 
 class FakeGpus(FakeCupy):
-    """The fake of `cupy`, with one GPU for each thread."""
+    """The fake of `cupy`, with one GPU for each thread.
+
+    ``nccl`` stands in for the module `cupy.cuda.nccl`, which `cupy.cuda` lacks until it is imported.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.devices = 1
+        self.devices, self.nccl = 1, FakeNccl()
         self.cuda = types.SimpleNamespace(
-            nccl=FakeNccl(),
             Device=Device,
             Event=Event,
             get_current_stream=stream,

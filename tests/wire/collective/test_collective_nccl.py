@@ -47,8 +47,9 @@ def gpus() -> Iterator[FakeGpus]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", fake)
         patch.setattr(nccl, "_cupy", lambda: fake)
+        patch.setitem(sys.modules, "cupy.cuda.nccl", fake.nccl)
         yield fake
-        assert fake.cuda.nccl.clashes == [], "values moved on which not all agreed"
+        assert fake.nccl.clashes == [], "values moved on which not all agreed"
 
 
 @pytest.fixture(autouse=True)
@@ -376,7 +377,7 @@ class TestChoosing:
             group.close()
 
     def test_a_missing_nccl_or_gpu_is_named(self, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gpus.cuda.nccl, "available", False)
+        monkeypatch.setattr(gpus.nccl, "available", False)
         with pytest.raises(UnavailableError, match="CuPy finds no NCCL; install"):
             formed(["here"] * 2)
         monkeypatch.undo()

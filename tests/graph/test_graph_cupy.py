@@ -1,0 +1,63 @@
+"""Every op as CuPy would run it: NumPy computes, the installed CuPy's signatures judge (fake_cupy.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cupy import DeviceArray, FakeCupy, current_device
+from test_ops import example_cases
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph import backend
+from nbdist.graph.backend import device_scope, to_device
+from nbdist.graph.op import OPS, Example, Spec
+
+cupy = FakeCupy()
+
+
+@pytest.mark.parametrize(("op", "example"), example_cases())
+def test_an_op_computes_on_a_gpu_what_it_computes_on_the_host(op: Any, example: Example) -> None:
+    specs = [Spec(np.shape(a), np.asarray(a).dtype) for a in example.inputs]
+    spec = op.spec(*specs, **example.attrs)
+    expected = op.forward(np, *(np.array(a) for a in example.inputs), **example.attrs)
+    found = [op.forward(cupy, *(cupy.array(a) for a in example.inputs), **example.attrs)]
+    if op.into is not None:
+        dtype = op.scratch and op.scratch(*specs, **example.attrs)
+        scratch = [cupy.empty(spec.shape, dtype)] if dtype else []
+        found.append(cupy.full(spec.shape, 7, spec.dtype))
+        op.into(cupy, **example.attrs)(*(cupy.array(a) for a in example.inputs), *scratch, found[-1])
+    for value in found:
+        assert isinstance(value, DeviceArray)
+        assert (value.dtype, value.shape) == (spec.dtype, spec.shape)
+        np.testing.assert_allclose(value.get(), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["inv", "cholesky"])
+def test_a_singular_matrix_is_an_error_on_a_gpu(name: str) -> None:
+    """By default CuPy returns garbage."""
+    with pytest.raises(np.linalg.LinAlgError):
+        OPS[name].forward(cupy, cupy.array(np.zeros((2, 2))))
+    with pytest.raises(np.linalg.LinAlgError):
+        OPS["solve"].forward(cupy, cupy.array(np.zeros((2, 2))), cupy.array(np.ones(2)))
+
+
+def test_a_thread_works_on_the_gpu_of_its_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_cupy", lambda: cupy)
+    with device_scope("/job:worker/task:0/device:GPU:1"):
+        assert cupy.zeros(3).device.id == current_device() == 1
+        with device_scope("CPU:0"):
+            assert current_device() == 1
+    assert current_device() == 0
+    with pytest.raises(InvalidArgumentError, match=r"no device 'GPU:7'; its GPUs are GPU:0 to GPU:1"):
+        device_scope("GPU:7")
+    with pytest.raises(InvalidArgumentError, match=r"no backend for device 'GPU:x'"):
+        device_scope("GPU:x")
+
+
+def test_values_on_a_gpu_are_in_c_order() -> None:
+    """Programs take variables to be in C order; CuPy keeps the order of a Fortran array."""
+    x = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    assert cupy.asarray(x).flags.f_contiguous
+    assert to_device(x, cupy).flags.c_contiguous
