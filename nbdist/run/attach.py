@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.control_channel import Request
 from nbdist.cluster.folder import is_process_alive, is_this_process, living
 from nbdist.errors import (
     DataLossError,
@@ -31,9 +32,13 @@ from nbdist.run.finish import ENDED
 from nbdist.run.follow import View
 from nbdist.run.history import runs
 from nbdist.run.options import Options, select
-from nbdist.run.protocols import RunTasks
+from nbdist.run.ownership import Handover, RunOwnership
+from nbdist.run.protocols import RunCalls, RunTasks
+from nbdist.run.recovery import BodyLauncher
 from nbdist.run.remote import EndedTasks, RemoteOutcomes, RemoteTasks
-from nbdist.run.run import Run
+from nbdist.run.run import Run, left_workers
+from nbdist.run.start import RunLauncher
+from nbdist.run.task.agent import BODY_REQUEST, install
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.frame import Frame
 
@@ -130,6 +135,8 @@ class _RecordedRun:
         self.members = members_of(record)
         ranks = record.cluster.get("workers")
         chosen = [info for info in self.members if ranks is None or info.rank in ranks]
+        if ranks is not None:  # their order numbers the replicas
+            chosen.sort(key=lambda info: ranks.index(info.rank))
         if ranks is not None and (not ranks or {info.rank for info in chosen} != set(ranks)):
             there = ", ".join(str(info.rank) for info in self.members) or "none"
             raise DataLossError(
@@ -201,6 +208,7 @@ class _RecordedRun:
         """Subscribe to every worker; return their backfills by rank."""
         answers = {}
         dead = {info.rank for info in remote.dead()}
+        dead |= {info.rank for info, _ in left_workers(self.record, self.workers)}
         for info in self.workers:
             if info.rank not in dead:
                 # A worker that dies now is noticed later; one that was replaced does not know the run.
@@ -234,14 +242,20 @@ def _opened(
     """Return the run with its points and output so far, and with its end if it has ended."""
     record = found.record
     tasks: RunTasks = remote or EndedTasks(found.members)
+    owned = None if remote is None or found.settled else _AttachedRun(found, remote)
     outcomes = RemoteOutcomes(
-        record.id, found.folder, remote, found.workers, lambda rank, known: found.lacking(run, rank, known)
-    )
+        record.id, found.folder, remote, found.workers, lambda rank, known: found.lacking(run, rank, known),
+        is_settled=(lambda: True) if owned is None else owned.is_settled,
+    )  # fmt: skip
     at_end = partial(_release, remote, record.id) if remote is not None else lambda: None
+    if owned is not None:
+        owned.outcomes = outcomes
     run = Run(
         tasks, record, found.folder, found.workers, found.options, outcomes, None,
         towers=found.towers, at_end=at_end,
+        ownership=None if owned is None else owned.ownership, takes_over=owned,
     )  # fmt: skip
+    run.show_restarts()
     outcomes.over = run.ended_bodies
     if remote is not None:
         remote.cluster.active_runs.add(record.id)
@@ -257,12 +271,63 @@ def _opened(
             run.apply_backfill(info, answer)
         else:
             run.show_printed(info, _printed_by(found, info))
+    while run.becomes_owner():
+        time.sleep(0.002)
     run.set_began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))
     if remote is None or len(run.ended_bodies) == len(found.workers):
         deadline = time.monotonic() + OVER_SECONDS
         while not run.poll() and time.monotonic() < deadline:
             time.sleep(0.002)
     return run
+
+
+class _AttachedRun:
+    """What an attached client does about lost tasks of a run: it observes its owner, or is the owner."""
+
+    outcomes: RemoteOutcomes
+
+    def __init__(self, found: _RecordedRun, remote: RemoteTasks) -> None:
+        self._found, self._remote, self._cluster = found, remote, remote.cluster
+        ask = partial(Request, self._cluster.client, kind=BODY_REQUEST, argument=found.record.id)
+        self._handover = Handover(lambda rank: ask(rank=rank), self._living)
+        self.ownership = RunOwnership(found.folder, self._handover)
+
+    def launcher(self) -> BodyLauncher | None:
+        """Return what starts the body on new processes, None if no task has handed it over."""
+        if self._handover.found is None:
+            return None
+        spec, body = self._handover.found
+        options, workers = self._found.options, self._found.workers
+        servers = [one.rank for one in self._cluster.tasks if one.job == "ps" and options.uses_servers]
+        ranks = tuple(info.rank for info in workers)  # others than the task knew, if the run was resized
+        made = RunLauncher(
+            self._cluster, self._remote, dataclasses.replace(spec, ranks=ranks), body, None,
+            [*ranks, *servers], not options.why_fixed(len(servers)),
+        )  # fmt: skip
+        for info, _ in left_workers(self._found.record, workers):
+            made.remove(info.rank)
+        return made
+
+    def install_agent(self, info: TaskInfo) -> RunCalls:
+        """Begin to create the agent of a task that runs no body."""
+        return self._cluster.submit(install, on=info.rank)
+
+    def expect(self, rank: int) -> RunCalls:
+        """Return the call that knows the outcome of a rank's new process."""
+        return self.outcomes.expect(rank)
+
+    def is_settled(self) -> bool:
+        """Whether no other client may replace a dead task: this one is the owner, or the run has ended."""
+        if self.ownership.is_owner or self.ownership.problem:
+            return True
+        with suppress(NbdistError):
+            return read_run(self._found.record.id).status in ENDED
+        return False
+
+    def _living(self) -> list[TaskInfo]:
+        dead = {info.rank for info in self._cluster.dead()}
+        ranks = {info.rank for info in self._found.workers} - dead
+        return [info for info in self._cluster.tasks if info.rank in ranks]
 
 
 def _printed_by(found: _RecordedRun, info: TaskInfo) -> str:

@@ -92,8 +92,13 @@ def write(record: RunFile, status: str, error: NbdistError | None, monitor: RunM
     first.
     """
     with suppress(NbdistError):  # a damaged one is replaced
-        if read_run(record.id).status in ENDED:
+        written = read_run(record.id)
+        if written.status in ENDED:
             return
+        # Another client, the owner of the run, may have replaced tasks or added workers.
+        record = dataclasses.replace(
+            record, cluster=written.cluster, restarts=written.restarts, resizes=written.resizes
+        )
     ended = ended_at(record, monitor.outcomes)
     has_trained = trained(monitor.outcomes) or bool(monitor.store.series or monitor.sessions)
     record = dataclasses.replace(

@@ -13,6 +13,7 @@ recovery     Where the others continue, a lost worker is replaced, and its new p
              :mod:`nbdist.run.recovery`).
 resizing     Workers that are added to the cluster join the run, and workers may leave it (see
              :mod:`nbdist.run.resizing`).
+ownership    One client decides what becomes of lost tasks; the others observe it (`nbdist.run.ownership`).
 outcomes     The first failure is the run's error; the bodies on all other tasks are aborted.
 escalation   Bodies that do not end are signalled, then replaced (see :mod:`nbdist.run.shutdown`).
 """
@@ -70,6 +71,8 @@ class RunMonitor:
       worker can join or leave. ``least_of`` returns ``least`` for another number of workers. ``placed`` is
       called with a worker that becomes a replica, ``resized`` with each that has started, joined, failed or
       left
+    - ``renewed`` returns the call that knows the outcome of a rank's new process, which another client has
+      started. With it this client is not the owner of the run, until `take_over`
     - ``prepare`` begins to create the agent of a parameter server's new process; without it only sessions
       survive the loss of one
 
@@ -105,7 +108,13 @@ class RunMonitor:
         placed: Callable[[TaskInfo], object] = lambda info: None,
         resized: Callable[[Resize], object] = lambda resize: None,
         prepare: Callable[[TaskInfo], RunCalls] | None = None,
+        renewed: Callable[[int], RunCalls] | None = None,
     ) -> None:
+        self.decides = renewed is None
+        """Whether this client is the owner of the run; else it observes what the owner does."""
+        self._renewed = renewed
+        self._observed: dict[int, tuple[LostTask, float]] = {}  # by rank, and since when
+        self._budget = budget
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
         self.towers = towers
         replaces = recovery is not None and replaces_in_fit
@@ -171,6 +180,7 @@ class RunMonitor:
             self.receive(info)
             self._resubscribe_if_silent(info)
         self._check_tasks()
+        self._observe_replacements()
         self._collect()
         self._recover()
         self._grow()
@@ -186,6 +196,14 @@ class RunMonitor:
     def has_trained(self) -> bool:
         """Whether a body has begun to train, as far as known."""
         return any(self._begun.values())
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether only the owner of the run, another client, knows how the run ends."""
+        if self.decides or self.error is not None or self.interrupted:
+            return False
+        wrong = (one.get("error") for one in self.outcomes.values() if not one.get("stopped"))
+        return bool(self._observed) or any(one and one["aborted"] for one in wrong)
 
     def complete(self) -> bool:
         """Whether the run has ended."""
@@ -278,8 +296,11 @@ class RunMonitor:
             outcome = self.calls.outcome(rank)
             if self._has_left(rank, outcome):
                 continue
-            if isinstance(outcome, TaskDiedError):
+            if isinstance(outcome, TaskDiedError | UnavailableError):
                 self._check_tasks()  # it knows how the task died, and whether the others continue
+                if rank in self._observed:  # the owner has ended the run without it
+                    self._end_rank(rank)
+                    continue
                 if rank in self.lost | self._unknown or rank in self._failures.undecided:
                     continue
             if self._has_given_up(rank, outcome):
@@ -297,6 +318,8 @@ class RunMonitor:
                 continue
             self.outcomes[rank] = outcome
             stopped = self.interrupted or outcome.get("stopped")  # by this client or another
+            if self._observed:  # it may be a consequence of the loss, which the owner knows
+                continue
             if wrong and not wrong["aborted"] and not (stopped and wrong["interrupted"]):
                 info = next(info for info in self.workers if info.rank == rank)
                 self._fail(body_error(info, wrong, self._hint), rank)
@@ -328,6 +351,9 @@ class RunMonitor:
             )
             return
         for lost in self._failures.poll(self.has_trained, self.replacer.ended):
+            if not self.decides:
+                self._observe_loss(lost)
+                continue
             if self._replaces(lost):
                 continue
             by_session = self._continues_by_session(lost)
@@ -351,6 +377,53 @@ class RunMonitor:
             else:
                 died = TaskDiedError(f"{lost.how}. {logged} {lost.remedy}")
                 self._fail(died, lost.task.rank)
+
+    def take_over(self) -> None:
+        """Become the owner: decide from now on about lost tasks, also about those that were observed."""
+        self.decides = True
+        for rank in self._observed:
+            self.lost.discard(rank)
+        self._observed.clear()
+
+    def leave_out(self, info: TaskInfo, left: str = "") -> None:
+        """Expect nothing of a worker: the run has continued without it before this client attached.
+
+        It is lost, or has ``left`` the run, as the text says.
+        """
+        place = self.workers.index(info)
+        if left:
+            self._failures.remove(info)
+            self._leave(info)
+            self.tally.leave(place, left)
+            return
+        self.lost.add(info.rank)
+        self._end_rank(info.rank)
+        self.tally.lose(place, time.monotonic())
+
+    def _observe_loss(self, lost: LostTask) -> None:
+        """Show the loss of a task: the owner of the run replaces it, continues without it or ends the run."""
+        info = lost.task
+        self.lost.add(info.rank)
+        self._observed[info.rank] = lost, time.monotonic()
+        if info in self.workers:
+            self.tally.lose(self.workers.index(info), time.monotonic())
+        self._printed(info.name, f"{lost.how}\n")
+
+    def _observe_replacements(self) -> None:
+        """Expect messages and an outcome of the new processes that the owner has started."""
+        now = {info.rank: info for info in self._cluster.tasks} if self._observed else {}
+        for rank, (lost, since) in list(self._observed.items()):
+            old, new = lost.task, now.get(rank, lost.task)
+            if new.incarnation == old.incarnation:
+                continue
+            del self._observed[rank]
+            if old in self.servers:
+                seconds = time.monotonic() - since
+                self._budget.spent += 1
+                self._take_server(Replaced(old, new, lost.how, seconds, self._budget.spent, since))
+            elif self._recovery is not None and self._renewed is not None:
+                self._restart(self._recovery.observe(old, new, lost.how, since, self._renewed(rank)))
+                self._positions[rank].last = -math.inf  # subscribe at once
 
     def _is_later(self, task: TaskInfo, seconds: float) -> bool:
         """Whether so many seconds have passed since a task was found lost."""
@@ -397,17 +470,22 @@ class RunMonitor:
             return
         try:
             for one in self._server_recovery.poll():
-                self.servers[self.servers.index(one.old)] = one.new
-                self._failures.replace(one.old, one.new)
-                self.send(one.new, "run.reserve", {"run": self.run})
-                self._restarted(one)
-                self._note_unrestored(one.new.rank)
-                if self._recovering - self.sessions:
-                    self._unrestored[one.new.incarnation] = one
-                else:
-                    self._note_replaced(one)
+                self._take_server(one)
         except NbdistError as error:
             self._fail(UnavailableError(f"a parameter server died and could not be replaced: {error}"), None)
+
+    def _take_server(self, one: Replaced) -> None:
+        """Use the new process of a parameter server."""
+        self.servers[self.servers.index(one.old)] = one.new
+        self._failures.replace(one.old, one.new)
+        if self.decides:
+            self.send(one.new, "run.reserve", {"run": self.run})
+        self._restarted(one)
+        self._note_unrestored(one.new.rank)
+        if self._recovering - self.sessions:
+            self._unrestored[one.new.incarnation] = one
+        else:
+            self._note_replaced(one)
 
     def _continues_by_session(self, lost: LostTask) -> bool | None:
         """Return whether the run survives the loss of a worker because its body drives a monitored session.
@@ -438,11 +516,11 @@ class RunMonitor:
             )
             return False
         others = [one for one in self._remaining() if one.rank != rank]
-        if self._recovery is None:  # the process that started the run replaces it
+        if self._recovery is None:
             return bool(others)
         if rank == self.workers[0].rank or not others:
-            if self._recovery.budget.is_spent:
-                self._noted(f"{lost.how}; {self._recovery.budget.refusal}")
+            if refusal := self._recovery.refusal:
+                self._noted(f"{lost.how}; {refusal}")
                 return False
             self._awaited.add(rank)
         return True
@@ -459,8 +537,8 @@ class RunMonitor:
         in_first_fit = rank in self._fits and self._begun.get(rank) == 1
         if not in_first_fit or self._recovery is None or rank in self.outcomes:
             return False
-        if self._recovery.budget.is_spent:
-            self._noted(f"{lost.how}; {self._recovery.budget.refusal}")
+        if refusal := self._recovery.refusal:
+            self._noted(f"{lost.how}; {refusal}")
             return False
         self._awaited.add(rank)
         return True
@@ -510,7 +588,8 @@ class RunMonitor:
         recovery = self._recovery
         if recovery is None:
             return
-        if self.error is not None or self.interrupted or len(self.outcomes) == len(self.workers):
+        stopped = self.interrupted or any(one.get("stopped") for one in self.outcomes.values())
+        if self.error is not None or stopped or len(self.outcomes) == len(self.workers):
             recovery.end()
         for restart in recovery.poll():
             if restart.problem:
@@ -545,7 +624,7 @@ class RunMonitor:
         self._failures.replace(old, new)
         self._expect(rank, calls)
         self.tally.restart(place)
-        for info in self._remaining():
+        for info in self._remaining() if self.decides else ():
             self.send(info, "run.rejoined", {"run": self.run, "rank": rank})
 
     def _remaining(self) -> list[TaskInfo]:

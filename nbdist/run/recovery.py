@@ -9,15 +9,16 @@ namespace: it receives the body and the pushed values, but no names of earlier c
 because it lacks one does not fail the run, which continues without that worker.
 
 Each replacement counts against the restart budget of the run (``--max-restarts``), because a task that dies
-again and again has a cause that another process does not remove. The process that started the run replaces
-its workers; where another client has replaced a task (``%cluster restart``), it starts the body there.
+again and again has a cause that another process does not remove. The owner of the run replaces its workers
+(`nbdist.run.ownership`); where another client has replaced a task (``%cluster restart``), it starts the body
+there. Clients that are not the owner observe what it does (`WorkerRecovery.observe`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
@@ -136,23 +137,42 @@ class Restart:
             "problem": self.problem,
         }
 
+    @classmethod
+    def from_config(cls, entries: Mapping[str, Any], task: TaskInfo, calls: RunCalls) -> Restart:
+        """Return a replacement of a worker that run.json has; ``task`` is the worker as it is now.
+
+        ``calls`` is the call that runs the body on its present process.
+        """
+        return cls(
+            replace(task, pid=0, incarnation=0),
+            str(entries["lost"]),
+            int(entries["number"]),
+            time.monotonic() - (time.time() - float(entries["lost_at"])),
+            new=task,
+            calls=calls,
+            step=entries.get("step"),
+            seconds=float(entries.get("seconds") or 0.0),
+            problem=str(entries.get("problem", "")),
+        )
+
 
 class WorkerRecovery:
     """Replaces lost workers; call ``poll`` repeatedly, from the thread that follows the run.
 
     ``budget`` is the restart budget of the run. ``restarts`` are all so far, in the order in which workers
-    were lost.
+    were lost. Without a ``launcher`` it replaces none; ``problem`` says why.
     """
 
     def __init__(
         self,
         cluster: RunTasks,
-        launcher: BodyLauncher,
+        launcher: BodyLauncher | None,
         budget: RestartBudget,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.restarts: list[Restart] = []
-        self._cluster, self._launcher, self.budget, self._clock = cluster, launcher, budget, clock
+        self.launcher, self.problem = launcher, ""
+        self._cluster, self.budget, self._clock = cluster, budget, clock
         self._under_way: list[tuple[Restart, Iterator[None]]] = []
         self._ending = False
 
@@ -170,12 +190,30 @@ class WorkerRecovery:
         """Begin to replace a lost worker; return why not, empty if it is being replaced."""
         if not self._starts():
             return ""
-        if not self.budget.take():
-            return self.budget.refusal
+        if refusal := self.refusal:
+            return refusal
+        self.budget.take()
         restart = Restart(info, how, self.budget.spent, self._clock())
         self.restarts.append(restart)
         self._under_way.append((restart, self._steps(restart)))
         return ""
+
+    @property
+    def refusal(self) -> str:
+        """Why a worker that is lost now is not replaced; empty if it is."""
+        if self.budget.is_spent:
+            return self.budget.refusal
+        return "" if self.launcher is not None else f"it is not replaced: {self.problem}"
+
+    def observe(self, old: TaskInfo, new: TaskInfo, how: str, lost_at: float, calls: RunCalls) -> Restart:
+        """Record that the owner of the run has replaced a worker, while this client is not the owner.
+
+        ``calls`` is what knows the outcome of the body on the new process.
+        """
+        self.budget.spent += 1
+        restart = Restart(old, how, self.budget.spent, lost_at, new=new, calls=calls)
+        self.restarts.append(restart)
+        return restart
 
     def end(self) -> None:
         """Start no more bodies: the run ends. Replacements that have begun are completed."""
@@ -213,9 +251,10 @@ class WorkerRecovery:
 
     def _steps(self, restart: Restart) -> Iterator[None]:
         new = restart.new = yield from replace_task(self._cluster, restart.old, self._clock, self._starts)
-        if new is None or not self._starts():
+        launcher = self.launcher
+        if new is None or launcher is None or not self._starts():
             return
-        restart.calls = yield from start_body(self._launcher, new, self._starts)
+        restart.calls = yield from start_body(launcher, new, self._starts)
 
 
 def start_body(

@@ -42,12 +42,16 @@ class RemoteTasks:
 
     def peer(self, rank: int) -> Peer:
         """Return the connection to a task, made at the first use; all threads share it."""
-        info = next(info for info in self.tasks if info.rank == rank)
+        info = next((info for info in self.tasks if info.rank == rank), None)
+        if info is None:
+            raise UnavailableError(f"rank {rank} has left cluster {self.cluster.id}")
         with self._making:
             if self._closed:
                 raise UnavailableError(f"the connection to {info.name} is closed: the run is over")
             found = self._peers.get(rank)
             if found is None or found.address != info.address:
+                if found is not None:
+                    found.close()
                 found = self._peers[rank] = Peer(info.address, self.cluster.keys, name=info.name)
             return found
 
@@ -115,7 +119,8 @@ class RemoteOutcomes:
 
     It stands for the calls of a `Run` (see `RunCalls`). ``over`` are the ranks whose bodies have ended.
     ``lacking(rank, known)`` returns what stands for an outcome that neither has: an error, or {} if the run
-    does not need it; it is called when all other outcomes are known.
+    does not need it; it is called when all other outcomes are known. A dead task's outcome may still come
+    from a new process while ``is_settled()`` is false.
     """
 
     def __init__(
@@ -125,8 +130,10 @@ class RemoteOutcomes:
         tasks: RunTasks | None,
         workers: Sequence[TaskInfo],
         lacking: Callable[[int, Mapping[int, Any]], Any],
+        is_settled: Callable[[], bool] = lambda: True,
     ) -> None:
         self.over: Collection[int] = ()
+        self._is_settled = is_settled
         self._run, self._folder, self._tasks, self._lacking = run, folder, tasks, lacking
         self._found: dict[int, Any] = {}
         self._missing: set[int] = set()
@@ -144,6 +151,15 @@ class RemoteOutcomes:
             self._found.update({rank: self._lacking(rank, known) for rank in sorted(self._missing)})
             self._missing.clear()
         return list(self._found)
+
+    def expect(self, rank: int) -> RemoteOutcomes:
+        """Expect the outcome of a rank's new process in place of that of the old one; return this."""
+        self._found.pop(rank, None)
+        self._missing.discard(rank)
+        self._pages.pop(rank, None)
+        if rank not in self._waiting:
+            self._waiting.append(rank)
+        return self
 
     def outcome(self, rank: int) -> Any:
         """Return a rank's outcome, or an exception."""
@@ -165,8 +181,10 @@ class RemoteOutcomes:
 
     def _ask(self, rank: int) -> Frame | None:
         """Return a task's answer, None if it will never have the outcome."""
-        if self._tasks is None or rank in {info.rank for info in self._tasks.dead()}:
+        if self._tasks is None:
             return None
+        if rank in {info.rank for info in self._tasks.dead()}:
+            return None if self._is_settled() else Frame("run.outcome", {"state": "coming"})
         at = len(self._pages.get(rank, b""))
         try:
             answer = self._tasks.peer(rank).call(
@@ -175,8 +193,10 @@ class RemoteOutcomes:
         except UnavailableError:  # if it is dead, that is noticed soon; else the next poll asks again
             return Frame("run.outcome", {"state": "coming"})
         except NbdistError:  # a task that has never had a run answers no such call
-            return None
-        return None if answer.meta["state"] == "unknown" else answer
+            return None if self._is_settled() else Frame("run.outcome", {"state": "coming"})
+        if answer.meta["state"] == "unknown":  # a new process, which the run's owner prepares
+            return None if self._is_settled() else Frame("run.outcome", {"state": "coming"})
+        return answer
 
     def _take(self, rank: int, answer: Frame) -> None:
         size = int(answer.meta["size"])

@@ -14,10 +14,11 @@ import atexit
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nbdist.errors import (
     DeadlineExceededError,
@@ -25,7 +26,7 @@ from nbdist.errors import (
     InvalidArgumentError,
     NbdistError,
 )
-from nbdist.metrics.run_folder import RunFile, write_run
+from nbdist.metrics.run_folder import RunFile, read_run, write_run
 from nbdist.metrics.store import RunStore
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
@@ -38,6 +39,7 @@ from nbdist.run.follow import InterruptDebounce, RunFollower, View
 from nbdist.run.history import Labelled
 from nbdist.run.monitor import RunMonitor
 from nbdist.run.options import Options
+from nbdist.run.ownership import RunOwnership
 from nbdist.run.progress import ProgressTracker, Standing
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery import BodyLauncher, Restart, RestartBudget, WorkerRecovery
@@ -58,7 +60,8 @@ class Run(Labelled):
     fetched values by name, ``run.metrics()`` the points of every replica.
 
     The body runs on ``workers``, a replica each; or in the notebook's own process, which drives ``towers``.
-    ``launcher`` starts it again on the new process of a worker that is lost.
+    ``launcher`` starts it again on the new process of a worker that is lost. ``ownership`` says whether this
+    client replaces lost tasks; ``takes_over`` is set for a client that did not start the run.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Run(Labelled):
         at_end: Callable[[], object] = lambda: None,
         hint: Hint | None = None,
         launcher: BodyLauncher | None = None,
+        ownership: RunOwnership | None = None,
+        takes_over: TakeOver | None = None,
     ) -> None:
         self.id, self.folder, self.options = record.id, folder, options
         self.tasks = [info.name for info in towers or workers]
@@ -89,10 +94,16 @@ class Run(Labelled):
         self._towers, self._at_end = list(towers), at_end
         self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
         store = RunStore()
-        recovery, budget, growth = None, RestartBudget(options.most_restarts), None
+        recovery, growth, prepare = None, None, None
+        self._budget = RestartBudget(options.most_restarts, restarts_in(record))
+        self._ownership, self._takes_over = ownership, takes_over
+        if launcher is not None or takes_over is not None:
+            recovery = WorkerRecovery(cluster, launcher, self._budget)
         if launcher is not None:
-            recovery = WorkerRecovery(cluster, launcher, budget)
-            growth = WorkerGrowth(cluster, launcher)
+            prepare, growth = launcher.install_agent, WorkerGrowth(cluster, launcher)
+        if takes_over is not None:
+            prepare = takes_over.install_agent
+        self._recovery = recovery
         self._monitor = RunMonitor(
             record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
             store=store, tally=self.tally,
@@ -101,12 +112,12 @@ class Run(Labelled):
             printed=lambda task, text: self._follower.show(lambda view: view.output(task, text)),
             hint=hint,
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
-            noted=self.notes.append, budget=budget, recovery=recovery, restarted=self._record_restart,
-            replaces_in_fit=options.replaces_workers(len(self._servers)),
+            noted=self.notes.append, budget=self._budget, recovery=recovery, restarted=self._record_restart,
+            replaces_in_fit=options.replaces_workers(len(self._servers)), prepare=prepare,
             growth=growth, why_fixed=options.why_fixed(len(self._servers)),
             least_of=lambda workers: options.least(workers, len(self._servers)),
             placed=self._place, resized=self._record_resize,
-            prepare=None if launcher is None else launcher.install_agent,
+            renewed=None if takes_over is None else takes_over.expect,
         )  # fmt: skip
         self.outcomes, self.store = self._monitor.outcomes, store
         self.controls = RunControls(self)
@@ -449,6 +460,32 @@ class Run(Labelled):
         if text:
             self._follower.show(lambda view: view.output(info.name, text))
 
+    def show_restarts(self) -> None:
+        """Show the replacements of tasks that run.json has, as if they had been observed here.
+
+        Workers that have left the run are shown so, too.
+        """
+        now = {info.name: info for info in self._servers}
+        last = {entries["task"]: entries for entries in self._record.restarts}
+        for name, entries in last.items():
+            place = next((n for n, info in enumerate(self._workers) if info.name == name), None)
+            if name in now:
+                one = Replaced.from_config(entries, now[name])
+                self.tally.replace_server(f"{name} was {one.text}")
+            elif place is not None and self._recovery is not None and self._takes_over is not None:
+                info = self._workers[place]
+                restart = Restart.from_config(entries, info, self._takes_over.expect(info.rank))
+                self._recovery.restarts.append(restart)
+                if restart.problem:
+                    self._monitor.leave_out(info)
+                elif restart.step is None:
+                    self.tally.restart(place)
+                else:
+                    self.tally.join(place, restart.text)
+        for info, entries in left_workers(self._record, self._workers):
+            step = entries.get("step")
+            self._monitor.leave_out(info, "left" if step is None else f"left at step {step:,}")
+
     def set_began(self, when: float) -> None:
         """Set when the run began, on the clock of ``time.monotonic``."""
         self.tally.set_began(when)
@@ -468,9 +505,42 @@ class Run(Labelled):
             return False
         if self._debounce.is_due():
             self.interrupt()
-        if self._follower.poll():
+        self.becomes_owner()
+        if self._follower.poll() and self._is_end_known():
             self._finish()
         return self.over
+
+    def _is_end_known(self) -> bool:
+        """Whether this client knows how the run has ended, or its owner has written that into run.json."""
+        if self._monitor.is_unclear:
+            try:
+                written = read_run(self.id)
+            except NbdistError:
+                return True
+            if written.status not in finish.ENDED:
+                return False
+            self._record = written
+        return True
+
+    def becomes_owner(self) -> bool:
+        """Become the owner if no other client is; return whether only the body is missing for that."""
+        ownership, takes_over = self._ownership, self._takes_over
+        if ownership is None or takes_over is None:
+            return False
+        if ownership.poll():
+            self._take_over(ownership, takes_over)
+        return ownership.is_pending
+
+    def _take_over(self, ownership: RunOwnership, takes_over: TakeOver) -> None:
+        """Replace lost tasks from now on: the client that did has ended."""
+        with suppress(NbdistError):
+            self._record = read_run(self.id)
+        self._budget.spent = max(self._budget.spent, restarts_in(self._record))
+        if self._recovery is not None:
+            self._recovery.launcher = takes_over.launcher()
+            if ownership.handover is not None:
+                self._recovery.problem = ownership.handover.problem
+        self._monitor.take_over()
 
     # The end.
 
@@ -496,6 +566,8 @@ class Run(Labelled):
                 finish.write(self._record, self.status, self.error, self._monitor)
             except OSError as error:
                 self.notes.append(f"run.json could not be written: {error}")
+        if self._ownership is not None:
+            self._ownership.release()
         self._follower.show(lambda view: view.progress(self.standing()))
         self._follower.show(lambda view: view.end(self))
         self._has_ended.set()
@@ -517,7 +589,9 @@ class Run(Labelled):
         self._write_change(resize.new, resizes=[*others, resize.to_config()])
 
     def _write_change(self, new: TaskInfo | None, **changes: Any) -> None:
-        """Write changes into run.json, and the process that a task has now."""
+        """Write changes into run.json, and the process that a task has now; the owner of the run does."""
+        if not self._monitor.decides:
+            return
         cluster = self._record.cluster
         members = {one["rank"]: one for one in cluster.get("members", ())}
         workers = list(cluster.get("workers", ()))
@@ -559,6 +633,31 @@ class Run(Labelled):
 
     def __repr__(self) -> str:
         return f"<Run {self.id}: {self.status}, {len(self.tasks)} replicas>"
+
+
+class TakeOver(Protocol):
+    """What a client that did not start a run uses as its owner, and while it observes the owner."""
+
+    def launcher(self) -> BodyLauncher | None:
+        """Return what starts the body on new processes, None if no task has handed over the body."""
+
+    def install_agent(self, info: TaskInfo) -> RunCalls:
+        """Begin to create the agent of a task that runs no body."""
+
+    def expect(self, rank: int) -> RunCalls:
+        """Return the call that knows the outcome of a rank's new process."""
+
+
+def restarts_in(record: RunFile) -> int:
+    """Return how many replacements of tasks a run.json has counted."""
+    return max((int(one.get("number", 0)) for one in record.restarts), default=0)
+
+
+def left_workers(record: RunFile, workers: Sequence[TaskInfo]) -> list[tuple[TaskInfo, Mapping[str, Any]]]:
+    """Return the workers that have left a run and have not been added again, each with its entry."""
+    last = {str(entries["task"]): entries for entries in record.resizes}
+    found = ((info, last.get(info.name, {})) for info in workers)
+    return [(info, entries) for info, entries in found if entries.get("change") == "shrunk"]
 
 
 def resumed(run: Run) -> Run:

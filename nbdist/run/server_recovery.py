@@ -70,6 +70,21 @@ class Replaced:
             "slots": self.slots,
         }
 
+    @classmethod
+    def from_config(cls, entries: Mapping[str, Any], task: TaskInfo) -> Replaced:
+        """Return a replacement that run.json has; ``task`` is the server as it is now."""
+        return cls(
+            dataclasses.replace(task, pid=0, incarnation=0),
+            dataclasses.replace(task, pid=int(entries["pid"])),
+            str(entries["lost"]),
+            float(entries["seconds"]),
+            int(entries["number"]),
+            time.monotonic() - (time.time() - float(entries["lost_at"])),
+            entries.get("step"),
+            entries.get("lost_updates"),
+            str(entries.get("slots", "")),
+        )
+
 
 @dataclass
 class _Pending:

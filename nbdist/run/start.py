@@ -28,7 +28,8 @@ from nbdist.run.failure_detector import remedy
 from nbdist.run.follow import View
 from nbdist.run.in_graph.start import InGraph
 from nbdist.run.options import Options, check_numbers, select
-from nbdist.run.protocols import RunCalls
+from nbdist.run.ownership import RunOwnership
+from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.push import Packed
 from nbdist.run.resumable import record_body, resumable_run
 from nbdist.run.run import Run
@@ -75,6 +76,7 @@ def start_run(
     reserved: list[TaskInfo] = []
     here: InGraph | None = None
     delivery: Delivery | None = None
+    ownership = RunOwnership(run_folder(run_id))
     try:
         asked = []
         servers = _servers(cluster) if options.uses_servers else []
@@ -87,6 +89,7 @@ def start_run(
         record = _record(run_id, body, options, cluster, workers)
         folder = run_folder(run_id)
         try:
+            ownership.begin()
             write_run(record, wait=options.checkpoint_every is not None)
             if options.checkpoint_every is not None:
                 record_body(folder, original, inputs, first_line)
@@ -123,7 +126,7 @@ def start_run(
             here.start()
             run = Run(
                 here.tasks, record, folder, here.workers, options, here.body, None,
-                towers=workers, at_end=here.close,
+                towers=workers, at_end=here.close, ownership=ownership,
             )  # fmt: skip
         else:
             calls = cluster.submit(run_body, spec, body, on=list(spec.ranks))
@@ -131,13 +134,15 @@ def start_run(
             run = Run(
                 cluster, record, folder, workers, options, calls, None,
                 at_end=partial(_ended, cluster, run_id, delivery),
-                launcher=RunLauncher(cluster, spec, body, delivery, needs, resizes),
+                launcher=RunLauncher(cluster, cluster, spec, body, delivery, needs, resizes),
+                ownership=ownership,
                 hint=partial(_hint, options, by_flag=first_line > 1),
             )  # fmt: skip
             # A wake for each outcome would poll all tasks as often as there are tasks.
             calls.when_done(run.wake, failed=lambda outcome: "error" in outcome)
     except BaseException:
         _ended(cluster, run_id, delivery)
+        ownership.release()
         if here is not None:
             here.close()
         for info in reserved:
@@ -156,20 +161,22 @@ def start_run(
 class RunLauncher:
     """Sends a run's body and its pushed values to the new process of one of its workers, or to a new worker.
 
-    ``needs`` are the ranks of all tasks that the run uses, ``resizes`` is whether workers may be added to
-    them.
+    ``tasks`` has the connections on which the run receives messages, ``delivery`` the pushed values: None if
+    there are none, or if another client has delivered them. ``needs`` are the ranks of all tasks that the run
+    uses, ``resizes`` is whether workers may be added to them.
     """
 
     def __init__(
         self,
         cluster: Cluster,
+        tasks: RunTasks,
         spec: RunSpec,
         body: str | Callable[..., Any],
         delivery: Delivery | None,
         needs: Sequence[int],
         resizes: bool = False,
     ) -> None:
-        self._cluster, self._spec, self._body = cluster, spec, body
+        self._cluster, self._tasks, self._spec, self._body = cluster, tasks, spec, body
         self._delivery, self._needs, self._resizes = delivery, list(needs), resizes
         self._numbers = {rank: number for number, rank in enumerate(spec.ranks)}
 
@@ -186,7 +193,7 @@ class RunLauncher:
     def reserve(self, info: TaskInfo, timeout: float) -> None:
         """Reserve the task for the run and subscribe to it; FailedPreconditionError if it is taken."""
         meta = {"run": self._spec.run, "subscribe": True, "ranks": self._needs, "resizes": self._resizes}
-        self._cluster.peer(info.rank).call("run.reserve", meta, timeout=timeout)
+        self._tasks.peer(info.rank).call("run.reserve", meta, timeout=timeout)
 
     def add(self, rank: int) -> None:
         """Count the task of a rank among the run's workers, after all others that it has had."""

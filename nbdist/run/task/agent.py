@@ -15,6 +15,8 @@ run.control    run, do ────────────────► likew
 run.timeline   run ────────────────────► the task's spans of the run, also of the last one that has ended
 push.open, push.part, push.close         arrays from a client on another host, see delivery.py
 run.release    run ────────────────────► drops the run's parameters and writes its timeline to its folder
+run_body       run ────────────────────► the body and its RunSpec, for the next owner of the run: over
+                                         ipyparallel's channel (see nbdist.run.ownership)
 
 A notebook's kernel that was restarted subscribes to a run that it did not start, receives a backfill, and
 fetches the outcome at the end. `CachedOutcome` keeps the outcome until the next body begins; one that no
@@ -29,16 +31,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from nbdist.errors import FailedPreconditionError, NbdistError
+from nbdist.cluster.control_channel import serve
+from nbdist.errors import FailedPreconditionError, NbdistError, NotFoundError
 from nbdist.home import private_folder
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.metrics.timeline_parts import Part, write_part
 from nbdist.run.control import apply_command
-from nbdist.run.delivery import Receiver
+from nbdist.run.delivery import Receiver, without_closure
 from nbdist.run.outcome import Buffer, encode, page, write_outcome
 from nbdist.run.task.reporting import ActiveRun
 from nbdist.runtime import task as tasks
@@ -51,9 +54,13 @@ from nbdist.train.step_timing import StepLog
 from nbdist.wire.rpc.client import Caller
 from nbdist.wire.rpc.frame import Frame
 
+if TYPE_CHECKING:
+    from nbdist.run.task.body import RunSpec
+
 RESERVED_SECONDS = 30.0  # after which a reservation without a body expires
 PAGE_BYTES = 4 << 20
 FETCH_SECONDS = 10.0  # in which a client that subscribed until the end has fetched the outcome
+BODY_REQUEST = "run_body"
 Source: TypeAlias = Callable[[str], Iterable[Span]]
 log = logging.getLogger(__name__)
 
@@ -72,6 +79,8 @@ class Agent:
         self._added: tuple[str, list[int]] = ("", [])  # a run, and the ranks of workers that were added to it
         self._resizes = ""  # a run that workers can join and leave
         self._active: ActiveRun | None = None
+        self.body: tuple[RunSpec, str | Callable[..., Any]] | None = None
+        """What runs on this task, while it does."""
         self._control = ("", Control())
         self._subscribers = Subscribers()
         self._step_log: tuple[str, StepLog] | None = None
@@ -139,6 +148,16 @@ class Agent:
 
         self.task.server.post(last)
         sent.wait(5.0)
+
+    def hand_over(self, run: str) -> tuple[RunSpec, str | Callable[..., Any]]:
+        """Return the RunSpec and the body of a run, as they were sent here; NotFoundError if it is not here.
+
+        May be called on any thread.
+        """
+        if self.body is None or self.body[0].run != run:
+            raise NotFoundError(f"{self.task.name} runs no body of run {run}")
+        spec, body = self.body
+        return spec, without_closure(body)[0]  # the cells that the task has filled are in `spec.pushed`
 
     def hold(self, holder: str) -> None:
         """Reserve the task for a holder that runs bodies of its own here, such as a sweep, until `let_go`."""
@@ -355,6 +374,7 @@ def agent() -> Agent:
     task = tasks.current()
     if _agent is None or _agent.task is not task:
         _agent = Agent(task)
+        serve(BODY_REQUEST, _agent.hand_over)
     return _agent
 
 

@@ -90,12 +90,14 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
     task, here = current(), agent()
     with busy_with(clusters_folder() / task.cluster_id, spec.run), bodies_only():
         live = open_run(spec, task, here)
+        here.body = spec, body
         try:
             outcome = perform(
                 spec, body, task, here, live, body_environment(live), partial(_pack_results, live.context)
             )
             here.cached_outcome.put(spec.run, spec.folder, outcome)
         finally:
+            here.body = None
             here.cached_outcome.drop(spec.run)
     return outcome
 
