@@ -17,6 +17,7 @@ import inspect
 import re
 import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,8 @@ C_TYPES = re.compile(r"\b(?:int|bool|Py_ssize_t|_ndarray_base)\s+(?=\w)")
 """Types before the names of parameters in the documentation of compiled methods."""
 
 
+counts: Counter[str] = Counter()
+"""What would happen on a GPU: "launch", "host wait", "bytes to host", "copy to device", "allocation"."""
 _thread = threading.local()
 
 
@@ -120,12 +123,28 @@ class DeviceArray:
     def __bool__(self) -> bool:
         return bool(self.get())
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Pass a call of NumPy's ufunc on to CuPy's, as CuPy does."""
+        if "out" in kwargs:
+            (kwargs["out"],) = kwargs["out"]
+        function = Function(getattr(cupy, ufunc.__name__), ufunc)
+        return function(*inputs, **kwargs) if method == "__call__" else NotImplemented
+
+    def __array_function__(self, function: Any, kinds: Any, args: Any, kwargs: Any) -> Any:
+        """Pass a call of NumPy's function on to CuPy's, as CuPy does."""
+        real = cupy
+        for name in [*function.__module__.split(".")[1:], function.__name__]:
+            real = getattr(real, name)
+        return Function(real, function)(*args, **kwargs)
+
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("implicit conversion to a NumPy array is not allowed; use .get()")
 
     def get(self) -> np.ndarray[Any, Any]:
         if Stream.recording is not None:
             raise RuntimeError("cudaErrorStreamCaptureUnsupported")
+        counts["host wait"] += 1
+        counts["bytes to host"] += self.nbytes
         return self.host.copy()
 
 
@@ -166,8 +185,8 @@ def down(value: Any) -> Any:
         return value.host
     if isinstance(value, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
-    if isinstance(value, tuple):
-        return tuple(down(v) for v in value)
+    if isinstance(value, tuple | list):
+        return type(value)(down(v) for v in value)
     return value
 
 
@@ -177,6 +196,17 @@ def up(value: Any) -> Any:
     return DeviceArray(np.asarray(value)) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
+def count_call(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Count a launch unless a call returned a view; and an allocation if its result has memory of its own."""
+    if not isinstance(result, (np.ndarray, np.generic)):
+        counts["launch"] += 1
+        return
+    hosts = [one.host for one in (*args, *kwargs.values()) if isinstance(one, DeviceArray)]
+    shares = isinstance(result, np.ndarray) and any(np.may_share_memory(result, host) for host in hosts)
+    counts["launch"] += not shares or any(result is host for host in hosts)
+    counts["allocation"] += not shares
+
+
 def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a NumPy function on device arrays, now or when the graph is launched that is being recorded."""
 
@@ -184,7 +214,9 @@ def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*map(convert, args), **{name: convert(v) for name, v in kwargs.items()})
 
     if Stream.recording is None:
-        return up(call())
+        result = call()
+        count_call(result, args, kwargs)
+        return up(result)
     copies: dict[int, np.ndarray[Any, Any]] = {}
 
     def copied(value: Any) -> Any:
@@ -346,6 +378,8 @@ class FakeCupy(FakeModule):
         """Return a device's copy of a host array; ``order`` "K" keeps the order of a Fortran array."""
         if isinstance(value, DeviceArray):
             return value if dtype in (None, value.dtype) else value.astype(dtype)
+        counts["copy to device"] += 1
+        counts["allocation"] += 1
         return DeviceArray(np.array(value, dtype, order=order))  # type: ignore[call-overload]
 
     array = asarray

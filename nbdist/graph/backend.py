@@ -10,7 +10,9 @@ enters its scope before it allocates or computes.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -20,6 +22,7 @@ from nbdist.errors import InvalidArgumentError, MissingExtra
 
 Array: TypeAlias = np.ndarray[Any, Any]
 """An array of the backend: numpy.ndarray, or cupy.ndarray on a GPU."""
+_thread = threading.local()
 
 
 def backend(device: str = "CPU:0") -> ModuleType:
@@ -31,18 +34,40 @@ def backend(device: str = "CPU:0") -> ModuleType:
     return np if _kind_and_index(device)[0] == "CPU" else _cupy()
 
 
-def device_scope(device: str) -> AbstractContextManager[Any]:
-    """Return a context in which this thread allocates and computes on a device; for a CPU it does nothing.
+@contextmanager
+def device_scope(device: str) -> Iterator[None]:
+    """A context in which this thread works for a device: it allocates and computes there.
 
     Raises InvalidArgumentError for a GPU that this process does not have, MissingExtra without CuPy.
 
     >>> with device_scope("CPU:0"):
-    ...     backend("CPU:0").zeros(2)
+    ...     backend(scoped_device()).zeros(2)
     array([0., 0.])
     """
     kind, index = _kind_and_index(device)
-    if kind == "CPU":
-        return nullcontext()
+    before = scoped_device()
+    _thread.device = device
+    try:
+        if kind == "CPU":
+            yield
+        else:
+            with _gpu(device, index):
+                yield
+    finally:
+        _thread.device = before
+
+
+def scoped_device() -> str:
+    """Return the device that this thread works for, "CPU:0" outside of a scope.
+
+    >>> scoped_device()
+    'CPU:0'
+    """
+    device: str = getattr(_thread, "device", "CPU:0")
+    return device
+
+
+def _gpu(device: str, index: int) -> Any:
     cuda = _cupy().cuda
     count = cuda.runtime.getDeviceCount()
     if index >= count:
@@ -50,8 +75,7 @@ def device_scope(device: str) -> AbstractContextManager[Any]:
         raise InvalidArgumentError(
             f"this process has no device {device!r}; its GPUs are {seen} (CUDA_VISIBLE_DEVICES selects them)"
         )
-    scope: AbstractContextManager[Any] = cuda.Device(index)
-    return scope
+    return cuda.Device(index)
 
 
 def _kind_and_index(device: str) -> tuple[str, int]:

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -97,8 +98,10 @@ class Layout:
             found.append(flat[first : first + prod(entry.shape)].reshape(entry.shape))
         return found
 
-    def buffer(self) -> Array:
-        """Return a new zeroed buffer that starts on a cache line."""
+    def buffer(self, xp: ModuleType = np) -> Array:
+        """Return a new zeroed buffer of a backend, which starts on a cache line."""
+        if xp is not np:  # CuPy's memory pool aligns more than that
+            return xp.zeros(self.size, np.uint8)  # type: ignore[no-any-return]
         raw = np.zeros(self.size + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + self.size]

@@ -13,9 +13,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
-from nbdist.graph.backend import Array, backend_of
+from nbdist.graph.backend import Array, backend_of, to_host
 from nbdist.train.context import Context, Progress
 from nbdist.train.strategy import Replica
 
@@ -152,22 +155,46 @@ def report_skipped(progress: Progress, step: int, wrong: str) -> None:
         print(f"step {step}: {wrong}: this replica's gradient is left out{more}")
 
 
-def describe_nonfinite(loss: float, gradients: Sequence[Array]) -> str:
+def read_step(values: Sequence[Array], gradients: Sequence[Array]) -> tuple[Sequence[Array], float]:
+    """Return loss and metrics of a step on the host, and the sum of the squares of all gradients.
+
+    The sum is finite if the loss and all gradients are; a square that overflows is looked at again. A GPU is
+    waited for once.
+    """
+    xp = backend_of(gradients[0]) if gradients else np
+    if xp is np:
+        return values, square_sum(gradients) if math.isfinite(values[0]) else math.inf
+    *found, total = to_host(xp.stack([*values, _square_sum(xp, gradients)]))
+    return found, float(total)
+
+
+def square_sum(gradients: Sequence[Array]) -> float:
+    """Return the sum of the squares of all gradients: one pass at memory speed.
+
+    >>> square_sum([np.ones(3), np.ones((2, 2))])
+    7.0
+    """
+    return float(_square_sum(backend_of(gradients[0]), gradients)) if gradients else 0.0
+
+
+def _square_sum(xp: Any, gradients: Sequence[Array]) -> Array:
+    return sum(xp.dot(g, g) for g in (gradient.reshape(-1) for gradient in gradients))  # type: ignore[no-any-return]
+
+
+def describe_nonfinite(loss: float, squares: float, gradients: Sequence[Array]) -> str:
     """Return which value of a step is NaN or infinite, in words; "" if none is.
 
-    >>> import numpy as np
-    >>> describe_nonfinite(1.0, [np.ones(3, np.float32), np.array([1.0, np.inf])])
+    ``squares`` is the `square_sum` of its gradients.
+
+    >>> gradients = [np.ones(3, np.float32), np.array([1.0, np.inf])]
+    >>> describe_nonfinite(1.0, square_sum(gradients), gradients)
     'a gradient is infinite'
     """
     if not math.isfinite(loss):
         return f"the loss is {_called(math.isnan(loss))}"
-    if not gradients:
+    if not gradients or math.isfinite(squares):
         return ""
     xp = backend_of(gradients[0])
-    # One pass at memory speed; a square that overflows is looked at again.
-    total = sum(xp.dot(g, g) for g in (gradient.reshape(-1) for gradient in gradients))
-    if math.isfinite(float(total)):
-        return ""
     if any(bool(xp.isnan(g).any()) for g in gradients):
         return f"a gradient is {_called(True)}"
     return f"a gradient is {_called(False)}" if any(bool(xp.isinf(g).any()) for g in gradients) else ""

@@ -11,9 +11,8 @@ from nbdist.train.strategy import Replica, ReplicaState
 
 
 def on_device(replica: Replica, device: str) -> Replica:
-    """Return a replica whose arrays are on ``device``; the same one if that is the host."""
-    xp = backend(device)
-    return replica if xp is np else DeviceReplica(replica, device)
+    """Return a replica whose arrays are on ``device``; the same one if they are there."""
+    return replica if replica.resident or backend(device) is np else DeviceReplica(replica, device)
 
 
 class DeviceReplica(Replica):

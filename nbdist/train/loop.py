@@ -51,7 +51,7 @@ from nbdist.graph.backend import backend_of, device_scope, to_device, to_host
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.runtime.tables import gradient_of
-from nbdist.train.boundary import Boundary, check_policy, describe_nonfinite, report_skipped
+from nbdist.train.boundary import Boundary, check_policy, describe_nonfinite, read_step, report_skipped
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, Control, current, save_variables
 from nbdist.train.device import on_device
@@ -358,9 +358,10 @@ class _Loop:
                     batch = tuple(to_device(a, xp) for a in batch)
                 draw = (self.model.draw(self.step, first_example(size)),) if draws else ()
                 values = self._program(batch)(*batch, self._scale(size), *draw, *gradients)
-                loss = float(values[0]) * (size / mine)
                 rows = values[counted:]  # of each table: gradients, and where they belong
-                wrong = describe_nonfinite(loss, [*gradients, *rows[::2]])
+                results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])
+                loss = float(results[0]) * (size / mine)
+                wrong = describe_nonfinite(loss, squares, [*gradients, *rows[::2]])
                 if tables and not wrong:
                     replica.take([gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)])
                 if wrong and restore is None:
@@ -390,7 +391,7 @@ class _Loop:
             progress.global_step = self.updates_before + replica.global_step
             progress.dropped = self.dropped_before + replica.dropped
             if mine and not wrong:
-                log(self.of_all(1), loss, values[:counted], replica.staleness, pushed - begun - rest, mine)
+                log(self.of_all(1), loss, results, replica.staleness, pushed - begun - rest, mine)
         if self.step == started:
             raise InvalidArgumentError("the dataset ended before this epoch: there is nothing to train on")
         return True

@@ -21,6 +21,7 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
+from nbdist.graph.backend import backend_of, to_device
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.callbacks import History
@@ -148,7 +149,7 @@ class ResumeAdapter:
         if context.strategy.keeps_slots:
             for own, kept in zip(replica.slots, found.slots):  # not strict: some optimizers keep nothing
                 for name, array in own.items():
-                    np.copyto(array, kept[name])
+                    array[...] = to_device(kept[name], backend_of(array))
         as_given, rate = self._given_rate == state.given_rate, self._rate_of(state)
         replica.resume(state.updates, rate, found.mark)
         index = 0 if self._before is None else context.strategy.replica_index

@@ -24,7 +24,7 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.data.shares import share_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.graph.backend import Array, backend
+from nbdist.graph.backend import Array, backend, scoped_device, to_device
 from nbdist.graph.tensor import Placeholder, Tensor, Variable
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
@@ -102,6 +102,8 @@ class Replica(ABC):
     notes: Sequence[str] = ()
     """What a user should know, for example that parameters travel over sockets."""
 
+    resident = False
+    """Whether values, gradients and the optimizer are on the device that its thread works for."""
     tables: Sequence[int] = ()
     """Numbers of the variables used only through row lookups, with gradients in the form of rows."""
 
@@ -201,6 +203,10 @@ class Replica(ABC):
     @abstractmethod
     def gradients(self) -> Sequence[Array]:
         """Return the arrays to write this step's gradients to, one per variable that is not a table."""
+
+    def flat_gradients(self) -> Sequence[Array]:
+        """Return the same gradients in as few arrays as they have; what lies between them is zero."""
+        return self.gradients()
 
     @abstractmethod
     def push(self) -> None:
@@ -501,7 +507,10 @@ class Trainable(ABC):
 
 
 class OneDevice(Replica):
-    """Parameters and optimizer in this process; the parameters in bytes that are given, if they are."""
+    """Parameters and optimizer in this process, on the device that its thread works for.
+
+    ``parameters`` are bytes of the host for them, if another process reads them there.
+    """
 
     pull_is = None
     push_is = ("apply", "gradients")
@@ -518,11 +527,13 @@ class OneDevice(Replica):
         self.tables, self._tables = tuple(tables), Tables(own, optimizer)
         self._taken: Sequence[RowGradient] = ()
         self._layout = layout = layout_of(rest)
-        gradient = layout.buffer()
-        parameters = layout.buffer() if parameters is None else parameters
+        xp = backend(scoped_device()) if parameters is None else np
+        self.resident = xp is not np
+        gradient = layout.buffer(xp)
+        parameters = layout.buffer(xp) if parameters is None else parameters
         views, self._gradients = layout.views(parameters), layout.views(gradient)
         for view, (_, value) in zip(views, rest, strict=True):
-            np.copyto(view, value)
+            view[...] = to_device(value, xp)
         self.values = interleaved(own, views, tables)
         self._optimizer = optimizer
         self._flats = [
@@ -557,6 +568,10 @@ class OneDevice(Replica):
     def gradients(self) -> Sequence[Array]:
         """Return the gradient buffers, one per variable that is not a table."""
         return self._gradients
+
+    def flat_gradients(self) -> Sequence[Array]:
+        """Return the memory of the gradients, one array per dtype."""
+        return [gradient for _, gradient, _ in self._flats]
 
     def take(self, gradient: Sequence[RowGradient]) -> None:
         """Take the gradients of the tables' rows."""

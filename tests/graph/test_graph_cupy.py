@@ -11,7 +11,7 @@ from test_ops import example_cases
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph import backend
-from nbdist.graph.backend import device_scope, to_device
+from nbdist.graph.backend import device_scope, scoped_device, to_device
 from nbdist.graph.op import OPS, Example, Spec
 
 cupy = FakeCupy()
@@ -47,13 +47,16 @@ def test_a_thread_works_on_the_gpu_of_its_scope(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(backend, "_cupy", lambda: cupy)
     with device_scope("/job:worker/task:0/device:GPU:1"):
         assert cupy.zeros(3).device.id == current_device() == 1
+        assert scoped_device().endswith("GPU:1")
         with device_scope("CPU:0"):
-            assert current_device() == 1
-    assert current_device() == 0
-    with pytest.raises(InvalidArgumentError, match=r"no device 'GPU:7'; its GPUs are GPU:0 to GPU:1"):
-        device_scope("GPU:7")
-    with pytest.raises(InvalidArgumentError, match=r"no backend for device 'GPU:x'"):
-        device_scope("GPU:x")
+            assert (current_device(), scoped_device()) == (1, "CPU:0")
+    assert (current_device(), scoped_device()) == (0, "CPU:0")
+    for device, problem in (
+        ("GPU:7", r"no device 'GPU:7'; its GPUs are GPU:0 to GPU:1"),
+        ("GPU:x", "no backend for device 'GPU:x'"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=problem), device_scope(device):
+            pass
 
 
 def test_values_on_a_gpu_are_in_c_order() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupy import DeviceArray, FakeCupy
+from fake_cupy import DeviceArray, FakeCupy, counts
 
 from nbdist.data import Dataset
 from nbdist.distribute import MirroredStrategy, OneDeviceStrategy, Strategy, get_replica_context
@@ -17,10 +17,12 @@ from nbdist.graph import backend
 from nbdist.graph.tensor import Variable
 from nbdist.nn import (
     BatchNorm,
+    Conv2D,
     Dense,
     Dropout,
     Embedding,
     Flatten,
+    MaxPool2D,
     Sequential,
     compute_average_loss,
     load,
@@ -222,3 +224,33 @@ def train(strategy: Strategy) -> list[Any]:
     model.fit(Dataset.from_arrays(x, y).batch(10), epochs=2)
     weights: list[Any] = model.get_weights()
     return weights
+
+
+@pytest.mark.parametrize(
+    ("network", "launches", "copies"),
+    [
+        ([Dense(100, "relu"), Dense(10, "softmax")], 65, 5),
+        (
+            [Conv2D(8, 3, activation="relu"), MaxPool2D(2), Flatten(), Dropout(0.2), Dense(10, "softmax")],
+            99,
+            6,
+        ),
+    ],
+    ids=["mlp", "cnn"],
+)
+def test_what_a_step_costs_a_gpu(fake_gpu: None, network: list[Any], launches: int, copies: int) -> None:
+    """The host waits once a step, for three numbers: loss, accuracy, and whether gradients are finite."""
+    shape = (64, 28, 28, 1) if len(network) > 2 else (64, 784)
+    x, y = np.random.default_rng(0).random(shape, np.float32), np.arange(64) % 10
+    found = []
+    for steps in (3, 13):
+        model = Sequential(network, seed=1)
+        model.compile(Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        with contexts.use(contexts.Context(device="GPU:0", quiet=True)):
+            counts.clear()
+            model.fit(Dataset.from_arrays(x, y).batch(64).repeat(), steps_per_epoch=steps, epochs=1)
+            found.append(counts.copy())
+    step = {name: (number - found[0][name]) / 10 for name, number in found[1].items()}
+    assert (step["host wait"], step["bytes to host"]) == (1, 12)
+    assert step["launch"] <= launches
+    assert step["copy to device"] <= copies

@@ -90,7 +90,7 @@ def test_a_pull_waits_and_then_receives_and_a_push_waits_and_then_sends() -> Non
 
 def test_on_another_device_a_pull_brings_the_parameters_there() -> None:
     inner = OneDevice([("w", np.zeros(3, np.float32))], SGD(0.1))
-    replica = DeviceReplica(inner, np)
+    replica = DeviceReplica(inner, "CPU:0")
     assert (inner.pull_is, replica.pull_is) == (None, ("receive", "parameters from the host"))
     assert replica.push_is == inner.push_is == ("apply", "gradients")
 

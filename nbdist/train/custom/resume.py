@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.errors import AbortedError, InvalidArgumentError
-from nbdist.graph.backend import Array
+from nbdist.graph.backend import Array, backend_of, to_device
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.context import Context, current
 from nbdist.train.custom.position import SavedValues, iterate_epochs
@@ -235,7 +235,7 @@ class RestoredLoop:
             for replica in group.replicas:
                 for own, kept in zip(replica.slots, self._slots_of(saved)):
                     for name, array in own.items():
-                        np.copyto(array, kept[name].reshape(array.shape))
+                        array[...] = to_device(kept[name].reshape(array.shape), backend_of(array))
         rate = group.optimizer.learning_rate
         self._owner.local.each(lambda i: group.replicas[i].resume(saved["updates"], rate, self._mark))
         return int(saved["updates"])

@@ -20,7 +20,7 @@ from nbdist.graph.backend import to_device, to_host
 from nbdist.graph.op import Shape
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.runtime.tables import gradient_of
-from nbdist.train.boundary import describe_nonfinite, report_skipped
+from nbdist.train.boundary import describe_nonfinite, report_skipped, square_sum
 from nbdist.train.context import use_here
 from nbdist.train.custom.compile import Call, lookups_of, program_of
 from nbdist.train.custom.reduce import joined, of_replica
@@ -255,7 +255,8 @@ class Runner:
     def _wrong(self, call: Call, losses: Sequence[Array], gradients: Sequence[Array]) -> str:
         """Return a message that names the non-finite value of a step; a mean over no examples may be NaN."""
         empty = any(a.size == 0 for a in call.arrays)
-        return describe_nonfinite(0.0 if empty else sum(float(np.sum(x)) for x in losses), gradients)
+        loss = 0.0 if empty else sum(float(np.sum(x)) for x in losses)
+        return describe_nonfinite(loss, square_sum(gradients), gradients)
 
     def _program(self, call: Call, local: LocalReplica, updating: bool) -> Program:
         trained = call.trained if updating else []
