@@ -502,13 +502,6 @@ class RunMonitor:
                 return False
             self._unknown.add(rank)
             return None
-        if any(progress["sync_session"] for progress in self._session_progress.values()):
-            self._noted(
-                f"{lost.how}; it is not replaced: workers of SyncReplicasOptimizer wait for each other. "
-                "Replace it with %cluster restart, and run the cell again: it continues from the newest "
-                "checkpoint"
-            )
-            return False
         if any(progress["sessions"] > 1 for progress in self._session_progress.values()):
             self._noted(
                 f"{lost.how}; it is not replaced: its body has made several monitored sessions, and a new "
@@ -518,7 +511,8 @@ class RunMonitor:
         others = [one for one in self._remaining() if one.rank != rank]
         if self._recovery is None:
             return bool(others)
-        if rank == self.workers[0].rank or not others:
+        needed = max((one["needed_workers"] for one in self._session_progress.values()), default=0)
+        if rank == self.workers[0].rank or len(others) < max(1, min(needed, len(self.workers))):
             if refusal := self._recovery.refusal:
                 self._noted(f"{lost.how}; {refusal}")
                 return False

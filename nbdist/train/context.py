@@ -60,8 +60,8 @@ class Progress:
     """Whether the body survives the loss of a parameter server: it drives a MonitoredSession."""
     sessions: int = 0
     """How many MonitoredSessions the body has made."""
-    sync_session: bool = False
-    """Whether the session's replicas wait for each other (SyncReplicasOptimizer)."""
+    needed_workers: int = 0
+    """With how few workers a session continues (SyncReplicasOptimizer); 0 if its workers do not wait."""
     own_steps: bool = False
     """Whether ``step`` leaves out the steps of the lost process that this one replaces: a session's does."""
     restores: bool = False

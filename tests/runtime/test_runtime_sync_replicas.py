@@ -36,6 +36,7 @@ from nbdist.graph.variables import (
 )
 from nbdist.nn.functional import embedding_lookup
 from nbdist.optim import SGD, Adam
+from nbdist.runtime.session.resources import Client
 from nbdist.runtime.session.session import Session
 from nbdist.train import SyncReplicasOptimizer
 
@@ -617,6 +618,42 @@ def test_a_worker_that_comes_again_takes_the_place_of_the_first(tasks: Tasks) ->
             assert again.local_step == 2
             assert together(steps(one, 3), steps(again, 3)) == [None, None]
             assert session.run([again.step, again.optimizer.dropped]) == [5, 0]
+
+
+@all_ways
+def test_a_new_process_of_a_worker_ends_what_the_former_one_does(tasks: Tasks) -> None:
+    one, two = (Worker(tasks, n, three, 2, num_tokens=0) for n in range(2))
+    with one.session, one.hook.training(one.session), two.session:
+        in_process(two, 7)
+        two.hook.begin()
+        two.hook.after_create_session(two.session)
+        errors: list[BaseException | None] = []
+        thread = threading.Thread(target=lambda: errors.extend(together(steps(two, 1))))
+        thread.start()
+        until(lambda: waiting_on(tasks) == 1)
+        again = Worker(tasks, 1, three, 2, num_tokens=0)
+        in_process(again, 8)
+        with again.session as session, again.hook.training(session):
+            thread.join(10 + PATIENCE)
+            assert not thread.is_alive()
+            assert isinstance(errors[0], (AbortedError, UnavailableError))
+            assert session.run(again.optimizer.dropped) == 1  # the gradient that the former one gave
+            assert together(steps(one, 3), steps(again, 3)) == [None, None]
+            assert session.run([again.step, again.optimizer.dropped]) == [3, 1]
+            late = Worker(tasks, 1, three, 2, num_tokens=0)
+            in_process(late, 7)
+            with (
+                late.session,
+                pytest.raises(FailedPreconditionError, match="was replaced by another process"),
+            ):
+                late.session.run(late.train)
+
+
+def in_process(worker: Worker, incarnation: int) -> None:
+    """Let a worker's session be one of another process of its task."""
+    engine = worker.session._engine
+    assert engine is not None
+    engine._client = Client(f"/job:worker/task:{worker.index}", incarnation)
 
 
 def test_a_chief_that_comes_again_begins_where_the_variables_are(tasks: Tasks) -> None:

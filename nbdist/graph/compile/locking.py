@@ -35,9 +35,12 @@ def guarded(kernel: Kernel, nodes: Sequence[Tensor], values: Values, locks: Lock
 def fenced(kernel: Kernel, nodes: Sequence[Tensor], values: Values, fence: Lock | None) -> Kernel:
     """Return a kernel that enters ``fence`` if ``nodes`` change a variable; entering it may raise.
 
-    The fence is inside the locks of the variables, so a kernel waits for no lock between fence and change.
+    The fence is inside the locks of the variables, so a kernel waits for no lock between fence and change. An
+    op that waits for other steps enters the fence itself, for each attempt: the fence is not held meanwhile.
     """
-    changes = any((one.op is not None and one.op.writes) or one in values.direct for one in nodes)
+    changes = any(
+        (one.op is not None and one.op.writes and not one.op.waits) or one in values.direct for one in nodes
+    )
     return _under(kernel, [fence]) if changes and fence is not None else kernel
 
 

@@ -82,6 +82,10 @@ class _Accumulator:
         """Return the op that clears gradients and counts, and sets the accumulator's step to ``step``."""
         return self._record("accumulator_begin", whole(step))
 
+    def withdraw(self, giver: str) -> Tensor:
+        """Return the op that drops what ``giver`` has given, and what the former process of its task has."""
+        return self._record("accumulator_withdraw", giver=giver)
+
     def close(self) -> Tensor:
         """Return the op that closes it: waiting replicas get an OutOfRangeError."""
         return self._record("accumulator_close")
@@ -117,14 +121,20 @@ class ConditionalAccumulator(_Accumulator):
     (<Tensor 'conditional_accumulator/accumulator_apply' () bool>, (2,))
     """
 
-    def apply_grad(self, grad: Any, local_step: Any = 0) -> Tensor:
+    def apply_grad(self, grad: Any, local_step: Any = 0, *, giver: str = "") -> Tensor:
         """Return the op that offers a gradient; its value is whether it was accepted.
 
         ``grad`` is the gradient, ``local_step`` the step of the parameters that it was computed from.
+        ``giver`` identifies the graph of its replica, for ``withdraw``.
         """
         gradient = grad if isinstance(grad, Tensor) else np.asarray(grad, self.dtype)
         return self._record(
-            "accumulator_apply", gradient, whole(local_step), shape=self.shape, dtype=self.dtype
+            "accumulator_apply",
+            gradient,
+            whole(local_step),
+            shape=self.shape,
+            dtype=self.dtype,
+            giver=giver,
         )
 
     def take_grad(self, num_required: Any, *, patient: bool = False) -> Tensor:
@@ -159,7 +169,9 @@ class SparseConditionalAccumulator(_Accumulator):
         """
         return self.apply_grad(grad.indices, grad.values, local_step)
 
-    def apply_grad(self, grad_indices: Any, grad_values: Any, local_step: Any = 0) -> Tensor:
+    def apply_grad(
+        self, grad_indices: Any, grad_values: Any, local_step: Any = 0, *, giver: str = ""
+    ) -> Tensor:
         """Return the op that offers the rows ``grad_values`` at ``grad_indices``, made at ``local_step``."""
         values = grad_values if isinstance(grad_values, Tensor) else np.asarray(grad_values, self.dtype)
         return self._record(
@@ -169,6 +181,7 @@ class SparseConditionalAccumulator(_Accumulator):
             whole(local_step),
             shape=self.shape,
             dtype=self.dtype,
+            giver=giver,
         )
 
     def take_indexed_slices_grad(self, num_required: Any, *, patient: bool = False) -> IndexedSlices:
@@ -241,14 +254,16 @@ def _check(gradient: Spec, shape: Shape, dtype: np.dtype[Any]) -> None:
         )
 
 
-def _applied(handle: Spec, gradient: Spec, step: Spec, shape: Shape, dtype: np.dtype[Any]) -> Spec:
+def _applied(
+    handle: Spec, gradient: Spec, step: Spec, shape: Shape, dtype: np.dtype[Any], giver: str
+) -> Spec:
     check_step(step)
     _check(gradient, tuple(shape), dtype)
     return NOTHING
 
 
 def _applied_rows(
-    handle: Spec, values: Spec, indices: Spec, step: Spec, shape: Shape, dtype: np.dtype[Any]
+    handle: Spec, values: Spec, indices: Spec, step: Spec, shape: Shape, dtype: np.dtype[Any], giver: str
 ) -> Spec:
     check_step(step)
     if len(indices.shape) != 1 or indices.dtype.kind not in "iu":
@@ -289,4 +304,5 @@ on_handle("accumulator_count", lambda handle: COUNT)
 on_handle("accumulator_dropped", lambda handle: COUNT)
 on_handle("accumulator_set_step", _stepped, has_value=False)
 on_handle("accumulator_begin", _stepped, has_value=False)
+on_handle("accumulator_withdraw", lambda handle, giver: NOTHING, has_value=False)
 on_handle("accumulator_close", lambda handle: NOTHING, has_value=False)

@@ -56,7 +56,7 @@ class TokenQueue:
 
         Errors name the task that ``local_step`` comes from. If there is no token,
         raises the error that the queue was closed with, and DeadlineExceededError after the session's
-        ``operation_timeout``.
+        ``operation_timeout``; AbortedError if the queue was begun again since the session took part.
         """
         return self._record("token_dequeue", whole(local_step))
 
@@ -72,9 +72,12 @@ class TokenQueue:
         """Return the op that empties the queue and opens it for this number of replicas."""
         return self._record("token_begin", replicas=replicas, one_each=one_each)
 
-    def join(self, replica: str) -> Tensor:
-        """Return the op that waits until the queue is open; ``replica`` is a device, for errors."""
-        return self._record("token_join", replica=replica)
+    def join(self, replica: str, *, again: bool = False) -> Tensor:
+        """Return the op that waits until the queue is open; ``replica`` is a device, for errors.
+
+        A replica that takes part ``again`` gets an OutOfRangeError if the training has ended since.
+        """
+        return self._record("token_join", replica=replica, again=again)
 
     def serve(self) -> Tensor:
         """Return the op that ties its step to the queue: if it is aborted, all waiting replicas fail."""
@@ -109,6 +112,6 @@ on_handle("token_dequeue", _taken, waits=True)
 on_handle("token_count", lambda handle: COUNT)
 on_handle("token_is_open", lambda handle: NOTHING)
 on_handle("token_begin", lambda handle, replicas, one_each: NOTHING, has_value=False)
-on_handle("token_join", lambda handle, replica: NOTHING, waits=True, has_value=False)
+on_handle("token_join", lambda handle, replica, again: NOTHING, waits=True, has_value=False)
 on_handle("token_serve", lambda handle: NOTHING, has_value=False)
 on_handle("token_close", lambda handle, failed: NOTHING, has_value=False)

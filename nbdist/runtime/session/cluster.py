@@ -19,6 +19,7 @@ from nbdist.runtime.session.executor import Executor, ExecutorConfig, lost
 from nbdist.runtime.session.host import SessionHost
 from nbdist.runtime.session.program import Containers
 from nbdist.runtime.session.protocol import ExecutorRequest
+from nbdist.runtime.session.resources import Client
 from nbdist.runtime.session.store import Store
 from nbdist.wire.channel.sender import Address
 from nbdist.wire.hosts import address_towards, host_identity
@@ -93,6 +94,7 @@ class ClusterEngine:
         self._store = self.own.store if self.own is not None else Store()
         self._sources = Sources(self._store)
         self.default: str = first["devices"][0]
+        self._client = Client() if self.own is None else Client(self.own.task, int(first["incarnation"]))
 
     @property
     def isolated(self) -> bool:
@@ -134,7 +136,9 @@ class ClusterEngine:
         config = ExecutorConfig(self._keys, host_identity(), self._first["prefix"], host, self._transport)
         assert self._sources is not None
         if self.own is not None:
-            executor = Executor(config, self._store, self._sources, self._first["resets"], self._patience)
+            executor = Executor(
+                config, self._store, self._sources, self._first["resets"], self._patience, self._client
+            )
             return StepDispatcher(executor, Containers(self.own.job, self._isolate), self.default, self)
         return StepDispatcher(Executor(config, self._store, self._sources), Containers("client"), None, self)
 
@@ -175,6 +179,8 @@ class ClusterEngine:
             described["resets"],
             self._patience,
             tuple(self._given_up),
+            self._client.task,
+            self._client.incarnation,
         )
         label = f"{name} ({described['process']})"
         try:

@@ -17,6 +17,10 @@ just before a variable, an accumulator or a queue changes (``Fence``):
   waits for nothing). Afterwards no executor of an abandoned step changes a variable, with or without
   messages.
 
+The executors of a client that has died end when they notice it, which may be after the new process of that
+client has begun. A request names the client's task and incarnation, so a task also closes the fences of
+executors that serve an earlier process of the same client before it answers.
+
 A plan's number is random and its executors belong to one incarnation of a task, so that values of a late part
 match no other plan. Limits: a change that was in progress when the process was stopped is completed when it
 continues, and another session that uses the same variables may see it, as it sees any update of an
@@ -43,7 +47,7 @@ from nbdist.graph.tensor import Tensor
 from nbdist.metrics.timeline import Span
 from nbdist.runtime.session.datasets import Sources
 from nbdist.runtime.session.program import Containers, Mark, PieceProgram, Rendezvous, Scratch, spans_of
-from nbdist.runtime.session.resources import Resources
+from nbdist.runtime.session.resources import Client, Resources
 from nbdist.runtime.session.store import LOOK_EVERY, Store, Waiting
 from nbdist.wire.channel.sender import Address, Message, MessageReceiver, MessageSender
 from nbdist.wire.keys import ClusterKeys
@@ -130,7 +134,7 @@ class Executor:
 
     ``sources`` are the datasets of the session in this process. ``resets`` is how often the store had been
     reset when the session began: it ends with the next one. ``patience`` is how many seconds an op may wait
-    for other sessions.
+    for other sessions. ``client`` is the process that drives the session.
     """
 
     def __init__(
@@ -140,8 +144,10 @@ class Executor:
         sources: Sources,
         resets: int | None = None,
         patience: float | None = None,
+        client: Client | None = None,
     ) -> None:
         self.config, self.store, self._sources = config, store, sources
+        self._client = client or Client()
         self.resets = store.resets if resets is None else resets
         self.receiver = MessageReceiver(
             config.keys, config.prefix, config.host, host_identity=config.host_identity
@@ -151,7 +157,6 @@ class Executor:
         """Messages that do not belong to the running step."""
         self.watch: Callable[[], None] = lambda: None
         """Called repeatedly while waiting; raises if the wait cannot succeed."""
-        self._waiting = Waiting(self.receiver.wake, self._pause, self._check_worth_waiting, patience)
         self._scratch = Scratch(store)
         self._plans: dict[int, Running] = {}
         self._senders: dict[Address, MessageSender] = {}
@@ -160,6 +165,9 @@ class Executor:
         self._looked = 0.0
         self.fence = Fence(self._check_changes)
         """Guards each change; another thread closes it when the client has abandoned the executor."""
+        self._waiting = Waiting(
+            self.receiver.wake, self._pause, self._check_worth_waiting, patience, self.fence
+        )
 
     def sender(self, address: Address, name: str = "") -> MessageSender:
         """Return the sender to another executor, made at the first use."""
@@ -185,7 +193,9 @@ class Executor:
         rendezvous = Rendezvous()
         kind = piece.device.rpartition("device:")[2]
         xp = backend(kind)
-        resources = Resources(self.store, containers, kind, self._waiting)
+        resources = Resources(
+            self.store, containers, kind, self._waiting, session=self._sources, client=self._client
+        )
 
         def kernels(node: Tensor) -> Callable[..., Any]:
             kept = self._sources.kernel(node, xp) or resources.kernel(node, xp)

@@ -16,7 +16,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nbdist.errors import AbortedError, InvalidArgumentError, NbdistError, UnavailableError
+from nbdist.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    UnavailableError,
+)
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.runtime.session.checkpoint import COPIES_SECONDS, KINDS, VariableFiles
 from nbdist.runtime.session.datasets import Sources
@@ -34,6 +40,7 @@ from nbdist.runtime.session.executor import (
 )
 from nbdist.runtime.session.program import Containers
 from nbdist.runtime.session.protocol import ExecutorRequest, unpack_piece
+from nbdist.runtime.session.resources import Client
 from nbdist.runtime.session.store import LOOK_EVERY, Store
 from nbdist.wire.channel.sender import Address, Message
 from nbdist.wire.rpc.envelope import error_frame
@@ -56,6 +63,9 @@ class SessionHost:
         self.store = Store()
         self._files = VariableFiles(self.store, job)
         self._executors: set[ExecutorThread] = set()
+        self._clients: dict[str, int] = {}
+        """By task: the incarnation of the process that has opened executors as a client."""
+        self._replaced: set[Client] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -83,17 +93,34 @@ class SessionHost:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"the Server of {self.task} is closed")
+            self._admit(wanted.driver)
             sources = next((t.sources for t in self._executors if t.session == wanted.session), None)
             thread = ExecutorThread(self, wanted, sources or Sources(self.store), ready)
             self._executors.add(thread)
         thread.start()
 
+    def _admit(self, client: Client) -> None:
+        """Record the process of a client that is a task; refuse one that another process has replaced."""
+        if not client.task:
+            return
+        if client in self._replaced:
+            raise FailedPreconditionError(
+                f"{client.task} was replaced by another process, which takes part in its place; end this one"
+            )
+        before = self._clients.get(client.task, client.incarnation)
+        if before != client.incarnation:
+            self._replaced.add(Client(client.task, before))
+        self._clients[client.task] = client.incarnation
+
     def refuse_late(self, wanted: ExecutorRequest) -> None:
-        """Block all further changes by executors of steps that a session has abandoned."""
+        """Block all further changes by executors of abandoned steps, and of the client's former process."""
         with self._lock:
             late = [t for t in self._executors if t.session == wanted.session and t.client in wanted.given_up]
-        for thread in late:
+            former = [t for t in self._executors if t.driver in self._replaced]
+        for thread in former + late:
             thread.refuse()
+        for thread in former:
+            thread.stop()
 
     def ended(self, thread: ExecutorThread) -> None:
         """Remove an executor; with a session's last one, its datasets and isolated variables."""
@@ -197,10 +224,10 @@ class ExecutorThread(threading.Thread):
         super().__init__(name=f"nbdist session on {host.task} {secrets.token_hex(2)}", daemon=True)
         self._host, self._wanted, self._ready = host, wanted, ready
         self.session, self.sources = wanted.session, sources
-        self.client = wanted.client.socket
+        self.client, self.driver = wanted.client.socket, wanted.driver
         self.containers = Containers(host.job, wanted.isolate)
         self._executor: Executor | None = None
-        self._stopping = False
+        self._stopping = self._refused = False
 
     def stop(self) -> None:
         """Request the end; may be called from any thread."""
@@ -210,6 +237,7 @@ class ExecutorThread(threading.Thread):
 
     def refuse(self) -> None:
         """Block all further changes; may be called from any thread. Waits for a change in progress."""
+        self._refused = True
         if self._executor is not None:
             self._executor.fence.close()
 
@@ -236,8 +264,9 @@ class ExecutorThread(threading.Thread):
 
     def _opened(self) -> Executor:
         config = replace(self._host.config, transport=self._wanted.transport)
+        wanted = self._wanted
         executor = Executor(
-            config, self._host.store, self.sources, self._wanted.resets, self._wanted.patience
+            config, self._host.store, self.sources, wanted.resets, wanted.patience, wanted.driver
         )
         try:
             client = executor.sender(self._wanted.client, "the session's client")
@@ -254,6 +283,8 @@ class ExecutorThread(threading.Thread):
             client.check()
 
         executor.watch, self._executor = watch, executor
+        if self._refused:  # before there was an executor
+            executor.fence.close()
         return executor
 
     def _serve(self, executor: Executor) -> None:

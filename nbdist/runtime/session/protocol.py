@@ -9,6 +9,7 @@ from nbdist.errors import DataLossError
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.partition import Piece
 from nbdist.graph.serialize.encode import decode, encode
+from nbdist.runtime.session.resources import Client
 from nbdist.wire.channel.sender import Address
 
 Executors = dict[str, tuple[Address, str]]
@@ -22,7 +23,8 @@ class ExecutorRequest:
     Executors of one ``session`` read the same datasets; variables that are isolated are behind ``isolate``.
     ``incarnation`` and ``resets`` are those that the task had when the session began. ``patience`` is
     how many seconds an op may wait for other sessions. ``given_up`` are the sockets of the session's clients
-    with abandoned steps: the executors of these steps make no further changes.
+    with abandoned steps: the executors of these steps make no further changes. ``client_task`` is the task
+    that the client is, in its process ``client_incarnation``; empty for a client that is not a task.
     """
 
     client: Address
@@ -34,6 +36,13 @@ class ExecutorRequest:
     resets: int
     patience: float | None = None
     given_up: tuple[str, ...] = ()
+    client_task: str = ""
+    client_incarnation: int = 0
+
+    @property
+    def driver(self) -> Client:
+        """The process that drives the session."""
+        return Client(self.client_task, self.client_incarnation)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for a message."""
@@ -48,9 +57,9 @@ class ExecutorRequest:
             wanted = cls(**{**entries, "client": client, "given_up": given_up})
         except (KeyError, TypeError, AttributeError):
             raise DataLossError(f"not a request for an executor: {sorted(entries)}") from None
-        good = all(type(one) is str for one in (wanted.device, wanted.session, wanted.isolate)) and all(
-            type(one) is int for one in (wanted.incarnation, wanted.resets)
-        )
+        texts = (wanted.device, wanted.session, wanted.isolate, wanted.client_task)
+        numbers = (wanted.incarnation, wanted.resets, wanted.client_incarnation)
+        good = all(type(one) is str for one in texts) and all(type(one) is int for one in numbers)
         good = good and (wanted.patience is None or type(wanted.patience) is float)
         good = good and all(type(one) is str for one in wanted.given_up)
         if not good or wanted.transport not in ("auto", "socket"):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -31,11 +32,49 @@ Kernel = Callable[..., Any]
 DONE = np.array(True)
 
 
-class Resources:
-    """The kernels of one thread, on one device."""
+@dataclass(frozen=True)
+class Client:
+    """The process that drives a session: its ``task`` and incarnation; empty if it is not a task."""
 
-    def __init__(self, store: Store, containers: Containers, device: str, waiting: Waiting) -> None:
+    task: str = ""
+    incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class Giver:
+    """Where a gradient comes from: a client, and which of its graphs."""
+
+    client: Client
+    graph: str
+
+    def replaces(self, other: Giver) -> bool:
+        """Return whether this is the same graph, in a new session, or the new process of the same task.
+
+        >>> old = Giver(Client("/job:worker/task:1", 7), "a")
+        >>> new = Giver(Client("/job:worker/task:1", 8), "b")
+        >>> new.replaces(old), new.replaces(Giver(new.client, "c")), Giver(Client(), "d").replaces(old)
+        (True, False, False)
+        """
+        mine, its = self.client, other.client
+        again = bool(mine.task) and mine.task == its.task and mine.incarnation != its.incarnation
+        return again or (bool(self.graph) and self == other)
+
+
+class Resources:
+    """The kernels of one thread, on one device. ``session`` identifies the session that it serves."""
+
+    def __init__(
+        self,
+        store: Store,
+        containers: Containers,
+        device: str,
+        waiting: Waiting,
+        *,
+        session: object,
+        client: Client,
+    ) -> None:
         self._store, self._containers, self._device, self._waiting = store, containers, device, waiting
+        self._session, self._client = session, client
 
     def kernel(self, node: Tensor, xp: ModuleType) -> Kernel | None:
         """Return what computes ``node`` if it is an op on what sessions share."""
@@ -47,9 +86,9 @@ class Resources:
             return None
         shared = self._shared(node.inputs[0])
         ops: Any = (
-            _OnTokens(shared, self._waiting, node)
+            _OnTokens(shared, self._waiting, node, self._store, self._session)
             if kind == "token"
-            else _OnGradients(shared, self._waiting, node, self._store, xp)
+            else _OnGradients(shared, self._waiting, node, self._store, xp, self._client)
         )
         kernel: Kernel = getattr(ops, node.type.removeprefix(f"{kind}_"))
         return lambda handle, *inputs: kernel(*inputs)
@@ -80,6 +119,7 @@ class _OnGradients:
     node: Tensor
     store: Store
     xp: ModuleType
+    client: Client
 
     def apply(self, *inputs: Array) -> Array:
         *gradient, step = inputs
@@ -88,11 +128,16 @@ class _OnGradients:
         room = sum(array.nbytes for array in arrays)
         self.store.take(self.shared, room, f"a gradient in {self.node.inputs[0].name!r}")
         with self.shared.changing() as collected:
-            accepted = collected.offer(replica, arrays, int(step))
+            accepted = collected.offer(replica, arrays, int(step), self._giver)
             self._count(collected)
         return np.array(accepted)
 
     apply_rows = apply
+
+    def withdraw(self) -> None:
+        with self.shared.changing() as collected:
+            collected.withdraw(self._giver)
+            self._count(collected)
 
     def take(self, needed: Array) -> Array:
         return to_device(self._take(int(needed))[0], self.xp)
@@ -127,6 +172,10 @@ class _OnGradients:
         with self.shared.changing() as collected:
             collected.closed = True
 
+    @property
+    def _giver(self) -> Giver:
+        return Giver(self.client, self.node.attrs["giver"])
+
     def _take(self, needed: int) -> list[Array]:
         taken = self.waiting.until(
             self.shared,
@@ -152,10 +201,12 @@ class _OnTokens:
     shared: Shared[Tokens]
     waiting: Waiting
     node: Tensor
+    store: Store
+    session: object
 
     def enqueue_many(self, tokens: Array) -> None:
         with self.shared.changing() as queue:
-            queue.put(to_host(tokens).tolist(), self.node.attrs["first"])
+            queue.put(to_host(tokens).tolist(), self.node.attrs["first"], self.session)
 
     def dequeue(self, local_step: Array) -> Array:
         replica, step = origin(self.node.inputs[-1]), int(local_step)
@@ -163,7 +214,7 @@ class _OnTokens:
         try:
             token = self.waiting.until(
                 self.shared,
-                lambda tokens: tokens.take(replica, step, time.monotonic()),
+                lambda tokens: tokens.take(replica, step, time.monotonic(), self.session),
                 lambda tokens: f"{replica} waits for a token; {tokens.missing(time.monotonic())}",
             )
         finally:
@@ -178,13 +229,16 @@ class _OnTokens:
 
     def begin(self) -> None:
         with self.shared.changing() as tokens:
-            tokens.begin(self.node.attrs["replicas"], self.node.attrs["one_each"])
+            tokens.begin(
+                self.node.attrs["replicas"], self.node.attrs["one_each"], self.session, self.store.training
+            )
 
     def join(self) -> None:
         replica = task_of(self.node.attrs["replica"])
+        training = self.store.training if self.node.attrs["again"] else ()
         self.waiting.until(
             self.shared,
-            lambda tokens: tokens.join(replica, time.monotonic()) or None,
+            lambda tokens: tokens.join(replica, time.monotonic(), self.session, training) or None,
             lambda tokens: "the chief has not begun the training; see whether it runs",
         )
 
@@ -227,7 +281,11 @@ def task_of(device: str) -> str:
 # State machines of accumulators: whole gradients or rows, their mean or their sum. Without clocks.
 #
 # Which gradients count for a step is the rule of :mod:`nbdist.runtime.ps.shard`; how they are added is
-# here.
+# here. A replica that begins anew, in a new session or a new process, withdraws what it had given before:
+# its next gradient is for the same step, which counts each replica once.
+
+UNKNOWN = Giver(Client(), "")
+NUMBER_BITS = 32  # for the number of a giver, below the name of its replica
 
 
 class GradientAccumulator:
@@ -247,9 +305,9 @@ class GradientAccumulator:
         self.closed = False
         self.local_steps: dict[str, int] = {}
         """By replica, the local step of its last gradient."""
-        self.bytes = 0
-        """The memory of the collected gradients."""
         self._rule = Accumulator()
+        self._numbers: dict[tuple[str, Giver], int] = {}
+        self._sizes: Counter[int] = Counter()
 
     @property
     def step(self) -> int:
@@ -261,23 +319,45 @@ class GradientAccumulator:
         self._rule.step = step
 
     @property
+    def bytes(self) -> int:
+        """The memory of the collected gradients."""
+        return self._sizes.total()
+
+    @property
     def count(self) -> int:
         """How many gradients are collected."""
         return self._rule.count
 
     @property
     def dropped(self) -> int:
-        """How many gradients came too late."""
+        """How many gradients came too late, or were withdrawn."""
         return self._rule.dropped
 
-    def offer(self, replica: str, gradient: list[Array], local_step: int) -> bool:
+    def offer(self, replica: str, gradient: list[Array], local_step: int, giver: Giver = UNKNOWN) -> bool:
         """Keep a gradient, unless it is too old; its arrays are written over."""
         self.local_steps[replica] = local_step
-        order = int.from_bytes(replica.encode())  # numbers that sort as the names do
+        number = self._numbers.setdefault((replica, giver), len(self._numbers))
+        order = (int.from_bytes(replica.encode()) << NUMBER_BITS) + number  # it sorts as the names do
         accepted = self._rule.offer(order, [*gradient], local_step)
         if accepted:
-            self.bytes += sum(array.nbytes for array in gradient)
+            self._sizes[order] += sum(array.nbytes for array in gradient)
         return accepted
+
+    def withdraw(self, giver: Giver) -> None:
+        """Drop what is collected from a giver that begins anew, and from those that it replaces.
+
+        >>> collected, one = GradientAccumulator((), mean=True), Giver(Client("/job:worker/task:1", 7), "a")
+        >>> collected.offer("/job:worker/task:1", [np.array(1.0)], 0, one), collected.count
+        (True, 1)
+        >>> collected.withdraw(Giver(Client("/job:worker/task:1", 8), "b"))
+        >>> collected.count
+        0
+        """
+        for (replica, other), number in self._numbers.items():
+            if giver.replaces(other):
+                order = (int.from_bytes(replica.encode()) << NUMBER_BITS) + number
+                self._rule.withdraw(order)
+                del self._sizes[order]
 
     def take(self, needed: int) -> list[Array] | None:
         """Return the mean or sum of all gradients, or None if fewer than ``needed`` are there."""
@@ -285,7 +365,8 @@ class GradientAccumulator:
             raise OutOfRangeError("the accumulator was closed: the training that it belongs to has ended")
         if self.count < max(needed, 1):
             return None if needed > 0 else self.total(needed)
-        self.bytes = 0
+        self._sizes.clear()
+        self._numbers.clear()
         return self.total(needed)
 
     def total(self, needed: int) -> list[Array]:
@@ -294,8 +375,9 @@ class GradientAccumulator:
 
     def begin(self, step: int) -> None:
         """Drop all gradients and counts, and wait for gradients of a step."""
-        self._rule, self.bytes, self.closed = Accumulator(), 0, False
-        self.local_steps.clear()
+        self._rule, self.closed = Accumulator(), False
+        for known in (self._sizes, self._numbers, self.local_steps):
+            known.clear()
         self.step = step
 
     def missing(self, needed: int) -> str:
@@ -313,12 +395,12 @@ class RowGradientAccumulator(GradientAccumulator):
     A row is divided by the number of gradients that hold it.
     """
 
-    def offer(self, replica: str, gradient: list[Array], local_step: int) -> bool:
+    def offer(self, replica: str, gradient: list[Array], local_step: int, giver: Giver = UNKNOWN) -> bool:
         """Keep the rows of a gradient, each once."""
         values, positions = gradient
         check_rows(positions, self.shape[0] or 0)
         at, rows = summed_rows(np, values, positions)
-        return super().offer(replica, [rows, at], local_step)
+        return super().offer(replica, [rows, at], local_step, giver)
 
     def total(self, needed: int) -> list[Array]:
         """Return rows and their positions."""
@@ -335,11 +417,21 @@ class RowGradientAccumulator(GradientAccumulator):
 #
 # A token holds the step with which its replica continues. Where a step puts one for each replica, no replica
 # takes two of them: the next gradient of a fast one would count in the place of another's. The first tokens
-# are for any replica.
+# are for any replica that has no later one: it would go back, and then take a second token of its step.
+#
+# No step waits for a token that died with its replica: with one for each, a new process gives its gradient
+# for the step that training is in before it takes a token; with several for each, that gradient is the one
+# which the lost token, or the waiting replica, stood for.
+#
+# A chief that begins anew empties the accumulators first and then the queue. Gradients that a replica had
+# given to some of them are lost then, so a session that took part before the queue was begun again gets an
+# AbortedError, and takes part anew.
 
 
 class Tokens:
     """Whole numbers; ``now`` is in seconds of any clock.
+
+    ``session`` identifies the session that acts.
 
     >>> tokens = Tokens()
     >>> tokens.begin(replicas=2, one_each=True)
@@ -357,6 +449,10 @@ class Tokens:
         self._ended: NbdistError | None = None
         self._begun = self._turn = 0
         self._replicas = 0
+        self._training: tuple[str, ...] = ()
+        self._members: WeakKeyDictionary[object, int] = (
+            WeakKeyDictionary()
+        )  # in which beginning they took part
         self._seen: dict[str, tuple[int | None, float]] = {}  # the last token of each replica, and when
 
     def __len__(self) -> int:
@@ -367,40 +463,60 @@ class Tokens:
         """Whether tokens are to be had: it was begun, and not closed since."""
         return self._begun > 0 and self._ended is None
 
-    def begin(self, replicas: int, one_each: bool = False) -> None:
-        """Empty and open it for so many replicas."""
+    def begin(
+        self,
+        replicas: int,
+        one_each: bool = False,
+        session: object = None,
+        training: tuple[str, ...] = (),
+    ) -> None:
+        """Empty and open it for so many replicas; ``training`` identifies what they train."""
         self._first.clear()
         self._tokens.clear()
         self._seen.clear()
         self._ended, self._replicas, self._one_each = None, replicas, one_each
+        self._training = training
         self._begun += 1
         self._turn += 1
+        if session is not None:
+            self._members[session] = self._begun
 
     def serve(self) -> int:
         """Note that an aggregation is about to put tokens here; return a number for ``cut_off``."""
         self._turn += 1
         return self._turn
 
-    def join(self, replica: str, now: float) -> bool:
-        """Record that a replica is present, if there are tokens; return whether there are."""
-        if self.open and replica:
-            self._seen.setdefault(replica, (None, now))
+    def join(self, replica: str, now: float, session: object = None, training: tuple[str, ...] = ()) -> bool:
+        """Record that a replica is present, if there are tokens; return whether there are.
+
+        Raises OutOfRangeError if ``training`` has ended, in which the replica had a part before.
+        """
+        if self.open:
+            if replica:
+                self._seen.setdefault(replica, (None, now))
+            if session is not None:
+                self._members[session] = self._begun
+        elif isinstance(self._ended, OutOfRangeError) and training and training == self._training:
+            raise self._ended
         return self.open
 
-    def put(self, tokens: Iterable[int], first: bool = False) -> None:
+    def put(self, tokens: Iterable[int], first: bool = False, session: object = None) -> None:
         """Add tokens, of a step or the ``first`` ones; raises the error with which the queue was closed."""
+        self._check_member(session)
         if self._ended is not None:
             raise self._ended
         if self._one_each and not first:
             self._tokens.clear()  # a replica without one of the last step takes one of this
         (self._first if first else self._tokens).extend(tokens)
 
-    def take(self, replica: str, local_step: int, now: float) -> int | None:
+    def take(self, replica: str, local_step: int, now: float, session: object = None) -> int | None:
         """Return a token for a replica that is at ``local_step``, None if there is none for it yet.
 
-        Raises the error with which the queue was closed instead of None.
+        Raises the error with which the queue was closed instead of None, and AbortedError if it was begun
+        again since the session took part.
         """
-        if self._first:
+        self._check_member(session)
+        if self._first and (not self._one_each or self._first[0] >= local_step):
             token = self._first.popleft()
         elif self._tokens and (not self._one_each or self._tokens[0] > local_step):
             token = self._tokens.popleft()
@@ -411,6 +527,13 @@ class Tokens:
         if replica:
             self._seen[replica] = (token, now)
         return token
+
+    def _check_member(self, session: object) -> None:
+        if session is not None and self._members.setdefault(session, self._begun) != self._begun:
+            raise AbortedError(
+                "the chief has begun the training again, and what this session gave before is dropped: take "
+                "part with a new session"
+            )
 
     def close(self, error: NbdistError | None = None) -> None:
         """Close the queue: takers that find it empty get ``error``."""

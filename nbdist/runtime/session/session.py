@@ -41,7 +41,7 @@ from nbdist.runtime.session.cluster import ClusterEngine
 from nbdist.runtime.session.datasets import Sources
 from nbdist.runtime.session.dispatch import Registered, StepDispatcher
 from nbdist.runtime.session.program import Containers, Mark, PieceProgram, Scratch, spans_of
-from nbdist.runtime.session.resources import Resources
+from nbdist.runtime.session.resources import Client, Resources
 from nbdist.runtime.session.store import Bell, Store, Waiting
 from nbdist.wire.keys import ClusterKeys
 
@@ -582,7 +582,7 @@ class _Here:
     ) -> None:
         self._plan, self._steps, self._waiting = plan, 0, waiting
         containers = Containers("localhost")
-        resources = Resources(store, containers, "CPU:0", waiting)
+        resources = Resources(store, containers, "CPU:0", waiting, session=sources, client=Client())
 
         def kernels(node: Tensor) -> Callable[..., Any]:
             kernel = sources.kernel(node, np) or resources.kernel(node, np)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -230,7 +230,8 @@ class Waiting:
     """Waits of one thread for shared state.
 
     ``pause(seconds)`` ends early when ``ring()`` is called; ``check()`` raises if the wait cannot succeed.
-    ``patience`` is how many seconds an op may wait, None for no limit.
+    ``patience`` is how many seconds an op may wait, None for no limit. ``fence`` is entered for each attempt,
+    which may change the state; entering it raises if the step may no longer change anything.
     """
 
     def __init__(
@@ -239,8 +240,10 @@ class Waiting:
         pause: Callable[[float], object],
         check: Callable[[], object],
         patience: float | None,
+        fence: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._ring, self._pause, self._check, self._patience = ring, pause, check, patience
+        self._fence: AbstractContextManager[Any] = nullcontext() if fence is None else fence
         self._on_abort: list[Callable[[BaseException], None]] = []
 
     def until(
@@ -252,14 +255,14 @@ class Waiting:
         patient: bool = False,
     ) -> Found:
         """Return what ``attempt`` finds, when it is not None; ``patient`` waits have no limit."""
-        found = shared.look(attempt)
+        found = self._attempt(shared, attempt)
         if found is not None:
             return found
         begun, patience = time.monotonic(), None if patient else self._patience
         with shared.wakes(self._ring):
             while True:
                 self._check()
-                found = shared.look(attempt)
+                found = self._attempt(shared, attempt)
                 if found is not None:
                     return found
                 left = LOOK_EVERY
@@ -271,6 +274,10 @@ class Waiting:
                             f"{shared.look(late)}"
                         )
                 self._pause(min(left, LOOK_EVERY))
+
+    def _attempt(self, shared: Shared[State], attempt: Callable[[State], Found | None]) -> Found | None:
+        with self._fence:
+            return shared.look(attempt)
 
     def on_abort(self, callback: Callable[[BaseException], None]) -> None:
         """Call ``callback(error)`` if the running step is aborted, or was the last one of its thread."""

@@ -26,6 +26,7 @@ from nbdist.graph.tensor import Tensor, Variable, constant, symbolic
 from nbdist.optim import training
 from nbdist.optim.base import Optimizer
 from nbdist.optim.training import Pairs
+from nbdist.train.context import current
 from nbdist.train.graph_sync.queue_runner import QueueRunner
 from nbdist.train.monitored.hooks import SessionRunHook
 
@@ -121,7 +122,7 @@ class SyncReplicasOptimizer:
         local_step = new_local_step(graph, global_step, self._name)
         shared.local_steps.append(local_step)
         given = [
-            give(accumulator, gradient, v, local_step)
+            give(accumulator, gradient, v, local_step, shared.giver)
             for accumulator, (gradient, v) in zip(shared.accumulators, pairs, strict=True)
         ]
         token = shared.queue.dequeue(local_step)
@@ -144,15 +145,25 @@ class SyncReplicasOptimizer:
 
     @property
     def local_step_init_op(self) -> Tensor:
-        """The op with which another worker begins, when the chief has: it takes the step that it is in."""
+        """The op with which another worker begins, when the chief has: it takes the step that it is in.
+
+        What the worker gave to this step before, in another session or process, is withdrawn.
+        """
         shared = self._made("local_step_init_op")
-        return shared.once("local_step_init", shared.start)
+        one_each = self.replicas_to_aggregate <= self.total_num_replicas
+        return shared.once("local_step_init", lambda: shared.start(one_each))
 
     @property
     def wait_for_chief_op(self) -> Tensor:
         """The op that waits until the chief has begun; variables are initialised then."""
         shared = self._made("wait_for_chief_op")
         return shared.once("wait_for_chief", shared.join)
+
+    @property
+    def rejoin_op(self) -> Tensor:
+        """The same for a worker that had a part in the training: OutOfRangeError if it has ended since."""
+        shared = self._made("rejoin_op")
+        return shared.once("rejoin", lambda: shared.join(again=True))
 
     @property
     def ready_for_local_init_op(self) -> Tensor:
@@ -245,6 +256,8 @@ class Aggregation:
     runner: QueueRunner
     closing: Tensor
     dropped: Tensor
+    giver: str
+    """Identifies this graph's replicas at the accumulators."""
     local_steps: list[Variable] = field(default_factory=list)
     """Of the replicas in this graph."""
     _made: dict[tuple[str, int], Tensor] = field(default_factory=dict)
@@ -269,13 +282,20 @@ class Aggregation:
         with graph.within(Scope(name=f"{self.name}/", control=(opened,))):
             return group(*(local.assign(step) for local in self.local_steps))
 
-    def join(self) -> Tensor:
+    def join(self, again: bool = False) -> Tensor:
         """Return the op that waits until the queue has begun; what it reads is initialised then."""
-        return group(*(self.queue.join(local.device) for local in self.local_steps))
+        return group(*(self.queue.join(local.device, again=again) for local in self.local_steps))
 
-    def start(self) -> Tensor:
-        """Return the op with which replicas begin at the step that training is in."""
-        return group(*(local.assign(self.global_step) for local in self.local_steps))
+    def start(self, one_each: bool) -> Tensor:
+        """Return the op with which replicas begin at the step that training is in.
+
+        Where a step has one gradient of each, what they gave to it before is withdrawn first. Where it has
+        several, each stands for a token and stays.
+        """
+        withdrawn = [accumulator.withdraw(self.giver) for accumulator in self.accumulators if one_each]
+        with self.global_step.graph.within(Scope(name=f"{self.name}/", control=tuple(withdrawn))):
+            at = self.global_step.read_value()
+            return group(*(local.assign(at) for local in self.local_steps))
 
     def tokens(self, count: int) -> Tensor:
         """Return the op that puts so many tokens of the step that training is in."""
@@ -331,7 +351,8 @@ def build(
         dropped = reduce(symbolic.maximum, [accumulator.num_dropped() for accumulator in accumulators])
         runner = QueueRunner(group(serve, put, name="aggregate"), queue.close(failed=True))
         closing = group(queue.close(), *(accumulator.close() for accumulator in accumulators), name="close")
-    return Aggregation(name, global_step, variables, accumulators, queue, runner, closing, dropped)
+    giver = secrets.token_hex(4)
+    return Aggregation(name, global_step, variables, accumulators, queue, runner, closing, dropped, giver)
 
 
 def new_local_step(graph: Graph, global_step: Variable, name: str) -> Variable:
@@ -344,13 +365,13 @@ def new_local_step(graph: Graph, global_step: Variable, name: str) -> Variable:
     return step
 
 
-def give(accumulator: Any, gradient: Any, v: Variable, local_step: Variable) -> Tensor:
+def give(accumulator: Any, gradient: Any, v: Variable, local_step: Variable, giver: str) -> Tensor:
     """Return the op that gives one gradient to its accumulator."""
     graph = v.graph
     sparse = isinstance(gradient, IndexedSlices)
     parts = (gradient.indices, _cast(gradient.values, v)) if sparse else (_cast(gradient, v),)
     with graph.within(Scope(control=graph.scope.control)):
-        given: Tensor = accumulator.apply_grad(*parts, local_step)
+        given: Tensor = accumulator.apply_grad(*parts, local_step, giver=giver)
     return given
 
 
@@ -374,14 +395,17 @@ class SyncReplicasHook(SessionRunHook):
 
     The chief opens the queue of tokens and runs the aggregation in a thread of its own; the others wait for
     it. When the chief ends, or its session does, replicas that wait for a token get an error.
-    """
 
-    waits_for_workers = True
+    In a session that is made again, and in the new process of a replica, it begins again: the chief drops all
+    gradients and tokens of before, and a worker takes part in the step that training is in.
+    """
 
     def __init__(self, optimizer: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
         self._optimizer, self.is_chief, self._num_tokens = optimizer, is_chief, num_tokens
         self._begin: Sequence[Tensor] = ()
+        self._again: Sequence[Tensor] = ()
         self._runner: QueueRunner | None = None
+        self.needed_workers = optimizer.replicas_to_aggregate
 
     def begin(self) -> None:
         """Make the ops; raises FailedPreconditionError before ``apply_gradients``.
@@ -392,14 +416,21 @@ class SyncReplicasHook(SessionRunHook):
         if self.is_chief:
             self._runner = self._optimizer.get_chief_queue_runner()
             tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
-            self._begin = self._optimizer.chief_init_op, tokens
+            self._begin = self._again = self._optimizer.chief_init_op, tokens
         else:
-            self._begin = self._optimizer.wait_for_chief_op, self._optimizer.local_step_init_op
+            start = self._optimizer.local_step_init_op
+            self._begin, self._again = (
+                (self._optimizer.wait_for_chief_op, start), (self._optimizer.rejoin_op, start)
+            )  # fmt: skip
+            context = current()
+            if context.world.rejoins and context.progress.sessions == 0:
+                self._begin = self._again
 
     def after_create_session(self, session: Session, coord: Any = None) -> None:
         """Begin: as the chief after it has initialised all variables, else once the chief has begun."""
         for op in self._begin:
             session.run(op)
+        self._begin = self._again
         if self._runner is not None:
             self._runner.create_threads(session, coord)
 

@@ -45,6 +45,11 @@ class Coordinator:
                 self._error = ex
             self._stop.set()
 
+    @property
+    def error(self) -> BaseException | None:
+        """The error with which a stop was requested; None if there was none."""
+        return self._error
+
     def should_stop(self) -> bool:
         """Return whether a stop was requested."""
         return self._stop.is_set()

@@ -35,6 +35,7 @@ from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.metrics.timeline import Timeline
 from nbdist.summary import FileWriter, SummaryOp
+from nbdist.train.context import current
 from nbdist.train.saver import Saver
 
 if TYPE_CHECKING:
@@ -84,10 +85,11 @@ class SessionRunHook:
     ...     def after_run(self, run_context, run_values):
     ...         self.runs += 1
 
-    ``waits_for_workers`` says that workers wait for each other: a run does not replace one of them alone.
+    ``needed_workers`` is with how few workers the training continues, where they wait for each other; 0 if
+    they do not. A run that cannot replace a lost worker ends if fewer remain.
     """
 
-    waits_for_workers: bool = False
+    needed_workers: int = 0
 
     def begin(self) -> None:
         """Add to the graph what the hook needs, before the session is made."""
@@ -192,7 +194,8 @@ class StopAtStepHook(SessionRunHook):
     """Ends the training at a step.
 
     Exactly one is given, a whole number above 0: ``num_steps`` counts from the step at which the training
-    begins, ``last_step`` is the global step to reach.
+    begins, ``last_step`` is the global step to reach. A session that is made again, and that of the new
+    process of a lost worker, end at once if the step was reached before.
     """
 
     def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
@@ -204,16 +207,22 @@ class StopAtStepHook(SessionRunHook):
             if value is not None and not (is_number(value) and value >= 1):
                 raise InvalidArgumentError(f"{name} is a whole number above 0, not {value!r}")
         self._num_steps, self._last_step = num_steps, last_step
+        self._again = False
 
     def begin(self) -> None:
         """Find the global step."""
         self._global_step = global_step_of()
+        self._again = current().world.rejoins and current().progress.sessions == 0
 
     def after_create_session(self, session: Session, coord: Any = None) -> None:
-        """Count from the first session on."""
+        """Count from the first session on; stop if the training has ended since."""
+        reached = int(session.run(self._global_step))
         if self._last_step is None:
             assert self._num_steps is not None
-            self._last_step = int(session.run(self._global_step)) + self._num_steps
+            self._last_step = reached + self._num_steps
+        if self._again and coord is not None and reached >= self._last_step:
+            coord.request_stop()
+        self._again = True
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Fetch the global step."""

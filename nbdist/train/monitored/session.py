@@ -195,19 +195,26 @@ class MonitoredSession:
         for hook in self._hooks:
             hook.begin()
         counted = [v for v in self.graph.variables() if v.name == "global_step"]
-        self._hooks.append(
-            ProgressHook(counted[0] if counted else None, getattr(self._creator, "saw_step", None))
-        )
+        shown = ProgressHook(counted[0] if counted else None, getattr(self._creator, "saw_step", None))
+        self._hooks.append(shown)
         progress = current().progress
-        progress.sync_session = any(hook.waits_for_workers for hook in self._hooks)
+        progress.needed_workers = max((hook.needed_workers for hook in self._hooks), default=0)
         progress.sessions += 1
         progress.recovers = True
         try:
             self._recovering(lambda session: None)
-        except BaseException:
+        except BaseException as error:
+            ended = isinstance(error, OutOfRangeError) and current().world.rejoins
+            if ended:  # before the new process of a lost worker took part
+                self._show_joined(shown)
             with suppress(Exception):
                 self._close(failed=True)
-            raise
+            if not ended:
+                raise
+
+    def _show_joined(self, shown: ProgressHook) -> None:
+        if self._session is not None:
+            shown.after_create_session(self._session)
 
     def run(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
         """Run as :meth:`Session.run` does, with the hooks before and after, and again after a recovery.
@@ -235,9 +242,8 @@ class MonitoredSession:
 
     def should_stop(self) -> bool:
         """Return whether a hook, a thread of a hook, or the user (Stop) has ended the training."""
-        return (
-            self._stop or self._closed or self._coordinator.should_stop() or current().control.stop_requested
-        )
+        ended = self._coordinator.should_stop() and self._lost_by_thread is None
+        return self._stop or self._closed or ended or current().control.stop_requested
 
     def close(self) -> None:
         """End the hooks and the session. Checkpoints and summaries are complete after it."""
@@ -249,6 +255,12 @@ class MonitoredSession:
         self._rest()
         current().control.check()
         return self._retried(call)
+
+    @property
+    def _lost_by_thread(self) -> NbdistError | None:
+        """The loss of a task that a thread of a hook has noticed, after which the session is made again."""
+        error = self._coordinator.error
+        return error if isinstance(error, NbdistError) and is_preemption(error) else None
 
     def _rest(self) -> None:
         """Wait while the run is paused; the view shows it."""
@@ -264,8 +276,13 @@ class MonitoredSession:
     def _retried(self, call: Callable[[Session], T]) -> T:
         for failures in itertools.count():
             try:
+                if self._session is not None and (lost := self._lost_by_thread) is not None:
+                    raise lost
                 if self._session is None:
                     self._create()
+                    if self._coordinator.should_stop():
+                        self._coordinator.raise_requested_exception()
+                        raise OutOfRangeError("the training has reached its end")
                 assert self._session is not None
                 return call(self._session)
             except NbdistError as error:
@@ -279,7 +296,7 @@ class MonitoredSession:
     def _check_running(self) -> None:
         if self._closed:
             raise FailedPreconditionError("the monitored session is closed; make another")
-        if self._stop or self._coordinator.should_stop():
+        if self._stop or (self._coordinator.should_stop() and self._lost_by_thread is None):
             self._coordinator.raise_requested_exception()
             raise FailedPreconditionError(
                 "run was called after the end of the training: loop with `while not session.should_stop()`"
