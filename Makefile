@@ -15,7 +15,7 @@ EXAMPLES := 0.15
 export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check lab bench format lock clean chromium
+.PHONY: demo test check lab bench format lock clean chromium gpu
 
 demo: .venv/demo.stamp
 	$(BIN)/python scripts/demo.py
@@ -51,6 +51,11 @@ lock:
 chromium: .venv/test.stamp
 	$(BIN)/python scripts/chromium.py
 
+# On a machine with a GPU: installs, tests and checks what needs one, and writes artifacts/gpu-report.txt.
+gpu: .venv/gpu.stamp
+	$(BIN)/python -m pytest tests -m gpu
+	$(BIN)/python scripts/gpu_check.py
+
 clean:
 	rm -rf .venv widget/node_modules labextension/node_modules labextension/lib labextension/built
 	rm -rf nbdist/ui/static artifacts dist
@@ -73,6 +78,10 @@ PAGES := $(shell find widget/src labextension/src labextension/style labextensio
 
 .venv/test.stamp: .venv/demo.stamp
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+.venv/gpu.stamp: .venv/test.stamp
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[gpu,test]"
 	touch $@
 
 .venv/bench.stamp: .venv/demo.stamp

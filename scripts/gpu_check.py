@@ -1,0 +1,245 @@
+"""make gpu: a PASS or FAIL line for each path that runs on a GPU, and a report file.
+
+    python scripts/gpu_check.py                    # on a machine with a GPU
+    python scripts/gpu_check.py --on-cpu           # rehearses it with NumPy: what needs a GPU is left out
+
+The checks: CUDA, its compiler and NCCL; every op against NumPy; a compiled program, also as a CUDA graph;
+`fit` on one GPU and on all of this process; a cluster with a worker for each GPU, with its environment,
+memory limit and NCCL; measurements by NVML. The exit status is 1 if a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import nbdist as nb
+from nbdist.cluster.gpus import list_gpus
+from nbdist.graph.backend import backend, to_host
+from nbdist.graph.compile.program import compile_program
+from nbdist.graph.op import OPS, Spec
+from nbdist.metrics.run_folder import versions
+
+ROOT = Path(__file__).parent.parent
+REPORT = ROOT / "artifacts" / "gpu-report.txt"
+STEPS = 40
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--on-cpu", action="store_true", help="rehearse the checks with NumPy")
+    parser.add_argument("--report", type=Path, default=REPORT, help=f"the report file (default {REPORT})")
+    options = parser.parse_args(arguments)
+    machine = Machine(backend("CPU:0" if options.on_cpu else "GPU:0"))
+    report = Report()
+    report.say(f"nbdist GPU check, {time.strftime('%Y-%m-%d %H:%M')}, {platform.platform()}")
+    report.say(", ".join(f"{name} {version}" for name, version in versions().items()))
+    for name, check in CHECKS.items():
+        if machine.on_gpu or name not in ONLY_ON_GPU:
+            report.run(name, check, machine)
+    options.report.parent.mkdir(exist_ok=True)
+    options.report.write_text("\n".join(report.lines) + "\n")
+    print(f"report: {options.report}")
+    return 1 if report.failed else 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The array module that the checks run on."""
+
+    xp: ModuleType
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.xp is not np
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of this process."""
+        if not self.on_gpu:
+            return ["CPU:0", "CPU:0"]
+        return [f"GPU:{number}" for number in range(self.xp.cuda.runtime.getDeviceCount())]
+
+
+@dataclass
+class Report:
+    """The lines of the report, which are also printed."""
+
+    lines: list[str] = field(default_factory=list)
+    failed: int = 0
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+        print(line, flush=True)
+
+    def run(self, name: str, check: Callable[[Machine], object], machine: Machine) -> None:
+        """Run a check; it passes unless it raises."""
+        try:
+            self.say(f"PASS {name}: {check(machine)}")
+        except Exception as error:
+            self.failed += 1
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}:{frame.lineno}"
+            self.say(f"FAIL {name}: {type(error).__name__}: {str(error)[:400]} ({where})")
+
+
+def check_cuda(machine: Machine) -> str:
+    """The driver, CUDA's compiler with its headers, and NCCL."""
+    xp = machine.xp
+    require(float((xp.arange(5, dtype="f4") * 2).sum()) == 20, "a kernel computes another sum")
+    nccl = importlib.import_module("cupy.cuda.nccl")
+    require(nccl.available, "CuPy finds no NCCL")
+    runtime = xp.cuda.runtime
+    names = [runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())]
+    return f"{', '.join(names)}; driver {runtime.driverGetVersion()}, NCCL {nccl.get_version()}"
+
+
+def check_ops(machine: Machine) -> str:
+    """Every op's examples against NumPy, as a function and into planned memory."""
+    xp, calls, wrong = machine.xp, 0, []
+    for name, op in OPS.items():
+        for example in op.examples(np.random.default_rng(0)) if op.examples else ():
+            specs = [Spec(np.shape(a), np.asarray(a).dtype) for a in example.inputs]
+            spec = op.spec(*specs, **example.attrs)
+            expected = op.forward(np, *map(np.array, example.inputs), **example.attrs)
+            for into in (False, True) if op.into else (False,):
+                calls += 1
+                given = [xp.array(a) for a in example.inputs]
+                try:
+                    if op.into and into:
+                        found = xp.full(spec.shape, 7, spec.dtype)
+                        dtype = op.scratch and op.scratch(*specs, **example.attrs)
+                        scratch = [xp.empty(spec.shape, dtype)] if dtype else []
+                        op.into(xp, **example.attrs)(*given, *scratch, found)
+                    else:
+                        found = op.forward(xp, *given, **example.attrs)
+                    require(found.dtype == spec.dtype, f"dtype {found.dtype}, not {spec.dtype}")
+                    close = np.allclose(
+                        np.asarray(to_host(xp.asarray(found))), expected, rtol=1e-5, atol=1e-8, equal_nan=True
+                    )
+                    require(close, "other values than NumPy's")
+                except Exception as error:
+                    wrong.append(f"{name}{' into' if into else ''}: {error}")
+    require(not wrong, f"{len(wrong)} of {calls} calls: " + " | ".join(dict.fromkeys(w[:90] for w in wrong)))
+    return f"{calls} calls"
+
+
+def check_program(machine: Machine, **how: Any) -> str:
+    """A compiled program with gradients, in several calls."""
+    rows = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
+    with nb.Graph().as_default():
+        x = nb.placeholder(np.float32, (64, 32))
+        w = nb.Variable(np.full((32, 8), 0.1, np.float32))
+        loss = np.mean(np.square(np.tanh(x @ w) - 0.5))
+        gradients = nb.gradients(loss, [w])
+    results = []
+    for xp, options in ((np, {}), (machine.xp, how)):
+        values = {w: xp.full((32, 8), 0.1, np.float32)}
+        program = compile_program(
+            [loss], feeds=[x], shapes=[(64, 32)], values=values, into=gradients, xp=xp, **options
+        )
+        into = xp.empty((32, 8), np.float32)
+        for call in range(4):
+            (value,) = program(xp.asarray(rows * (call + 1)), into)
+        results.append((float(value), to_host(into)))
+    (a, g), (b, h) = results
+    require(np.isclose(a, b, rtol=1e-4) and np.allclose(g, h, atol=1e-5), f"loss {b}, not {a}")
+    return f"loss {b:.6f}"
+
+
+def check_capture(machine: Machine) -> str:
+    """The same program as a CUDA graph."""
+    return check_program(machine, capture=True)
+
+
+def check_fit(machine: Machine, devices: Sequence[str]) -> str:
+    """``fit`` with dropout; each device has computed, and the loss falls."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2048, 784)).astype(np.float32), rng.integers(0, 10, 2048)
+    with nb.distribute.MirroredStrategy(list(devices)).scope():
+        layers = [nb.nn.Dense(2048, "relu"), nb.nn.Dropout(0.2), nb.nn.Dense(10, "softmax")]
+        model = nb.nn.Sequential(layers)
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    begun = time.perf_counter()
+    losses = model.fit(x, y, epochs=5, batch_size=256).history["loss"]
+    milliseconds = (time.perf_counter() - begun) / STEPS * 1e3
+    require(losses[-1] < losses[0], f"the loss did not fall: {losses}")
+    for number in range(len(devices) if machine.on_gpu else 0):
+        with machine.xp.cuda.Device(number):
+            used = machine.xp.get_default_memory_pool().total_bytes()
+        require(used > 0, f"nothing was computed on GPU {number}")
+    return f"{milliseconds:.1f} ms a step, compiling included"
+
+
+ON_WORKER = """
+import os
+from nbdist.graph.backend import backend
+
+xp, size = backend(nb.task.device), nb.collective.size()
+for dtype in ("f2", "f4", "f8", "i8"):
+    x = xp.full(1 << 20, nb.collective.rank() + 1.0, dtype)
+    total = float(nb.collective.all_reduce(x, "sum")[-1])
+    if total != size * (size + 1) / 2:
+        raise RuntimeError(f"the sum of {dtype} is {total}")
+limit = xp.get_default_memory_pool().get_limit() if nb.task.device.startswith("GPU") else 0
+found = [nb.collective.kind(), nb.task.device, os.environ["CUDA_VISIBLE_DEVICES"], limit]
+"""
+
+
+def check_cluster(machine: Machine) -> str:
+    """A worker for each GPU, its environment, its memory limit, and NCCL between workers."""
+    count = max(len(list_gpus()), 1) if machine.on_gpu else 2
+    gpus = "auto" if machine.on_gpu else "none"
+    cluster = nb.start_cluster(workers=count, gpus=gpus, gpu_memory=0.5, report=None)
+    try:
+        run = nb.launch(ON_WORKER, fetch=("found",), cluster=cluster, live=False)
+        kind, device, visible, limit = run.results["found"]
+    finally:
+        cluster.stop()
+    require(not machine.on_gpu or count == 1 or kind == "nccl", f"collective {kind}, not nccl")
+    require(not machine.on_gpu or (device == "GPU:0" and limit > 0), f"{device}, memory limit {limit}")
+    return f"{count} workers by {kind}; the first has {device} ({visible}), {limit:,} bytes"
+
+
+def check_nvml(machine: Machine) -> str:
+    """Use and memory of the GPUs."""
+    from nbdist.lab.readers.tasks import GpuMonitor
+
+    wanted = {os.getpid(): list_gpus()[0]}
+    found, problem = GpuMonitor().poll(wanted)
+    require(problem is None, str(problem))
+    return str(found[os.getpid()])
+
+
+def require(condition: object, problem: str) -> None:
+    """Raise unless a condition holds; an ``assert`` would vanish under ``python -O``."""
+    if not condition:
+        raise RuntimeError(problem)
+
+
+CHECKS: dict[str, Callable[[Machine], object]] = {
+    "cuda": check_cuda,
+    "ops": check_ops,
+    "program": check_program,
+    "CUDA graph": check_capture,
+    "fit on one device": lambda machine: check_fit(machine, machine.devices[:1]),
+    "fit on all devices": lambda machine: check_fit(machine, machine.devices),
+    "cluster and NCCL": check_cluster,
+    "NVML": check_nvml,
+}
+ONLY_ON_GPU = {"cuda", "CUDA graph", "NVML"}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""The checks of `make gpu`, rehearsed with NumPy, so that they run when a GPU is at hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "gpu_check.py"
+
+
+@pytest.mark.engines
+def test_every_check_that_needs_no_gpu_passes(tmp_path: Path) -> None:
+    report = tmp_path / "report.txt"
+    command = [sys.executable, str(SCRIPT), "--on-cpu", "--report", str(report)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = [line for line in report.read_text().splitlines() if line.startswith(("PASS", "FAIL"))]
+    assert [line.partition(":")[0] for line in lines] == [
+        "PASS ops", "PASS program", "PASS fit on one device", "PASS fit on all devices",
+        "PASS cluster and NCCL",
+    ]  # fmt: skip
