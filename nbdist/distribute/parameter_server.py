@@ -159,10 +159,11 @@ class ParameterServerStrategy(Strategy):
         progress = context.progress
         survives = context.fitting and not (self.synchronous or tables)
 
-        def lost(replicas: list[int]) -> None:
-            ranks = [self._workers[replica].rank for replica in replicas]
-            found = [find_rank(self._task.roster, rank).incarnation for rank in ranks]
-            progress.lost += [one for one in found if one not in progress.lost]
+        def lost(frozen: Mapping[int, int]) -> None:
+            for replica, pid in frozen.items():
+                info = find_rank(self._task.roster, self._workers[replica].rank)
+                if info.pid == pid and info.incarnation not in progress.lost:  # not its new process
+                    progress.lost = [*progress.lost, info.incarnation]
 
         def opened(request: ShardRequest, index: int, info: TaskInfo) -> Link:
             here = info.host == self._task.info.host and self._transport == "auto"

@@ -451,7 +451,11 @@ class RunMonitor:
         waiting = {info.rank for info in self.workers} - self.lost - self.outcomes.keys()
         if self._recovery is not None:
             waiting -= {rank for rank in waiting if self._recovery.joining(rank)}
-        if lost.task not in self.servers or not waiting:
+        if lost.task not in self.servers:
+            return False
+        if not waiting and self.sessions and self._replaces_workers:  # their new processes will wait for it
+            return self._begin_server(lost)
+        if not waiting:
             return False
         waiting -= self.ended_bodies  # their outcomes are on their way, and need no server
         if not waiting:
@@ -459,6 +463,17 @@ class RunMonitor:
         if not waiting <= self._recovering:  # a session or a fit that has just begun is not known here yet
             begins = not self.has_trained or bool(waiting & self._recovering)
             return not self._is_later(lost.task, SESSION_SECONDS) and begins
+        return self._begin_server(lost)
+
+    @property
+    def _replaces_workers(self) -> bool:
+        """Whether lost workers are being replaced, or their new processes have not joined."""
+        if self._recovery is None:
+            return False
+        return self._recovery.under_way or any(self._recovery.joining(one.rank) for one in self.workers)
+
+    def _begin_server(self, lost: LostTask) -> bool:
+        """Begin to replace a parameter server; return whether the restart budget permits it."""
         if refusal := self._server_recovery.begin(lost.task, lost.how):
             self._noted(f"{lost.how}; {refusal}")
             return False
@@ -528,14 +543,22 @@ class RunMonitor:
         rank = lost.task.rank
         if not self._needs_chief or rank != self.workers[0].rank:
             return True
-        in_first_fit = rank in self._fits and self._begun.get(rank) == 1
-        if not in_first_fit or self._recovery is None or rank in self.outcomes:
+        if not self._in_first_fit(rank) or self._recovery is None or rank in self.outcomes:
             return False
         if refusal := self._recovery.refusal:
             self._noted(f"{lost.how}; {refusal}")
             return False
         self._awaited.add(rank)
         return True
+
+    def _in_first_fit(self, rank: int) -> bool:
+        """Return whether a worker's body is in its first fit, as far as known.
+
+        It may have died before its first message of the training: the others run the same body.
+        """
+        known = [rank] if self._begun.get(rank) else [info.rank for info in self._remaining()]
+        most = max((self._begun.get(one, 0) for one in known), default=0)
+        return most == 1 and any(one in self._fits for one in known)
 
     def _note_restored(self, report: Mapping[str, Any]) -> None:
         """Record what a worker reports that has restored a parameter server."""

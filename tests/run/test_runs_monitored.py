@@ -378,3 +378,22 @@ def test_killed_workers_are_replaced_the_chief_too(start: Callable[..., Cluster]
     run.stop()
     run.wait()
     assert run.status == "stopped"
+
+
+def test_all_workers_and_a_parameter_server_die_together(
+    start: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = start(workers=2, ps=2)
+    run = counting(cluster, tmp_path, max_restarts=5)
+    until(lambda: run._monitor.sessions == {0, 1}, during=run)
+    until_saved(run, tmp_path, 500)
+    for name in ("/job:worker/task:0", "/job:worker/task:1"):
+        kill(cluster, name)
+    until(lambda: run._monitor.lost == {0, 1}, during=run)
+    kill(cluster, "/job:ps/task:1")  # while no body is there to recover from it
+    until(lambda: len([one for one in read_run(run.id).restarts if one["pid"]]) == 3, during=run)
+    until_saved(run, tmp_path, reached(run) + 500)
+    (tmp_path / "gate").touch()
+    run.wait()
+    assert run.status == "finished"
+    assert load_variable(tmp_path, "global_step") > 500

@@ -54,6 +54,9 @@ class FakeWatch:
     def frozen(self, seconds: float) -> list[int]:
         return []
 
+    def pid_of(self, replica: int) -> int:
+        return 0
+
     def replace(self, replica: int, pid: int) -> None:
         self.unseen_ranks.discard(replica)
         self.seen_ranks.add(replica)

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -63,7 +63,7 @@ def opened(
     rules: Rules,
     prefix: str | None,
     pids: tuple[int, ...] = (),
-    lost: Callable[[list[int]], object] = print,
+    lost: Callable[[Mapping[int, int]], object] = print,
 ) -> Link:
     initial = (np.zeros(3, np.float32),) if replica == 0 else None
     request = ShardRequest("r/0", replica, rules, LAYOUT, SGD(1.0), True, initial, pids=pids)

@@ -67,8 +67,11 @@ class Link(ABC):
         self.note = ""
         self.made = self.counted = 0
         """Gradients of this replica's former processes that were applied, and the updates they counted."""
-        self.lost: Callable[[list[int]], object] = lambda replicas: None
-        """Called with the replicas that the server has found frozen; the others continue without them."""
+        self.lost: Callable[[Mapping[int, int]], object] = lambda frozen: None
+        """Called with the replicas that the server has found frozen, and their processes.
+
+        The others continue without them. The message may be read late, when a replica has a new process.
+        """
         self.tables: list[Array] = []
         """The replica's own copies of the shard's tables; ``pull`` updates the wanted rows."""
         self._wanted: dict[int, Array] = {}
@@ -292,7 +295,7 @@ class Link(ABC):
         if frame.kind == "error":
             raise error_from(frame)
         if frame.kind == "ps.lost":
-            self.lost([int(replica) for replica in frame.meta["replicas"]])
+            self.lost(dict(frame.meta["frozen"]))
 
     def _note(self, what: int, slot: int, staleness: int) -> None:
         if what == REFUSED:
@@ -535,7 +538,7 @@ class SocketLink(Link):
         peer = self._peer
         self._seen = max(self._seen, known["version"])
         if known["frozen"]:
-            self.lost(known["frozen"])
+            self.lost(dict(known["frozen"]))
         for answer in known["answers"]:
             self._settle(answer)
         missing = [sent for sent in self._sent.values() if sent.number > known["received"]]
@@ -624,7 +627,7 @@ def open_link(
     prefix: str | None,
     check: Callable[[], None],
     timeout: float = 600.0,
-    lost: Callable[[list[int]], object] = lambda replicas: None,
+    lost: Callable[[Mapping[int, int]], object] = lambda frozen: None,
 ) -> Link:
     """Connect a replica to a shard; waits until the chief has given the initial values.
 
@@ -633,7 +636,8 @@ def open_link(
     ``connect`` returns a connection to the server, which the link closes, also when this fails. A link over a
     socket calls it again if its connection is reset. ``prefix`` names shared files if both tasks are on one
     host; None selects the socket. ``check`` raises AbortedError when the run has ended. ``lost`` is called
-    with the numbers of all replicas that the server has found frozen; the others continue without them.
+    with all replicas that the server has found frozen, and their process ids; the others continue without
+    them.
     """
     peer = connect()
     bell, note = _own_bell(None if request.tables else prefix)  # requests for rows need a socket

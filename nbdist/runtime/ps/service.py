@@ -544,7 +544,8 @@ class HostedShard:
     lost: set[int] = field(default_factory=set)
     called: dict[int, str] = field(default_factory=dict)
     processes: ProcessMonitor | None = None
-    frozen: set[int] = field(default_factory=set)
+    frozen: dict[int, int] = field(default_factory=dict)
+    """Frozen replicas, and their processes."""
     incarnations: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """How often the process of each replica was replaced; messages of earlier ones are refused."""
     _gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
@@ -702,7 +703,7 @@ class HostedShard:
         answers = [meta for gradient in list(self.recent[replica].values()) for meta in gradient.answers]
         version = 0 if self.shard is None else self.shard.version
         known = {"received": self.received[replica], "answers": answers, "version": version}
-        return known | {"frozen": sorted(self.frozen)}
+        return known | {"frozen": sorted(self.frozen.items())}
 
     def tell(self, replica: int, frame: Frame) -> None:
         """Push a frame to a replica, if it is known here; from any thread."""
@@ -759,9 +760,10 @@ class HostedShard:
         self.lost.add(replica)
         self.gone_since.pop(replica, None)
         if frozen:
-            self.frozen.add(replica)
+            assert self.processes is not None
+            self.frozen[replica] = self.processes.pid_of(replica)
             for other in self.senders.keys() - self.lost:
-                self.tell(other, Frame("ps.lost", {"replicas": sorted(self.frozen)}))
+                self.tell(other, Frame("ps.lost", {"frozen": sorted(self.frozen.items())}))
             self.refuse(replica)  # it may wait for an answer that this completes
         for answer in self.shard.leave(replica, died=True):
             self.answer(answer)
@@ -782,7 +784,7 @@ class HostedShard:
         if (ringer := self.ringers.pop(replica, None)) is not None:
             ringer.close()
         self.lost.discard(replica)
-        self.frozen.discard(replica)
+        self.frozen.pop(replica, None)
         self.leaving.pop(replica, None)
         if self.shard is not None:
             self.shard.join(replica)
@@ -801,7 +803,7 @@ class HostedShard:
     def trouble(self) -> UnavailableError:
         """Return the error that a synchronous step cannot complete, because a replica is dead or frozen."""
         each = (f"{replica} {self.called.get(replica, '')}".strip() for replica in sorted(self.lost))
-        what = "frozen" if self.lost == self.frozen else "dead"
+        what = "frozen" if self.lost == self.frozen.keys() else "dead"
         return UnavailableError(
             f"replica {', '.join(each)} is {what}, and a synchronous step takes "
             f"{self.rules.needed} gradients of the {self.rules.replicas} replicas; train without "

@@ -248,6 +248,10 @@ class FreezeDetector:
         if pid not in (0, os.getpid()):
             self._pids[rank] = pid
 
+    def pid_of(self, rank: int) -> int:
+        """Return the watched process of a rank, 0 if there is none."""
+        return self._pids.get(rank, 0)
+
     def frozen(self, seconds: float = FROZEN_SECONDS) -> list[int]:
         """Return the ranks that polls have seen stopped for longer than ``seconds``."""
         now = self._clock()
