@@ -282,12 +282,14 @@ class Cluster:
     def shrink(self, workers: int = 1, *, report: Callable[[str], object] = print) -> list[TaskInfo]:
         """End the workers with the highest indices and return them.
 
-        ``workers`` is how many; the first worker, the chief, stays. The other tasks are informed before the
-        processes end. ``report`` is called with a text of what was done.
+        ``workers`` is how many; the first worker, the chief, stays. They leave a run that is under way
+        between two steps, if it uses all workers and its strategy allows that; it continues on the others.
+        The other tasks are informed before the processes end. ``report`` is called with a text of what was
+        done.
 
         Raises InvalidArgumentError for an invalid number, FailedPreconditionError while a run uses one of
-        them, or if the cluster has a fixed size (launcher "mpi"), UnavailableError while another client
-        changes the cluster.
+        them that cannot leave it, or does not within 25 s (3 s if its body is not in ``fit``), or if the
+        cluster has a fixed size (launcher "mpi"), UnavailableError while another client changes the cluster.
 
             cluster.shrink()
             shrunk in 0.1 s by /job:worker/task:2 (pid 4803): 2 workers, 1 ps

@@ -21,8 +21,9 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,13 @@ if TYPE_CHECKING:
 START_SECONDS = 30.0  # limit for a process to start on a busy host
 ANSWER_SECONDS = 1.0  # for all other tasks together; a frozen one receives the message later
 POLL_SECONDS = 0.002
+LEAVE_SECONDS = 25.0  # for workers that train to make the step after which they leave a run
+BODY_SECONDS = 3.0  # for workers whose bodies are not in fit, or paused
+LEAVING_SECONDS = 0.03  # between two looks at whether they have left
+NOT_LEFT = {
+    "paused": ". It is paused, and its workers leave it between two steps: let it continue",
+    "body": ". Its workers leave it between two steps of fit(), and have not reached one in time",
+}
 CHANGED = "another client has just changed the cluster; try again"
 
 
@@ -116,11 +124,12 @@ class Change(ABC):
         """Abort the change, unless it is committed."""
         if not self.done:
             self.done = True
+            self._steps.close()
             with suppress(UnavailableError):  # it did not hold the lock yet
                 self._ask("abort")
 
     @abstractmethod
-    def _run(self) -> Iterator[None]:
+    def _run(self) -> Generator[None, None, None]:
         """Make the change; yield wherever it has to wait."""
 
     def _describe_failed(self, info: TaskInfo | TaskPlan, pid: int) -> str:
@@ -251,33 +260,65 @@ def uninterrupted() -> Iterator[None]:
 
 
 def check_unused(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:
-    """Raise FailedPreconditionError while a run is using one of the tasks.
+    """Raise FailedPreconditionError while a run is using one of the tasks."""
+    for run, used in users_of(cluster, tasks).items():
+        raise in_use(run, used.tasks)
 
-    One answer of any task of the run is enough; a task that does not answer in a second, for example a frozen
-    one, is skipped. A run does not use the tasks that it has lost and continues without.
-    """
-    answers = runs_in_use(cluster)
-    lost = {(meta["run"], rank) for meta in answers for rank in meta["lost"]}
-    for meta in answers:
-        run, ranks = meta["run"], meta["ranks"]
-        used = [
-            info.name
-            for info in tasks
-            if (ranks is None or info.rank in ranks) and (run, info.rank) not in lost
-        ]
-        if used:
-            raise FailedPreconditionError(
-                f"run {run} is using {', '.join(used)}: end it first (its stop button, run.stop() or an "
-                f"interrupt; from another notebook, nb.attach({run!r}).stop()); a task that does not stop is "
-                "replaced then"
+
+def in_use(run: str, tasks: Sequence[TaskInfo], why: str = "") -> FailedPreconditionError:
+    """Return the error for tasks that a run uses; ``why`` says why they cannot leave it."""
+    return FailedPreconditionError(
+        f"run {run} is using {', '.join(info.name for info in tasks)}: end it first (its stop button, "
+        f"run.stop() or an interrupt; from another notebook, nb.attach({run!r}).stop()); a task that does "
+        f"not stop is replaced then{why}"
+    )
+
+
+@dataclass
+class Used:
+    """The tasks that a run uses, and why no worker can leave it: empty if they can, None if not known."""
+
+    tasks: list[TaskInfo]
+    fixed: str | None
+
+    def check(self, run: str) -> None:
+        """Raise FailedPreconditionError unless they can leave it."""
+        if self.fixed != "":
+            raise in_use(
+                run, self.tasks, f". Its workers cannot leave it: {self.fixed}" if self.fixed else ""
             )
 
 
-def runs_in_use(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return what each living task of a cluster that a run uses says of it."""
+def users_of(cluster: Cluster, tasks: Sequence[TaskInfo]) -> dict[str, Used]:
+    """Return which of the tasks each run uses.
+
+    One answer of any task of the run is enough; a task that does not answer in a second, for example a frozen
+    one, is skipped. A run does not use the tasks that it has lost and continues without, nor those that have
+    left it.
+    """
+    answers = answers_of(cluster)
+    unused = {(meta["run"], rank) for _, meta in answers for rank in meta["lost"]}
+    unused |= {(meta["left"], info.rank) for info, meta in answers}
+    found: dict[str, Used] = {}
+    for _, meta in answers:
+        run, ranks = meta["run"], meta["ranks"]
+        used = [
+            info for info in tasks if (ranks is None or info.rank in ranks) and (run, info.rank) not in unused
+        ]
+        if run and used:
+            one = found.setdefault(run, Used([], meta["fixed"]))
+            one.tasks += [info for info in used if info not in one.tasks]
+            one.fixed = meta["fixed"] if one.fixed is None else one.fixed
+    return found
+
+
+def answers_of(cluster: Cluster) -> list[tuple[TaskInfo, dict[str, Any]]]:
+    """Return what each living task of a cluster says of the run that uses it."""
     dead = {info.rank for info in cluster.dead()}
     living = [info for info in cluster.tasks if info.rank not in dead]
-    return [answer.meta for answer in ask_tasks(cluster, living, "run.using") if answer.meta["run"]]
+    by_rank = {info.rank: info for info in living}
+    answers = [answer.meta for answer in ask_tasks(cluster, living, "run.using")]
+    return [(by_rank[meta["rank"]], meta) for meta in answers]
 
 
 def ask_tasks(
@@ -335,7 +376,7 @@ class ScaleUp(Change):
         super().__init__(cluster, supervisor, timeout)
         self.plans = list(plans)
 
-    def _run(self) -> Iterator[None]:
+    def _run(self) -> Generator[None, None, None]:
         tasks = [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans]
         self._ask("scale_up", tasks=tasks)
         if free_positions(self._cluster.tasks, len(tasks)) != [
@@ -409,7 +450,7 @@ def describe_scale_up(change: ScaleUp, cluster: Cluster) -> str:
         each = f"{share} thread{'s' * (share > 1)}"
         lines.append(f"the new ones compute on {each} each (cores / tasks); the others keep what they have")
     runs = runs_on(cluster.folder, [info.pid for info in cluster.tasks])
-    resizing = {meta["run"] for meta in runs_in_use(cluster) if meta.get("resizes")} if runs else ()
+    resizing = {meta["run"] for _, meta in answers_of(cluster) if meta["fixed"] == ""} if runs else ()
     for run in runs:
         if run in resizing:
             lines.append(f"run {run} continues; the new ones join it between two steps of its training")
@@ -424,39 +465,79 @@ def describe_scale_up(change: ScaleUp, cluster: Cluster) -> str:
 def shrink(
     cluster: Cluster, supervisor: SupervisorClient, workers: int, report: Callable[[str], object]
 ) -> list[TaskInfo]:
-    """End the last ``workers`` workers of a cluster, unless a run uses them; return them."""
+    """End the last ``workers`` workers of a cluster, which leave the run that uses them; return them."""
     leaving = last_workers(cluster.tasks, workers)
     if why := launcher_of(read_description(cluster.folder)).fixed_size:
         raise FailedPreconditionError(
             f"cluster {cluster.id} cannot shrink: {why}. End it (%cluster stop) and start a smaller one, or "
             "use fewer workers with --on worker:0-1"
         )
-    check_unused(cluster, leaving)
+    for run, used in users_of(cluster, leaving).items():
+        used.check(run)
     change = ScaleDown(cluster, supervisor, leaving)
     change.wait()
     names = ", ".join(f"{info.name} (pid {info.pid})" for info in leaving)
     lines = [f"shrunk in {change.seconds:.2f} s by {names}: {cluster.counted}", *change.notes]
+    lines += [
+        f"run {run} continues without {'it' if len(leaving) == 1 else 'them'}" for run in sorted(change.left)
+    ]
     report("\n".join(lines))
     return leaving
 
 
 class ScaleDown(Change):
-    """Removes tasks: first all others receive the roster without them, then they end."""
+    """Removes tasks: they leave the run that uses them, all others receive the roster, and then they end.
+
+    ``left`` are the runs that tasks have left.
+    """
 
     def __init__(self, cluster: Cluster, supervisor: SupervisorClient, leaving: Sequence[TaskInfo]) -> None:
         super().__init__(cluster, supervisor)
+        self.left: set[str] = set()
         self.tasks = list(leaving)
         self._starting = self.tasks
 
-    def _run(self) -> Iterator[None]:
+    def _run(self) -> Generator[None, None, None]:
         ranks = {info.rank for info in self.tasks}
         self._ask("scale_down", pids={info.rank: info.pid for info in self.tasks})
         if last_workers(self._cluster.tasks, len(ranks)) != self.tasks:
             raise UnavailableError(CHANGED)
-        check_unused(self._cluster, self.tasks)  # again: a run may have begun since
+        yield from self._leave_runs()
         self._commit(tuple(info for info in self._cluster.tasks if info.rank not in ranks), set())
         engines = HubEngines(self._client)
         yield from self._until(lambda: none_of(ranks, engines.ids()), "to be forgotten by the hub")
+
+    def _leave_runs(self) -> Iterator[None]:
+        """Have the tasks leave the runs that use them, between two steps.
+
+        Raises FailedPreconditionError if a run does not let them, or they have not left in time, because
+        their bodies are not in ``fit``. They stay then, but for those that have left already.
+        """
+        begun, ranks = time.monotonic(), [info.rank for info in self.tasks]
+        asked: dict[str, list[TaskInfo]] = {}
+        try:
+            while used := users_of(self._cluster, self.tasks):
+                states: set[str] = set()
+                for run, one in used.items():
+                    one.check(run)
+                    asked[run] = one.tasks
+                    meta = {"run": run, "ranks": ranks, "leaves": True}
+                    for info in one.tasks:
+                        answer = self._cluster.peer(info.rank).call("run.leave", meta, timeout=ANSWER_SECONDS)
+                        states.add(answer.meta["state"])
+                limit = LEAVE_SECONDS if states <= {"fits", "free"} else BODY_SECONDS
+                if time.monotonic() > begun + limit:
+                    run, one = next(iter(used.items()))
+                    raise in_use(run, one.tasks, NOT_LEFT["paused" if "paused" in states else "body"])
+                until = time.monotonic() + LEAVING_SECONDS
+                while time.monotonic() < until:
+                    yield
+        except BaseException:
+            for run, tasks in asked.items():
+                meta = {"run": run, "ranks": ranks, "leaves": False}
+                list(ask_tasks(self._cluster, tasks, "run.leave", meta))
+            raise
+        self.left = set(asked)
 
 
 def last_workers(tasks: Sequence[TaskInfo], workers: int) -> list[TaskInfo]:
@@ -508,7 +589,7 @@ class ReplaceTask(Change):
         self._starting = self.old
         self._ask("replace", pids={info.rank: info.pid for info in self.old})
 
-    def _run(self) -> Iterator[None]:
+    def _run(self) -> Generator[None, None, None]:
         yield from self._start_tasks(self.old)
 
     def _describe_failed(self, info: TaskInfo | TaskPlan, pid: int) -> str:

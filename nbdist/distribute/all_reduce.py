@@ -3,7 +3,7 @@
 In each step a replica works on its share of the batch, its gradients are summed with the others' by one
 all-reduce per bucket, and each applies the same sums to the same parameters: copies stay equal bit for bit.
 
-The group changes in two ways, with the same steps (`GroupReplica.form_again`): the ranks that are left
+The group changes in three ways, with the same steps (`GroupReplica.form_again`): the ranks that are left
 re-form the group at the first one's Server, and the replica with the most updates sends its parameters,
 slots, step and learning rate to all.
 
@@ -14,6 +14,9 @@ joining  The new process of a lost worker asks to be admitted. The first replica
          step. The new one also receives the position in the data, the history and the states of the model,
          and begins with the batch that the others have before them. Batches stay the same; shares become
          smaller.
+leaving  A replica that is to leave says so with its next push, in a control value that is the number of those
+         that leave. Before the next step all re-form the group, from which the leaving ones are missing;
+         shares become larger.
 """
 
 from __future__ import annotations
@@ -38,8 +41,9 @@ from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
 CONTROL = "control"
-COUNT = 11  # all exact in a float of any size:
-STOP, HAS_RATE, RATE, JOINS = 0, 1, slice(2, 10), 10  # whether to stop; a learning rate; whether others join
+COUNT = 12  # all exact in a float of any size:
+STOP, HAS_RATE, RATE = 0, 1, slice(2, 10)  # whether to stop; a learning rate
+JOINS, LEAVES = 10, 11  # whether others join; how many leave
 
 
 class AllReduceStrategy(GroupStrategy):
@@ -132,7 +136,7 @@ class AllReduceReplica(GroupReplica):
         self._buckets = Buckets(group, self._plan, "sum", overlap=overlap)
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)
-        self._control, self._stops, self.grows = self._buckets.views[CONTROL], False, False
+        self._control, self._stops, self.changes = self._buckets.views[CONTROL], False, False
         self._control[...] = 0
 
     def pull(self) -> None:
@@ -161,6 +165,7 @@ class AllReduceReplica(GroupReplica):
             self._control[HAS_RATE] = 1
             self._control[RATE] = np.frombuffer(np.float64(self._wanted).tobytes(), np.uint8)
         self._control[JOINS] = self.others_wait
+        self._control[LEAVES] = self.say_leaving()
         self._buckets.mark(CONTROL)
         try:
             self._buckets.finish()
@@ -171,7 +176,8 @@ class AllReduceReplica(GroupReplica):
             return  # the others had completed this step
         self._unmarked = set(self._names)
         self.waited += self._group.waited - waited
-        self._stops, self.grows = bool(self._control[STOP]), bool(self._control[JOINS])
+        self._stops = bool(self._control[STOP])
+        self.note_changes(int(self._control[JOINS]), int(self._control[LEAVES]))
         if self._control[HAS_RATE]:
             self._take_rate()
         self.global_step += 1

@@ -7,7 +7,7 @@ learning with Elastic Averaging SGD", NIPS 2015; in one all-reduce, as in AllRed
 An exchange consists of parts: the flags, and each array of parameters. After a death in the middle of it,
 the replica that has completed the most parts sends its centers to all. The others make the moves of the parts
 that they lack towards the centers that these had, because their own part is in the sum, and all continue with
-the part that follows. New processes join after an exchange, at the center.
+the part that follows. New processes join after an exchange, at the center, and replicas leave after one.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class ElasticReplica(GroupReplica, OneDevice):
         """Make the buffers of a group that is new."""
         group = self._group
         self._pulls = [group.symmetric_buffer(center.shape, center.dtype) for center in self._centers]
-        # how many replicas want to stop, how many have ended their epoch, and whether others wait to join
-        self._flags = group.symmetric_buffer((3,), np.int64)
+        # how many replicas want to stop, have ended their epoch, know of others that wait to join, and leave
+        self._flags = group.symmetric_buffer((4,), np.int64)
 
     def state(self) -> ReplicaState:
         """Return the center, with this replica's slots: all replicas begin there when they continue."""
@@ -168,7 +168,7 @@ class ElasticReplica(GroupReplica, OneDevice):
         """Take part in exchanges until every replica's epoch has ended; return whether any wants to stop."""
         self._wants_stop = self._wants_stop or stop
         while True:
-            self.admit()
+            self.admit(self.leaving)
             if self._exchange(ended=True):
                 return self._stops
 
@@ -204,9 +204,10 @@ class ElasticReplica(GroupReplica, OneDevice):
         """Make the parts of the exchange that are not made yet."""
         group, waited = self._group, self._group.waited
         if self._part == 0:
-            self._flags[:] = self._wants_stop, self._ended, self.others_wait
+            self._flags[:] = self._wants_stop, self._ended, self.others_wait, self.say_leaving()
             group.all_reduce(self._flags, "sum", out=self._flags)
-            self._take_flags(bool(self._flags[0]), int(self._flags[1]) == group.size, bool(self._flags[2]))
+            stops, ended, waiting, leaving = map(int, self._flags)
+            self._take_flags(bool(stops), ended == group.size, waiting, leaving)
             self._part = 1
         for number in range(self._part - 1, len(self._centers)):
             pull, move = self._pulls[number], self._moves[number]
@@ -224,20 +225,21 @@ class ElasticReplica(GroupReplica, OneDevice):
         np.subtract(parameters, self._centers[number], out=move)
         np.multiply(move, self._elastic.alpha, out=move)
 
-    def _take_flags(self, stops: bool, all_ended: bool, grows: bool) -> None:
-        self._stops, self._all_ended, self.grows = stops, all_ended, grows
+    def _take_flags(self, stops: bool, all_ended: bool, waiting: int, leaving: int) -> None:
+        self._stops, self._all_ended = stops, all_ended
+        self.note_changes(waiting, leaving)
 
     def take_newest(self) -> None:
         """Take the centers of the replica that has made the most exchanges, and parts of one."""
         group = self._group
-        own = [self._exchanges, self._part, self._stops, self._all_ended, self.grows, self._steps]
+        own = [self._exchanges, self._part, self._stops, self._all_ended, self._steps, *self.said]
         known = group.all_gather(np.array([-1, *own[1:]] if self.is_new else own, np.int64))
         # Of equally new ones, one within its epoch: a new process has a batch to begin with there.
         ended = group.all_gather(np.array([self._ended], np.int64))[:, 0]
         root = max(range(group.size), key=lambda i: (known[i, 0], known[i, 1], -ended[i], -i))
         if known[root, 0] < 0:
             raise TaskDiedError("all workers that had parameters are lost, and the new ones have none")
-        exchanges, part, stops, all_ended, grows, steps = map(int, known[root])
+        exchanges, part, stops, all_ended, steps, waiting, leaving = map(int, known[root])
         lacks = exchanges > self._exchanges or part > self._part
         for number, (center, (parameters, _, _)) in enumerate(zip(self._centers, self._flats, strict=True)):
             made_there = exchanges > self._exchanges or number + 1 < part
@@ -250,7 +252,9 @@ class ElasticReplica(GroupReplica, OneDevice):
         self._make_buffers()
         if lacks or self.is_new:
             self._exchanges, self._part = exchanges, part
-            self._take_flags(bool(stops), bool(all_ended), bool(grows))
+            self._take_flags(bool(stops), bool(all_ended), waiting, leaving)
+        else:
+            self.note_changes(*self.said)  # in the group as it is now
 
     def _take_slots(self, root: int, steps: int) -> None:
         """Have new processes begin at the center, with the slots and the position of another replica."""

@@ -2,9 +2,13 @@
 
     self.begin_group(strategy, variables)       # form the group; a new process waits until it is admitted
     ...
-    self.grows = ...                            # the last exchange said that others wait (`others_wait`)
-    self.admit()                                # before the next step, on all replicas: they join
+    self.note_changes(waiting, leaving)         # what the last exchange has said of all replicas
+    self.admit(leave)                           # before the next step, on all: others join, and some leave
     self.form_again(error)                      # after a death, on all that are left
+
+A replica that is asked to leave says so with its next exchange (`say_leaving`), which tells all how many
+leave, as it tells whether new processes wait (`others_wait`). Before the step that follows all re-form the
+group.
 
 Both re-form the group at the Server of the first remaining rank (:mod:`nbdist.runtime.groups`), and have a
 replica send its state to all (`take_newest`), and to new ones also the position of the training.
@@ -26,7 +30,7 @@ from nbdist.runtime.groups import World, described
 from nbdist.runtime.ps.client import TrainingOver
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import current
-from nbdist.train.strategy import JoinedState, Replica, Strategy
+from nbdist.train.strategy import JoinedState, Replica, ReplicaLeft, Strategy
 from nbdist.wire.collective.base import Collective
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -63,20 +67,26 @@ class GroupStrategy(Strategy):
         """Return the ranks of new processes that can be admitted now, on the first replica."""
         return self.world.joining(current().trainings, digest)
 
-    def shrink(self, admits: Sequence[int] = ()) -> list[TaskInfo]:
+    def shrink(self, admits: Sequence[int] = (), leaves: bool = False) -> list[TaskInfo]:
         """Continue with the remaining replicas and new ones; raise TaskDiedError if they are too few.
 
-        Return the lost tasks.
+        Return the lost tasks. Raises ReplicaLeft where this replica ``leaves``.
         """
         before = self.world.size
-        lost = self.world.reform(admits)
+        changed = self.world.reform(admits, leaves)
+        if leaves:
+            raise ReplicaLeft
+        lost, left = changed.lost, changed.left
         self.count_replicas()
-        if self.replica_index == 0 and self.world.size > before - len(lost):
-            print(f"training continues on {self.world.size} replicas{self.smaller}")
+        now = "1 replica" if self.world.size == 1 else f"{self.world.size} replicas"
+        if self.replica_index == 0 and self.world.size > before - len(lost) - len(left):
+            print(f"training continues on {now}{self.smaller}")
+        if self.replica_index == 0 and left:
+            names = " and ".join(info.name for info in left)
+            print(f"{names} left: training continues on {now}{self.larger}")
         if self.replica_index == 0 and lost:
             current().progress.lost += [info.incarnation for info in lost]
-            left = "1 replica" if self.world.size == 1 else f"{self.world.size} replicas"
-            print(f"{described(lost)} lost: training continues on {left}{self.larger}")
+            print(f"{described(lost)} lost: training continues on {now}{self.larger}")
         return lost
 
     def count_replicas(self) -> None:
@@ -90,8 +100,14 @@ class GroupReplica(Replica):
 
     is_new = False
     """Whether this process waits for the state of the others, which it joins."""
-    grows = False
-    """Whether the group changes before the next step, because new processes wait."""
+    changes = False
+    """Whether the group changes before the next step: new processes wait, or replicas leave."""
+    leaving = False
+    """Whether this replica is to leave, which its next exchange says."""
+    said_leaving = leaves = False
+    """Whether the last exchange said so; and whether it leaves before the next step."""
+    said = (0, 0)
+    """How many knew of new processes that wait, and how many leave, as of the last exchange."""
 
     def begin_group(self, strategy: GroupStrategy, variables: Sequence[tuple[str, Array]]) -> None:
         """Form the group, or join that of the others; see :meth:`take_all`."""
@@ -111,27 +127,51 @@ class GroupReplica(Replica):
         """Whether new processes wait to join, as far as the first replica knows."""
         return bool(self._strategy.joining(self._digest))
 
-    def admit(self) -> bool:
-        """Have new processes join, if the last exchange said that some wait; return whether it was so."""
-        if not self.grows:
+    def say_leaving(self) -> bool:
+        """Return whether this replica is to leave, for an exchange that says so."""
+        self.said_leaving = self.leaving
+        return self.leaving
+
+    def note_changes(self, waiting: int, leaving: int) -> None:
+        """Note what an exchange has said: how many know of new processes that wait, and how many leave.
+
+        As all replicas receive the same numbers, none leaves if too few would be left.
+        """
+        world = self._strategy.world
+        self.said, may_leave = (
+            (waiting, leaving),
+            bool(leaving) and world.size - leaving >= max(world.least, 1),
+        )
+        self.leaves = self.said_leaving and may_leave
+        self.changes = bool(waiting) or may_leave
+
+    def admit(self, leave: bool = False) -> bool:
+        """Have new processes join and others leave, if the last exchange said so; return whether it did.
+
+        Raises ReplicaLeft where this replica has left.
+        """
+        self.leaving = leave
+        if not self.changes:
             return False
-        self.grows = False
-        self.form_again(admits=self._strategy.joining(self._digest))
+        self.changes, self.said = False, (0, 0)
+        self.form_again(admits=self._strategy.joining(self._digest), leaves=self.leaves)
         return True
 
     @abstractmethod
     def take_newest(self) -> None:
         """Take the newest state of all replicas, in a group that was just formed."""
 
-    def form_again(self, error: UnavailableError | None = None, admits: Sequence[int] = ()) -> None:
+    def form_again(
+        self, error: UnavailableError | None = None, admits: Sequence[int] = (), leaves: bool = False
+    ) -> None:
         """Form a group without the lost replicas and with the admitted ones; take the newest parameters.
 
-        Raises ``error`` if it has another cause than a lost replica.
+        Raises ``error`` if it has another cause than a lost replica, ReplicaLeft where this one ``leaves``.
         """
         while True:
             self.close()
             size = self._group.size
-            lost = self._strategy.shrink(admits)
+            lost = self._strategy.shrink(admits, leaves)
             if error is not None and not lost and self._strategy.world.size == size:
                 raise error  # every process is alive
             self._group, admits = self._strategy.form(), ()

@@ -302,7 +302,7 @@ class _AttachedRun:
         ranks = tuple(info.rank for info in workers)  # others than the task knew, if the run was resized
         made = RunLauncher(
             self._cluster, self._remote, dataclasses.replace(spec, ranks=ranks), body, None,
-            [*ranks, *servers], not options.why_fixed(len(servers)),
+            [*ranks, *servers], options.why_fixed(len(servers)),
         )  # fmt: skip
         for info, _ in left_workers(self._found.record, workers):
             made.remove(info.rank)

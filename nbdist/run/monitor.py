@@ -28,7 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbdist.errors import FailedPreconditionError, NbdistError, TaskDiedError, UnavailableError, WorkerError
+from nbdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    TaskDiedError,
+    UnavailableError,
+    WorkerError,
+)
 from nbdist.metrics.log import Batch
 from nbdist.metrics.store import RunStore
 from nbdist.run.backfill import add_since
@@ -147,7 +154,7 @@ class RunMonitor:
         self._cluster, self._printed, self._hint = cluster, printed, hint
         self._displayed, self._noted = displayed, noted
         self._recovery, self._restarted = recovery, restarted
-        self._growth, self._why_fixed, self._least_of = growth, why_fixed, least_of
+        self.growth, self._why_fixed, self._least_of = growth, why_fixed, least_of
         self._placed, self._resized = placed, resized
         self._absent = self._failures.absent
         self._replaces_in_fit, self._needs_chief = replaces_in_fit, needs_chief
@@ -212,7 +219,7 @@ class RunMonitor:
             return True
         all_here = len(self.outcomes) == len(self.workers) and self._has_last_messages()
         recovers = self._recovery is not None and self._recovery.under_way
-        grows = self._growth is not None and self._growth.under_way
+        grows = self.growth is not None and self.growth.under_way
         return all_here and not self.replacer.under_way and not recovers and not grows
 
     def receive(self, info: TaskInfo) -> None:
@@ -228,7 +235,7 @@ class RunMonitor:
                     self._handle_progress(info, frame)
                 elif frame.kind == "run.backfill":
                     self._handle_backfill(info, frame)
-        except UnavailableError:
+        except (UnavailableError, InvalidArgumentError):  # the cluster may have no such task any more
             self._ended.add(info.rank)  # if it is dead, `_check_tasks` finds the reason
 
     def apply_backfill(self, info: TaskInfo, answer: Frame) -> None:
@@ -586,6 +593,10 @@ class RunMonitor:
         if info.rank not in self._awaited:
             self._end_rank(info.rank)
         self.tally.lose(self.workers.index(info), time.monotonic())
+        added = None if self.growth is None else self.growth.joining(info.rank)
+        if added is not None:
+            added.problem = "it was lost before it joined"
+            self._resized(added)
         replaces = self._recovery is not None and (by_session or self._replaces_in_fit)
         why = self._recovery.begin(info, how) if self._recovery is not None and replaces else ""
         more = f"; {why}" if why else ""
@@ -680,7 +691,7 @@ class RunMonitor:
 
     def _grow(self) -> None:
         """Have workers that were added to the cluster join the run, unless it ends."""
-        growth = self._growth
+        growth = self.growth
         if growth is None:
             return
         if self.error is not None or self.interrupted or len(self.outcomes) == len(self.workers):
@@ -729,7 +740,7 @@ class RunMonitor:
 
     def _join_added(self, info: TaskInfo, step: int) -> None:
         """Record that an added worker has joined the training, at a step of its own."""
-        resize = None if self._growth is None else self._growth.joining(info.rank)
+        resize = None if self.growth is None else self.growth.joining(info.rank)
         if resize is None:
             return
         resize.step, resize.seconds = step, time.monotonic() - resize.begun_at
@@ -738,7 +749,7 @@ class RunMonitor:
 
     def _has_given_up_added(self, rank: int, outcome: Any) -> bool:
         """Continue without an added worker whose body has ended without joining the training."""
-        resize = None if self._growth is None else self._growth.joining(rank)
+        resize = None if self.growth is None else self.growth.joining(rank)
         if resize is None or isinstance(outcome, TaskDiedError):
             return False
         joined = None if isinstance(outcome, BaseException) else outcome.get("joined")
@@ -752,6 +763,8 @@ class RunMonitor:
 
     def _give_up_added(self, resize: Resize) -> None:
         info = resize.new
+        assert self.growth is not None
+        self.growth.give_up(resize)
         self._leave(info)
         self.tally.leave(self.workers.index(info), resize.text)
         self._note_resize(resize)
@@ -773,8 +786,8 @@ class RunMonitor:
             self.tally.standing(time.monotonic(), self.store).replicas[number].step if step is None else step
         )
         resize = Resize(info, False, 0, time.monotonic(), step=step)
-        if self._growth is not None:
-            resize = self._growth.leave(info, step)
+        if self.growth is not None:
+            resize = self.growth.leave(info, step)
         self.tally.leave(number, resize.text)
         self._note_resize(resize)
         return True
@@ -785,6 +798,8 @@ class RunMonitor:
         self.lost.add(info.rank)
         self._end_rank(info.rank)
         self._failures.least = self._least_of(len(self._taking_part()))
+        for one in self._remaining():
+            self.send(one, "run.left", {"run": self.run, "rank": info.rank})
 
     def _note_resize(self, resize: Resize) -> None:
         """Print what became of a change, and keep it for the end of the run and in its record."""

@@ -77,17 +77,24 @@ class Resize:
 class WorkerGrowth:
     """Starts the body of a run on new workers of its cluster; call ``poll`` repeatedly, as for recovery.
 
-    ``resizes`` are all workers so far that were added or have left, in order.
+    ``resizes`` are all workers so far that were added or have left, in order. Clients that owned the run
+    before have recorded ``earlier`` ones.
     """
 
     def __init__(
-        self, cluster: RunTasks, launcher: BodyLauncher, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: RunTasks,
+        launcher: BodyLauncher,
+        earlier: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.resizes: list[Resize] = []
+        self._earlier = earlier
         self._cluster, self._launcher, self._clock = cluster, launcher, clock
         self._under_way: list[tuple[Resize, Generator[None, None, RunCalls | None]]] = []
         self._known = {info.incarnation for info in cluster.tasks}
         self._seen = list(cluster.tasks)
+        self._removed: set[int] = set()
         self._ending = False
 
     @property
@@ -102,22 +109,26 @@ class WorkerGrowth:
     def find_new(self, working: Collection[int]) -> list[TaskInfo]:
         """Return the workers that were added to the cluster since the last call.
 
-        The tasks of the ranks ``working`` are in the run: a new process there replaces a lost one.
+        The tasks of the ranks ``working`` are in the run: a new process there replaces a lost one, unless
+        that was removed from the cluster.
         """
         now = self._cluster.tasks
         if now == self._seen:
             return []
         self._seen = list(now)
+        self._removed |= set(working) - {info.rank for info in now}
         found = [info for info in now if info.incarnation not in self._known]
         self._known |= {info.incarnation for info in found}
-        return [info for info in found if info.job == "worker" and info.rank not in working]
+        replaced = set(working) - self._removed
+        return [info for info in found if info.job == "worker" and info.rank not in replaced]
 
     def begin(self, info: TaskInfo) -> bool:
         """Begin to add a worker; return whether it is added: not if the run ends."""
         if self._ending:
             return False
-        resize = Resize(info, True, len(self.resizes) + 1, self._clock())
+        resize = Resize(info, True, self._earlier + len(self.resizes) + 1, self._clock())
         self.resizes.append(resize)
+        self._removed.discard(info.rank)
         self._launcher.add(info.rank)
         steps = start_body(self._launcher, info, lambda: not self._ending)
         self._under_way.append((resize, steps))
@@ -125,10 +136,14 @@ class WorkerGrowth:
 
     def leave(self, info: TaskInfo, step: int | None) -> Resize:
         """Record that a worker has left, at a step of its own if that is known."""
-        resize = Resize(info, False, len(self.resizes) + 1, self._clock(), step=step)
+        resize = Resize(info, False, self._earlier + len(self.resizes) + 1, self._clock(), step=step)
         self.resizes.append(resize)
         self._launcher.remove(info.rank)
         return resize
+
+    def give_up(self, resize: Resize) -> None:
+        """Count an added worker that could not join among the run's workers no longer."""
+        self._launcher.remove(resize.new.rank)
 
     def poll(self) -> list[Resize]:
         """Do what can be done now, without waiting; return those that were started or have failed."""

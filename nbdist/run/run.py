@@ -537,7 +537,10 @@ class Run(Labelled):
             self._record = read_run(self.id)
         self._budget.spent = max(self._budget.spent, restarts_in(self._record))
         if self._recovery is not None:
-            self._recovery.launcher = takes_over.launcher()
+            launcher = self._recovery.launcher = takes_over.launcher()
+            if launcher is not None:
+                begun = max((int(one.get("number", 0)) for one in self._record.resizes), default=0)
+                self._monitor.growth = WorkerGrowth(self._cluster, launcher, begun)
             if ownership.handover is not None:
                 self._recovery.problem = ownership.handover.problem
         self._monitor.take_over()
@@ -586,7 +589,8 @@ class Run(Labelled):
     def _record_resize(self, resize: Resize) -> None:
         """Write a worker that was added, or has left, into run.json."""
         others = [one for one in self._record.resizes if one.get("number") != resize.number]
-        self._write_change(resize.new, resizes=[*others, resize.to_config()])
+        resizes = sorted([*others, resize.to_config()], key=lambda one: one["number"])
+        self._write_change(resize.new, resizes=resizes)
 
     def _write_change(self, new: TaskInfo | None, **changes: Any) -> None:
         """Write changes into run.json, and the process that a task has now; the owner of the run does."""

@@ -81,10 +81,10 @@ def start_run(
         asked = []
         servers = _servers(cluster) if options.uses_servers else []
         needs = [info.rank for info in (*workers, *servers)]
-        resizes = not options.why_fixed(len(servers))
+        fixed = options.why_fixed(len(servers))
         for info in workers:  # in parallel; run.json is written before the answers
             reserved.append(info)
-            meta = {"run": run_id, "subscribe": True, "ranks": needs, "resizes": resizes}
+            meta = {"run": run_id, "subscribe": True, "ranks": needs, "fixed": fixed}
             asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
         record = _record(run_id, body, options, cluster, workers)
         folder = run_folder(run_id)
@@ -134,7 +134,7 @@ def start_run(
             run = Run(
                 cluster, record, folder, workers, options, calls, None,
                 at_end=partial(_ended, cluster, run_id, delivery),
-                launcher=RunLauncher(cluster, cluster, spec, body, delivery, needs, resizes),
+                launcher=RunLauncher(cluster, cluster, spec, body, delivery, needs, fixed),
                 ownership=ownership,
                 hint=partial(_hint, options, by_flag=first_line > 1),
             )  # fmt: skip
@@ -163,7 +163,7 @@ class RunLauncher:
 
     ``tasks`` has the connections on which the run receives messages, ``delivery`` the pushed values: None if
     there are none, or if another client has delivered them. ``needs`` are the ranks of all tasks that the run
-    uses, ``resizes`` is whether workers may be added to them.
+    uses, ``fixed`` says why no worker can join or leave: empty if they can.
     """
 
     def __init__(
@@ -174,10 +174,10 @@ class RunLauncher:
         body: str | Callable[..., Any],
         delivery: Delivery | None,
         needs: Sequence[int],
-        resizes: bool = False,
+        fixed: str = "",
     ) -> None:
         self._cluster, self._tasks, self._spec, self._body = cluster, tasks, spec, body
-        self._delivery, self._needs, self._resizes = delivery, list(needs), resizes
+        self._delivery, self._needs, self._fixed = delivery, list(needs), fixed
         self._numbers = {rank: number for number, rank in enumerate(spec.ranks)}
 
     def prepare(self, info: TaskInfo) -> RunCalls:
@@ -192,18 +192,18 @@ class RunLauncher:
 
     def reserve(self, info: TaskInfo, timeout: float) -> None:
         """Reserve the task for the run and subscribe to it; FailedPreconditionError if it is taken."""
-        meta = {"run": self._spec.run, "subscribe": True, "ranks": self._needs, "resizes": self._resizes}
+        meta = {"run": self._spec.run, "subscribe": True, "ranks": self._needs, "fixed": self._fixed}
         self._tasks.peer(info.rank).call("run.reserve", meta, timeout=timeout)
 
     def add(self, rank: int) -> None:
         """Count the task of a rank among the run's workers, after all others that it has had."""
         self._numbers.setdefault(rank, len(self._numbers))
-        self._needs.append(rank)
+        self._needs += [rank] if rank not in self._needs else []
         self._take_ranks({*self._spec.ranks, rank})
 
     def remove(self, rank: int) -> None:
         """Count the task of a rank among the run's workers no longer."""
-        self._needs.remove(rank)
+        self._needs = [one for one in self._needs if one != rank]
         self._take_ranks(set(self._spec.ranks) - {rank})
 
     def _take_ranks(self, ranks: set[int]) -> None:

@@ -51,6 +51,14 @@ def nothing_wrong() -> None:
     """Return: outside of a run nothing can abort."""
 
 
+@dataclass(frozen=True)
+class Departed:
+    """The tasks that are not in a group which was formed again: the lost ones, and those that have left."""
+
+    lost: list[TaskInfo]
+    left: list[TaskInfo]
+
+
 @dataclass
 class World:
     """The replicas of a run, as one of them sees it: tasks of these ``ranks``, in order; this is ``task``.
@@ -69,6 +77,8 @@ class World:
     """How many replicas have to be left for training to continue after a death."""
     rejoins: bool = False
     """Whether this process joins a run that is under way, in place of a lost one or as a new worker."""
+    left: bool = False
+    """Whether this process has left the others, which continue."""
     coordinator: GroupCoordinator | None = None
     """The coordinator on this task, which others ask to join; None if none can."""
     order: tuple[int, ...] = ()
@@ -143,6 +153,8 @@ class World:
     def end(self) -> None:
         """Announce that this replica joins no more groups; replicas that wait for it get an error."""
         self.close()
+        if self.left:
+            return
         if self.coordinator is not None and not self.rejoins:
             self.coordinator.end_joins(self.run)
         if self.task is not None and self.size > 1:
@@ -177,20 +189,21 @@ class World:
         with self._coordinator() as peer:
             return form(member, self._exchange(peer, name), kind)
 
-    def reform(self, admits: Sequence[int] = ()) -> list[TaskInfo]:
-        """Continue with the remaining replicas, all of which call it; return the lost tasks.
+    def reform(self, admits: Sequence[int] = (), leaves: bool = False) -> Departed:
+        """Continue with the remaining replicas, all of which call it; return the tasks without a place.
 
-        The ranks that the first replica ``admits`` join them: they wait in :meth:`join`. Raises
-        TaskDiedError if fewer than ``least`` are left.
+        The ranks that the first replica ``admits`` join them: they wait in :meth:`join`. A replica that
+        ``leaves`` calls it as well, and is in no group afterwards. Raises TaskDiedError if fewer than
+        ``least`` are left.
         """
         self.close()
         if self.task is None:
-            return []
+            return Departed([], [])
         name = self._name("reform")
         others = [info for info in self.infos if info.rank != self.task.rank]
         with PeerMonitor(self.task, others) as monitor:
             # All go through the ranks in one order, past those that are lost, and so meet at the same one.
-            answers = (self._reform_at(first, name, admits, monitor) for first in self.infos)
+            answers = (self._reform_at(first, name, admits, leaves, monitor) for first in self.infos)
             frame = next((answer for answer in answers if answer is not None), None)
         if frame is None:
             raise UnavailableError(
@@ -198,8 +211,12 @@ class World:
             )
         if frame.kind == "error":
             raise error_from(frame)
-        present = frame.meta["ranks"]
-        lost = [info for info in self.infos if info.rank not in present]
+        present, leaving = frame.meta["ranks"], frame.meta["left"]
+        lost = [info for info in self.infos if info.rank not in (*present, *leaving)]
+        left = [info for info in self.infos if info.rank in leaving]
+        if leaves:
+            self.left = True
+            return Departed(lost, left)
         self._members = {info.rank: info for info in self.infos if info.rank in present}
         self.ranks = tuple(present)
         self._settle()
@@ -207,7 +224,7 @@ class World:
             raise TaskDiedError(
                 f"{described(lost)} lost: {self.size} workers are left, and --min-workers is {self.least}"
             )
-        return lost
+        return Departed(lost, left)
 
     def joining(self, training: int, digest: str) -> list[int]:
         """Return the ranks that wait to join a training, on the first replica; none on the others.
@@ -289,11 +306,11 @@ class World:
             self.coordinator.settle(self.run, self.infos)
 
     def _reform_at(
-        self, first: TaskInfo, name: str, admits: Sequence[int], monitor: PeerMonitor
+        self, first: TaskInfo, name: str, admits: Sequence[int], leaves: bool, monitor: PeerMonitor
     ) -> Frame | None:
         """Re-form the group at the Server of ``first``; return its answer, None if it is lost."""
         assert self.task is not None
-        is_here, meta = first.rank == self.task.rank, self._meta(name)
+        is_here, meta = first.rank == self.task.rank, {**self._meta(name), "leaves": leaves}
         if is_here:
             meta |= {"admits": list(admits), "order": list(self.order), "formed": self._formed}
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -420,8 +437,8 @@ def _host_of(address: str) -> str:
 #
 #     replica                                     service
 #     group.endpoint  run, group, endpoint ─────► group.endpoints (pushed to all), once all ranks have joined
-#     group.reform    run, group ───────────────► group.members (pushed to all): the ranks that are left, and
-#                                                 those that the first rank admits
+#     group.reform    run, group, leaves ───────► group.members (pushed to all): the ranks that are left, and
+#                                                 those that the first rank admits; apart, those that leave
 #     group.join      run, rank, training ──────► group.members once it is admitted; group.over if that
 #                                                 training has ended; an error if its model is another one
 #     group.lost      run, ranks, incarnations ─► these processes are lost, as another rank has found
@@ -567,6 +584,8 @@ class GroupCoordinator:
             return
         reform = here.reforms.setdefault(name, _Group(ranks))
         reform.arrived[rank] = (sender, np.empty(0, np.uint8))
+        if frame.meta.get("leaves"):
+            reform.leaving.add(rank)
         if "admits" in frame.meta:  # of the first rank
             reform.first = frame.meta
         self._check_reform(here, name)
@@ -581,7 +600,7 @@ class GroupCoordinator:
 
     def _members(self, here: _Run, reform: _Group) -> Frame:
         """Return the ranks of the new group; those that the first rank admits are answered, too."""
-        members = set(reform.arrived)
+        members = set(reform.arrived) - reform.leaving
         for rank in reform.first.get("admits", ()):
             if rank in here.joins and rank not in members:
                 members.add(rank)
@@ -591,7 +610,8 @@ class GroupCoordinator:
                 here.lost.discard(rank)
         place = {rank: number for number, rank in enumerate(reform.first.get("order", reform.ranks))}
         ranks = sorted(members, key=lambda rank: (place.get(rank, len(place)), rank))
-        return Frame("group.members", {"ranks": ranks, "formed": reform.first.get("formed", {})})
+        formed, left = reform.first.get("formed", {}), sorted(reform.leaving)
+        return Frame("group.members", {"ranks": ranks, "formed": formed, "left": left})
 
     def _join(self, frame: Frame, sender: Caller) -> None:
         here, rank = self._of(frame.meta["run"]), int(frame.meta["rank"])
@@ -639,6 +659,8 @@ class GroupCoordinator:
 class _Group:
     ranks: tuple[int, ...]
     arrived: dict[int, tuple[Caller, Array]] = field(default_factory=dict)
+    leaving: set[int] = field(default_factory=set)
+    """Ranks that have arrived, and are not in the new group."""
     first: dict[str, Any] = field(default_factory=dict)
     """What the first rank says of a new group: whom it admits, the order of ranks, the groups so far."""
 

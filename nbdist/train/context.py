@@ -70,6 +70,8 @@ class Progress:
     """How this replica has restored parameter servers: the task, its incarnation, what was lost."""
     joined: int | None = None
     """The step at which this process took over from one that was lost; None if it began with the others."""
+    left_at: int | None = None
+    """The step at which this replica has left the run, which others continue."""
     lost: list[int] = field(default_factory=list)
     """Incarnations of lost tasks, without which the others continue."""
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
@@ -102,6 +104,8 @@ class Control:
     """Messages to a training. Set on the server's thread, read by the training's thread once a step."""
 
     stop_requested: bool = False
+    leave_requested: bool = False
+    """Whether this task is to leave the run between two steps, and the others continue."""
     aborted: str | None = None
     ended_training: int = 0
     """The number of the last training that the chief's callbacks have ended for all replicas."""

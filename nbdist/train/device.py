@@ -80,9 +80,9 @@ class DeviceReplica(Replica):
         """Return whether to stop before the next step."""
         return self._inner.agree(stop)
 
-    def admit(self) -> bool:
+    def admit(self, leave: bool = False) -> bool:
         """Have new processes join before the next step."""
-        return self._inner.admit()
+        return self._inner.admit(leave)
 
     @property
     def joint(self) -> bool:

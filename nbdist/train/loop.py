@@ -10,7 +10,7 @@ point of this order, the same on all of them, and each point is reached a number
         for each batch:      all replicas see the same batches (one order, one seed) and take their shares
             handle messages  waits for no replica
             agree            waits for no replica: returns a stop that the last push carried
-            admit            re-forms the group if the last push said so: new processes join
+            admit            re-forms the group if the last push said so: new processes join, others leave
             pull, program    a replica without an example skips the program, not the pull or the push
             push             sends the gradients, and with them whether to stop and the next learning rate
         fetch                to validate, or for callbacks; waits only for updates of steps that all have made
@@ -58,7 +58,7 @@ from nbdist.train.device import on_device
 from nbdist.train.resume import EpochBatches
 from nbdist.train.resume_loop import Config, ResumeAdapter
 from nbdist.train.step_timing import StepAccount
-from nbdist.train.strategy import Replica, RetryStep, Trainable, tables_of
+from nbdist.train.strategy import Replica, ReplicaLeft, RetryStep, Trainable, tables_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 NO_IDS = np.zeros(0, np.int64)
@@ -208,6 +208,9 @@ def _train(
             resume.end(own, history, batches.cursor)
         history.end(replica.global_step)
         return history
+    except ReplicaLeft:
+        context.progress.left_at = context.progress.step
+        raise
     except BaseException as error:
         replica.abort(error)
         raise
@@ -337,7 +340,7 @@ class _Loop:
             if replica.agree(control.stop_requested or control.ended_training == number):
                 return False
             control.check()
-            if replica.admit():
+            if replica.admit(control.leave_requested):
                 self._retry = True
                 continue
             begun, waited = clock(), replica.waited

@@ -40,6 +40,13 @@ class RetryStep(Exception):
     """The current step was not made, because replicas were lost: the remaining replicas repeat it."""
 
 
+class ReplicaLeft(BaseException):
+    """This replica has left the training between two steps, which the others continue; its body ends.
+
+    Not an Exception, so that a body which handles errors of its training does not handle this.
+    """
+
+
 @dataclass(frozen=True)
 class ReplicaState:
     """What continues a training, beside the model: of one moment between two steps of a replica."""
@@ -161,10 +168,11 @@ class Replica(ABC):
         """
         return stop
 
-    def admit(self) -> bool:
-        """Have new processes join, or continue without lost ones, before the next step.
+    def admit(self, leave: bool = False) -> bool:
+        """Have new processes join and others leave, or continue without lost ones, before the next step.
 
-        Replicas that make steps together call it at the same step. Return whether shares have changed.
+        Replicas that make steps together call it at the same step, and learn of a ``leave`` with the next
+        push. Return whether shares have changed. Raises ReplicaLeft where this replica has left.
         """
         return False
 

@@ -87,7 +87,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %cluster                              show the tasks
         %cluster attach [id]                  connect to a cluster that another notebook started
         %cluster grow 2                       start two more workers; a run that can takes them in
-        %cluster shrink                       stop the last worker, if no run uses it
+        %cluster shrink                       stop the last worker; a run that can continues without it
         %cluster restart worker:1             a new process for a task, with an empty namespace
         %cluster restart                      new processes for all tasks that have died
         %cluster detach                       disconnect from the cluster; it keeps running

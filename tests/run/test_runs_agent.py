@@ -14,6 +14,7 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.run.task import agent as agents
 from nbdist.run.task.agent import Agent
 from nbdist.run.task.reporting import ActiveRun, Output
+from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task
 from nbdist.train.context import Context
 from nbdist.wire.rpc.client import Peer
@@ -239,3 +240,28 @@ def test_after_any_error_the_task_is_free(
     one.recorder.close()
     one.output.finish()
     client.call("run.reserve", {"run": "r2"})
+
+
+def test_a_task_leaves_its_run_unless_too_few_workers_would_be_left(
+    agent: Agent, client: Peer, folder: Path
+) -> None:
+    request = {"run": "r1", "ranks": [0], "leaves": True}
+    assert client.call("run.leave", request).meta["state"] == "free"
+    one = live(agent, folder)
+    one.context.world = World(agent.task, (0, 1), "r1", least=2)
+    with pytest.raises(FailedPreconditionError, match=r"would have 1 workers left, and needs 2"):
+        client.call("run.leave", request)
+    one.context.world.least = 1
+    assert client.call("run.leave", request).meta["state"] == "body"
+    one.context.fitting = True
+    assert client.call("run.leave", request).meta["state"] == "fits"
+    assert agent.control("r1").leave_requested
+    assert client.call("run.leave", {**request, "leaves": False}).meta["state"] == "stays"
+    assert not agent.control("r1").leave_requested
+    agent.groups.lose("r1", [1])
+    with pytest.raises(FailedPreconditionError, match=r"would have 0 workers left"):
+        client.call("run.leave", request)
+    assert client.call("run.using").meta["left"] == ""
+    one.context.progress.left_at = 9
+    finish(agent, one)
+    assert client.call("run.using").meta["left"] == "r1"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from recording_view import RecordingView
-from test_runs_rejoin import until_all_reach
-from test_runs_rejoin_sync import STEPS, assert_as_one_device, body
+from test_runs_rejoin import kill, until_all_reach
+from test_runs_rejoin_sync import STEPS, assert_as_one_device, body, weights
 from waiting import until
 
+from nbdist.errors import FailedPreconditionError
 from nbdist.metrics.run_folder import read_run
 from nbdist.run.options import Options
 from nbdist.run.run import Run
@@ -25,29 +27,116 @@ Start = Callable[..., "Cluster"]
 pytestmark = pytest.mark.engines
 
 
+def ignore(line: str) -> None: ...
+
+
 def resizes(run: Run) -> list[Resize]:
-    growth = run._monitor._growth
+    growth = run._monitor.growth
     assert growth is not None
     return growth.resizes
 
 
 def until_resized(run: Run, number: int) -> None:
-    until(
-        lambda: len(resizes(run)) >= number and all(one.step is not None for one in resizes(run)), during=run
-    )
+    """Wait until so many workers have joined or left."""
+    until(lambda: len([one for one in resizes(run) if one.step is not None]) == number, during=run)
 
 
-def test_workers_join_between_two_steps(start: Start, tmp_path: Path) -> None:
+def until_behind(run: Run, resize: Resize, workers: Sequence[int]) -> None:
+    """Wait until replicas have made two epochs more than when a worker joined or left."""
+    step = (resize.step or 0) + 2 * STEPS
+    until(lambda: all(run.standing().replicas[worker].step >= step for worker in workers), during=run)
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", "mirrored"])
+def test_workers_join_and_leave_between_two_steps(start: Start, tmp_path: Path, strategy: str) -> None:
     cluster, view, over = start(workers=2), RecordingView(), tmp_path / "over"
-    options = Options(strategy="multi_worker", seed=3)
+    lines: list[str] = []
+    options = Options(strategy=strategy, seed=3)
     run = start_run(body(over), options, cluster=cluster, make_view=lambda run: view)
     until_all_reach(run, 3 * STEPS)
-    cluster.grow(2, report=print)
+    cluster.grow(2, report=lines.append)
+    assert f"run {run.id} continues; the new ones join it between two steps of its training" in lines[0]
     until_resized(run, 2)
-    until_all_reach(run, max(one.step or 0 for one in resizes(run)) + 2 * STEPS)
+    until_behind(run, resizes(run)[-1], (0, 1, 2, 3))
+    cluster.shrink(1, report=lines.append)
+    assert f"run {run.id} continues without it" in lines[1]
+    assert len(cluster.tasks) == 3
+    until_resized(run, 3)
+    until_behind(run, resizes(run)[-1], (0, 1, 2))
     over.touch()
     run.wait()
     assert run.status == "finished"
-    assert [one.state for one in run.standing().replicas] == ["finished"] * 4
-    assert [one["step"] for one in read_run(run.id).resizes] == [one.step for one in resizes(run)]
-    assert_as_one_device(cluster, run, over, (0, 1, 2, 3))
+    assert [one.state for one in run.standing().replicas] == ["finished"] * 3 + ["left"]
+    assert "/job:worker/task:3 left: training continues on 3 replicas" in view.text["/job:worker/task:0"]
+    recorded = read_run(run.id).resizes
+    assert [(one["task"], one["change"], one["step"]) for one in recorded] == [
+        (one.new.name, "grown" if one.grown else "shrunk", one.step) for one in resizes(run)
+    ]
+    assert [one["change"] for one in recorded] == ["grown", "grown", "shrunk"]
+    assert run.history is not None
+    assert len(run.history.history["loss"]) == run.outcomes[0]["step"] // STEPS - 1
+    assert_as_one_device(cluster, run, over, (0, 1, 2))
+
+
+def test_workers_of_elastic_averaging_join_and_leave(start: Start, tmp_path: Path) -> None:
+    cluster, over = start(workers=1), tmp_path / "over"
+    run = start_run(body(over), Options(strategy="elastic", seed=3, every=3), cluster=cluster)
+    until_all_reach(run, 3 * STEPS)
+    cluster.grow(2, report=ignore)
+    until_resized(run, 2)
+    until_behind(run, resizes(run)[-1], (0, 1, 2))
+    cluster.shrink(2, report=ignore)
+    until_resized(run, 4)
+    until_behind(run, resizes(run)[-1], (0,))
+    cluster.grow(1, report=ignore)  # under the rank of one that has left
+    until_resized(run, 5)
+    until_behind(run, resizes(run)[-1], (0, 1))
+    over.touch()
+    run.wait()
+    assert run.status == "finished"
+    assert [one.state for one in run.standing().replicas] == ["finished", "finished", "left"]
+    ours, theirs = weights(cluster, (0, 1))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_workers_that_cannot_join_or_leave_are_named(start: Start, tmp_path: Path) -> None:
+    cluster, over = start(workers=2), tmp_path / "over"
+    start_run("scale = 1.0", Options(), cluster=cluster).wait()
+    needs = body(over).replace("x = random.random((93, 5), np.float32)", "x = scale * np.ones((93, 5), 'f')")
+    options = Options(strategy="multi_worker", seed=3, min_workers=2)
+    run = start_run(needs, options, cluster=cluster)
+    until_all_reach(run, STEPS)
+    with pytest.raises(FailedPreconditionError, match=r"would have 1 workers left, and needs 2"):
+        cluster.shrink(1, report=ignore)
+    cluster.grow(1, report=ignore)
+    until(lambda: resizes(run) and resizes(run)[0].problem, during=run)
+    assert "has no 'scale', which an earlier cell has defined" in resizes(run)[0].problem
+    assert any("task:2 (pid" in note and "it was not added: " in note for note in run.notes)
+    cluster.shrink(1, report=ignore)  # it is in no run
+    step = run.standing().step
+    until(lambda: run.standing().step >= step + STEPS, during=run)
+    over.touch()
+    run.wait()
+    assert run.status == "finished"
+    assert [one.state for one in run.standing().replicas] == ["finished", "finished", "left"]
+
+
+def test_a_run_is_stopped_and_loses_workers_while_it_is_resized(start: Start, tmp_path: Path) -> None:
+    cluster = start(workers=3)
+    run = start_run(body(tmp_path / "over"), Options(strategy="multi_worker", seed=3), cluster=cluster)
+    until_all_reach(run, STEPS)
+    kill(cluster, 2)
+    cluster.grow(1, report=ignore)  # before the run has noticed the death
+    until_resized(run, 1)
+    until(lambda: not run._monitor.lost, during=run)
+    until(lambda: all(one.state == "running" for one in run.standing().replicas), during=run)
+    kill(cluster, 3)
+    until(lambda: 3 in run._monitor.lost, during=run)
+    until(lambda: not run._monitor.lost, during=run)  # an added worker is replaced like any other
+    until(lambda: all(one.state == "running" for one in run.standing().replicas), during=run)
+    cluster.grow(1, report=ignore)
+    run.stop()
+    run.wait()
+    assert run.status == "stopped"
+    assert start_run("n = nb.task.index", Options(), cluster=cluster).wait().results == {"n": 0}

@@ -117,3 +117,15 @@ def test_an_endpoint_of_a_foreign_rank_is_refused(server: FakeServer) -> None:
     stranger = Caller(9)
     server.send("group.endpoint", stranger)
     assert "rank 9 of [3, 4, 5]" in stranger.error
+
+
+@given(st.permutations([0, 1, 2]))
+def test_a_rank_that_leaves_takes_part_in_the_reform_and_not_in_the_group(order: list[int]) -> None:
+    server, ranks = FakeServer(), [Caller(rank) for rank in (3, 4, 5)]
+    for i in order:
+        assert not any(rank.received for rank in ranks)
+        first = {"admits": [], "order": [3, 4, 5], "formed": {}} if i == 0 else {}
+        server.send("group.reform", ranks[i], leaves=i == 1, **first)
+    for rank in ranks:
+        assert rank.received[0].meta["ranks"] == [3, 5]
+        assert rank.received[0].meta["left"] == [4]

@@ -9,6 +9,8 @@ run.using      ─────────────────────�
 run.outcome    run, at ────────────────► the body's outcome, in pages, until the next body begins
 run.lost       run, ranks, incarnations ► those workers are lost, and the others continue
 run.rejoined   run, rank ──────────────► a lost worker has a new process, or one was added, with the body
+run.leave      run, ranks, leaves ─────► it leaves the run between two steps, with those ranks; or no longer
+run.left       run, rank ──────────────► a worker has left the run
 run.commands   run ────────────────────► the commands in force, for a new process of another task
 run.stop / run.abort ──────────────────► the training loop sees it at its next step
 run.control    run, do ────────────────► likewise: pause, resume, learning rate, checkpoint (see control.py)
@@ -77,7 +79,8 @@ class Agent:
         self._holder: str | None = None
         self._needs: tuple[str, list[int] | None] = ("", None)  # a run, and the ranks of all its tasks
         self._added: tuple[str, list[int]] = ("", [])  # a run, and the ranks of workers that were added to it
-        self._resizes = ""  # a run that workers can join and leave
+        self._fixed: tuple[str, str | None] = ("", None)  # a run, and why no worker can join or leave it
+        self._left = ""  # the run that this task has left last
         self._active: ActiveRun | None = None
         self.body: tuple[RunSpec, str | Callable[..., Any]] | None = None
         """What runs on this task, while it does."""
@@ -99,6 +102,8 @@ class Agent:
             "run.end_training": self._end_training,
             "run.lost": self._lost,
             "run.rejoined": self._rejoined,
+            "run.leave": self._leave,
+            "run.left": self._has_left,
             "run.commands": self._commands,
             "run.timeline": self._timeline,
             "run.release": self._release,
@@ -142,6 +147,8 @@ class Agent:
             finally:
                 self.cached_outcome.end(live.run, live.backfill(self.task.rank, ended=True), subscribed)
                 self._active = None
+                if live.context.progress.left_at is not None:
+                    self._left = live.run
                 if self._reserved is not None and self._reserved[0] == live.run:
                     self._reserved = None
                 sent.set()
@@ -214,8 +221,8 @@ class Agent:
         self._reserved = (run, time.monotonic())
         if "ranks" in frame.meta:
             self._needs = (run, list(frame.meta["ranks"]))
-        if frame.meta.get("resizes"):
-            self._resizes = run
+        if "fixed" in frame.meta:
+            self._fixed = (run, str(frame.meta["fixed"]))
         self.control(run)
         if frame.meta.get("subscribe"):  # in this call: a short body would end before another message
             self._subscribers.add(run, sender)
@@ -234,12 +241,15 @@ class Agent:
     def _using(self) -> dict[str, Any]:
         """Return the run that has this task, the ranks that it needs (None: unknown) and has lost.
 
-        Also whether workers can join and leave it.
+        Also why no worker can join or leave it (empty: they can; None: unknown), and the run that this task
+        has left.
         """
         run = self._busy()
         needs = self._needs[1] if run == self._needs[0] else None
-        resizes = run is not None and run == self._resizes
-        return {"run": run, "ranks": needs, "lost": self.groups.lost(run or ""), "resizes": resizes}
+        fixed = self._fixed[1] if run == self._fixed[0] else None
+        lost = self.groups.lost(run or "")
+        about = {"run": run, "ranks": needs, "lost": lost, "fixed": fixed, "left": self._left}
+        return {"rank": self.task.rank, **about}
 
     def _subscribe(self, frame: Frame, sender: Caller) -> Frame | None:
         run, live = frame.meta["run"], self._active
@@ -301,6 +311,37 @@ class Agent:
         if self._needs[0] == run and self._needs[1] is not None and rank not in self._needs[1]:
             self._needs[1].append(rank)
         return Frame("run.rejoined")
+
+    def _leave(self, frame: Frame, sender: Caller) -> Frame:
+        """Have this task leave its run between two steps, or stay; say where its body is.
+
+        Raises FailedPreconditionError if too few workers would be left.
+        """
+        run, live = str(frame.meta["run"]), self._active
+        if live is None or live.run != run:
+            return Frame("run.leaving", {"state": "waits" if self._is_here(run) else "free"})
+        if not frame.meta["leaves"]:
+            self.control(run).leave_requested = False
+            return Frame("run.leaving", {"state": "stays"})
+        world, without = live.context.world, {*frame.meta["ranks"], *self.groups.lost(run)}
+        left = len(set(world.ranks) - without)
+        if left < max(world.least, 1):
+            raise FailedPreconditionError(
+                f"run {run} would have {left} workers left, and needs {max(world.least, 1)} (--min-workers)"
+            )
+        self.control(run).leave_requested = True
+        paused = live.context.control.paused
+        return Frame(
+            "run.leaving", {"state": "paused" if paused else "fits" if live.context.fitting else "body"}
+        )
+
+    def _has_left(self, frame: Frame, sender: Caller) -> Frame:
+        """Record that another worker has left the run."""
+        run, rank = str(frame.meta["run"]), int(frame.meta["rank"])
+        for named, ranks in (self._needs, self._added):
+            if named == run and ranks is not None and rank in ranks:
+                ranks.remove(rank)
+        return Frame("run.left")
 
     def added(self, run: str) -> list[int]:
         """Return the ranks of workers that were replaced in a run, or added to it. From any thread."""

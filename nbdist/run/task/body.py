@@ -48,6 +48,7 @@ from nbdist.train.custom.api import end_loops
 from nbdist.train.resume import TrainingStates
 from nbdist.train.state_writer import StateWriter, parse_interval
 from nbdist.train.step_timing import StepLog
+from nbdist.train.strategy import ReplicaLeft
 
 OWN_FILES = (__file__,)  # which no traceback has to show
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica receives from another that has stopped
@@ -135,6 +136,8 @@ def perform(
                 found = _call(with_closure(body, given.closure), given, spec.names or {})
             end_loops(live.context, whole=True)
             outcome |= collect(spec, found)
+    except ReplicaLeft:
+        outcome["left_at"] = live.context.progress.left_at
     except BaseException as error:
         outcome["error"] = describe_error(error, control)
         cut_off = isinstance(error, (KeyboardInterrupt, *CUT_OFF)) and control.stop_requested
