@@ -39,10 +39,11 @@ from nbdist.runtime.ps.sync import APPLIED, DROPPED, Rules
 from nbdist.runtime.ps.trace import gradient_of, parameters_for
 from nbdist.runtime.tables import RowGradient
 from nbdist.runtime.task import Task, TaskInfo, find_rank
-from nbdist.train.context import current
+from nbdist.train.context import Context, current
 from nbdist.train.strategy import Replica, ReplicaState, Strategy, interleaved
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Frame
 
 Array: TypeAlias = np.ndarray[Any, Any]
 NEW_SECONDS = 12.0  # for a silent server to be replaced: a frozen one is, after 10 s
@@ -69,8 +70,10 @@ class ParameterServerStrategy(Strategy):
 
     ``transport`` is "auto" (shared memory on one host, else a socket) or "socket"; ``servers`` are tasks that
     keep the variables instead. ``rejoins`` is for the new process of a task that was lost during the run: it
-    continues each training at the step that the servers have counted for its replica, among synchronous
-    replicas not before the slowest of the others. Runs on the workers.
+    continues each training at the step that the servers have counted for its replica; with backups not before
+    the slowest of the others, and among synchronous replicas without backups at the step that they wait in.
+    With ``awaits`` they wait, in ``fit``, for the new process of a lost replica that a step needs: the run
+    replaces it. Runs on the workers.
 
     An asynchronous ``fit`` survives the death of a server, unless it trains tables: each replica waits for
     the server's new process, and the one with the newest copy of the parameters sends it
@@ -100,6 +103,7 @@ class ParameterServerStrategy(Strategy):
         transport: str = "auto",
         servers: Sequence[TaskInfo] = (),
         rejoins: bool = False,
+        awaits: bool = False,
     ) -> None:
         self._servers = list(servers) or [info for info in task.roster if info.job == "ps"]
         if not self._servers:
@@ -111,6 +115,7 @@ class ParameterServerStrategy(Strategy):
             raise InvalidArgumentError(f"no transport {transport!r}; choose from auto, socket")
         self._task, self._run, self._prefix, self._check = task, run, prefix, check
         self.synchronous, self._transport, self._rejoins = synchronous, transport, rejoins
+        self._awaits = awaits
         self.replica_index = list(ranks).index(task.rank)
         self._workers = [find_rank(task.roster, rank) for rank in ranks]
         self.replicas = len(ranks)
@@ -158,6 +163,9 @@ class ParameterServerStrategy(Strategy):
         context = current()
         progress = context.progress
         survives = context.fitting and not (self.synchronous or tables)
+        awaits = self._awaits and context.fitting and self.synchronous and not self.rules.several
+        rules = dataclasses.replace(self.rules, awaits=awaits)
+        waiting = StepWait(context, {i: info.name for i, info in enumerate(self._workers)}, self._check)
 
         def lost(frozen: Mapping[int, int]) -> None:
             for replica, pid in frozen.items():
@@ -169,7 +177,7 @@ class ParameterServerStrategy(Strategy):
             here = info.host == self._task.info.host and self._transport == "auto"
             connect = partial(Peer, info.address, self._task.keys, name=info.name)
             return open_link(
-                connect, request, prefix=self._prefix if here else None, check=self._check, lost=lost
+                connect, request, prefix=self._prefix if here else None, check=waiting.check, lost=lost
             )
 
         requests: list[ShardRequest] = []
@@ -181,7 +189,7 @@ class ParameterServerStrategy(Strategy):
                     shard=f"{self._run}/{number}",
                     replica=self.replica_index,
                     called=f"({self._task.name}, pid {self._task.info.pid} on {socket.gethostname()})",
-                    rules=self.rules,
+                    rules=rules,
                     layout=Layout.of((n, a.shape, a.dtype) for n, a in mine),
                     optimizer=optimizer,
                     counts=index == 0 and (self.synchronous or len(self._servers) == 1),
@@ -236,12 +244,38 @@ class ParameterServerStrategy(Strategy):
                 link.set_rate(float(optimizer.learning_rate))
             return link
 
+        shard = f"{self._run}/{number}"
         replica = ServedReplica(
-            links, server_of, self.rules, replica=self.replica_index, optimizer=optimizer, tables=tables,
-            rejoins=self._rejoins, reopen=reopened if survives else None,
+            links, server_of, rules, replica=self.replica_index, optimizer=optimizer, tables=tables,
+            rejoins=self._rejoins, reopen=reopened if survives else None, waiting=waiting,
+            borrow=partial(self._borrowed, shard),
         )  # fmt: skip
-        progress.restores = survives
+        if awaits and len(links) > 1:
+            server = self._task.server
+            server.on(EARLIER, lambda frame, sender: lend(replica, shard, frame))
+            replica.at_close = lambda: server.off(EARLIER)
+        progress.restores, progress.awaits = survives, awaits
         return replica
+
+    def _borrowed(self, shard: str, number: int, version: int) -> Array:
+        """Return another replica's copy of a server's parameters of an earlier version.
+
+        Raises UnavailableError if there is none.
+        """
+        meta = {"shard": shard, "server": number, "version": version}
+        for info in self._workers:
+            if info.rank != self._task.rank:
+                now = find_rank(self._task.roster, info.rank)
+                try:
+                    with Peer(now.address, self._task.keys, name=now.name) as peer:
+                        return peer.call(EARLIER, meta).arrays[0]
+                except (NotFoundError, UnavailableError, InvalidArgumentError):
+                    continue
+        raise UnavailableError(
+            f"{self._task.name} cannot take the place of its former process: {self._servers[number].name} "
+            f"has made step {version + 1:,}, another parameter server has not, and no other worker has the "
+            "parameters of before. Run the cell again; with --checkpoint-every it can be resumed"
+        )
 
     def _pids_on(self, host: str) -> tuple[int, ...]:
         """Return the processes of the replicas on a host, as they are now; 0 for those on other hosts."""
@@ -349,6 +383,60 @@ class ParameterServerStrategy(Strategy):
             )
 
 
+EARLIER = "ps.earlier"
+"""A message from one worker to another: it asks for the parameters of a server before its last update."""
+
+
+def lend(replica: ServedReplica, shard: str, frame: Frame) -> Frame:
+    """Answer a new process that needs parameters which a server has no longer; on the Server's thread.
+
+    The training's thread does not change the copy meanwhile: it waits for the gradient of that process.
+    Raises NotFoundError if this replica has other parameters.
+    """
+    number, version = int(frame.meta["server"]), int(frame.meta["version"])
+    copy = replica.copy_of(number, version) if frame.meta["shard"] == shard else None
+    if copy is None:
+        raise NotFoundError(f"no copy of the parameters of {frame.meta['shard']} after update {version} here")
+    return Frame(EARLIER, {}, (copy,))
+
+
+class StepWait:
+    """What a replica does while it waits: it shows which lost ones it waits for, and obeys a stop."""
+
+    def __init__(self, context: Context, names: Mapping[int, str], check: Callable[[], None]) -> None:
+        self._context, self._names, self._check = context, names, check
+        self._links: Sequence[Link] = ()
+        self._before: str | None = None
+
+    def watch(self, links: Sequence[Link]) -> None:
+        """Look at these links from now on."""
+        self._links = links
+
+    def check(self) -> None:
+        """Look, a few times a second; raises AbortedError when the run has ended."""
+        self._check()
+        awaited = sorted({replica for link in self._links for replica in link.awaited})
+        self._show(awaited)
+        if awaited and self._context.control.stop_requested:
+            for link in self._links:
+                link.announce_done(stops=True)
+
+    def end(self) -> None:
+        """Wait no longer."""
+        for link in self._links:
+            link.awaited = []
+        self._show([])
+
+    def _show(self, awaited: Sequence[int]) -> None:
+        progress = self._context.progress
+        if awaited:
+            self._before = progress.state if self._before is None else self._before
+            names = " and ".join(self._names[replica] for replica in awaited)
+            progress.state = f"waiting for {names}'s new process"
+        elif self._before is not None:
+            progress.state, self._before = self._before, None
+
+
 def answers(info: TaskInfo, keys: ClusterKeys) -> bool:
     """Return whether a task's process still answers."""
     with Peer(info.address, keys, name=info.name, timeout=PING_SECONDS) as peer:
@@ -378,8 +466,13 @@ class ServedReplica(Replica):
         tables: Sequence[int] = (),
         rejoins: bool = False,
         reopen: Reopen | None = None,
+        waiting: StepWait | None = None,
+        borrow: Callable[[int, int], Array] | None = None,
     ) -> None:
-        self._reopen = reopen
+        self._reopen, self._waiting, self._borrow = reopen, waiting, borrow
+        self.at_close: Callable[[], object] = lambda: None
+        self._ahead: set[int] = set()
+        """Servers that have already made the step at which this new process begins."""
         self.tables, self._table_links = tuple(tables), [links[server_of[i]] for i in tables]
         self._links, self._rules, self._number, self._optimizer = [*links], rules, replica, optimizer
         self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
@@ -404,6 +497,8 @@ class ServedReplica(Replica):
         own = self._in_order([link.tables for link in links], [server_of[i] for i in self.tables])
         self.values = interleaved(own, rest, self.tables)
         self._gradients = self._gradient_views()
+        if waiting is not None:
+            waiting.watch(self._links)
 
     def _gradient_views(self) -> list[list[Array]]:
         """Return the gradients of each slot, in the order of the variables."""
@@ -439,9 +534,18 @@ class ServedReplica(Replica):
     def _continue_from(self, links: Sequence[Link]) -> None:
         """Take the place that this replica's former process had in the training.
 
-        If it died between two servers, one of them has applied its last gradient and another has not; the
-        step counts as made, and is not repeated.
+        If it died between two servers, one of them has applied its last gradient and another has not. Among
+        asynchronous replicas, and with backups, the step counts as made, and is not repeated. Otherwise the
+        others wait in it: this process makes the gradient again, for the servers that lack it, from the
+        parameters of before, which the others have.
         """
+        if self._rules.synchronous and not self._rules.backups:
+            at = self.joins_at = min(link.made for link in links)
+            self._ahead = {number for number, link in enumerate(links) if link.made > at}
+            for number in self._ahead:
+                assert self._borrow is not None
+                np.copyto(links[number].parameters, self._borrow(number, at))
+            return
         self.joins_at = max(link.made for link in links)
         if self._counts_apart:
             for _ in range(self.joins_at - links[0].counted):
@@ -480,8 +584,15 @@ class ServedReplica(Replica):
                 link.wait(self._slot)
             self.waited += time.perf_counter() - begun
         for number in range(len(self._links)):
-            self._on(number, lambda link: link.pull())
+            if number not in self._ahead:
+                self._on(number, lambda link: link.pull())
         self.global_step = self._links[0].global_step
+
+    def copy_of(self, number: int, version: int) -> Array | None:
+        """Return a copy of a server's parameters as this replica has them, if they are of this version."""
+        link = self._links[number]
+        copy = link.parameters.copy()
+        return copy if link.version == version and not link.tables else None
 
     def fetch(self) -> None:
         """Pull the newest parameters and the complete tables."""
@@ -573,10 +684,14 @@ class ServedReplica(Replica):
         """Send this step's gradients."""
         self._under_way.append(self._slot)
         for number, link in enumerate(self._links):
+            if number in self._ahead:
+                link.count_as_applied(self._slot)
+                continue
             try:
                 link.push(self._slot)
             except UnavailableError as error:
                 self._survive(number, error)
+        self._ahead = set()
         self._slot = (self._slot + 1) % self._slots
 
     def skip(self) -> None:
@@ -625,6 +740,7 @@ class ServedReplica(Replica):
 
     def close(self) -> None:
         """Close the links."""
+        self.at_close()
         for link in self._links:
             link.close()
 
@@ -638,6 +754,8 @@ class ServedReplica(Replica):
             raise
         finally:
             self._under_way.popleft()  # not before: a server that dies now does not answer it any more
+            if self._waiting is not None:
+                self._waiting.end()
             self.waited += time.perf_counter() - begun
         if self._counts_apart:  # all its shards together are one update
             try:
@@ -692,6 +810,7 @@ def _make(config: StrategyConfig) -> ParameterServerStrategy:
         synchronous=config.training.synchronous,
         transport=config.training.transport,
         rejoins=world.rejoins,
+        awaits=config.training.awaits,
         **settings,
     )
 
@@ -723,6 +842,7 @@ SPEC = StrategySpec(
     synchronous=None,
     survives_worker_loss=True,
     takes_new_workers=True,
+    awaits_new_workers=True,
     in_graph=True,
     uses_parameter_servers=True,
     settings=(

@@ -111,6 +111,7 @@ class TrainingSpec:
     - ``epochs``: overrides the epochs of each ``fit``; None does not
     - ``collective``: the kind of the groups that ``nb.collective`` uses
     - ``min_workers``: how many workers have to be left for training to continue after a death
+    - ``awaits``: whether a step that needs a lost worker waits for its new process, which the run starts
     - ``settings``: the strategy's own settings that differ from their defaults, by name
     """
 
@@ -122,6 +123,7 @@ class TrainingSpec:
     epochs: int | None = None
     collective: str = "auto"
     min_workers: int = 1
+    awaits: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -162,6 +164,7 @@ class StrategySpec:
     - ``survives_chief_loss``: whether they continue after the death of the first one, too
     - ``takes_new_workers``: whether the new process of a lost worker can join the run
     - ``resizes``: whether workers can be added to a run, and leave it, between two steps
+    - ``awaits_new_workers``: whether a synchronous step that needs a lost worker waits for that process
     - ``in_graph``: whether --replication in-graph takes it
     - ``uses_parameter_servers``: whether it needs ps tasks
     - ``for_trials``: whether a sweep's trial on several engines may use it
@@ -178,6 +181,7 @@ class StrategySpec:
     survives_chief_loss: bool = False
     takes_new_workers: bool = False
     resizes: bool = False
+    awaits_new_workers: bool = False
     in_graph: bool = False
     uses_parameter_servers: bool = False
     for_trials: bool = False

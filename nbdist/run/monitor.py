@@ -80,6 +80,7 @@ class RunMonitor:
       left
     - ``renewed`` returns the call that knows the outcome of a rank's new process, which another client has
       started. With it this client is not the owner of the run, until `take_over`
+    - ``awaits``: whether replicas that make steps together may wait for a lost one's new process
     - ``prepare`` begins to create the agent of a parameter server's new process; without it only sessions
       survive the loss of one
 
@@ -108,6 +109,7 @@ class RunMonitor:
         noted: Callable[[str], object] = lambda note: None,
         recovery: WorkerRecovery | None = None,
         replaces_in_fit: bool = True,
+        awaits: bool = False,
         restarted: Callable[[Restart | Replaced], object] = lambda restart: None,
         growth: WorkerGrowth | None = None,
         why_fixed: str = "",
@@ -157,7 +159,9 @@ class RunMonitor:
         self.growth, self._why_fixed, self._least_of = growth, why_fixed, least_of
         self._placed, self._resized = placed, resized
         self._absent = self._failures.absent
-        self._replaces_in_fit, self._needs_chief = replaces_in_fit, needs_chief
+        self._replaces_in_fit, self._needs_chief, self._awaits = replaces_in_fit, needs_chief, awaits
+        self._awaiting: set[int] = set()  # ranks in a fit that waits for the new process of a lost replica
+        self._holding_up: set[int] = set()  # lost ranks that such a fit waits for
         self._fits: set[int] = set()  # ranks whose bodies are in fit, or were at their last message
         self._names = {info.rank: info.name for info in workers}
         self._reserved = time.monotonic()
@@ -280,6 +284,7 @@ class RunMonitor:
         if (step := frame.meta["progress"].get("joined")) is not None:
             self._join(info, step)
             self._join_added(info, step)
+        (self._awaiting.add if frame.meta["progress"].get("awaits") else self._awaiting.discard)(info.rank)
         self._failures.report_frozen(frame.meta["progress"].get("lost", ()))
         if frame.meta["progress"].get("recovers"):
             self._recovering.add(info.rank)
@@ -366,8 +371,11 @@ class RunMonitor:
             by_session = self._continues_by_session(lost)
             if by_session is None:
                 continue
-            if by_session or (lost.others_continue and self._continues_without_chief(lost)):
-                new = [] if by_session else self._only_new_left(lost.task)
+            waits = False if by_session or lost.others_continue else self._waits_for(lost)
+            if waits is None:
+                continue
+            if by_session or waits or (lost.others_continue and self._continues_without_chief(lost)):
+                new = [] if by_session or waits else self._only_new_left(lost.task)
                 if new and not self._is_later(lost.task, JOINED_SECONDS):
                     self._unknown.add(lost.task.rank)
                     continue
@@ -541,6 +549,30 @@ class RunMonitor:
             self._awaited.add(rank)
         return True
 
+    def _waits_for(self, lost: LostTask) -> bool | None:
+        """Return whether the others wait for the new process of a lost worker, in the step that needs it.
+
+        None if this is not known yet: the first message of a training may still arrive.
+        """
+        info, rank = lost.task, lost.task.rank
+        over = rank in self.outcomes or self.interrupted
+        if self._recovery is None or not self._awaits or info not in self.workers or over:
+            return False
+        fits = {one.rank for one in self.workers} - self.outcomes.keys() - self.ended_bodies
+        if not fits & self._awaiting:
+            if self._is_later(info, WORKER_SESSION_SECONDS) or self.has_trained:
+                return False
+            self._unknown.add(rank)
+            return None
+        if not self._continues_without_chief(lost):
+            return False
+        if refusal := self._recovery.refusal:
+            self._noted(f"{lost.how}; {refusal}")
+            return False
+        self._awaited.add(rank)
+        self._holding_up.add(rank)
+        return True
+
     def _continues_without_chief(self, lost: LostTask) -> bool:
         """Return whether the run survives the loss of a worker that trains with fit, if that is its chief.
 
@@ -600,7 +632,11 @@ class RunMonitor:
         replaces = self._recovery is not None and (by_session or self._replaces_in_fit)
         why = self._recovery.begin(info, how) if self._recovery is not None and replaces else ""
         more = f"; {why}" if why else ""
-        if remaining := self._remaining():
+        remaining = self._remaining()
+        if remaining and info.rank in self._holding_up:
+            self._printed(info.name, f"{how}; training waits for its new process\n")
+            self._noted(f"{how}; training waited for its new process")
+        elif remaining:
             workers = count(len(remaining), "worker", "workers")
             self._printed(info.name, f"{how}; training continues on {workers}{more}\n")
             self._noted(f"{how}; training continued on {workers}{more}")
@@ -636,8 +672,17 @@ class RunMonitor:
         self._ended.add(rank)
 
     def _fail_if_awaited(self, restart: Restart) -> None:
-        """End the run if it needs a worker that could not be replaced: its chief, or the last one."""
+        """End the run if it needs a worker that could not be replaced: its chief, or one in each step."""
         rank = restart.old.rank
+        assert self._recovery is not None
+        if rank in self._awaited and (self.interrupted or self._recovery.ending):
+            self._awaited.discard(rank)  # it was stopped before it joined
+            self._end_rank(rank)
+        if rank in self._holding_up and rank != self.workers[0].rank:
+            in_fit = {info.rank for info in self._remaining()} - self.outcomes.keys() - self.ended_bodies
+            if not in_fit & self._awaiting:  # the training has ended, and needs it no more
+                self._awaited.discard(rank)
+                self._end_rank(rank)
         if rank in self._awaited:
             self._end_rank(rank)
             self._fail(TaskDiedError(f"{restart.how}. It was not replaced: {restart.problem}"), rank)
@@ -665,6 +710,7 @@ class RunMonitor:
             return
         restart.step, restart.seconds = step, time.monotonic() - restart.lost_at
         self._awaited.discard(info.rank)
+        self._holding_up.discard(info.rank)
         self.tally.join(self.workers.index(info), restart.text)
         self._note_restart(restart, f"it was {restart.text}")
         self._restarted(restart)
@@ -817,6 +863,7 @@ class RunMonitor:
         self._begun.pop(rank, None)
         self._session_progress.pop(rank, None)
         self._recovering.discard(rank)
+        self._awaiting.discard(rank)
         for ranks in (self._ended, self.ended_bodies):
             ranks.discard(rank)
         self._positions[rank] = StreamPosition(time.monotonic())

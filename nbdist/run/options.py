@@ -227,6 +227,19 @@ class Options:
             return f"replicas of {name} neither join nor leave; those of {', '.join(names_of('resizes'))} do"
         return ""
 
+    def awaits_workers(self, workers: int, servers: int) -> bool:
+        """Return whether a step that needs a lost worker waits for its new process, from resolved options.
+
+        >>> Options(strategy="ps", synchronous=True).awaits_workers(workers=2, servers=1)
+        True
+        >>> Options(strategy="ps", synchronous=True, max_restarts=0).awaits_workers(workers=2, servers=1)
+        False
+        """
+        spec = self.spec or STRATEGIES[default_strategy(bool(servers))]
+        needed = spec.needed(self.settings(), bool(self.synchronous), workers)
+        waits = spec.awaits_new_workers and bool(self.synchronous) and needed <= workers
+        return waits and self.replaces_workers(servers) and self.most_restarts > 0
+
     @property
     def uses_servers(self) -> bool:
         """Whether parameter servers, if there are any, take part."""

@@ -114,6 +114,7 @@ class Run(Labelled):
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
             noted=self.notes.append, budget=self._budget, recovery=recovery, restarted=self._record_restart,
             replaces_in_fit=options.replaces_workers(len(self._servers)), prepare=prepare,
+            awaits=options.awaits_workers(len(workers), len(self._servers)),
             growth=growth, why_fixed=options.why_fixed(len(self._servers)),
             least_of=lambda workers: options.least(workers, len(self._servers)),
             placed=self._place, resized=self._record_resize,

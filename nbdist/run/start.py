@@ -112,7 +112,10 @@ def start_run(
             run=run_id,
             folder=str(folder),
             ranks=tuple(info.rank for info in workers),
-            training=options.training(bool(_servers(cluster)), seed),
+            training=replace(
+                options.training(bool(_servers(cluster)), seed),
+                awaits=options.awaits_workers(len(workers), len(servers)),
+            ),
             fetch=options.fetch,
             tensorboard=options.tensorboard,
             names=names,

@@ -66,6 +66,8 @@ class Progress:
     """Whether ``step`` leaves out the steps of the lost process that this one replaces: a session's does."""
     restores: bool = False
     """Whether an asynchronous ``fit`` restores a parameter server that dies, from a replica's copy."""
+    awaits: bool = False
+    """Whether replicas that make steps together wait for the new process of one that is lost."""
     restored: list[dict[str, Any]] = field(default_factory=list)
     """How this replica has restored parameter servers: the task, its incarnation, what was lost."""
     joined: int | None = None

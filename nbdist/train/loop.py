@@ -217,7 +217,7 @@ def _train(
     finally:
         if context.strategy.keeps_values:
             _copy_to_model(model, replica)
-        context.progress.restores = False
+        context.progress.restores = context.progress.awaits = False
         replica.close()
 
 

@@ -410,18 +410,20 @@ class EpochBatches:
         return DataCursor(self._epoch, self._batches + steps, self._opened)
 
     def advance(self, steps: int) -> None:
-        """Move from the beginning of the first epoch past so many batches.
+        """Move past so many batches.
 
         Batches are counted without making them where the order of each epoch follows from its number.
         """
         per_epoch = self._per_epoch()
         if self._endless is not None:
-            self._over = steps
-            self._epoch, self._batches = divmod(steps, self._steps or steps + 1)
+            self._over += steps
+            self._epoch, self._batches = divmod(self._over, self._steps or self._over + 1)
             return
+        steps += self._batches
         if per_epoch is not None and not any(step[0] == "repeat" for step in self._dataset.steps):
-            self._epoch, self._batches = divmod(steps, per_epoch)
-            self._dataset.reopen(tuple(count + self._epoch for count in self._dataset.opened))
+            epochs, self._batches = divmod(steps, per_epoch)
+            self._epoch += epochs
+            self._dataset.reopen(tuple(count + epochs for count in self._dataset.opened))
             self._over = self._batches
             return
         while steps:

@@ -142,3 +142,28 @@ def test_only_the_first_server_says_when_to_wait_for_a_step() -> None:
         step(one)
     assert links[1].pushed == [0, 0, 0]
     assert links[1].version == 1
+
+
+def test_a_new_process_sends_its_gradient_only_to_servers_without_that_step() -> None:
+    """One server had the gradient of its former process, and has made the step."""
+    links = [Written([]), Written([(APPLIED, 0), (APPLIED, 0)])]
+    links[0].made, links[0].updates = 5, 5
+    links[1].made, links[1].updates = 4, 4
+    asked: list[tuple[int, int]] = []
+
+    def borrow(number: int, version: int) -> Array:
+        asked.append((number, version))
+        return np.full_like(LAYOUT.buffer(), 7)
+
+    rules = Rules(2, True, servers=2, awaits=True)
+    one = ServedReplica(links, [0, 1], rules, replica=1, rejoins=True, borrow=borrow)
+    assert (one.joins_at, asked) == (4, [(0, 4)])
+    assert (links[0].parameters == 7).all()
+    step(one)
+    assert (links[0].parameters == 7).all()  # the program has read the parameters of before
+    assert [link.pushed for link in links] == [[], [0]]
+    links[0].answers.append((APPLIED, 0))
+    step(one)
+    assert [link.pushed for link in links] == [[0], [0, 0]]
+    one.pull()
+    assert not links[0].answers

@@ -101,7 +101,8 @@ def test_a_dead_parameter_server_ends_the_run(start: Callable[..., Cluster], opt
 
 def test_a_dead_worker_is_named_and_the_others_stay_usable(start: Callable[..., Cluster]) -> None:
     cluster = start(workers=2, ps=1)
-    run = until_it_trains(start_run(ENDLESS, Options(synchronous=True), cluster=cluster))
+    options = Options(synchronous=True, max_restarts=0)
+    run = until_it_trains(start_run(ENDLESS, options, cluster=cluster))
     pid = kill(cluster, "/job:worker/task:1")
     with pytest.raises(TaskDiedError, match="killed by SIGKILL") as caught:
         run.wait()

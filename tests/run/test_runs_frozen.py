@@ -120,7 +120,8 @@ def test_a_worker_that_continues_later_is_refused(quick_cluster: Cluster) -> Non
 
 
 def test_a_synchronous_run_that_needs_a_frozen_worker_ends_and_names_it(quick_cluster: Cluster) -> None:
-    run = start_run(ENDLESS, Options(strategy="ps", synchronous=True), cluster=quick_cluster)
+    options = Options(strategy="ps", synchronous=True, max_restarts=0)
+    run = start_run(ENDLESS, options, cluster=quick_cluster)
     until(trains(run), during=run)
     info = next(info for info in quick_cluster.tasks if info.name == "/job:worker/task:1")
     freeze(info.pid)

@@ -11,6 +11,7 @@ import pytest
 
 from nbdist.errors import UnavailableError
 from nbdist.runtime.layout import Layout
+from nbdist.runtime.ps import service
 from nbdist.runtime.ps.restore import Offer
 from nbdist.runtime.ps.service import HostedShard
 from nbdist.runtime.ps.sync import Rules
@@ -194,3 +195,38 @@ def test_the_chiefs_new_process_waits_for_a_copy(
     one.offers = {replica: Offer(replica, 1, 1, 1, 1) for replica in offers}
     one.chief_waits_since = 5.0
     assert one.lacks_values(5.0 + seconds) is lacks
+
+
+def test_a_dead_replica_that_a_step_needs_is_awaited_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = FakeSender()
+    one = hosted(Rules(2, synchronous=True, awaits=True), {0: first}, {0}, {1})
+    send_gradient(one, 0)
+    one.look(8.0)
+    assert (set(one.awaited), one.lost, one.all_left()) == ({1}, set(), False)
+    assert first.frames[-1].meta == {"replicas": [1]}
+    one.rejoin(1, pid=7)
+    assert first.frames[-1].meta == {"replicas": []}
+    assert not one.awaited
+    one.look(8.0)
+    assert first.kinds().count("error") == 0
+    monkeypatch.setattr(service, "AWAIT_SECONDS", 1e-9)
+    one.lose(1, seconds=service.AWAIT_SECONDS)
+    one.look(8.0)
+    assert one.lost == {1}
+    assert "no new process has joined in its place in time" in str(first.frames[-1].meta)
+
+
+def test_a_replica_that_lives_and_has_closed_its_connection_is_not_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "RECONNECT_SECONDS", 0.0)
+    first, rules = FakeSender(), Rules(2, synchronous=True, awaits=True)
+    one = hosted(rules, {0: first, 1: GoneSender()}, {0, 1}, set())
+    send_gradient(one, 0)
+    one.look(8.0)
+    assert (one.lost, one.awaited) == ({1}, {})
+    assert "replica 1 is dead" in str(first.frames[-1].meta)
+    elsewhere = hosted(rules, {0: FakeSender(), 1: GoneSender()}, {0}, set())
+    send_gradient(elsewhere, 0)
+    elsewhere.look(8.0)
+    assert (elsewhere.lost, set(elsewhere.awaited)) == (set(), {1})  # it may have died

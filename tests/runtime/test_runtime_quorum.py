@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.errors import InvalidArgumentError
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, KEPT, STEPPED, STOPPED, TAKEN, Answer, Quorum, Rules
 
 
@@ -133,3 +138,81 @@ def test_a_death_stops_what_two_servers_may_have_counted_apart() -> None:
     offer(alone, 0)
     assert alone.lose(1) == [Answer(0, 0, 0, KEPT)]
     assert not alone.stopped
+
+
+def test_a_step_awaits_the_new_process_of_a_lost_replica() -> None:
+    one = Quorum(Rules(3, True, awaits=True))
+    assert offer(one, 0) == []
+    assert offer(one, 2) == []
+    assert one.lose(2) == []
+    assert not one.stopped
+    one.join(2, withdrawn=1)
+    assert not one.is_held_up  # the former process had given its gradient; the new one gives it again
+    assert one.lose(1) == []
+    assert one.is_held_up
+    one.join(1)
+    assert offer(one, 1) == []
+    assert offer(one, 2) == [(0, APPLIED), (1, APPLIED), (2, APPLIED)]
+
+
+def test_a_replica_that_stops_ends_a_step_that_is_held_up() -> None:
+    one = Quorum(Rules(3, True, awaits=True))
+    offer(one, 0)
+    assert one.leave(1) == [Answer(0, 0, 0, STOPPED)]
+    one = Quorum(Rules(2, True, awaits=True))
+    offer(one, 0)
+    one.lose(1)
+    assert one.leave(0) == []  # as with several servers, of which another has stopped
+    assert [answer.what for answer in one.leave(0, stops=True)] == [STOPPED]
+
+
+def test_backups_are_spent_before_a_step_is_held_up() -> None:
+    one = Quorum(Rules(3, True, 2, awaits=True))
+    one.lose(0)
+    assert not one.is_held_up
+    one.lose(1)
+    assert one.is_held_up
+    assert offer(one, 2) == []
+    one.join(1)
+    assert offer(one, 1) == [(2, APPLIED), (1, APPLIED)]
+
+
+@pytest.mark.parametrize("rules", [{"synchronous": False}, {"synchronous": True, "aggregate": 3}])
+def test_only_steps_of_at_most_one_gradient_each_await(rules: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgumentError, match="awaits=True"):
+        Rules(2, awaits=True, **rules)  # type: ignore[arg-type]
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.sampled_from(("offer", "lose", "join")), st.integers(0, 3)), max_size=80),
+)
+def test_steps_are_exact_in_any_order_of_gradients_losses_and_joins(
+    replicas: int, events: list[tuple[str, int]]
+) -> None:
+    """Each replica that is here gives one gradient a step; each step has one of every replica."""
+    one = Quorum(Rules(replicas, True, awaits=True))
+    dead: set[int] = set()
+    given_now: set[int] = set()
+    for what, number in events:
+        replica = number % replicas
+        if what == "lose" and replica not in dead:
+            dead.add(replica)
+            assert one.lose(replica) == []
+        elif what == "join" and replica in dead:
+            dead.remove(replica)
+            one.join(replica, withdrawn=int(replica in given_now))
+            given_now.discard(replica)
+        elif what == "offer" and replica not in dead | given_now:
+            steps = one.steps
+            given_now.add(replica)
+            answers = one.offer(replica, 0, True)
+            assert one.steps == steps + (len(given_now) == replicas)
+            if one.steps > steps:
+                assert sorted(answer.replica for answer in answers) == list(range(replicas))
+                given_now.clear()
+            else:
+                assert answers == []
+        assert not one.stopped
+        assert one.collected == len(given_now)
+        assert one.is_held_up == bool(dead - given_now)

@@ -72,6 +72,8 @@ class Link(ABC):
 
         The others continue without them. The message may be read late, when a replica has a new process.
         """
+        self.awaited: list[int] = []
+        """Lost replicas with new processes that the current step waits for."""
         self.tables: list[Array] = []
         """The replica's own copies of the shard's tables; ``pull`` updates the wanted rows."""
         self._wanted: dict[int, Array] = {}
@@ -80,7 +82,7 @@ class Link(ABC):
         self._settled: dict[int, tuple[int, int]] = {}
         self._taken: set[int] = set()
         self._counts = 0
-        self._said_farewell = False
+        self._said_farewell = self._said_stop = False
         self._pushed: dict[int, int] = {}  # the version of each slot's gradient
         self._known = self._acknowledged = self._counted = 0
         self.generation = self.base = self.began = 0
@@ -218,6 +220,10 @@ class Link(ABC):
         what, staleness = self.outcome(slot)
         return None if what == DROPPED else staleness
 
+    def count_as_applied(self, slot: int) -> None:
+        """Take the gradient in a slot as applied: the step that it is for is complete in this shard."""
+        self._settled[slot] = APPLIED, 0
+
     def outcome(self, slot: int) -> tuple[int, int]:
         """Wait like :meth:`wait`; return what the shard answered, and the staleness."""
         while slot not in self._settled:
@@ -247,12 +253,15 @@ class Link(ABC):
         while self._counts:
             self._receive()
 
-    def announce_done(self) -> None:
-        """Announce that this replica is done, so that no other waits for it."""
-        if not self._said_farewell:
-            self._said_farewell = True
+    def announce_done(self, *, stops: bool = False) -> None:
+        """Announce that this replica is done, so that no other waits for it.
+
+        If it ``stops``, a step that waits for the new process of a lost replica ends for all.
+        """
+        if not self._said_farewell or (stops and not self._said_stop):
+            self._said_farewell, self._said_stop = True, stops
             peer, sender = self._peer_of_shard
-            peer.send("ps.leave", sender)
+            peer.send("ps.leave", {**sender, "stops": stops})
 
     def leave(self) -> dict[str, Any]:
         """Announce that this replica is done, and wait until all are; then the parameters here are final.
@@ -296,6 +305,8 @@ class Link(ABC):
             raise error_from(frame)
         if frame.kind == "ps.lost":
             self.lost(dict(frame.meta["frozen"]))
+        elif frame.kind == "ps.awaited":
+            self.awaited = [int(replica) for replica in frame.meta["replicas"]]
 
     def _note(self, what: int, slot: int, staleness: int) -> None:
         if what == REFUSED:
@@ -545,7 +556,7 @@ class SocketLink(Link):
         for sent in sorted(missing, key=lambda one: one.number):
             peer.send("ps.push", sent.meta, sent.arrays)
         if self._said_farewell:
-            peer.send("ps.leave", self._sender)
+            peer.send("ps.leave", {**self._sender, "stops": self._said_stop})
         print(
             f"the connection to {peer.name} was reset, and restored after {time.monotonic() - begun:.2f} s; "
             f"gradients sent again: {len(missing)}"

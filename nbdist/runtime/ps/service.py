@@ -18,6 +18,11 @@ Once a second the service checks for replicas that are dead while others wait fo
 its host that are frozen (stopped, as by SIGSTOP, for 8 s). It continues without them and refuses their later
 messages.
 
+Where a synchronous step needs a replica that is lost, and the rules of the training await its new process,
+the others wait for that (ps.awaited, pushed to them: the replicas that hold up the step), for 5 minutes at
+most. One of them that was asked to stop leaves with "stops", which ends the step for all. A replica that is
+alive and has closed its connection is not awaited: its body has failed.
+
 The process that replaces a dead replica opens the shard under the same number ("rejoins"). It has the next
 incarnation of that number, which every message carries: messages of an earlier incarnation are refused, and
 change no count. The answer says how many gradients of this replica were applied, from where the new process
@@ -90,6 +95,10 @@ OFFER_SECONDS = 2.0  # for all living replicas to offer their copies of a shard
 FIRST_OFFER_SECONDS = 30.0  # for the first of them, while the chief's new process waits
 LOOK_SECONDS = 1.0  # between two checks for dead or frozen replicas
 RECONNECT_SECONDS = 0.5  # for a replica to connect again after a reset
+AWAIT_SECONDS = (
+    300.0  # for the new process of a dead or frozen replica to join, which may load its data first
+)
+CUT_OFF_SECONDS = 40.0  # likewise, of a replica on another host: its connection is lost, and it may be alive
 
 
 class ParameterService:
@@ -347,7 +356,7 @@ class ParameterService:
             raise InvalidArgumentError(
                 f"a gradient of {gradient.nbytes} bytes for a shard of {hosted.layout.size}"
             )
-        flats = hosted.layout.flats(np.array(gradient))  # a copy of our own: it is written over
+        flats = hosted.layout.flats(np.array(gradient))  # a copy of our own, in aligned memory
         rows = [RowGradient(np.array(i), np.array(v)) for i, v in zip(parts[::2], parts[1::2], strict=True)]
         whole: Gradient = [*flats, *shard.tables.checked(rows)]
         version, incarnation = int(frame.meta["version"]), int(frame.meta["incarnation"])
@@ -385,9 +394,9 @@ class ParameterService:
             hosted.leaving[replica] = sender
             self._send_final(hosted, shard, replica)
             return
-        for answer in shard.leave(replica):
-            hosted.answer(answer)
         hosted.leaving[replica] = sender
+        for answer in shard.leave(replica, stops=bool(frame.meta.get("stops"))):
+            hosted.answer(answer)
         if hosted.all_left():
             self._end(hosted, shard)
 
@@ -542,6 +551,12 @@ class HostedShard:
     restoration: Restoration | None = None
     """What the shard continues with: its replica was asked for its copy, or has sent it."""
     lost: set[int] = field(default_factory=set)
+    awaited: dict[int, float] = field(default_factory=dict)
+    """Lost replicas that the training waits for, and until when; they are not in ``lost``."""
+    abandoned: set[int] = field(default_factory=set)
+    """Replicas of ``lost`` that the training has waited for in vain."""
+    informed: set[int] = field(default_factory=set)
+    """Replicas that know which ones their step waits for."""
     called: dict[int, str] = field(default_factory=dict)
     processes: ProcessMonitor | None = None
     frozen: dict[int, int] = field(default_factory=dict)
@@ -749,33 +764,65 @@ class HostedShard:
 
     def all_left(self) -> bool:
         """Whether no further replica is expected."""
-        return len(self.leaving.keys() | self.lost) >= self.rules.replicas
+        waits = self.shard is not None and not self.shard.broken_up and not self.rules.backups
+        gone = self.leaving.keys() | self.lost | (set() if waits else self.awaited.keys())
+        return len(gone) >= self.rules.replicas
 
-    def lose(self, replica: int, *, frozen: bool = False) -> None:
+    def lose(self, replica: int, *, frozen: bool = False, seconds: float = AWAIT_SECONDS) -> None:
         """Continue without a replica that is dead or ``frozen``; if the others cannot, send them an error.
 
-        The cluster reports deaths. Only this server detects frozen replicas, so it notifies the others.
+        If the rules await its new process, the others wait for that for some ``seconds``. The cluster reports
+        deaths. Only this server detects frozen replicas, so it notifies the others.
         """
         assert self.shard is not None
-        self.lost.add(replica)
+        if self.rules.awaits and seconds:
+            self.awaited[replica] = time.monotonic() + seconds
+        else:
+            self.lost.add(replica)
         self.gone_since.pop(replica, None)
         if frozen:
             assert self.processes is not None
             self.frozen[replica] = self.processes.pid_of(replica)
-            for other in self.senders.keys() - self.lost:
+            for other in self.senders.keys() - self.lost - self.awaited.keys():
                 self.tell(other, Frame("ps.lost", {"frozen": sorted(self.frozen.items())}))
             self.refuse(replica)  # it may wait for an answer that this completes
-        for answer in self.shard.leave(replica, died=True):
+        answers = self.shard.leave(replica, died=True)
+        if replica in self.lost and self.rules.awaits:
+            answers += self.shard.abandon(replica)
+        for answer in answers:
             self.answer(answer)
+        self._fail_others()
+        self.announce_awaited()
+
+    def _fail_others(self) -> None:
+        """Send the other replicas an error if their step cannot complete."""
         if self.fails:
             for other in self.senders.keys() - self.lost - self.leaving.keys():
                 self.tell(other, error_frame(self.trouble()))
+
+    def abandon(self, replica: int) -> None:
+        """Wait no longer for the new process of a lost replica."""
+        assert self.shard is not None
+        del self.awaited[replica]
+        self.lost.add(replica)
+        self.abandoned.add(replica)
+        for answer in self.shard.abandon(replica):
+            self.answer(answer)
+        self._fail_others()
+
+    def announce_awaited(self) -> None:
+        """Send the other replicas which lost ones their step waits for."""
+        awaited = sorted(self.awaited) if self.shard is not None and self.shard.is_held_up else []
+        for other in self.senders.keys() - self.lost - self.awaited.keys():
+            if awaited or other in self.informed:
+                self.tell(other, Frame("ps.awaited", {"replicas": awaited}))
+        self.informed = set(self.senders) if awaited else set()
 
     def rejoin(self, replica: int, pid: int) -> None:
         """Expect the process ``pid`` in place of a replica's former one, and refuse that one's messages."""
         if self.processes is not None:
             self.processes.replace(replica, pid)
-        if replica not in self.senders and replica not in self.lost:
+        if replica not in self.senders and replica not in self.lost and replica not in self.awaited:
             return  # the former process has not reached this shard
         self.incarnations[replica] += 1
         self.refuse(replica)
@@ -784,10 +831,12 @@ class HostedShard:
         if (ringer := self.ringers.pop(replica, None)) is not None:
             ringer.close()
         self.lost.discard(replica)
+        self.awaited.pop(replica, None)
         self.frozen.pop(replica, None)
         self.leaving.pop(replica, None)
         if self.shard is not None:
             self.shard.join(replica)
+            self.announce_awaited()
 
     def refuse(self, replica: int) -> None:
         """Notify a replica, over each of its connections, that the others have continued without it."""
@@ -804,6 +853,8 @@ class HostedShard:
         """Return the error that a synchronous step cannot complete, because a replica is dead or frozen."""
         each = (f"{replica} {self.called.get(replica, '')}".strip() for replica in sorted(self.lost))
         what = "frozen" if self.lost == self.frozen.keys() else "dead"
+        if self.abandoned:
+            what += ", no new process has joined in its place in time"
         return UnavailableError(
             f"replica {', '.join(each)} is {what}, and a synchronous step takes "
             f"{self.rules.needed} gradients of the {self.rules.replicas} replicas; train without "
@@ -821,7 +872,10 @@ class HostedShard:
         """
         if self.shard is None:
             return False
-        staying = set(range(self.rules.replicas)) - self.leaving.keys() - self.lost
+        staying = set(range(self.rules.replicas)) - self.leaving.keys() - self.lost - self.awaited.keys()
+        now = time.monotonic()
+        for replica in [one for one, until in self.awaited.items() if now > until]:
+            self.abandon(replica)
         if self.processes is not None:
             for replica in staying.intersection(self.processes.frozen(frozen_seconds)):
                 self.lose(replica, frozen=True)
@@ -834,9 +888,12 @@ class HostedShard:
             # A replica may die before the first one opens the shard: then the server has no process to
             # watch. If it sees the processes that joined (one PID namespace), an unseen replica is dead.
             ended |= set(self.processes.unseen()) - self.senders.keys()
-        for replica in sorted(staying - self.lost):
-            if replica in ended or (replica in self.senders and self.stays_gone(replica)):
+        for replica in sorted(staying - self.lost - self.awaited.keys()):
+            if replica in ended:
                 self.lose(replica)
+            elif replica in self.senders and self.stays_gone(replica):
+                watched = self.processes is not None and replica in self.processes.seen()
+                self.lose(replica, seconds=0 if watched else CUT_OFF_SECONDS)
         return bool(self.gone_since.keys() - known)
 
     def stays_gone(self, replica: int) -> bool:
@@ -845,7 +902,9 @@ class HostedShard:
             self.gone_since.pop(replica, None)
             return False
         now = time.monotonic()
-        return replica in self.ringers or now - self.gone_since.setdefault(replica, now) >= RECONNECT_SECONDS
+        if replica in self.ringers and not self.rules.awaits:
+            return True  # else its process may end just now, which tells a death from an end of its body
+        return now - self.gone_since.setdefault(replica, now) >= RECONNECT_SECONDS
 
     def is_gone(self, replica: int) -> bool:
         """Whether a replica that was here has died, as far as can be seen. On the server's thread."""

@@ -107,10 +107,11 @@ class ParameterShard:
             mine = Answer(replica, token, staleness)
             return Offered("applied", [mine] if self.bound is None else self.bound.applied(mine))
 
-    def leave(self, replica: int, *, died: bool = False) -> list[Answer]:
+    def leave(self, replica: int, *, died: bool = False, stops: bool = False) -> list[Answer]:
         """Release a replica; return the answers that this completes for others.
 
-        A replica that ``died``, or is frozen, is evicted: its later messages are refused.
+        A replica that ``died``, or is frozen, is evicted: its later messages are refused. One that ``stops``
+        ends a step that waits for a lost replica.
         """
         with self.lock:
             if died:
@@ -118,7 +119,16 @@ class ParameterShard:
             rule = self.quorum or self.bound
             if rule is None:
                 return []
-            return self._executed(rule.lose(replica) if died else rule.leave(replica))
+            if died:
+                return self._executed(rule.lose(replica))
+            if isinstance(rule, Quorum):
+                return self._executed(rule.leave(replica, stops=stops))
+            return rule.leave(replica)
+
+    def abandon(self, replica: int) -> list[Answer]:
+        """Await the new process of a lost replica no longer; return the answers to send."""
+        with self.lock:
+            return [] if self.quorum is None else self._executed(self.quorum.abandon(replica))
 
     def join(self, replica: int) -> None:
         """Expect gradients of a replica's new process.
@@ -142,6 +152,12 @@ class ParameterShard:
         return self.quorum is not None and self.quorum.stopped
 
     @property
+    def is_held_up(self) -> bool:
+        """Whether a synchronous step waits for the new process of a lost replica."""
+        with self.lock:
+            return self.quorum is not None and self.quorum.is_held_up
+
+    @property
     def waited_for(self) -> bool:
         """Whether a replica waits for what others do."""
         return any(rule is not None and rule.waits for rule in (self.quorum, self.bound))
@@ -149,13 +165,16 @@ class ParameterShard:
     def place_of(self, replica: int) -> int:
         """Return how many steps of its data a replica's new process leaves out.
 
-        Among asynchronous replicas these are its applied gradients. Synchronous replicas end at about the
-        same time, so it begins next to the slowest of the others, if that is ahead of it.
+        Among asynchronous replicas these are its applied gradients, and where all replicas make each step
+        together, the steps that are complete. With backups replicas end at about the same time, so it begins
+        next to the slowest of the others, if that is ahead of it.
         """
         with self.lock:
             made = self.statistics.made
             if self.quorum is None:
                 return made[replica]
+            if not self.rules.backups:
+                return self.quorum.steps
             steps = [one + late for one, late in zip(made, self.statistics.dropped, strict=True)]
             others = (steps[other] for other in self.quorum.present() if other != replica)
             return max(steps[replica], min(others, default=0))
@@ -261,6 +280,7 @@ class Accumulator:
         self.dropped = 0
         self._collected: list[PendingGradient] = []
         self._spare: list[Gradient] = []
+        self._sums: dict[int, Array] = {}
 
     @property
     def count(self) -> int:
@@ -275,7 +295,7 @@ class Accumulator:
     def offer(self, replica: int, gradient: Gradient, local_step: int) -> bool:
         """Collect a gradient, unless it is older than the step; return whether it was accepted.
 
-        The arrays are kept, not copied, and the first replica's are written over by ``take``.
+        The arrays are kept, not copied, and only read.
         """
         if local_step < self.step:
             self.dropped += 1
@@ -302,24 +322,39 @@ class Accumulator:
     def take(self, needed: int, mean: bool = False, scale: float = 1.0) -> Gradient:
         """Return the sum (or mean) of all collected gradients, times ``scale``; begin the next step.
 
-        They are added in the order of the replicas, not in the order of arrival. The
-        arrays are good until the next gradient is offered.
+        They are added in the order of the replicas, not in the order of arrival. The arrays are good until
+        the next call, and the collected ones keep their values: a replica sends its gradient again if this
+        process dies in the middle of the update.
         """
         collected = self.close(needed)
         total: Gradient = []
-        for parts in zip(*collected, strict=True):
+        for number, parts in enumerate(zip(*collected, strict=True)):
+            sum_of: Array | RowGradient
             if isinstance(parts[0], RowGradient):
                 sum_of = RowGradient.joined(parts)
                 numbers = sum_of.values  # an array of its own
+            elif len(parts) == 1 and not mean and scale == 1.0:
+                total.append(parts[0])
+                continue
             else:
-                sum_of = numbers = parts[0]
-                for part in parts[1:]:
-                    np.add(numbers, part, out=numbers)
+                sum_of = numbers = self._sum_of(number, parts)
             if mean:
                 np.divide(numbers, len(collected), out=numbers)
             if scale != 1.0:
                 np.multiply(numbers, scale, out=numbers, casting="unsafe")
             total.append(sum_of)
+        return total
+
+    def _sum_of(self, number: int, parts: Sequence[Array]) -> Array:
+        """Return the sum of arrays of one shape, in memory of its own for each ``number``."""
+        total = self._sums.get(number)
+        if total is None:
+            total = self._sums[number] = np.empty_like(parts[0])
+        first, *others = parts
+        if not others:
+            np.copyto(total, first)
+        for part in others:
+            first = np.add(first, part, out=total)
         return total
 
     def close(self, needed: int) -> list[Gradient]:

@@ -20,7 +20,8 @@ class Rules:
     replica. With fewer than there are replicas, the others are backups and the fastest make the step; with
     more, replicas contribute several batches. Asynchronous replicas may be ``staleness`` steps ahead of the
     slowest, or as far as they like if it is None. ``locking`` keeps reads apart from updates. ``servers`` is
-    how many parameter servers there are.
+    how many parameter servers there are. With ``awaits`` a synchronous step waits for the new process of a
+    lost replica that it needs.
 
     >>> Rules(replicas=3, synchronous=True, aggregate=2).backups
     1
@@ -32,6 +33,7 @@ class Rules:
     staleness: int | None = None
     locking: bool = False
     servers: int = 1
+    awaits: bool = False
 
     def __post_init__(self) -> None:
         for name, number in (("replicas", self.replicas), ("servers", self.servers)):
@@ -60,6 +62,11 @@ class Rules:
                     f"staleness={self.staleness!r}: how many steps a replica may be ahead of the slowest is "
                     "a whole number of 0 or more; None sets no bound"
                 )
+        if self.awaits and (not self.synchronous or self.several):
+            raise InvalidArgumentError(
+                "awaits=True has a synchronous step wait for the new process of a lost replica: it takes "
+                f"synchronous=True and no more gradients a step than replicas, got {self}"
+            )
 
     @property
     def needed(self) -> int:
@@ -137,6 +144,9 @@ class Rules:
 # R > N a step has R tokens: a replica takes another one after each gradient, until they are spent. These are
 # the rules of TensorFlow's SyncReplicasOptimizer (Chen et al., 2016, arXiv:1604.00981); there, too, each
 # server takes its own first R.
+#
+# A lost replica makes a step impossible if fewer than R are left. The training stops then, unless its rules
+# await the replica's new process: that one gives the gradient of the former one, at the same step.
 
 
 class Quorum:
@@ -163,6 +173,7 @@ class Quorum:
         self._deals = rules.several and (first or rules.servers == 1)
         self._here = set(range(rules.replicas))
         self._left: set[int] = set()
+        self._awaited: set[int] = set()
         self._contributed: set[int] = set()
         self._waiting: list[Answer] = []
 
@@ -174,6 +185,11 @@ class Quorum:
     def present(self) -> list[int]:
         """Return the replicas that have neither left nor died."""
         return sorted(self._here)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether the step can complete only with a gradient of a lost replica's new process."""
+        return not self.stopped and bool(self._awaited) and self._possible(self._here) < self.rules.needed
 
     def offer(self, replica: int, token: int, fresh: bool) -> list[Answer]:
         """Record a gradient, which is ``fresh`` unless its step is over; return the answers to send.
@@ -196,14 +212,16 @@ class Quorum:
             return self._stop()
         return [mine._replace(what=TAKEN)] if self.rules.judged_apart else []
 
-    def leave(self, replica: int) -> list[Answer]:
+    def leave(self, replica: int, *, stops: bool = False) -> list[Answer]:
         """Release a replica, keeping its gradients of this step; return the answers to send.
 
         Waiting replicas are stopped only if their step cannot complete. Another replica gets a token that
-        this one has not spent.
+        this one has not spent. One that ``stops`` does not wait for a lost replica any longer, and neither do
+        the others.
         """
         self._left.add(replica)
-        return self._continue_without(replica)
+        answers = self._continue_without(replica)
+        return answers + self._stop() if stops and self.is_held_up else answers
 
     def join(self, replica: int, withdrawn: int = 0) -> None:
         """Expect gradients of a replica's new process, from the current step on.
@@ -221,27 +239,41 @@ class Quorum:
         [(0, 1), (1, 0)]
         """
         self._left.discard(replica)
+        self._awaited.discard(replica)
         self._here.add(replica)
         self.collected -= withdrawn
         self._contributed.discard(replica)
         self._waiting = [answer for answer in self._waiting if answer.replica != replica]
 
     def lose(self, replica: int) -> list[Answer]:
-        """Release a replica that has died; return the answers to send.
+        """Release a replica that has died, or await its new process; return the answers to send.
 
         If it may have sent a gradient to one server and not to another, the servers' steps would differ: the
         training stops.
+
+        >>> quorum = Quorum(Rules(replicas=2, synchronous=True, awaits=True))
+        >>> quorum.offer(0, token=0, fresh=True), quorum.lose(1), quorum.is_held_up
+        ([], [], True)
+        >>> quorum.abandon(1)
+        [Answer(replica=0, token=0, staleness=0, what=3)]
         """
+        if self.rules.awaits and replica not in self._left:
+            self._awaited.add(replica)
         answers = self._continue_without(replica)
         if self.rules.several and self.rules.servers > 1 and not self.stopped:
             return answers + self._stop()
         return answers
 
+    def abandon(self, replica: int) -> list[Answer]:
+        """Await the new process of a lost replica no longer; return the answers to send."""
+        self._awaited.discard(replica)
+        return self._continue_without(replica)
+
     def _continue_without(self, replica: int) -> list[Answer]:
         self._here.discard(replica)
         if self.stopped:
             return []
-        if not self._here or self._short():
+        if not self._here | self._awaited or self._short():
             return self._stop()
         freed = []
         while self._deals and self._tokens() > 0:
@@ -261,7 +293,11 @@ class Quorum:
         """Whether the remaining replicas without a gradient are too few to complete the step."""
         if self.rules.several:
             return not self._here
-        return self.collected + len(self._here - self._contributed) < self.rules.needed
+        return self._possible(self._here | self._awaited) < self.rules.needed
+
+    def _possible(self, replicas: set[int]) -> int:
+        """Return how many gradients the step can have, if these replicas give theirs."""
+        return self.collected + len(replicas - self._contributed)
 
     def _complete(self, mine: Answer) -> list[Answer]:
         answers = [*self._waiting, mine]
