@@ -23,6 +23,7 @@ from nbdist.distribute.sharing import one_order
 from nbdist.distribute.spec import TRANSPORT, Setting, StrategyConfig, StrategySpec, whole_number
 from nbdist.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from nbdist.graph.placement import round_robin
+from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import (
@@ -79,6 +80,10 @@ class ParameterServerStrategy(Strategy):
     the server's new process, and the one with the newest copy of the parameters sends it
     (`nbdist.runtime.ps.restore`). The optimizer's slots there are those of the last state that the run has
     saved, or begin anew.
+
+    ``ps_replicas=1`` keeps a standby of each server's shard on the next server
+    (`nbdist.runtime.ps.replicator`). The new process of a server that dies continues with it: nothing that
+    was acknowledged is lost, and tables and synchronous replicas survive, too. It needs 2 servers or more.
     Raises InvalidArgumentError for an invalid value, and if the cluster has no parameter server.
     """
 
@@ -104,6 +109,7 @@ class ParameterServerStrategy(Strategy):
         servers: Sequence[TaskInfo] = (),
         rejoins: bool = False,
         awaits: bool = False,
+        ps_replicas: int = 0,
     ) -> None:
         self._servers = list(servers) or [info for info in task.roster if info.job == "ps"]
         if not self._servers:
@@ -124,6 +130,15 @@ class ParameterServerStrategy(Strategy):
         )
         self.num_replicas_in_sync = self.replicas if synchronous else 1
         self._trainings = 0
+        self._replicates = bool(ps_replicas)
+        if self._replicates:
+            require_standbys(len(self._servers))
+            if self.rules.several:
+                raise InvalidArgumentError(
+                    f"aggregate={aggregate} of {self.replicas} replicas acknowledges gradients before they "
+                    "are part of an update, and ps_replicas=1 keeps updates: give an aggregate of "
+                    f"{self.replicas} or less, or ps_replicas=0"
+                )
 
     @property
     def family(self) -> str:
@@ -162,7 +177,7 @@ class ParameterServerStrategy(Strategy):
         links: list[Link] = []
         context = current()
         progress = context.progress
-        survives = context.fitting and not (self.synchronous or tables)
+        survives = context.fitting and (self._replicates or not (self.synchronous or tables))
         awaits = self._awaits and context.fitting and self.synchronous and not self.rules.several
         rules = dataclasses.replace(self.rules, awaits=awaits)
         waiting = StepWait(context, {i: info.name for i, info in enumerate(self._workers)}, self._check)
@@ -201,6 +216,7 @@ class ParameterServerStrategy(Strategy):
                     tables=own,
                     restored=self._restored_of(server_of, index, variables, tables),
                     rejoins=self._rejoins,
+                    standby=self._standby_of(index),
                 )
                 requests.append(request)
                 if self._rejoins and survives:
@@ -277,6 +293,13 @@ class ParameterServerStrategy(Strategy):
             "parameters of before. Run the cell again; with --checkpoint-every it can be resumed"
         )
 
+    def _standby_of(self, index: int) -> dict[str, Any] | None:
+        """Return where the standby of a server's shard is: on the next server."""
+        if not self._replicates:
+            return None
+        other = self._servers[(index + 1) % len(self._servers)]
+        return {"rank": other.rank, "of": self._servers[index].rank, "shared": self._transport == "auto"}
+
     def _pids_on(self, host: str) -> tuple[int, ...]:
         """Return the processes of the replicas on a host, as they are now; 0 for those on other hosts."""
         now = [find_rank(self._task.roster, one.rank) for one in self._workers]
@@ -333,9 +356,11 @@ class ParameterServerStrategy(Strategy):
 
     def _described(self, index: int, restored: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
         """Return how a server was restored, as plain values for the client."""
-        info, slots = self._servers[index], restored["slots"]
+        info, slots = self._servers[index], restored.get("slots")
         names = " and ".join(optimizer.get_slot_names())
-        if slots is None:
+        if restored.get("standby"):
+            what = f"restored from its replica on {restored['standby']}"
+        elif slots is None:
             what = ""
         elif slots == "anew":
             what = f"its slots of the optimizer ({names}) began anew"
@@ -437,6 +462,16 @@ class StepWait:
             progress.state, self._before = self._before, None
 
 
+def require_standbys(servers: int) -> None:
+    """Raise InvalidArgumentError unless there are servers enough for each to have a replica elsewhere."""
+    if servers < 2:
+        raise InvalidArgumentError(
+            "--ps-replicas 1 keeps a replica of each parameter server on the next one, and the cluster has "
+            f"{servers}: restart it with 2 or more (%cluster stop, then %cluster start --workers N --ps 2), "
+            "or drop --ps-replicas"
+        )
+
+
 def answers(info: TaskInfo, keys: ClusterKeys) -> bool:
     """Return whether a task's process still answers."""
     with Peer(info.address, keys, name=info.name, timeout=PING_SECONDS) as peer:
@@ -528,6 +563,9 @@ class ServedReplica(Replica):
         new = self._reopen(number, old, error, done)
         new.take_over(old, self._under_way)
         self._links[number] = new
+        self._pending = {
+            slot: [new if one is old else one for one in links] for slot, links in self._pending.items()
+        }
         self._gradients = self._gradient_views()
         self.waited += time.perf_counter() - begun
 
@@ -854,6 +892,13 @@ SPEC = StrategySpec(
         ),
         whole_number(
             "staleness", "S", "--async: steps ahead of the slowest that one may be", 0, synchronous=False
+        ),
+        Setting(
+            "ps_replicas",
+            "1: a replica of each server on the next one; none of its updates is lost",
+            shows="0|1",
+            is_valid=lambda value: is_whole(value, 0, 1),
+            expected="0 or 1",
         ),
         Setting(
             "locking", "no replica reads parameters in the middle of an update", read=None, default=False

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from nbdist.distribute.parameter_server import require_standbys
 from nbdist.distribute.registry import SETTINGS, STRATEGIES, default_strategy, names_of, owners, training_spec
 from nbdist.distribute.spec import COLLECTIVE, StrategySpec, TrainingSpec
 from nbdist.errors import InvalidArgumentError, choices
@@ -55,6 +56,7 @@ class Options:
     backups: int | None = None
     aggregate: int | None = None
     staleness: int | None = None
+    ps_replicas: int | None = None
     locking: bool = False
     collective: str = "auto"
     min_workers: int | None = None
@@ -276,8 +278,10 @@ class Options:
             setting.check(getattr(self, setting.name))
 
 
-def check_numbers(options: Options, workers: int) -> None:
-    """Raise if the options ask for more workers than take part."""
+def check_numbers(options: Options, workers: int, servers: int) -> None:
+    """Raise if the options ask for more workers or parameter servers than there are."""
+    if options.ps_replicas:
+        require_standbys(servers)
     for spec in STRATEGIES.values():
         spec.check(options.settings(), workers)
     collective = COLLECTIVES.get(options.collective)

@@ -68,7 +68,7 @@ def start_run(
     cluster = cluster or any_cluster(report)
     options = options.resolve(bool(_servers(cluster)))
     workers = select(tuple(cluster.tasks), options.on)
-    check_numbers(options, len(workers))
+    check_numbers(options, len(workers), len(_servers(cluster)))
     options, states = _continuing(options)
     _check_alive(cluster, workers, options)
     prepare(cluster)

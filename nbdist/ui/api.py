@@ -60,6 +60,7 @@ def launch(
     backups: int | None = None,
     aggregate: int | None = None,
     staleness: int | None = None,
+    ps_replicas: int | None = None,
     locking: bool = False,
     collective: str = "auto",
     min_workers: int | None = None,
@@ -87,7 +88,9 @@ def launch(
 
     - ``strategy``: "ps", "mirrored", "multi_worker", "central", "elastic" or "one_device"; ``sync`` True or
       False stands for --sync and --async
-    - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``
+    - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``;
+      ``ps_replicas``: 1 keeps a replica of each parameter server on the next one, so that no update is lost
+      if one dies; it needs 2 ps tasks
     - for "mirrored" and "multi_worker": ``collective``; for these and "ps": ``min_workers``
     - ``max_restarts``: how many workers that die or freeze are replaced during the run, 0 or more; None is 3
     - for "elastic": ``every``, ``alpha``
@@ -128,6 +131,7 @@ def launch(
         backups=backups,
         aggregate=aggregate,
         staleness=staleness,
+        ps_replicas=ps_replicas,
         locking=locking,
         collective=collective,
         min_workers=min_workers,

@@ -40,11 +40,12 @@ CLASSES = {
 
 
 class OneWorkerTask:
-    """The attributes of a worker's task that strategies read, with one parameter server."""
+    """The attributes of a worker's task that strategies read, with two parameter servers."""
 
     roster = (
         TaskInfo("ps", 0, 0, "here", 1, "127.0.0.1:1", "CPU:0", 1),
         TaskInfo("worker", 0, 1, "here", 2, "127.0.0.1:2", "CPU:0", 2),
+        TaskInfo("ps", 1, 2, "here", 3, "127.0.0.1:3", "CPU:0", 3),
     )
     info, rank, name, segment_prefix = roster[1], 1, "/job:worker/task:0", "nb"
 

@@ -96,6 +96,7 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
         ({"seed": -1}, "--seed is a whole number of 0 or more, got -1"),
         ({"on": "worker:x"}, "--on takes a job"),
         ({"on": ""}, r"--on takes a job and task numbers.*got ''"),
+        ({"ps_replicas": 2}, "--ps-replicas is 0 or 1, got 2"),
         ({"fetch": ("a", "b c")}, "--fetch takes names of variables, got 'b c'"),
         (
             {"strategy": "central", "max_restarts": 2},
@@ -114,11 +115,12 @@ def test_options_are_checked(options: dict[str, Any], words: str) -> None:
         ({"synchronous": True, "backups": 3}, "--backups 3 of 3 workers leaves none .* at most 2 can be"),
         ({"collective": "local"}, "--collective local is for one worker alone, and 3 take part"),
         ({"strategy": "mirrored", "min_workers": 4}, "--min-workers 4: only 3 workers take part"),
+        ({"ps_replicas": 1}, "--ps-replicas 1 .* the cluster has 1: restart it with 2 or more"),
     ],
 )
 def test_more_than_there_are(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
-        check_numbers(Options(**options), 3)
+        check_numbers(Options(**options), 3, 1)
 
 
 def test_which_options_ask_for_training() -> None:

@@ -45,6 +45,7 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--backups 1", {"backups": 1}),
         ("--aggregate 3", {"aggregate": 3}),
         ("--staleness 2", {"staleness": 2}),
+        ("--ps-replicas 1", {"ps_replicas": 1}),
         ("--locking", {"locking": True}),
         ("--collective ring", {"collective": "ring"}),
         ("--min-workers 2", {"min_workers": 2}),

@@ -73,7 +73,9 @@ class Agent:
     def __init__(self, task: tasks.Task) -> None:
         self.task = task
         self.prefix = shared_prefix(task)
-        self.parameters = ParameterService(task.server, self.prefix)
+        self.parameters = ParameterService(
+            task.server, self.prefix, lambda rank: tasks.find_rank(task.roster, rank)
+        )
         self.groups = GroupCoordinator(task.server)
         self._reserved: tuple[str, float] | None = None
         self._holder: str | None = None

@@ -84,6 +84,8 @@ class Link(ABC):
         self._counts = 0
         self._said_farewell = self._said_stop = False
         self._pushed: dict[int, int] = {}  # the version of each slot's gradient
+        self._unanswered: dict[int, int] = {}  # by slot: the serial of a gradient without a final answer
+        self._serial = self._first_serial = 0
         self._known = self._acknowledged = self._counted = 0
         self.generation = self.base = self.began = 0
         """Processes of the server that died before this one, what they applied, and the step before all."""
@@ -141,12 +143,36 @@ class Link(ABC):
         return
 
     def take_over(self, old: Link, under_way: Sequence[int]) -> None:
-        """Continue for the link to a server's former process; what is ``under_way`` there counts as dropped.
+        """Continue for the link to a server's former process.
 
-        The parameters stay in the same memory, which the step's program reads.
+        Gradients under way are sent again if the shard was restored from its standby, which knows those that
+        it has. Otherwise they count as dropped. The parameters stay in the same memory, which the step's
+        program reads.
         """
-        self.parameters, self.lost = old.parameters, old.lost
+        self.parameters, self.lost, self._wanted = old.parameters, old.lost, old._wanted
+        if self.restored is not None and self.restored.get("standby"):
+            self._settled, self._known = old._settled, old._known
+            self._serial = old._serial
+            for slot, serial in sorted(old._unanswered.items(), key=lambda one: one[1]):
+                self.version, self._rows = old._pushed[slot], old.rows_of(slot)
+                np.copyto(self.gradient(slot), old.gradient(slot))
+                self._serial = serial - 1
+                self.push(slot)
+            self.version, self.global_step = old.version, old.global_step
+            for _ in range(old.counted + old._counted - self.counted):
+                self.count()
+            return
         self._settled = {slot: old._settled.get(slot, (DROPPED, 0)) for slot in under_way}
+
+    def rows_of(self, slot: int) -> Sequence[RowGradient]:
+        """Return the gradients of the tables' rows that were sent with a slot."""
+        return ()
+
+    def _number(self, slot: int) -> int:
+        """Return the serial of the gradient in a slot, which is sent now."""
+        self._serial += 1
+        self._pushed[slot], self._unanswered[slot] = self.version, self._serial
+        return self._serial
 
     def want(self, table: int, ids: Array) -> None:
         """Request the rows of a table that the next pull returns."""
@@ -318,7 +344,8 @@ class Link(ABC):
             self._taken.add(slot)
         elif what != STEPPED:
             self._settled[slot] = what, staleness
-            if what == APPLIED:
+            serial = self._unanswered.pop(slot, 0)
+            if what == APPLIED and serial > self._first_serial:  # else it is among those of the old process
                 self._acknowledged += 1
                 self._known = max(self._known, self._pushed.get(slot, 0) + staleness + 1)
 
@@ -388,7 +415,7 @@ class SharedLink(Link):
 
     def push(self, slot: int) -> None:
         """Ring for the slot."""
-        self._pushed[slot] = self.version
+        self._headers[slot][2] = self._number(slot)
         self._headers[slot][0] = self.version
         self._ring(self._push_rings[slot])
 
@@ -467,7 +494,8 @@ class SocketLink(Link):
 
     def pull(self) -> None:
         """Request the newest parameters and the wanted rows, their version and the global step."""
-        self._ask([self._wanted.pop(number, NO_IDS) for number in range(len(self.tables))])
+        self._ask([self._wanted.get(number, NO_IDS) for number in range(len(self.tables))])
+        self._wanted.clear()  # not before: a server may die now, and its new process is asked again
 
     def gradient(self, slot: int) -> Array:
         """Return the slot's bytes, in this process."""
@@ -477,7 +505,7 @@ class SocketLink(Link):
         """Send the gradient, and the gradient of the tables' rows if :meth:`take` received one."""
         number = next(self._numbers)
         meta = {**self._sender, "token": slot, "version": self.version, "number": number}
-        self._pushed[slot] = self.version
+        meta["serial"] = self._number(slot)
         rows, self._rows = self._rows or [no_rows(table) for table in self.tables], ()
         parts = [part for one in rows for part in (one.indices, one.values)]
         sent = self._sent[slot] = SentGradient(number, meta, (self._slots[slot], *parts))
@@ -485,6 +513,11 @@ class SocketLink(Link):
             self._peer.send("ps.push", sent.meta, sent.arrays)
         except UnavailableError as error:
             self._reconnect(error)  # sends it again
+
+    def rows_of(self, slot: int) -> Sequence[RowGradient]:
+        """Return the gradients of the tables' rows that were sent with a slot."""
+        _, *parts = self._sent[slot].arrays
+        return [RowGradient(i, v) for i, v in zip(parts[::2], parts[1::2], strict=True)]
 
     def count(self) -> None:
         """Count one update of all shards in the global step."""
@@ -627,6 +660,8 @@ class ShardRequest:
     """What the replica knows of the shard, where the server's former process died."""
     copy: Array | None = None
     """Its copy of the parameters then."""
+    standby: dict[str, Any] | None = None
+    """Where the shard has a standby: its task's rank, the shard's own, and whether they share memory."""
     saved: Callable[[], ShardState | None] = lambda: None
     """Returns what the optimizer had saved of this shard, if anything: the slots begin anew otherwise."""
 
@@ -688,6 +723,7 @@ def _opened_link(
         "bell": bell.name if bell else None,
         "restored": None if request.restored is None else request.restored.updates,
         "offer": None if request.offer is None else request.offer.to_wire(),
+        "standby": request.standby,
     }
     opened = _patiently(peer, meta, request, check, timeout)
     sender = {"shard": request.shard, "replica": request.replica, "incarnation": opened["incarnation"]}
@@ -716,6 +752,7 @@ def _introduced(link: Link, opened: dict[str, Any]) -> Link:
     link.made, link.counted = opened["made"], opened["counted"]
     link.generation, link.base, link.began = opened["generation"], opened["base"], opened["began"]
     link.restored = opened.get("restored")
+    link._serial = link._first_serial = opened["serial"]
     return link
 
 
@@ -745,7 +782,7 @@ def _patiently(
         if frame is None or frame.kind == "ps.there":
             check()
         elif frame.kind == "ps.opened":
-            return {**frame.meta, "restored": restored}
+            return {**frame.meta, "restored": restored or frame.meta["restored"]}
         elif frame.kind == "ps.restore":
             restored = {**frame.meta, "slots": _restore(peer, meta, request, check)}
         elif frame.kind == "ps.over":

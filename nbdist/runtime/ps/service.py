@@ -55,7 +55,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -76,12 +76,15 @@ from nbdist.optim import from_config
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import refused
 from nbdist.runtime.ps.mailbox import ANSWER, COUNT, COUNTERS, GLOBAL_STEP, RING, Mailbox
-from nbdist.runtime.ps.restore import Offer, Restoration, restoration
+from nbdist.runtime.ps.replicator import Replicator
+from nbdist.runtime.ps.restore import Offer, Restoration, newest, restoration
 from nbdist.runtime.ps.shard import Gradient, ParameterShard
+from nbdist.runtime.ps.standby import FoundStandby, StandbyService, on_own_thread, take_standby
 from nbdist.runtime.ps.sync import COUNTED, REFUSED, STEPPED, STOPPED, Answer, Rules
 from nbdist.runtime.ps.trace import ServiceLog, ServiceLogs
 from nbdist.runtime.server import Server
 from nbdist.runtime.tables import RowGradient, Table
+from nbdist.runtime.task import TaskInfo
 from nbdist.wire.collective.shm.sync import FROZEN_SECONDS, ProcessMonitor
 from nbdist.wire.rpc.client import Caller
 from nbdist.wire.rpc.envelope import error_frame
@@ -102,10 +105,15 @@ CUT_OFF_SECONDS = 40.0  # likewise, of a replica on another host: its connection
 
 
 class ParameterService:
-    """Serve parameters from a task's Server; ``prefix`` starts the names of its shared files."""
+    """Serve parameters from a task's Server.
 
-    def __init__(self, server: Server, prefix: str) -> None:
-        self._server, self._prefix = server, prefix
+    ``prefix`` starts the names of its shared files. ``locate`` returns the task of a rank as it is now; only
+    shards with a standby need it.
+    """
+
+    def __init__(self, server: Server, prefix: str, locate: Callable[[int], TaskInfo] | None = None) -> None:
+        self._server, self._prefix, self._locate = server, prefix, locate
+        self._standbys = StandbyService(server)
         self.logs = ServiceLogs()
         self._hosted: dict[str, HostedShard] = {}
         self._ended: set[str] = set()
@@ -126,7 +134,8 @@ class ParameterService:
             "ps.rate": self._rate,
             "ps.state": self._state,
             "ps.leave": self._answered(self._leave),
-            "ps.hello": lambda frame, sender: Frame("ps.hello"),  # the last: the others are there, too
+            "ps.acknowledge": self._acknowledge,
+            "ps.hello": self._hello,  # the last: the others are there, too
         }
         for kind, handler in handlers.items():
             server.on(kind, handler)
@@ -140,6 +149,11 @@ class ParameterService:
             self._bell = None
         for hosted in list(self._hosted.values()):
             self._remove(hosted)
+        self._standbys.close()
+
+    def _hello(self, frame: Frame, sender: Caller) -> Frame:
+        """Say that the service is there, and which standbys are complete."""
+        return Frame("ps.hello", {"standbys": self._standbys.complete()})
 
     # Opening. Runs on the server's thread, as all handlers do.
 
@@ -178,11 +192,13 @@ class ParameterService:
             hosted = HostedShard(meta["shard"], number, rules, layout, asker, name, log, post, tables)
             pids = {replica: int(pid) for replica, pid in enumerate(meta.get("pids", ())) if pid}
             hosted.processes = ProcessMonitor(pids)
+            hosted.standby = Standby(**meta["standby"]) if meta.get("standby") else None
             self._look_around()
             self._hosted[hosted.name] = self._numbers[number] = hosted
         hosted.require(layout, tables, rules, asker)
         if rejoins:
             hosted.rejoin(replica, int(meta["pids"][replica]))
+            self._ask_standby(hosted, meta)
             if replica == 0:
                 hosted.chief_waits_since = time.monotonic()
         hosted.opening[replica] = (sender, meta)
@@ -191,6 +207,7 @@ class ParameterService:
             if hosted.processes is not None and replica < len(meta["pids"]):
                 hosted.processes.replace(replica, int(meta["pids"][replica]))
             if not meta["chief"]:
+                self._ask_standby(hosted, meta)
                 self._gather(hosted)
         if meta["chief"] and hosted.shard is None:
             try:
@@ -211,7 +228,7 @@ class ParameterService:
 
     def _gather(self, hosted: HostedShard) -> None:
         """Have the newest copy sent, once all living replicas have offered theirs."""
-        if hosted.shard is not None or not hosted.offers:
+        if hosted.shard is not None or hosted.asks_standby or not (hosted.offers or hosted.found):
             return
         if hosted.gathers_since is None:
             hosted.gathers_since = time.monotonic()
@@ -219,6 +236,9 @@ class ParameterService:
         late = time.monotonic() - hosted.gathers_since >= OFFER_SECONDS
         hosted.drop_gone_offers()
         if hosted.name not in self._hosted or hosted.restoring or not (late or hosted.all_offered()):
+            return
+        if hosted.found is not None and hosted.found_is_newest():
+            self._restore(hosted, hosted.found)
             return
         if all(offer.done for offer in hosted.offers.values()):
             hosted.lost |= hosted.offers.keys()  # a slower replica may still continue
@@ -230,6 +250,92 @@ class ParameterService:
         found = hosted.restoration = restoration(hosted.offers, hosted.rules.replicas)
         push(hosted.opening[found.replica][0], Frame("ps.restore", found.to_wire()))
 
+    def _ask_standby(self, hosted: HostedShard, meta: dict[str, Any]) -> None:
+        """Request the state of a shard, whose former server died, from its standby: once."""
+        standby = hosted.standby
+        if standby is None or hosted.shard is not None or hosted.asked_standby or self._locate is None:
+            return
+        hosted.asked_standby = hosted.asks_standby = True
+        meta = next(iter(hosted.opening.values()))[1]
+        keys, most, prefix = (
+            self._server.keys,
+            hosted.bytes_for(meta),
+            self._prefix if standby.shared else None,
+        )
+        info = self._locate(standby.rank)
+
+        def ask() -> None:
+            found: FoundStandby | Exception | None
+            try:
+                found = take_standby(
+                    info, keys, key=standby.key(hosted.name), layout=hosted.layout,
+                    owner=self._server.address, most=most, prefix=None if hosted.tables else prefix,
+                )  # fmt: skip
+            except Exception as error:
+                found = error
+            self._server.post(partial(self._hear_standby, hosted, found))
+
+        on_own_thread("standby", ask)
+
+    def _hear_standby(self, hosted: HostedShard, found: FoundStandby | Exception | None) -> None:
+        hosted.asks_standby = False
+        if hosted.name not in self._hosted:  # the run has ended
+            return
+        if isinstance(found, Exception):
+            self._give_up(hosted, error_frame(found, self._server.name), but=-1)
+            return
+        hosted.found = found
+        self._gather(hosted)
+
+    def _restore(self, hosted: HostedShard, found: FoundStandby) -> None:
+        """Make a shard of the state that its standby had."""
+        meta = next(iter(hosted.opening.values()))[1]
+        try:
+            nbytes, what = hosted.bytes_for(meta), f"the variables of {hosted.name} and their gradients"
+            self._server.sessions.store.take(("ps", hosted.number), nbytes, what)
+            hosted.make_again(meta, found, self._prefix)
+        except Exception as error:
+            self._give_up(hosted, error_frame(error, self._server.name), but=-1)
+            return
+        hosted.found = None
+        self._admit(hosted)
+
+    def _replicate(self, hosted: HostedShard, shard: ParameterShard) -> None:
+        """Keep the standby of a shard equal to it from now on."""
+        standby, locate = hosted.standby, self._locate
+        if standby is None or hosted.replicator is not None:
+            return
+        if locate is None:
+            raise InvalidArgumentError(f"{self._server.name} knows no other tasks, where a standby could be")
+        meta = hosted.about
+        optimizer, nbytes = meta["optimizer"], hosted.bytes_for({**meta, "shared": False})
+        about = {
+            "key": standby.key(hosted.name), "shard": hosted.name, "owner": self._server.address,
+            "lineage": hosted.lineage, "layout": hosted.layout.to_wire(), "rules": hosted.rules.to_wire(),
+            "tables": [[name, list(shape), dtype] for name, shape, dtype in hosted.tables],
+            "optimizer": optimizer, "counts": bool(meta["counts"]), "bytes": nbytes,
+        }  # fmt: skip
+
+        def failed(error: Exception) -> None:
+            for replica in list(hosted.senders):
+                hosted.tell(replica, error_frame(error, self._server.name))
+
+        hosted.replicator = Replicator(
+            self._server, shard, about, locate=partial(locate, standby.rank), failed=failed,
+            prefix=self._prefix if standby.shared else None,
+        )  # fmt: skip
+        if hosted.adopted is not None:
+            hosted.replicator.adopt(hosted.adopted)
+            hosted.adopted = None
+        else:
+            hosted.replicator.begin()
+        shard.replicate = hosted.replicator.update
+
+    def _acknowledge(self, frame: Frame, sender: Caller) -> None:
+        hosted = self._hosted.get(frame.meta["shard"])
+        if hosted is not None and hosted.replicator is not None:
+            hosted.replicator.acknowledge(frame.meta)
+
     def _give_up(self, hosted: HostedShard, error: Frame, but: int) -> None:
         """Drop a shard that could not be made, and send the error to the replicas that wait for it."""
         if hosted.shard is None:
@@ -238,6 +344,8 @@ class ParameterService:
 
     def _admit(self, hosted: HostedShard) -> None:
         if hosted.ready:
+            assert hosted.shard is not None
+            self._replicate(hosted, hosted.shard)
             for replica in list(hosted.opening):
                 hosted.admit(replica, self._listen)
 
@@ -306,11 +414,11 @@ class ParameterService:
                 return
             if slot == COUNT:
                 hosted.shard.count(replica)
-                hosted.ring(replica, COUNTED, 0)
+                hosted.when_replicated(partial(hosted.ring, replica, COUNTED, 0))
                 return
             gradient: Gradient = [*hosted.gradient(hosted.mailbox, replica, slot)]
-            version = int(hosted.mailbox.headers[replica][slot][0])
-            self._take(hosted, hosted.shard, "mailbox", replica, slot, gradient, version, incarnation)
+            version, _, serial = (int(one) for one in hosted.mailbox.headers[replica][slot][:3])
+            self._take(hosted, hosted.shard, "mailbox", replica, slot, gradient, version, incarnation, serial)
         except Exception as error:  # no memory, say; this thread serves the others too
             hosted.tell(replica, error_frame(error, self._server.name))
 
@@ -324,15 +432,18 @@ class ParameterService:
         gradient: Gradient,
         version: int,
         incarnation: int,
+        serial: int,
     ) -> None:
         """Offer a gradient to its shard, and answer all replicas that wait for the completed update."""
         begun = clock()
         became, answers = shard.offer(
-            replica, token, gradient, version, lambda: incarnation == hosted.incarnations[replica]
+            replica, token, gradient, version, lambda: incarnation == hosted.incarnations[replica], serial
         )
         hosted.log.gradient(lane, replica, begun, clock(), became)
-        for answer in answers:
-            hosted.answer(answer)
+        if became == "applied":
+            hosted.when_replicated(partial(hosted.answer_all, answers))
+        else:
+            hosted.answer_all(answers)
 
     # The same through sockets. Runs on the server's thread.
 
@@ -360,14 +471,15 @@ class ParameterService:
         rows = [RowGradient(np.array(i), np.array(v)) for i, v in zip(parts[::2], parts[1::2], strict=True)]
         whole: Gradient = [*flats, *shard.tables.checked(rows)]
         version, incarnation = int(frame.meta["version"]), int(frame.meta["incarnation"])
-        self._take(hosted, shard, "socket", replica, token, whole, version, incarnation)
+        serial = int(frame.meta["serial"])
+        self._take(hosted, shard, "socket", replica, token, whole, version, incarnation, serial)
 
-    def _count(self, frame: Frame, sender: Caller) -> Frame:
-        _, shard = self._find(frame)
+    def _count(self, frame: Frame, sender: Caller) -> None:
+        hosted, shard = self._find(frame)
         replica = int(frame.meta["replica"])
         if int(frame.meta["number"]) > shard.counted[replica]:
             shard.count(replica)
-        return Frame("ps.counted")
+        hosted.when_replicated(lambda: sender.reply(Frame("ps.counted")))
 
     def _reconnect(self, frame: Frame, sender: Caller) -> Frame:
         """Continue with a replica over a new connection; say which of its gradients have arrived."""
@@ -379,10 +491,10 @@ class ParameterService:
             raise hosted.trouble()
         return Frame("ps.reconnected", hosted.reconnect(replica, sender))
 
-    def _rate(self, frame: Frame, sender: Caller) -> Frame:
-        _, shard = self._find(frame)
+    def _rate(self, frame: Frame, sender: Caller) -> None:
+        hosted, shard = self._find(frame)
         shard.set_rate(checked_rate(frame.meta["learning_rate"]))
-        return Frame("ps.rated")
+        hosted.when_replicated(lambda: sender.reply(Frame("ps.rated")))
 
     def _leave(self, frame: Frame, sender: Caller) -> None:
         """Release a replica; all that leave are answered together, when the parameters are final."""
@@ -395,8 +507,8 @@ class ParameterService:
             self._send_final(hosted, shard, replica)
             return
         hosted.leaving[replica] = sender
-        for answer in shard.leave(replica, stops=bool(frame.meta.get("stops"))):
-            hosted.answer(answer)
+        answers = shard.leave(replica, stops=bool(frame.meta.get("stops")))
+        hosted.when_replicated(partial(hosted.answer_all, answers))
         if hosted.all_left():
             self._end(hosted, shard)
 
@@ -451,6 +563,7 @@ class ParameterService:
         names = [name for name in self._hosted if name.startswith(f"{run}/")]
         for name in names:
             self._remove(self._hosted[name])
+        self._standbys.drop_run(run)
         return len(names)
 
     def _remove(self, hosted: HostedShard, ended: Frame | None = None) -> None:
@@ -512,6 +625,20 @@ class SocketGradient:
     answers: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Standby:
+    """Where the standby of a shard is: the ranks of its task and of the shard's own."""
+
+    rank: int
+    of: int
+    shared: bool
+    """Whether it may use shared memory."""
+
+    def key(self, shard: str) -> str:
+        """Return what the standby's task calls a shard: each server has one of the same name."""
+        return f"{shard}/{self.of}"
+
+
 @dataclass
 class HostedShard:
     """A shard, its replicas, and an answer channel for each; ``post`` calls on the server's thread."""
@@ -563,10 +690,68 @@ class HostedShard:
     """Frozen replicas, and their processes."""
     incarnations: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """How often the process of each replica was replaced; messages of earlier ones are refused."""
+    standby: Standby | None = None
+    replicator: Replicator | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    """The request that the shard was made from."""
+    asked_standby: bool = False
+    asks_standby: bool = False
+    """Whether the standby was asked for the state, and has not answered yet."""
+    found: FoundStandby | None = None
+    adopted: FoundStandby | None = None
+    """What the shard was restored from, until its replicator continues with it."""
+    restored: dict[str, Any] | None = None
+    """How the shard was restored from its standby, for the replicas."""
     _gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
+
+    @property
+    def lineage(self) -> tuple[int, int, int]:
+        """What is known of former processes: how many, the gradients that they applied, the step before."""
+        done = self.restoration
+        if done is None:
+            return 0, 0, 0 if self.shard is None else self.shard.before
+        return done.generation, done.base, done.began
+
+    def offer_of_standby(self, found: FoundStandby) -> Offer:
+        """Return what the standby has as an offer; of equally new copies it is preferred."""
+        generation, base, began = found.lineage
+        updates, step = int(found.counts["updates"]), int(found.counts["global_step"])
+        return Offer(-1, updates, updates, step, 0, generation=generation, base=base, began=began)
+
+    def found_is_newest(self) -> bool:
+        """Whether no replica has a newer copy than the standby, which its primary may have given up."""
+        if self.found is None:
+            return False
+        return newest([*self.offers.values(), self.offer_of_standby(self.found)]).replica < 0
+
+    def make_again(self, meta: dict[str, Any], found: FoundStandby, prefix: str) -> None:
+        """Make the shard of the state that its standby had."""
+        known = restoration(self.offers | {-1: self.offer_of_standby(found)}, self.rules.replicas)
+        zeros = tuple(self.layout.views(self.layout.buffer()))
+        self.make({**meta, "restored": None}, zeros, prefix)
+        shard = self.shard
+        assert shard is not None
+        with shard.lock:
+            for own, theirs in zip(shard.buffers(), found.buffers, strict=True):
+                np.copyto(own, theirs)
+            shard.continue_from(found.counts)
+        generation, base, began = found.lineage
+        self.missing, self.adopted = 0, found
+        self.restoration = replace(known, generation=generation, base=base, began=began)
+        self.restored = {
+            "lost": known.lost, "global_step": int(shard.counters[GLOBAL_STEP]), "standby": found.info.name,
+        }  # fmt: skip
+
+    def when_replicated(self, act: Callable[[], object]) -> None:
+        """Call a function once the standby has all updates so far; at once if there is none."""
+        if self.replicator is None:
+            act()
+        else:
+            self.replicator.hold(act)
 
     def make(self, meta: dict[str, Any], initial: tuple[Array, ...], prefix: str) -> None:
         """Make the shard as the chief requested it, in shared memory if it wants that and there is room."""
+        self.about = meta
         optimizer, shapes = from_config(meta["optimizer"]), [entry.shape for entry in self.layout.entries]
         if [value.shape for value in initial] != shapes:
             raise InvalidArgumentError(
@@ -655,9 +840,8 @@ class HostedShard:
         reply: dict[str, Any] = {"number": self.number, "segment": None, "note": self.note}
         reply |= {"incarnation": self.incarnations[replica], "counted": self.shard.counted[replica]}
         reply["made"] = self.shard.place_of(replica)
-        done = self.restoration
-        reply |= {"generation": done.generation if done else 0, "base": done.base if done else 0}
-        reply["began"] = done.began if done else self.shard.before
+        reply["generation"], reply["base"], reply["began"] = self.lineage
+        reply |= {"serial": self.shard.serials[replica], "restored": self.restored}
         if self.mailbox is not None and meta["bell"]:
             try:
                 self.ringers[replica] = Ringer(meta["bell"])
@@ -682,6 +866,11 @@ class HostedShard:
         if ringer is not None:
             with suppress(ConnectionError):  # it has died: the next look at all replicas finds out
                 ringer.ring(ANSWER.pack(what, slot))
+
+    def answer_all(self, answers: Sequence[Answer]) -> None:
+        """Send answers to their replicas."""
+        for answer in answers:
+            self.answer(answer)
 
     def answer(self, answer: Answer) -> None:
         """Tell a replica, over the way it came, what became of its gradient."""
@@ -740,7 +929,7 @@ class HostedShard:
         chief = self.opening.get(0)
         if chief is None or not chief[1].get("rejoins"):
             return False
-        if self.restoration is not None or self.offers:
+        if self.restoration is not None or self.offers or self.asks_standby or self.found is not None:
             return False
         if self.shard is not None:  # the former process ended while it gave them, part by part
             return True
@@ -789,8 +978,7 @@ class HostedShard:
         answers = self.shard.leave(replica, died=True)
         if replica in self.lost and self.rules.awaits:
             answers += self.shard.abandon(replica)
-        for answer in answers:
-            self.answer(answer)
+        self.when_replicated(partial(self.answer_all, answers))
         self._fail_others()
         self.announce_awaited()
 
@@ -918,7 +1106,12 @@ class HostedShard:
         return False
 
     def close(self) -> None:
-        """Close the doorbells, the shared memory and the process descriptors."""
+        """Close the doorbells, the shared memory, the process descriptors, and drop the standby."""
+        if self.replicator is not None:
+            self.replicator.close()
+        for one in (self.found, self.adopted):
+            if one is not None and one.segment is not None:
+                one.segment.close()
         if self.processes is not None:
             self.processes.close()
         for ringer in self.ringers.values():

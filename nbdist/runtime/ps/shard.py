@@ -7,13 +7,13 @@ gradient. Synchronous: the gradients of a step are added and applied once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.mailbox import BEGUN, CHANGES, COUNTERS, GLOBAL_STEP, VERSION, fence
@@ -73,7 +73,12 @@ class ParameterShard:
         """How many updates of all shards each replica has counted."""
         self.evicted: set[int] = set()
         """Replicas that are dead or frozen: the others continue, and their gradients are refused."""
+        self.serials = [0] * rules.replicas
+        """The last gradient of each replica that is applied, by the numbers that replicas give them."""
+        self.replicate: Callable[[Gradient | None], object] = lambda gradient: None
+        """Called under the lock after each change, with the gradient of an update, for a standby."""
         self.lock = threading.Lock()
+        self._collected: dict[int, int] = {}  # the serial of each replica's last gradient of this step
 
     @property
     def version(self) -> int:
@@ -87,11 +92,14 @@ class ParameterShard:
         gradient: Gradient,
         version: int,
         is_current: Callable[[], bool] = lambda: True,
+        serial: int = 0,
     ) -> Offered:
         """Take one replica's gradient, made from parameters of ``version``; return the outcome.
 
         ``token`` comes back with the answer. ``gradient`` may be written over until then. ``is_current``
         returns whether it is of the replica's present process; one of a former process changes nothing.
+        ``serial`` numbers the gradients of the replica from 1 on, if it is not 0: one that is applied already
+        is answered again and changes nothing.
         """
         with self.lock:
             if not is_current():  # under the lock: `join` may have withdrawn what that process had given
@@ -99,13 +107,19 @@ class ParameterShard:
             if replica in self.evicted:
                 self.statistics.drop(replica)
                 return Offered("dropped", [Answer(replica, token, 0, REFUSED)])
+            if 0 < serial <= self.serials[replica]:  # a server died after it had applied it
+                mine, behind = Answer(replica, token), self.serials[replica] - serial
+                return Offered("applied", [mine] if self.bound is None else self.bound.repeated(mine, behind))
             if self.quorum is not None:
-                return self._collect(self.quorum, replica, token, gradient, version)
+                return self._collect(self.quorum, replica, token, gradient, version, serial)
             staleness = self.updates - version
             self._apply(gradient)
             self.statistics.applied(replica, staleness)
+            self.serials[replica] = serial
             mine = Answer(replica, token, staleness)
-            return Offered("applied", [mine] if self.bound is None else self.bound.applied(mine))
+            answers = [mine] if self.bound is None else self.bound.applied(mine)
+            self.replicate(gradient)
+            return Offered("applied", answers)
 
     def leave(self, replica: int, *, died: bool = False, stops: bool = False) -> list[Answer]:
         """Release a replica; return the answers that this completes for others.
@@ -138,6 +152,7 @@ class ParameterShard:
         """
         with self.lock:
             self.evicted.discard(replica)
+            self._collected.pop(replica, None)
             if self.quorum is not None:
                 withdrawn = self.accumulator.withdraw(replica)
                 for _ in range(withdrawn):
@@ -184,6 +199,7 @@ class ParameterShard:
         with self.lock:
             self.counters[0] += 1
             self.counted[replica] += 1
+            self.replicate(None)
 
     def restore(self, restoration: Restoration) -> None:
         """Continue with the counts of a process that died."""
@@ -196,6 +212,52 @@ class ParameterShard:
         """Make updates at another learning rate from the next one on."""
         with self.lock:
             self.optimizer.learning_rate = rate
+            self.replicate(None)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all that a standby needs beside `buffers`, as plain values; under the lock."""
+        return {
+            "updates": self.updates,
+            "before": self.before,
+            "global_step": int(self.counters[GLOBAL_STEP]),
+            "rate": self.optimizer.learning_rate,
+            "statistics": self.statistics.to_wire(),
+            "counted": self.counted,
+            "serials": self.serials,
+            "pace": [] if self.bound is None else self.bound.steps,
+        }
+
+    def continue_from(self, counts: Mapping[str, Any]) -> None:
+        """Continue with the counts that `snapshot` has returned; under the lock."""
+        self.updates, self.before = int(counts["updates"]), int(counts["before"])
+        self.counters[GLOBAL_STEP] = int(counts["global_step"])
+        self.counters[VERSION] = self.counters[BEGUN] = self.updates
+        self.optimizer.learning_rate = float(counts["rate"])
+        self.statistics = GradientStatistics.from_wire(counts["statistics"])
+        self.counted = [int(count) for count in counts["counted"]]
+        self.serials = [int(serial) for serial in counts["serials"]]
+        if self.bound is not None:
+            self.bound.steps[:] = [int(steps) for steps in counts["pace"]]
+        if self.quorum is not None:
+            self.quorum.steps = self.accumulator.step = self.updates
+
+    def replay(self, gradient: Gradient | None, counts: Mapping[str, Any]) -> None:
+        """Make an update, or a change of the counts, as the shard has made it that this one is a copy of."""
+        with self.lock:
+            if gradient is not None:
+                self._apply(gradient)
+            if self.updates != counts["updates"]:
+                raise DataLossError(f"update {counts['updates']} of a shard whose copy has {self.updates}")
+            self.continue_from(counts)
+
+    def buffers(self) -> list[Array]:
+        """Return the bytes of the parameters, of the slots and of the tables, in one order for all copies."""
+        arrays = [self.memory]
+        for slots in self.slots:
+            arrays += [slots[name] for name in sorted(slots)]
+        for table, slots in zip(self.tables.arrays, self.tables.slots, strict=True):
+            arrays += [table, *(slots[name] for name in sorted(slots))]
+        return [array.reshape(-1).view(np.uint8) for array in arrays]
 
     def slot(self, name: str) -> Array:
         """Return a copy of a slot of the optimizer, in bytes laid out as the parameters are."""
@@ -204,7 +266,9 @@ class ParameterShard:
             np.copyto(flat, slots[name])
         return buffer
 
-    def _collect(self, quorum: Quorum, replica: int, token: int, gradient: Gradient, version: int) -> Offered:
+    def _collect(
+        self, quorum: Quorum, replica: int, token: int, gradient: Gradient, version: int, serial: int
+    ) -> Offered:
         steps, fresh = quorum.steps, False
         if not quorum.stopped:  # read under the lock: a replica that has left will never complete this step
             fresh = self.accumulator.offer(replica, gradient, version)
@@ -212,11 +276,16 @@ class ParameterShard:
         if not fresh:
             self.statistics.drop(replica)
             return Offered("dropped", answers)
+        self._collected[replica] = serial
         if quorum.steps == steps:
             return Offered("collected", self._executed(answers))
         for one in self.accumulator.replicas:
             self.statistics.applied(one, 0)
-        self._apply(self.accumulator.take(self.rules.needed, scale=self.rules.scale))
+            self.serials[one] = self._collected[one]
+        self._collected.clear()
+        total = self.accumulator.take(self.rules.needed, scale=self.rules.scale)
+        self._apply(total)
+        self.replicate(total)
         return Offered("applied", answers)
 
     def _executed(self, answers: list[Answer]) -> list[Answer]:

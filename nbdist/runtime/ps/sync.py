@@ -360,6 +360,11 @@ class StalenessBound:
         self._held.append((self.steps[answer.replica], answer))
         return self._released()
 
+    def repeated(self, answer: Answer, behind: int) -> list[Answer]:
+        """Hold the answer to a gradient that is applied, ``behind`` steps before its replica's last one."""
+        self._held.append((self.steps[answer.replica] - behind, answer))
+        return self._released()
+
     def leave(self, replica: int) -> list[Answer]:
         """Release a replica; return the answers that it held back."""
         self._left.add(replica)

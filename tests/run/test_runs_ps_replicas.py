@@ -1,0 +1,97 @@
+"""With ``--ps-replicas 1`` nothing that was acknowledged is lost when a parameter server dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from waiting import until
+
+from nbdist.errors import NotFoundError, UnavailableError
+from nbdist.metrics.run_folder import read_run
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.run.start import start_run
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
+
+Start = Callable[..., "Cluster"]
+pytestmark = pytest.mark.engines
+
+STEPS, EPOCHS, RATE = 8, 750, 2.0**-12
+# Each gradient is 1 for the kernel, on server 0, and for the bias, on server 1: with SGD at a rate of a power
+# of two, the parameters say exactly how many gradients were applied.
+# Until the gate is open, each batch takes 3 ms, so that the run does not end before all servers have died.
+BODY = f"""
+import os, threading
+import numpy as np
+def slow(*batch):
+    if not os.path.exists({{gate!r}}):
+        threading.Event().wait(0.003)
+    return batch
+x = np.ones((8 * {STEPS}, 1), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(1, kernel_initializer="zeros")])
+model.compile(nb.optim.SGD({RATE}), "mae")
+data = nb.data.Dataset.from_arrays(x, -1000 * x).batch(8).map(slow)
+history = model.fit(data, epochs={EPOCHS})
+weights = [float(array.ravel()[0]) for array in model.get_weights()]
+"""
+
+
+def kill(cluster: Cluster, name: str, signum: int = signal.SIGKILL) -> int:
+    pid = next(info.pid for info in cluster.tasks if info.name == name)
+    os.kill(pid, signum)
+    return pid
+
+
+def begun(cluster: Cluster, gate: Path, **options: Any) -> Run:
+    """Start the body, and return its run when each replica has made some steps."""
+    options = {"strategy": "ps", "ps_replicas": 1, "seed": 3, "fetch": ("weights",), **options}
+    run = start_run(BODY.format(gate=str(gate)), Options(**options), cluster=cluster)
+    until(lambda: all(one.step >= 20 for one in run.standing().replicas), during=run)
+    return run
+
+
+def replicated(run: Run, cluster: Cluster) -> bool:
+    """Whether each server has a complete replica of the other's shard."""
+    ranks = [info.rank for info in cluster.tasks if info.job == "ps"]
+    try:
+        found = [cluster.peer(rank).call("ps.hello").meta["standbys"] for rank in ranks]
+    except (NotFoundError, UnavailableError):
+        return False
+    return found == [[f"{run.id}/0/{rank}"] for rank in reversed(ranks)]
+
+
+@pytest.mark.parametrize("options", [{}, {"transport": "socket"}, {"staleness": 0}, {"synchronous": True}])
+def test_a_dead_server_continues_with_its_replica_and_nothing_is_lost(
+    start: Start, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    cluster, workers, gate = start(workers=2, ps=2), 2, tmp_path / "gate"
+    run = begun(cluster, gate, **options)
+    pid = kill(cluster, "/job:ps/task:0")
+    until(lambda: read_run(run.id).restarts[:1] and replicated(run, cluster), during=run)
+    step = run.standing().step
+    kill(cluster, "/job:ps/task:1")  # its replica is that of the new process
+    until(lambda: len(read_run(run.id).restarts) == 2, during=run)
+    gate.touch()
+    run.wait()
+    assert run.status == "finished"
+    updates = STEPS * EPOCHS * (1 if options.get("synchronous") else workers)
+    assert 0 < step < updates
+    assert run.results["weights"] == [-RATE * updates] * 2
+    assert run.global_step == updates
+    restarts = read_run(run.id).restarts
+    assert [(one["task"], one["lost_updates"]) for one in restarts] == [
+        ("/job:ps/task:0", 0), ("/job:ps/task:1", 0)
+    ]  # fmt: skip
+    notes = [note for note in run.notes if "restored from its replica" in note]
+    assert len(notes) == 2
+    assert notes[0].startswith(f"/job:ps/task:0 (pid {pid}) died: killed by SIGKILL; replaced after ")
+    assert notes[0].endswith("; 0 updates lost; restored from its replica on /job:ps/task:1")
+    assert np.isfinite(run.results["weights"]).all()
