@@ -114,7 +114,7 @@ class ElasticReplica(GroupReplica, OneDevice):
     ) -> None:
         super().__init__(variables, optimizer)
         self._elastic, self._steps, self._exchanges, self._part = strategy, 0, 0, 0
-        self._wants_stop = self._stops = self._all_ended = self._ended = False
+        self._wants_stop = self._stops = self._all_ended = self._ended = self._owes_end = False
         self._centers = [parameters.copy() for parameters, _, _ in self._flats]
         self._moves = [np.empty_like(center) for center in self._centers]
         self.begin_group(strategy, variables)
@@ -166,11 +166,23 @@ class ElasticReplica(GroupReplica, OneDevice):
 
     def end_epoch(self, stop: bool) -> bool:
         """Take part in exchanges until every replica's epoch has ended; return whether any wants to stop."""
-        self._wants_stop = self._wants_stop or stop
+        self._wants_stop, self._ended = self._wants_stop or stop, True
         while True:
             self.admit(self.leaving)
             if self._exchange(ended=True):
+                self._ended = False
                 return self._stops
+
+    def admit(self, leave: bool = False) -> bool:
+        """Have new processes join and others leave, if the last exchange said so; return whether it did.
+
+        A new process that has joined others at the end of their epoch first takes part in its last exchange.
+        """
+        if not self._owes_end:
+            return super().admit(leave)
+        self._owes_end = False
+        self._exchange(ended=True)
+        return True
 
     def finish(self) -> None:
         """Copy the center into the parameters."""
@@ -239,6 +251,7 @@ class ElasticReplica(GroupReplica, OneDevice):
         root = max(range(group.size), key=lambda i: (known[i, 0], known[i, 1], -ended[i], -i))
         if known[root, 0] < 0:
             raise TaskDiedError("all workers that had parameters are lost, and the new ones have none")
+        self._owes_end = self.is_new and bool(ended[known[:, 0] >= 0].all())
         exchanges, part, stops, all_ended, steps, waiting, leaving = map(int, known[root])
         lacks = exchanges > self._exchanges or part > self._part
         for number, (center, (parameters, _, _)) in enumerate(zip(self._centers, self._flats, strict=True)):

@@ -100,6 +100,21 @@ def test_workers_of_elastic_averaging_join_and_leave(start: Start, tmp_path: Pat
         np.testing.assert_array_equal(a, b)
 
 
+def test_workers_join_elastic_averaging_at_the_end_of_an_epoch(start: Start, tmp_path: Path) -> None:
+    """The last step of each epoch is the only one with an exchange."""
+    cluster, over = start(workers=2), tmp_path / "over"
+    run = start_run(body(over), Options(strategy="elastic", seed=3, every=STEPS), cluster=cluster)
+    until_all_reach(run, 3 * STEPS)
+    cluster.grow(1, report=ignore)
+    until_resized(run, 1)
+    until_behind(run, resizes(run)[-1], (0, 1, 2))
+    over.touch()
+    run.wait()
+    steps = {outcome["step"] for outcome in run.outcomes.values()}
+    assert len(steps) == 1
+    assert steps.pop() % STEPS == 0
+
+
 def test_workers_that_cannot_join_or_leave_are_named(start: Start, tmp_path: Path) -> None:
     cluster, over = start(workers=2), tmp_path / "over"
     start_run("scale = 1.0", Options(), cluster=cluster).wait()
