@@ -274,7 +274,7 @@ class Stream:
     graphs: list[Graph] = []
 
     def __init__(self, non_blocking: bool = False) -> None:
-        self.non_blocking, self.current = non_blocking, False
+        self.non_blocking, self.current, self.waits = non_blocking, False, 0
 
     def __enter__(self) -> Stream:
         self.current = True
@@ -297,6 +297,7 @@ class Stream:
 
     def synchronize(self) -> None:
         assert Stream.recording is None, "cudaErrorStreamCaptureUnsupported"
+        self.waits += 1
 
 
 class MemoryPool:

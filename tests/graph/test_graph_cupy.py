@@ -12,7 +12,9 @@ from test_ops import example_cases
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph import backend
 from nbdist.graph.backend import device_scope, scoped_device, to_device
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.op import OPS, Example, Spec
+from nbdist.graph.tensor import Graph, placeholder
 
 cupy = FakeCupy()
 
@@ -64,3 +66,15 @@ def test_values_on_a_gpu_are_in_c_order() -> None:
     x = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     assert cupy.asarray(x).flags.f_contiguous
     assert to_device(x, cupy).flags.c_contiguous
+
+
+def test_a_traced_call_waits_for_its_kernels() -> None:
+    """A launch returns at once: the first call that waits would take the time of all before it."""
+    with Graph().as_default():
+        x = placeholder(np.float32, (4,))
+        y = np.sort(np.exp(x))
+    program = compile_program([y], feeds=[x], shapes=[(4,)], xp=cupy)
+    stream = cupy.cuda.get_current_stream()
+    before = stream.waits
+    _, spans = program.traced(cupy.zeros(4, np.float32))
+    assert stream.waits - before == len(spans) > 1

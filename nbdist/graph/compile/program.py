@@ -57,6 +57,8 @@ class Program:
     scope: dict[str, Any] = field(repr=False, default_factory=dict)
     chains: Mapping[Tensor, Blockwise] = field(repr=False, default_factory=dict)
     """The lines that compute several values block by block, by the last of them."""
+    xp: ModuleType = field(repr=False, default=np)
+    """The array module that it is compiled for."""
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Run the calls; feeds first, then the arrays to write into."""
@@ -64,10 +66,19 @@ class Program:
             return self.function(*arrays)
 
     def traced(self, *arrays: Array) -> tuple[tuple[Array, ...], list[tuple[Tensor, float, float]]]:
-        """Run the calls; return the fetched arrays, and (tensor, start, end) in seconds for each call."""
+        """Run the calls; return the fetched arrays, and (tensor, start, end) in seconds for each call.
+
+        On a GPU each call is waited for, so that its time is that of its kernels and not of their launch.
+        """
         marks: list[float] = [time.perf_counter()]
+
+        def mark() -> None:
+            if self.xp is not np:
+                self.xp.cuda.get_current_stream().synchronize()
+            marks.append(time.perf_counter())
+
         with np.errstate(all="ignore"):
-            results = self._marking(lambda: marks.append(time.perf_counter()), *arrays)
+            results = self._marking(mark, *arrays)
         spans = zip(self.nodes, marks[:-1], marks[1:], strict=True)
         return results, list(spans)
 
@@ -218,4 +229,5 @@ class _Plan:
             nodes=tuple(source.nodes),
             scope=source.scope,
             chains=runs,
+            xp=self.values.xp,
         )
