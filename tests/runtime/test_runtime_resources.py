@@ -404,8 +404,8 @@ def test_all_waiting_replicas_get_the_error_of_an_aborted_chief(
         queue = TokenQueue("tokens")
         never = ConditionalAccumulator(np.float64).take_grad(1)
     start, serve, get = queue.begin(2), queue.serve(), queue.dequeue()
-    with tasks.session() as session:
-        for where in ("in a step", "between steps"):
+    for where in ("in a step", "between steps"):
+        with tasks.session() as session:  # a session of an earlier beginning has no part in the next one
             chief = tasks.session()
             chief.run(start)
             run = Running(session, get)

@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_cupy import FakeCupy
 from runtime_tasks import ONE, PS, Tasks, all_ways, begin
 from waiting import until
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph import backend
+from nbdist.graph.ops.accumulators import ConditionalAccumulator
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, placeholder
 
 
 @pytest.fixture(autouse=True)
 def gpu(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Give worker 0 a GPU whose arrays are NumPy's, under another module's name."""
-    module = types.ModuleType("imitation")
-    module.__dict__.update({name: getattr(np, name) for name in dir(np) if not name.startswith("__")})
+    """Give worker 0 a GPU, with a stand-in for CuPy that takes no host arrays."""
+    module = FakeCupy()
     monkeypatch.setattr(backend, "_cupy", lambda: module)
     tasks["worker0"].sessions.kinds = ("CPU:0", "GPU:0")
     return module
@@ -74,3 +75,18 @@ def test_any_gpu_is_one_of_those_that_are_known(graph: Graph, tasks: Tasks) -> N
         y: Any = Variable(1.0, name="w") * 2
     with tasks.session(target=tasks["worker1"].target) as session:
         assert session.plan(y).placement[y.name] == "/job:worker/replica:0/task:0/device:GPU:0"
+
+
+@all_ways
+def test_an_accumulator_on_a_gpu_gives_arrays_there(graph: Graph, tasks: Tasks) -> None:
+    with device(f"{ONE}/device:GPU:0"):
+        w = Variable(np.array([1.0, 2.0]), name="w")
+        gradients = ConditionalAccumulator(np.float64, (2,))
+        given = gradients.apply_grad(w * 2)
+        taken = gradients.take_grad(1) + w
+        more = gradients.num_accumulated() + np.int64(1)
+    with tasks.session() as session:
+        begin(session)
+        session.run(given)
+        assert session.run(more) == 2
+        np.testing.assert_array_equal(session.run(taken), [3, 6])

@@ -88,10 +88,17 @@ class Resources:
         ops: Any = (
             _OnTokens(shared, self._waiting, node, self._store, self._session)
             if kind == "token"
-            else _OnGradients(shared, self._waiting, node, self._store, xp, self._client)
+            else _OnGradients(shared, self._waiting, node, self._store, self._client)
         )
         kernel: Kernel = getattr(ops, node.type.removeprefix(f"{kind}_"))
-        return lambda handle, *inputs: kernel(*inputs)
+        if xp is np:
+            return lambda handle, *inputs: kernel(*inputs)
+
+        def on_device(handle: Array, *inputs: Array) -> Any:
+            result = kernel(*inputs)
+            return None if result is None else to_device(result, xp)  # later ops take no host array
+
+        return on_device
 
     def _shared(self, handle: Tensor) -> Shared[Any]:
         container = self._containers.of(handle)
@@ -118,7 +125,6 @@ class _OnGradients:
     waiting: Waiting
     node: Tensor
     store: Store
-    xp: ModuleType
     client: Client
 
     def apply(self, *inputs: Array) -> Array:
@@ -140,18 +146,19 @@ class _OnGradients:
             self._count(collected)
 
     def take(self, needed: Array) -> Array:
-        return to_device(self._take(int(needed))[0], self.xp)
+        return self._take(int(needed))[0]
 
     def take_rows(self, needed: Array) -> Array:
         rows, at = self._take(int(needed))
         _taken.__dict__[self.node.name] = rows
-        return to_device(at, self.xp)
+        return at
 
     def rows(self, at: Array) -> Array:
         rows = _taken.__dict__.pop(self.node.inputs[1].name, None)
         if rows is None:
             raise FailedPreconditionError("the rows of a sparse gradient are taken with their positions")
-        return to_device(rows, self.xp)
+        found: Array = rows
+        return found
 
     def count(self) -> Array:
         return np.array(self.shared.look(lambda collected: collected.count), np.int64)
