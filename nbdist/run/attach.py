@@ -318,7 +318,7 @@ class _AttachedRun:
 
     def is_settled(self) -> bool:
         """Whether no other client may replace a dead task: this one is the owner, or the run has ended."""
-        if self.ownership.is_owner or self.ownership.problem:
+        if self.ownership.is_owner or self.ownership.problem or self._cluster.controller_died():
             return True
         with suppress(NbdistError):
             return read_run(self._found.record.id).status in ENDED

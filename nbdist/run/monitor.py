@@ -24,6 +24,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -900,7 +901,8 @@ class RunMonitor:
             if step == "abort":
                 self.send(info, "run.abort", {"run": self.run, "reason": f"run {self.run} was stopped"})
             elif step == "signal":
-                self._cluster.signal(info.rank, 2)
+                with suppress(NbdistError):  # the cluster has ended, and the task with it
+                    self._cluster.signal(info.rank, 2)
             else:
                 if step == "give up":
                     reason = f"run {self.run} was given up"

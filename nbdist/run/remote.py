@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, UnavailableError
+from nbdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NbdistError,
+    TaskDiedError,
+    UnavailableError,
+)
 from nbdist.run.outcome import MOST_BYTES, decode, read_outcome
 from nbdist.run.protocols import RunReplacement, RunTasks
 from nbdist.runtime.task import TaskInfo
@@ -173,6 +179,10 @@ class RemoteOutcomes:
 
     def _look(self, rank: int) -> None:
         self._asked[rank] = time.monotonic()
+        if self._tasks is not None and rank not in {info.rank for info in self._tasks.tasks}:
+            left = TaskDiedError(f"rank {rank} of run {self._run} has left the cluster")
+            self._settle(rank, self._written(rank) or left)
+            return
         answer = self._ask(rank)
         if answer is None:
             self._settle(rank, self._written(rank))

@@ -6,21 +6,25 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from recording_view import RecordingView
-from waiting import until
+from waiting import SLACK_SECONDS, until
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.errors import NotFoundError, UnavailableError
+from nbdist.cluster.supervisor.client import CONTROLLER
+from nbdist.errors import NotFoundError, TaskDiedError, UnavailableError
 from nbdist.metrics.run_folder import read_run, run_folder
 from nbdist.run.attach import attach_run
 from nbdist.run.ownership import Handover, OwnerLock, RunOwnership
+from nbdist.run.remote import EndedTasks, RemoteOutcomes
 from nbdist.run.run import Run
 from nbdist.runtime.task import TaskInfo
 
@@ -231,6 +235,25 @@ def test_a_client_that_is_not_the_owner_fails_with_the_owner(
     assert str(second.error) == str(owner.error)
 
 
+@pytest.mark.engines
+def test_a_dead_controller_is_named_to_all_clients_and_leaves_no_engine(
+    begin: Callable[..., Started],
+) -> None:
+    left = begin((2, 1), strategy="ps")
+    left.kill()
+    owner, second = attach_run(left.run), attach_run(left.run)
+    cluster = Cluster.current()
+    engines = [psutil.Process(info.pid) for info in cluster.tasks]
+    began = time.monotonic()
+    os.kill(cluster._supervisor.pids[CONTROLLER], signal.SIGKILL)
+    until(Both(owner, second).poll)
+    assert time.monotonic() - began < 10 + SLACK_SECONDS
+    for run in (owner, second):
+        assert f"the cluster of run {left.run} has ended: killed by SIGKILL" in str(run.error)
+    assert not psutil.wait_procs(engines, timeout=10)[1]
+    assert restarts(owner) == []
+
+
 def shown(run: Run) -> int:
     """Return how many workers a client shows as replaced."""
     return sum(one.restarts for one in run.standing().replicas)
@@ -282,6 +305,13 @@ def test_the_body_is_asked_of_one_task_after_the_other() -> None:
     assert nothing.poll()
     assert nothing.found is None
     assert nothing.problem == "/job:worker/task:1 did not hand over the body: it has another run"
+
+
+def test_the_outcome_of_a_worker_that_has_left_the_cluster_is_not_awaited(tmp_path: Path) -> None:
+    known = EndedTasks(WORKERS[:1])
+    outcomes = RemoteOutcomes("r", tmp_path, known, WORKERS[:2], lambda rank, known: {}, lambda: False)
+    assert outcomes.ready_ranks() == [1]
+    assert isinstance(outcomes.outcome(1), TaskDiedError)
 
 
 def test_an_engine_that_is_not_there_hands_over_nothing() -> None:
