@@ -55,7 +55,7 @@ model = nb.nn.Sequential([nb.nn.Dense(hidden, activation="tanh"), nb.nn.Dense(10
 model.compile(nb.optim.SGD(lr), "sparse_categorical_crossentropy", metrics=["accuracy"])
 history = model.fit(x, y, batch_size=batch, epochs=30, validation_data=(x_test, y_test))"""  # noqa: E501
 
-CHECKPOINTS = "/dev/shm/digits"  # a short path, which fits into the picture
+CHECKPOINTS = "/tmp/digits"  # a short path, which fits into the picture
 SESSION = """%%distribute --push checkpoints --background --live loss --name digits
 import time
 import numpy as np
@@ -147,7 +147,7 @@ def session(browser: Browser, file: Path, dark: bool) -> None:
         view.evaluate("node => node.scrollIntoView({block: 'start'})")
         lab.run(3, timeout=SECONDS)
         view.get_by_text("updates of these variables are lost").wait_for()
-        view.get_by_text("paused").first.wait_for()
+        view.locator('.nbd-card[data-state="paused"]').nth(2).wait_for()
         view.evaluate("node => node.scrollIntoView({block: 'start'})")
         take(lab, view, file)
 

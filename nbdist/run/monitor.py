@@ -423,6 +423,8 @@ class RunMonitor:
         self._observed[info.rank] = lost, time.monotonic()
         if info in self.workers:
             self.tally.lose(self.workers.index(info), time.monotonic())
+        else:
+            self.tally.lose_server(info.name)
         self._printed(info.name, f"{lost.how}\n")
 
     def _observe_replacements(self) -> None:
@@ -494,6 +496,7 @@ class RunMonitor:
             self._noted(f"{lost.how}; {refusal}")
             return False
         self._printed(lost.task.name, f"{lost.how}; it is replaced\n")
+        self.tally.lose_server(lost.task.name)
         return True
 
     def _replace_servers(self) -> None:
@@ -607,7 +610,6 @@ class RunMonitor:
             one = one.restored(report)
             self._note_replaced(one)
             self._restarted(one)
-            self.tally.replace_server(f"{one.old.name} was {one.text}")
 
     def _note_unrestored(self, rank: int | None = None) -> None:
         """Record replaced servers that no worker has restored: it died again, or the bodies have ended."""
@@ -619,6 +621,7 @@ class RunMonitor:
         text = f"{one.how}; {one.text}"
         self._printed(one.new.name, f"{text}\n")
         self._noted(text)
+        self.tally.replace_server(f"{one.old.name} was {one.text}")
 
     def _lose(self, info: TaskInfo, how: str, by_session: bool) -> None:
         """Continue the run without a worker, until its new process joins."""

@@ -94,6 +94,8 @@ class Standing:
     """The last one: its number, step, path (None if it failed) and error."""
     servers: tuple[str, ...] = ()
     """What became of each parameter server that died, in words."""
+    lost_servers: tuple[str, ...] = ()
+    """The names of the parameter servers that were lost, each at every loss."""
 
 
 @dataclass
@@ -153,6 +155,7 @@ class ProgressTracker:
         self._stragglers = Stragglers(replicas)
         self._rested, self._paused_since = 0.0, None  # type: float, float | None
         self._servers: list[str] = []
+        self._lost_servers: list[str] = []
 
     def update(self, replica: int, progress: dict[str, Any], now: float) -> None:
         """Apply one replica's progress message."""
@@ -278,8 +281,13 @@ class ProgressTracker:
         latest.past.clear()
         self._stragglers.leave(replica)
 
+    def lose_server(self, name: str) -> None:
+        """Note that a parameter server is lost, and that a new process takes its place."""
+        self.messages += 1
+        self._lost_servers.append(name)
+
     def replace_server(self, text: str) -> None:
-        """Note that a parameter server has a new process with its parameters; ``text`` says what was lost."""
+        """Note that a parameter server has a new process; ``text`` says what was lost, and for how long."""
         self.messages += 1
         self._servers.append(text)
 
@@ -328,6 +336,7 @@ class ProgressTracker:
             epochs=furthest.epochs,
             checkpoint=self.checkpoint,
             servers=tuple(self._servers),
+            lost_servers=tuple(self._lost_servers),
         )
 
     def _rate(self) -> float | None:

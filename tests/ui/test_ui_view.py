@@ -196,6 +196,27 @@ def test_commands_leave_marks_on_the_curves(displays: list[FakeDisplay]) -> None
     assert displays[0].calls[-1][1].checkpoint == "/runs/m/step-18"
 
 
+def test_a_parameter_server_is_shown_by_its_short_name(displays: list[FakeDisplay]) -> None:
+    run = FakeRun()
+    shown = RunView(as_run(run))
+    run.tally.lose_server("/job:ps/task:0")
+    waiting = vars(Progress(step=3, state="waiting for /job:ps/task:0"))
+    for replica in range(2):
+        run.tally.update(replica, waiting, 1.0)
+    shown.progress(run.tally.standing(1.0, run.store))
+    status = displays[0].calls[-1][1]
+    assert (status["state"], status["per_replica"][1]["state"]) == ("waiting for ps 0", "waiting for ps 0")
+    run.tally.replace_server("/job:ps/task:0 was replaced after 0.6 s by pid 8; 2 updates lost")
+    shown.progress(run.tally.standing(2.0, run.store))
+    shown.end(as_run(run))
+    found = displays[0].calls[-1][1]
+    assert [(mark.step, mark.kind, mark.text) for mark in found.marks] == [
+        (3, "lost", "ps 0 lost"),
+        (3, "restart", "ps 0 replaced after 0.6 s by pid 8; 2 updates lost"),
+    ]
+    assert found.remarks[-1] == "ps 0 was replaced after 0.6 s by pid 8; 2 updates lost"
+
+
 def test_a_schedule_of_rates_leaves_no_marks() -> None:
     marks = Marks()
     for step in range(40):

@@ -29,7 +29,16 @@ from nbdist.text import clip
 from nbdist.ui.ansi import plain
 from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE, frozen
-from nbdist.ui.frozen.summary import Mark, MarkKind, Summary, number, of_last_epoch, rate, short_task
+from nbdist.ui.frozen.summary import (
+    Mark,
+    MarkKind,
+    Summary,
+    number,
+    of_last_epoch,
+    rate,
+    short_task,
+    with_short_tasks,
+)
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.run_feed import plan_charts
@@ -290,7 +299,7 @@ class RunView:
             self._display.mark(self._marks.all())
         self._display.progress(
             {
-                "state": standing.state,
+                "state": with_short_tasks(standing.state),
                 "step": standing.step
                 if self._run.trains or self._run.has_session
                 else None,  # a plain cell has none
@@ -307,7 +316,7 @@ class RunView:
                 "checkpoint": standing.checkpoint,
                 "per_replica": {
                     i: {
-                        "state": replica.state,
+                        "state": with_short_tasks(replica.state),
                         "step": replica.step,
                         "steps_per_second": replica.steps_per_second or None,
                         "staleness": replica.staleness,
@@ -454,7 +463,7 @@ def summary_of(run: Run) -> Summary:
         metrics=metrics,
         error=in_a_line(run.error) if run.error else None,
         rows=rows,
-        remarks=[*remarks_on(run, standing), *whole.servers],
+        remarks=[*remarks_on(run, standing), *map(with_short_tasks, whole.servers)],
     )
 
 
@@ -578,7 +587,7 @@ class Marks:
         self._lost: set[int] = set()
         self._restarts: dict[int, int] = {}
         self._changes: dict[int, str] = {}
-        self._servers = 0
+        self._servers = self._lost_servers = 0
         self._paused: tuple[int, float] | None = None  # the mark of the current pause, and its start
 
     def see(self, standing: Standing, tasks: Sequence[str], now: float) -> bool:
@@ -615,9 +624,11 @@ class Marks:
             if replica.change and replica.change != self._changes.get(i):
                 self._changes[i] = replica.change
                 self._add(step, "restart", f"{short_task(tasks[i])} {replica.change}")
+        for name in standing.lost_servers[self._lost_servers :]:
+            self._add(step, "lost", f"{short_task(name)} lost")
         for said in standing.servers[self._servers :]:
-            self._add(step, "restart", said)
-        self._servers = len(standing.servers)
+            self._add(step, "restart", with_short_tasks(said).replace(" was ", " ", 1))
+        self._servers, self._lost_servers = len(standing.servers), len(standing.lost_servers)
         return before != self._found
 
     def all(self) -> list[Mark]:

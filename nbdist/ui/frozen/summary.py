@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -116,6 +117,15 @@ def axis_words(unit: str, replicas: int) -> str:
     ('steps', 'step (per replica)')
     """
     return "step (per replica)" if unit == "updates" and replicas > 1 else unit
+
+
+def with_short_tasks(text: str) -> str:
+    """Return a text with short names of the tasks in it.
+
+    >>> with_short_tasks("waiting for /job:ps/task:0")
+    'waiting for ps 0'
+    """
+    return re.sub(r"/job:(\w+)/task:(\d+)", r"\1 \2", text)
 
 
 def short_task(task: str) -> str:

@@ -83,7 +83,7 @@ export function formatExact(value) {
  */
 export function stepUnit(unit, replicas) {
   const many = typeof unit === "string" && unit ? unit : "steps";
-  const one = many === "batches" ? "batch" : many.replace(/s$/, "");
-  // The run counts the updates of all replicas, its curves those of each.
-  return { one, axis: many === "updates" && replicas > 1 ? "step (per replica)" : many };
+  // The run counts the updates of all replicas, its curves and their annotations those of each.
+  if (many === "updates" && replicas > 1) return { one: "step", axis: "step (per replica)" };
+  return { one: many === "batches" ? "batch" : many.replace(/s$/, ""), axis: many };
 }

@@ -70,6 +70,6 @@ test("within is null for an empty range", () => {
 });
 
 test.each([
-  ["steps", 4, "step", "steps"], ["updates", 3, "update", "step (per replica)"], ["updates", 1, "update", "updates"],
+  ["steps", 4, "step", "steps"], ["updates", 3, "step", "step (per replica)"], ["updates", 1, "update", "updates"],
   ["batches", 3, "batch", "batches"], [undefined, 1, "step", "steps"], [7, 1, "step", "steps"],
 ])("%s of %s replicas", (unit, replicas, one, axis) => expect(stepUnit(unit, replicas)).toEqual({ one, axis }));
