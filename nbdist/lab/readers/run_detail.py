@@ -151,7 +151,6 @@ def summary_of(
         metrics={name: float(value) for name, value in finals.items()},
         remarks=[
             *([f"continues run {record.resumed_from}"] if record.resumed_from else []),
-            *([item["note"]] if item["note"] else []),
             *more,
         ],
     )
