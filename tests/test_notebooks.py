@@ -35,7 +35,7 @@ SAYS = {  # texts that the outputs must contain
         "joined at step",
         "540 updates; without a death 540",
         "120 updates; without a death 120",
-        "replaced after",
+        "restored from its replica on /job:ps/task:1",
         "steps lost; largest difference of a weight at the end: 0.0",
     ],
 }
