@@ -1,4 +1,4 @@
-"""Our side of P1 and P2: asynchronous parameter server training on local tasks.
+"""Our side of P1, P2 and of replicas: asynchronous parameter server training on local tasks.
 
 Prints steps/s of all workers together, or milliseconds per step, after the warm-up.
 """
@@ -38,6 +38,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--value", choices=["rate", "step"], required=True)
+    parser.add_argument("--ps", type=int, default=1)
+    parser.add_argument("--ps-replicas", type=int, default=None)
     options = parser.parse_args()
     from bench import work
     from nbdist.cluster.launch import start_cluster
@@ -46,9 +48,10 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as home:
         os.environ["NBDIST_HOME"] = os.path.join(home, "nbdist")
-        cluster = start_cluster(workers=options.workers, ps=1, threads=1, report=None)
+        cluster = start_cluster(workers=options.workers, ps=options.ps, threads=1, report=None)
         try:
-            run = launch(BODY.format(steps=STEPS), strategy="ps", live=False, cluster=cluster)
+            body, replicas = BODY.format(steps=STEPS), options.ps_replicas
+            run = launch(body, strategy="ps", ps_replicas=replicas, live=False, cluster=cluster)
             spans = [
                 [
                     float(word)

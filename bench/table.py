@@ -48,6 +48,19 @@ BENCHMARKS: list[Benchmark | Survey] = [
     ),
     *(
         Benchmark(
+            f"ps.replicas-{workers}",
+            f"the same on 2 ps with a replica of each, over the same without, {workers} worker(s)",
+            "steps/s",
+            "without replicas",
+            here("nbdist_async_ps", "--workers", workers, "--ps", 2, "--ps-replicas", 1, "--value", "rate"),
+            here("nbdist_async_ps", "--workers", workers, "--ps", 2, "--value", "rate"),
+            None,
+            TRAINED,
+        )
+        for workers in (2, 1)
+    ),
+    *(
+        Benchmark(
             f"{key}.{peer.split('_')[0]}",
             f"synchronous, {what}, batch 50 for each of 2 workers",
             "images/s",

@@ -35,6 +35,7 @@ from nbdist.runtime.ps.client import (
     open_link,
 )
 from nbdist.runtime.ps.mailbox import SLOTS
+from nbdist.runtime.ps.restore import Offer
 from nbdist.runtime.ps.shard import GradientStatistics
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, Rules
 from nbdist.runtime.ps.trace import gradient_of, parameters_for
@@ -196,6 +197,22 @@ class ParameterServerStrategy(Strategy):
             )
 
         requests: list[ShardRequest] = []
+        replica: ServedReplica | None = None
+        first = [info.incarnation for info in self._servers]
+        progress.restores = survives
+
+        def opened_at_first(request: ShardRequest, index: int, info: TaskInfo) -> Link:
+            if request.initial is not None and survives and info.incarnation != first[index]:
+                request = offering_initial(request)  # other replicas may have trained with the former process
+            request = dataclasses.replace(request, pids=self._pids_on(info.host))
+            link = opened(request, index, info)
+            report(index, link)
+            return link
+
+        def report(index: int, link: Link) -> None:
+            if link.restored is not None:
+                progress.restored = [*progress.restored, self._described(index, link.restored, optimizer)]
+
         try:
             for index, info in enumerate(self._servers):
                 mine = [v for i, v in enumerate(variables) if server_of[i] == index and i not in tables]
@@ -219,11 +236,12 @@ class ParameterServerStrategy(Strategy):
                     standby=self._standby_of(index),
                 )
                 requests.append(request)
-                if self._rejoins and survives:
-                    links.append(self._opened_when_back(index, partial(opened, request, index)))
+                if survives:
+                    links.append(self._opened_when_back(index, partial(opened_at_first, request, index)))
                 else:
                     links.append(opened(request, index, info))
         except BaseException as error:
+            progress.restores = False
             for link in links:
                 if isinstance(error, TrainingOver):  # on one server, while another waited for this replica
                     link.announce_done()
@@ -249,13 +267,12 @@ class ParameterServerStrategy(Strategy):
                 restored=None,
                 rejoins=False,
                 pids=self._pids_on(self._servers[index].host),
-                offer=old.offer(self.replica_index, done),
+                offer=old.offer(self.replica_index, done) if old.has_copy else None,
                 copy=old.parameters,
-                saved=lambda: self._saved_of(replica, numbers, old.layout),
+                saved=lambda: requests[index].restored or self._saved_of(replica, numbers, old.layout),
             )
             link = self._opened_when_back(index, partial(opened, request, index))
-            if link.restored is not None:
-                progress.restored = [*progress.restored, self._described(index, link.restored, optimizer)]
+            report(index, link)
             if self.replica_index == 0:  # another replica may not know the newest rate
                 link.set_rate(float(optimizer.learning_rate))
             return link
@@ -270,7 +287,7 @@ class ParameterServerStrategy(Strategy):
             server = self._task.server
             server.on(EARLIER, lambda frame, sender: lend(replica, shard, frame))
             replica.at_close = lambda: server.off(EARLIER)
-        progress.restores, progress.awaits = survives, awaits
+        progress.awaits = awaits
         return replica
 
     def _borrowed(self, shard: str, number: int, version: int) -> Array:
@@ -342,9 +359,11 @@ class ParameterServerStrategy(Strategy):
                 print(f"{old.name} (pid {old.pid}) does not answer: training waits for its new process")
         self._servers[index] = new
 
-    def _saved_of(self, replica: ServedReplica, numbers: Sequence[int], layout: Layout) -> ShardState | None:
+    def _saved_of(
+        self, replica: ServedReplica | None, numbers: Sequence[int], layout: Layout
+    ) -> ShardState | None:
         """Return the slots of a server's variables in the newest state that the run has saved."""
-        saved = None if replica.saved is None else replica.saved()
+        saved = None if replica is None or replica.saved is None else replica.saved()
         if saved is None or not saved.slots:
             return None
         slots: dict[str, Array] = {}
@@ -462,6 +481,20 @@ class StepWait:
             progress.state, self._before = self._before, None
 
 
+def offering_initial(request: ShardRequest) -> ShardRequest:
+    """Return a chief's first request as an offer of its initial values: those of a replica may be newer."""
+    assert request.initial is not None
+    copy = request.layout.buffer()
+    for view, value in zip(request.layout.views(copy), request.initial, strict=True):
+        np.copyto(view, value)
+    before = 0 if request.restored is None else request.restored.updates
+    offer = Offer(request.replica, 0, 0, before, 0, began=before)
+    restored = request.restored
+    return dataclasses.replace(
+        request, initial=None, restored=None, offer=offer, copy=copy, saved=lambda: restored
+    )
+
+
 def require_standbys(servers: int) -> None:
     """Raise InvalidArgumentError unless there are servers enough for each to have a replica elsewhere."""
     if servers < 2:
@@ -508,21 +541,25 @@ class ServedReplica(Replica):
         self.at_close: Callable[[], object] = lambda: None
         self._ahead: set[int] = set()
         """Servers that have already made the step at which this new process begins."""
-        self.tables, self._table_links = tuple(tables), [links[server_of[i]] for i in tables]
+        self.tables, self._table_servers = tuple(tables), [server_of[i] for i in tables]
         self._links, self._rules, self._number, self._optimizer = [*links], rules, replica, optimizer
         self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
         self._counts_apart = len(links) > 1 and not rules.synchronous
         self._under_way: deque[int] = deque()
         self._slot = 0
         self._slots = SLOTS if rules.judged_apart else rules.depth
-        self._pending: dict[int, list[Link]] = {}
+        self._pending: dict[int, list[int]] = {}
+        """By slot: the servers that have a gradient of it for a step that is not complete."""
         self.dropped = 0
         """How many of this replica's gradients were dropped so far, by one server at least."""
         self._server_of = list(server_of)
+        if waiting is not None:
+            waiting.watch(self._links)
         self.statistics: list[GradientStatistics] = []
         """What each server did with the gradients of all replicas; available after ``finish``."""
-        for link in links:  # a failure before the first step must not leave zeros in the model
-            link.pull()
+        for number in range(len(links)):  # a failure before the first step must not leave zeros in the model
+            self._on(number, lambda link: link.pull())
+        links = self._links
         if rejoins:
             self._continue_from(links)
         self.by_updates = rules.synchronous and rules.backups > 0
@@ -532,8 +569,6 @@ class ServedReplica(Replica):
         own = self._in_order([link.tables for link in links], [server_of[i] for i in self.tables])
         self.values = interleaved(own, rest, self.tables)
         self._gradients = self._gradient_views()
-        if waiting is not None:
-            waiting.watch(self._links)
 
     def _gradient_views(self) -> list[list[Array]]:
         """Return the gradients of each slot, in the order of the variables."""
@@ -563,9 +598,6 @@ class ServedReplica(Replica):
         new = self._reopen(number, old, error, done)
         new.take_over(old, self._under_way)
         self._links[number] = new
-        self._pending = {
-            slot: [new if one is old else one for one in links] for slot, links in self._pending.items()
-        }
         self._gradients = self._gradient_views()
         self.waited += time.perf_counter() - begun
 
@@ -608,8 +640,8 @@ class ServedReplica(Replica):
     def _by_link(self, ones: Sequence[T]) -> list[tuple[Link, list[T]]]:
         """Return the items of each link's tables, in the link's order."""
         found: dict[int, tuple[Link, list[T]]] = {}
-        for link, one in zip(self._table_links, ones, strict=True):
-            found.setdefault(id(link), (link, []))[1].append(one)
+        for number, one in zip(self._table_servers, ones, strict=True):
+            found.setdefault(number, (self._links[number], []))[1].append(one)
         return list(found.values())
 
     def pull(self) -> None:
@@ -618,8 +650,8 @@ class ServedReplica(Replica):
             self._retire()
         if self._slot in self._pending:
             begun = time.perf_counter()
-            for link in self._pending.pop(self._slot):
-                link.wait(self._slot)
+            for number in self._pending.pop(self._slot):
+                self._on(number, lambda link: link.wait(self._slot))
             self.waited += time.perf_counter() - begun
         for number in range(len(self._links)):
             if number not in self._ahead:
@@ -648,10 +680,10 @@ class ServedReplica(Replica):
             self._on(number, lambda link: link.fetch())
         if self._rules.synchronous and not self._rules.judged_apart:
             newest = max(link.version for link in self._links)
-            for link in self._links:  # all gradients of that step are already sent to each server
-                while link.version < newest:
-                    link.reach(newest)
-                    link.fetch()
+            for number in range(len(self._links)):  # all gradients of that step are sent to each server
+                while self._links[number].version < newest:
+                    self._on(number, lambda link: link.reach(newest))
+                    self._on(number, lambda link: link.fetch())
         self.global_step = self._links[0].global_step
 
     def state(self) -> ReplicaState:
@@ -667,10 +699,10 @@ class ServedReplica(Replica):
         found = [self._on(n, lambda link: link.fetch_state(names)) for n in range(len(self._links))]
         if self._rules.synchronous and not self._rules.judged_apart:
             newest = max(link.version for link in self._links)
-            for number, link in enumerate(self._links):
-                while link.version < newest:
-                    link.reach(newest)
-                    found[number] = link.fetch_state(names)
+            for number in range(len(self._links)):
+                while self._links[number].version < newest:
+                    self._on(number, lambda link: link.reach(newest))
+                    found[number] = self._on(number, lambda link: link.fetch_state(names))
         self.global_step = self._links[0].global_step
         apart = self._rules.synchronous is False
         return ReplicaState(
@@ -802,13 +834,16 @@ class ServedReplica(Replica):
                 self._survive(0, error)
 
     def _settle(self, slot: int) -> None:
-        if self._rules.judged_apart and not all(link.taken(slot) for link in self._links):
+        everywhere = range(len(self._links))
+        if self._rules.judged_apart and not all(
+            self._on(number, lambda link: link.taken(slot)) for number in everywhere
+        ):
             # One of the servers has dropped it. The next gradient is not kept from that one until the others'
             # steps are complete: they may wait for a replica that waits for this one there.
             self.dropped += 1
-            self._pending[slot] = [link for link in self._links if self._still_taken(link, slot)]
+            self._pending[slot] = [number for number in everywhere if self._still_taken(number, slot)]
             return
-        first, *others = [self._on(n, lambda link: link.outcome(slot)) for n in range(len(self._links))]
+        first, *others = [self._on(number, lambda link: link.outcome(slot)) for number in everywhere]
         if first[0] == DROPPED:
             self.dropped += 1
             return
@@ -817,12 +852,11 @@ class ServedReplica(Replica):
             for link in self._links[1:]:  # which keep every gradient; the first one has ended the step
                 link.reach(link.version + 1)
 
-    @staticmethod
-    def _still_taken(link: Link, slot: int) -> bool:
-        """Whether a gradient waits in a slot for its step; one that was dropped does not."""
-        if link.taken(slot):
+    def _still_taken(self, number: int, slot: int) -> bool:
+        """Whether a gradient waits in a slot for its step on a server; one that was dropped does not."""
+        if self._on(number, lambda link: link.taken(slot)):
             return True
-        link.wait(slot)
+        self._on(number, lambda link: link.wait(slot))
         return False
 
     @staticmethod

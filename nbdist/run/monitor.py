@@ -478,7 +478,7 @@ class RunMonitor:
         waiting -= self.ended_bodies  # their outcomes are on their way, and need no server
         if not waiting:
             return not self._root_cause.awaited - self.outcomes.keys()
-        if not waiting <= self._recovering:  # a session or a fit that has just begun is not known here yet
+        if not self._can_wait(waiting):  # a session or a fit that has just begun is not known here yet
             begins = not self.has_trained or bool(waiting & self._recovering)
             return not self._is_later(lost.task, SESSION_SECONDS) and begins
         return self._begin_server(lost)
@@ -498,6 +498,15 @@ class RunMonitor:
         self._printed(lost.task.name, f"{lost.how}; it is replaced\n")
         self.tally.lose_server(lost.task.name)
         return True
+
+    def _can_wait(self, waiting: Collection[int]) -> bool:
+        """Return whether the bodies of these ranks survive the loss of a parameter server.
+
+        If one trains by a fit that does, so do others that have not reached that fit, or have returned from
+        it: they use no server now.
+        """
+        fits = self._recovering - self.sessions
+        return all(rank in self._recovering or (fits and rank not in self._fits) for rank in waiting)
 
     def _replace_servers(self) -> None:
         if not self._server_recovery.under_way:

@@ -52,6 +52,13 @@ def body(gate: Path, optimizer: str = "nb.optim.SGD(0.01, momentum=0.5)") -> str
     return BODY.format(gate=str(gate), steps=STEPS, epochs=EPOCHS, optimizer=optimizer)
 
 
+LATE = """
+import os, threading
+while nb.task.index and not os.path.exists({gate!r}):
+    threading.Event().wait(0.005)
+"""
+
+
 def kill(cluster: Cluster, name: str, signum: int = signal.SIGKILL) -> int:
     pid = next(info.pid for info in cluster.tasks if info.name == name)
     os.kill(pid, signum)
@@ -128,3 +135,18 @@ def test_the_restart_budget_of_servers_ends(start: Start, tmp_path: Path) -> Non
     with pytest.raises(TaskDiedError, match="The parameters are lost"):
         run.wait()
     assert any("restart budget is spent" in note for note in run.notes)
+
+
+def test_a_server_dies_before_all_workers_have_reached_fit(start: Start, tmp_path: Path) -> None:
+    cluster, gate = start(workers=2, ps=2), tmp_path / "gate"
+    run = start_run(
+        LATE.format(gate=str(gate)) + body(gate), Options(strategy="ps", fetch=("losses",)), cluster=cluster
+    )
+    until(lambda: run.standing().step >= 5, during=run)  # steps of worker 0 alone
+    pid = kill(cluster, "/job:ps/task:1")
+    until(lambda: pid_of(cluster, "/job:ps/task:1") != pid, during=run)
+    gate.touch()
+    run.wait()
+    assert [outcome["step"] for outcome in run.outcomes.values()] == [STEPS * EPOCHS] * 2
+    assert read_run(run.id).restarts[0]["lost_updates"] is not None
+    assert run.results["losses"][-1] < run.results["losses"][0] / 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from waiting import until
 
+from nbdist.distribute.parameter_server import offering_initial
 from nbdist.optim import SGD, Adam, Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, ShardRequest, open_link
@@ -216,3 +218,37 @@ def test_the_copy_of_a_replica_restores_a_server_that_dies_together_with_its_sta
     assert new.restored is not None
     assert (new.restored["lost"], "standby" in new.restored) == (1, False)
     assert pair.primary().memory.tobytes() == copy.tobytes()
+
+
+def test_a_server_that_dies_while_it_is_opened_has_the_values_of_the_chief_or_newer_ones(pair: Pair) -> None:
+    """The chief does not know whether others had begun to train."""
+    requests = [replace(pair.request(i, 2), standby=None) for i in range(2)]
+    link = pair.open(requests[0])
+    assert link.has_copy
+    assert LAYOUT.views(link.parameters)[0].tobytes() == INITIAL[0].tobytes()
+    pair.kill(0)
+    pair.start(0)
+    results: list[Link] = []
+    opened = threading.Thread(target=lambda: results.append(pair.open(requests[1])))
+    opened.start()
+    results.append(pair.open(offering_initial(requests[0])))
+    opened.join(20)
+    assert len(results) == 2
+    for one in results:
+        one.pull()
+        for view, value in zip(LAYOUT.views(one.parameters), INITIAL, strict=True):
+            assert view.tobytes() == value.tobytes()
+
+    for seed in range(3):
+        step(results[-1], seed)
+    pair.kill(0)
+    pair.start(0)
+    offer = results[-1].offer(1, False)
+    assert offer.version == 2
+    other = replace(requests[1], offer=replace(offer, generation=1), copy=results[-1].parameters)
+    again: list[Link] = []
+    opened = threading.Thread(target=lambda: again.append(pair.open(offering_initial(requests[0]))))
+    opened.start()
+    again.append(pair.open(other))
+    opened.join(20)
+    assert pair.primary().memory.tobytes() == results[-1].parameters.tobytes()

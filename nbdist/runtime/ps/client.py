@@ -63,6 +63,8 @@ class Link(ABC):
         """The replica's own copy of the shard, in bytes laid out as the shard is."""
         self.version = 0
         """How many updates the copy has seen."""
+        self.has_copy = False
+        """Whether ``parameters`` are those of the shard, as they are from the first pull on."""
         self.global_step = 0
         self.note = ""
         self.made = self.counted = 0
@@ -149,7 +151,8 @@ class Link(ABC):
         it has. Otherwise they count as dropped. The parameters stay in the same memory, which the step's
         program reads.
         """
-        self.parameters, self.lost, self._wanted = old.parameters, old.lost, old._wanted
+        self.parameters, self.has_copy = old.parameters, old.has_copy
+        self.lost, self._wanted = old.lost, old._wanted
         if self.restored is not None and self.restored.get("standby"):
             self._settled, self._known = old._settled, old._known
             self._serial = old._serial
@@ -194,6 +197,7 @@ class Link(ABC):
         """Request the parameters, and the wanted rows of the tables."""
         reply = self._call("ps.pull", {}, tuple(wanted))
         np.copyto(self.parameters, reply.arrays[0])
+        self.has_copy = True
         for table, ids, rows in zip(self.tables, wanted, reply.arrays[1:]):
             table[ids] = rows
         self.version, self.global_step = reply.meta["version"], reply.meta["global_step"]
@@ -395,6 +399,7 @@ class SharedLink(Link):
             found = self._mailbox.read_whole(self.parameters, TRIES)
             if found is not None:
                 self.version, self.global_step = found
+                self.has_copy = True
                 return
             self._check()  # a reader that comes out of step with a busy server is not left to starve
             self.fetch()
@@ -403,11 +408,13 @@ class SharedLink(Link):
         self.version = int(counters[VERSION])  # before the copy: what comes in between counts as missed
         self.global_step = int(counters[GLOBAL_STEP])
         np.copyto(self.parameters, self._mailbox.parameters)
+        self.has_copy = True
 
     def salvage(self) -> None:
         """Read what the server's process left in shared memory, unless it died in the middle of an update."""
         if (found := self._mailbox.read_rest(self.parameters)) is not None:
             self.version, self.global_step = found[0], max(self.global_step, found[1])
+            self.has_copy = True
 
     def gradient(self, slot: int) -> Array:
         """Return the slot's bytes in the shared segment."""
@@ -734,7 +741,7 @@ def _opened_link(
                 request.layout, check, control=peer, sender=sender, opened=opened, bell=bell,
                 rules=request.rules,
             )  # fmt: skip
-            return _introduced(link, opened)
+            return _introduced(link, opened, request)
         except NotFoundError:
             opened["note"] = "parameters travel over sockets: the shared memory is not visible here"
     if bell is not None:
@@ -744,14 +751,18 @@ def _opened_link(
         tables=[array for _, array in request.tables],
     )  # fmt: skip
     link.note = str(opened["note"])
-    return _introduced(link, opened)
+    return _introduced(link, opened, request)
 
 
-def _introduced(link: Link, opened: dict[str, Any]) -> Link:
+def _introduced(link: Link, opened: dict[str, Any], request: ShardRequest) -> Link:
     """Return a link with what the server has said of the shard."""
     link.made, link.counted = opened["made"], opened["counted"]
     link.generation, link.base, link.began = opened["generation"], opened["base"], opened["began"]
     link.restored = opened.get("restored")
+    if request.initial is not None:  # this replica may restore the shard before it has pulled
+        for view, value in zip(request.layout.views(link.parameters), request.initial, strict=True):
+            np.copyto(view, value)
+        link.has_copy = True
     link._serial = link._first_serial = opened["serial"]
     return link
 
@@ -804,10 +815,11 @@ def _restore(
     saved = request.saved() if names else None
     updates = None if saved is None else saved.updates
     peer.send("ps.open", {**meta, "chief": True, "restored": updates}, request.layout.views(request.copy))
-    if saved is None:
-        return "anew" if names else None
-    _fill(peer, replace(request, restored=saved), check)
-    return str(saved.updates)
+    if saved is not None or request.tables:
+        _fill(peer, replace(request, restored=saved), check)
+    if saved is not None:
+        return str(saved.updates)
+    return "anew" if names else None
 
 
 def _fill(peer: Peer, request: ShardRequest, check: Callable[[], None]) -> None:
