@@ -283,6 +283,9 @@ class Stream:
     def __exit__(self, *error: object) -> None:
         self.current = False
 
+    def wait_event(self, event: Event) -> None:
+        assert event.recorded, "the event has not been recorded"
+
     def begin_capture(self) -> None:
         assert self.non_blocking, "cannot capture on the default (legacy) stream"
         assert self.current
@@ -298,6 +301,16 @@ class Stream:
     def synchronize(self) -> None:
         assert Stream.recording is None, "cudaErrorStreamCaptureUnsupported"
         self.waits += 1
+
+
+class Event:
+    """An event: all work before it is done at once here."""
+
+    def __init__(self, disable_timing: bool = False) -> None:
+        self.recorded = False
+
+    def record(self, stream: Stream) -> None:
+        self.recorded = True
 
 
 class MemoryPool:
@@ -369,6 +382,7 @@ class FakeCupy(FakeModule):
         self.cuda = types.SimpleNamespace(
             Device=Device,
             runtime=types.SimpleNamespace(getDeviceCount=lambda: gpus),
+            Event=Event,
             Stream=Stream,
             MemoryPool=MemoryPool,
             using_allocator=using_allocator,

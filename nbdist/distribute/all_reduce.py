@@ -22,6 +22,7 @@ leaving  A replica that is to leave says so with its next push, in a control val
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +33,7 @@ from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.membership import GroupReplica, GroupStrategy
 from nbdist.distribute.sharing import one_order
 from nbdist.errors import DataLossError, TaskDiedError, UnavailableError
+from nbdist.graph.backend import backend, scoped_device, to_device
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
@@ -63,6 +65,12 @@ class AllReduceStrategy(GroupStrategy):
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in one order for all, of which each replica takes its share of every batch."""
         return one_order(dataset, seed, self.num_replicas_in_sync)
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The device of each replica."""
+        infos = self.world.infos
+        return [info.device for info in infos] if infos else [scoped_device()]
 
     def replica(
         self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer, tables: Sequence[int] = ()
@@ -96,11 +104,15 @@ class AllReduceReplica(GroupReplica):
         self.tables, self._tables = tuple(tables), Tables(own, optimizer)
         self._taken: Sequence[RowGradient] = ()
         self._names = [str(number) for number in range(len(variables)) if number not in self.tables]
-        self._plan = _plan(list(zip(self._names, (value for _, value in rest), strict=True)))
-        self._flats = [_aligned(bucket.count, bucket.dtype) for bucket in self._plan]
+        # Replicas on GPUs and on CPUs have the same calls only if all are in host memory.
+        self.resident = all("GPU" in device for device in strategy.devices)
+        self._xp = xp = backend(scoped_device()) if self.resident else np
+        tensors = list(zip(self._names, (value for _, value in rest), strict=True))
+        self._plan = _plan(tensors, with_control=not self.resident)
+        self._flats = [_aligned(bucket.count, bucket.dtype, xp) for bucket in self._plan]
         views = self._cut(self._flats)
         for view, (_, value) in zip(views, rest, strict=True):
-            np.copyto(view, value)
+            view[...] = to_device(value, xp)
         self.values = interleaved(own, views, self.tables)
         self._slots = [optimizer.new_slots(flat) for flat in self._flats]
         self._wanted: float | None = None  # the learning rate that the next step sends to all
@@ -132,11 +144,13 @@ class AllReduceReplica(GroupReplica):
     def _share_out(self) -> None:
         """Make the buckets of a group that is new."""
         group, local = self._group, self._strategy.world.local_size
-        overlap = len(self._plan) > 1 and (group.over_network or count_cores() >= 2 * local)
-        self._buckets = Buckets(group, self._plan, "sum", overlap=overlap)
+        overlap = len(self._plan) > 1 and (group.over_network or self.resident or count_cores() >= 2 * local)
+        self._buckets = Buckets(group, self._plan, "sum", overlap=overlap, xp=self._xp)
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)
-        self._control, self._stops, self.changes = self._buckets.views[CONTROL], False, False
+        self._stops, self.changes = False, False
+        # Of buckets on a GPU the host would have to wait for it: there it travels by itself.
+        self._control = np.zeros(COUNT) if self.resident else self._buckets.views[CONTROL]
         self._control[...] = 0
 
     def pull(self) -> None:
@@ -152,6 +166,10 @@ class AllReduceReplica(GroupReplica):
         """Return the places of the gradients in their buckets."""
         return self._gradients
 
+    def flat_gradients(self) -> Sequence[Array]:
+        """Return the buckets on a GPU, which hold gradients only; else the gradients."""
+        return self._buckets.rows if self.resident else self._gradients
+
     def take(self, gradient: Sequence[RowGradient]) -> None:
         """Take the gradients of the tables' rows, for the next push."""
         self._taken = gradient
@@ -166,9 +184,12 @@ class AllReduceReplica(GroupReplica):
             self._control[RATE] = np.frombuffer(np.float64(self._wanted).tobytes(), np.uint8)
         self._control[JOINS] = self.others_wait
         self._control[LEAVES] = self.say_leaving()
-        self._buckets.mark(CONTROL)
+        if not self.resident:
+            self._buckets.mark(CONTROL)
         try:
             self._buckets.finish()
+            if self.resident:
+                self._group.all_reduce(self._control, "sum", out=self._control)
             rows = self._all_rows()
         except UnavailableError as error:
             if self._recover(error):
@@ -299,15 +320,18 @@ class AllReduceReplica(GroupReplica):
         self._buckets.mark(name)
 
 
-def _plan(variables: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
+def _plan(variables: Sequence[tuple[str, Array]], with_control: bool) -> tuple[Bucket, ...]:
     """Return the buckets: gradients of the last layer first; control values travel in the last bucket."""
     tensors = [(name, value.shape, value.dtype) for name, value in variables]
     last = tensors[0][2] if tensors else np.dtype(np.float32)
-    return plan_buckets([*reversed(tensors), (CONTROL, (COUNT,), last)], align=ALIGNMENT)
+    control = [(CONTROL, (COUNT,), last)] if with_control else []
+    return plan_buckets([*reversed(tensors), *control], align=ALIGNMENT)
 
 
-def _aligned(count: int, dtype: np.dtype[Any]) -> Array:
-    """Return zeros that begin on a cache line."""
+def _aligned(count: int, dtype: np.dtype[Any], xp: ModuleType) -> Array:
+    """Return zeros of a backend that begin on a cache line."""
+    if xp is not np:  # CuPy's memory pool aligns more than that
+        return xp.zeros(count, dtype)  # type: ignore[no-any-return]
     raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count * dtype.itemsize].view(dtype)

@@ -61,6 +61,11 @@ class MirroredStrategy(AllReduceStrategy):
                 f"{len(hosts)}; use --strategy multi_worker, or choose workers of one host with --on"
             )
 
+    @property
+    def devices(self) -> Sequence[str]:
+        """The device of each replica."""
+        return super().devices if self._threads is None else self._threads.devices
+
     def companions(self, context: Context, model: Trainable, optimizer: Optimizer) -> list[Context]:
         """Return the contexts of the other devices' threads."""
         return [] if self._threads is None else self._threads.companions(self, context)

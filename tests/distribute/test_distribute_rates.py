@@ -96,9 +96,10 @@ def test_the_last_word_counts() -> None:
 class Dying(ThreadWorld):
     """A world without its last replica from the first reform on."""
 
-    def reform(self, admits: Any = ()) -> Any:
+    def reform(self, admits: Any = (), leaves: bool = False) -> Any:
         lost, self.ranks = self.ranks[-1:], self.ranks[:-1]
-        return [SimpleNamespace(name=f"replica {i}", pid=0, rank=i, incarnation=i) for i in lost]
+        infos = [SimpleNamespace(name=f"replica {i}", pid=0, rank=i, incarnation=i) for i in lost]
+        return SimpleNamespace(lost=infos, left=[])
 
 
 def test_a_rate_survives_a_death_in_its_step(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupy import DeviceArray, FakeCupy, counts
+from fake_cupy import DeviceArray, Event, FakeCupy, Stream, counts, current_device
 
 from nbdist.data import Dataset
 from nbdist.distribute import MirroredStrategy, OneDeviceStrategy, Strategy, get_replica_context
@@ -38,6 +38,7 @@ from nbdist.train.context import Checkpoints
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     module = FakeCupy()
     monkeypatch.setattr(backend, "_cupy", lambda: module)
+    monkeypatch.setitem(sys.modules, "cupy", module)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.5), Adam(0.01)], ids=["sgd", "adam"])
@@ -198,9 +199,8 @@ def test_a_rate_and_a_checkpoint_on_devices(
         )  # a rate of 0 keeps the weights; BatchNorm's averages still change
 
 
-def test_values_on_a_device_are_reduced_there(fake_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_on_a_device_are_reduced_there(fake_gpu: None) -> None:
     module = backend.backend("GPU:0")
-    monkeypatch.setitem(sys.modules, "cupy", module)
     total = OneDeviceStrategy().all_reduce(module.asarray(np.arange(3)), "mean")
     assert isinstance(total, DeviceArray)
     np.testing.assert_array_equal(total.get(), [0.0, 1.0, 2.0])
@@ -215,12 +215,31 @@ def test_replicas_compute_on_their_own_devices(fake_gpu: None) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def train(strategy: Strategy) -> list[Any]:
+def test_buckets_on_a_gpu_are_reduced_on_a_stream_of_their_own(
+    fake_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several buckets the first are reduced while the backward pass continues."""
+    waited: list[tuple[int, Stream]] = []
+    wait_event = Stream.wait_event
+
+    def noted(stream: Stream, event: Event) -> None:
+        waited.append((current_device(), stream))
+        wait_event(stream, event)
+
+    monkeypatch.setattr(Stream, "wait_event", noted)
+    weights = train(MirroredStrategy(["GPU:0", "GPU:1"]), hidden=60_000, rate=1e-5)
+    assert {device for device, _ in waited} == {0, 1}
+    assert all(stream.non_blocking for _, stream in waited)
+    for a, b in zip(weights, train(OneDeviceStrategy(), hidden=60_000, rate=1e-5), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def train(strategy: Strategy, hidden: int = 5, rate: float = 0.01) -> list[Any]:
     rng = np.random.default_rng(0)
     x, y = rng.random((40, 6), np.float32), rng.integers(0, 3, 40)
     with strategy.scope():
-        model = Sequential([Dense(5, "relu"), Dropout(0.2), Dense(3, "softmax")], seed=1)
-        model.compile(Adam(0.01), "sparse_categorical_crossentropy")
+        model = Sequential([Dense(hidden, "relu"), Dropout(0.2), Dense(3, "softmax")], seed=1)
+        model.compile(Adam(rate), "sparse_categorical_crossentropy")
     model.fit(Dataset.from_arrays(x, y).batch(10), epochs=2)
     weights: list[Any] = model.get_weights()
     return weights

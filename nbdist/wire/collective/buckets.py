@@ -15,10 +15,12 @@ gradients are put.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from queue import SimpleQueue
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -102,13 +104,28 @@ class Buckets:
     the group. A tensor may also be written directly to its view in ``views`` and then marked. With
     ``overlap`` False there is no thread and ``finish`` reduces, which is faster if no core is idle during the
     backward pass.
+
+    With ``xp`` CuPy the buckets are on the GPU that the constructing thread works for, and the thread reduces
+    on a stream of its own: a bucket waits for the work that was queued before its last tensor was marked, and
+    the backward pass continues beside it.
     """
 
     def __init__(
-        self, group: Collective, plan: Sequence[Bucket], op: str = "mean", overlap: bool = True
+        self,
+        group: Collective,
+        plan: Sequence[Bucket],
+        op: str = "mean",
+        overlap: bool = True,
+        xp: ModuleType = np,
     ) -> None:
         self._group, self._plan, self._op, self._overlap = group, plan, op, overlap
-        self.rows: list[Array] = [group.symmetric_buffer((bucket.count,), bucket.dtype) for bucket in plan]
+        self._stream = None if xp is np or not overlap else BucketStream(xp, len(plan))
+        self.rows: list[Array] = [
+            group.symmetric_buffer((bucket.count,), bucket.dtype)
+            if xp is np
+            else xp.zeros(bucket.count, bucket.dtype)
+            for bucket in plan
+        ]
         """The buckets' arrays, one row each."""
         self._places: dict[str, tuple[int, Array]] = {
             place.name: (number, row[place.start : place.stop].reshape(place.shape))
@@ -150,6 +167,8 @@ class Buckets:
         self._put.add(name)
         self._missing[number] -= 1
         if not self._missing[number] and self._overlap:
+            if self._stream is not None:
+                self._stream.filled(number)
             self._full[number].set()
 
     def finish(self) -> Mapping[str, Array]:
@@ -199,11 +218,32 @@ class Buckets:
         while self._work.get():
             error: BaseException | None = None
             try:
-                for row, full in zip(self.rows, self._full):
+                for number, (row, full) in enumerate(zip(self.rows, self._full)):
                     full.wait()
                     if self._stopped:
                         return
-                    self._group.all_reduce(row, self._op, out=row)
+                    with nullcontext() if self._stream is None else self._stream.after(number):
+                        self._group.all_reduce(row, self._op, out=row)
             except BaseException as caught:  # `finish` raises it
                 error = caught
             self._done.put(error)
+
+
+class BucketStream:
+    """The stream of a GPU on which buckets are reduced, beside the stream of the backward pass."""
+
+    def __init__(self, xp: ModuleType, buckets: int) -> None:
+        self._device, self._current = xp.cuda.Device(), xp.cuda.get_current_stream
+        self._stream = xp.cuda.Stream(non_blocking=True)
+        self._events = [xp.cuda.Event(disable_timing=True) for _ in range(buckets)]
+
+    def filled(self, number: int) -> None:
+        """Record that what was queued so far fills a bucket; from the thread of the backward pass."""
+        self._events[number].record(self._current())
+
+    @contextmanager
+    def after(self, number: int) -> Iterator[None]:
+        """A context of another thread, whose work on the GPU comes after a bucket is filled."""
+        with self._device, self._stream:
+            self._stream.wait_event(self._events[number])
+            yield

@@ -245,11 +245,12 @@ class FakeGpus(FakeCupy):
             ),
         )
 
+    def asarray(self, value: Any, dtype: Any = None, order: Any = "K") -> DeviceArray:
+        return value if isinstance(value, GpuArray) else GpuArray(np.array(value, dtype, order=order))
+
     def __getattr__(self, name: str) -> Any:
         if name == "empty":
             return lambda shape, dtype: GpuArray(np.empty(shape, dtype))
-        if name == "asarray":
-            return lambda v, dtype=None: v if isinstance(v, GpuArray) else GpuArray(np.array(v, dtype))
         if name == "ascontiguousarray":
             return lambda v, dtype=None: GpuArray(np.ascontiguousarray(v.host, dtype))
         if name == "true_divide":
