@@ -19,14 +19,14 @@ from __future__ import annotations
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from nbdist.distribute.agreement import digest_of
-from nbdist.errors import FailedPreconditionError, UnavailableError
-from nbdist.runtime.groups import World, described
+from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
+from nbdist.runtime.groups import LOOPS, World, described
 from nbdist.runtime.ps.client import TrainingOver
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import current
@@ -47,6 +47,12 @@ class GroupStrategy(Strategy):
     def __init__(self, collective: str, world: World | None) -> None:
         self.world = current().world if world is None else world
         self.collective, self.replica_index = collective, self.world.index
+        self.replicas: list[GroupReplica] = []
+        """Those that train variables of loops of one's own now, in the order in which they began."""
+        self._reduced = 0
+        """How many values were reduced in loops since the group has last grown."""
+        self._result = self._missed = np.zeros(0)
+        self._lacks_result = False
 
     def form(self) -> Collective:
         """Return a new group of all replicas; every one asks for it."""
@@ -91,8 +97,105 @@ class GroupStrategy(Strategy):
 
     def count_replicas(self) -> None:
         """Take the number of this replica; the first one has the duties of the chief."""
-        self.replica_index = self.world.index
+        self.replica_index, self._value_group = self.world.index, None
         current().is_chief = self.replica_index == 0
+
+    def end(self) -> None:
+        """Forget the replicas of a training that has ended."""
+        self.replicas = []
+
+    @property
+    def joins_loops(self) -> bool:
+        """Whether this is the new process of a lost worker, or an added one, that has not joined yet."""
+        return self.world.rejoins
+
+    def join_loop(self) -> JoinedState | None:
+        """Wait until the others admit this process to their loops; return where they are."""
+        if not self.world.join(current().trainings, LOOPS):
+            return None
+        self.count_replicas()
+        return self._hand_over(None)
+
+    def admit_to_loop(self, give: Callable[[], JoinedState]) -> None:
+        """Have new processes join between two steps, and send them the state of the first of the others."""
+        for replica in self.replicas:
+            replica.close()
+            replica.stale, replica.changes, replica.said = True, False, (0, 0)
+        self.shrink(self.joining(LOOPS))
+        self._hand_over(give)
+
+    def _hand_over(self, give: Callable[[], JoinedState] | None) -> JoinedState | None:
+        """Send what ``give`` returns on one replica to those that have nothing to give; return it there."""
+        self._reduced, packed = 0, np.zeros(0, np.uint8)
+        while True:
+            try:
+                group = self.world.group("position", self.collective)
+                gives = group.all_gather(np.array([give is not None], np.int64))[:, 0]
+                root = int(gives.argmax())
+                if not gives[root]:
+                    raise TaskDiedError(
+                        "all workers that had parameters are lost, and the new ones have none"
+                    )
+                if not gives.all():
+                    if give is not None and group.rank == root:
+                        packed = np.frombuffer(pack_joined(give()), np.uint8)
+                    packed = _sent(group, packed, root)
+                group.close()
+                return None if give is not None else unpack_joined(packed.tobytes())
+            except UnavailableError as error:
+                if not self.shrink():
+                    raise error from None
+
+    def reduce_value(self, array: Array, op: str) -> Array:
+        """Return the sum or mean of a value over all replicas; those that are left, after a death."""
+        while True:
+            try:
+                result = super().reduce_value(array, op)
+            except UnavailableError as error:
+                self.recover(error)
+                if not self._lacks_result:
+                    continue
+                result, self._lacks_result = self._missed, False
+            self._reduced, self._result = self._reduced + 1, result
+            return result
+
+    def recover(self, error: UnavailableError) -> None:
+        """Continue loops without lost replicas; all that are left do the same, wherever each has failed.
+
+        One may be a step, or a reduced value, ahead of the others, which get the parameters or the value.
+        Raises ``error`` if it has another cause than a lost replica.
+        """
+        while True:
+            size = self.world.size
+            for replica in self.replicas:
+                replica.close()
+            lost = self.shrink()
+            if not lost and self.world.size == size:
+                raise error  # every process is alive
+            try:
+                if self.num_replicas_in_sync > 1:
+                    self._share_value()
+                for replica in self.replicas:
+                    if not replica.stale:
+                        replica.form_newest()
+                return
+            except UnavailableError as another:  # one more death
+                error = another
+
+    def _share_value(self) -> None:
+        """Send the value that some have reduced to those that have failed meanwhile."""
+        group = self.form_value_group()
+        done = group.all_gather(np.array([self._reduced], np.int64))[:, 0]
+        root = int(done.argmax())
+        if (done == done[root]).all():
+            return
+        packed = np.zeros(0, np.uint8)
+        if group.rank == root:
+            packed = np.frombuffer(pack_joined(JoinedState({}, [self._result])), np.uint8)
+        packed = _sent(group, packed, root)
+        if self._reduced < done[root]:
+            (self._missed,) = (array.copy() for array in unpack_joined(packed.tobytes()).arrays)
+            self._lacks_result = True
 
 
 class GroupReplica(Replica):
@@ -100,8 +203,6 @@ class GroupReplica(Replica):
 
     is_new = False
     """Whether this process waits for the state of the others, which it joins."""
-    changes = False
-    """Whether the group changes before the next step: new processes wait, or replicas leave."""
     leaving = False
     """Whether this replica is to leave, which its next exchange says."""
     said_leaving = leaves = False
@@ -111,21 +212,27 @@ class GroupReplica(Replica):
 
     def begin_group(self, strategy: GroupStrategy, variables: Sequence[tuple[str, Array]]) -> None:
         """Form the group, or join that of the others; see :meth:`take_all`."""
-        if strategy.world.rejoins and not current().fitting:
+        fits = current().fitting
+        if strategy.world.rejoins and not fits:
             raise FailedPreconditionError(
-                "the process of a replaced worker joins the others in fit(), and the body trains in a loop "
-                "of its own"
+                "the process of a replaced worker joins the others in fit(), in nb.train.epochs(...) or in a "
+                "loop over strategy.distribute_dataset(...), and the body trains in another loop"
             )
-        self._strategy, self._digest = strategy, digest_of(variables)
-        self.is_new = strategy.world.rejoins
-        if self.is_new:
-            strategy.join(self._digest)
+        self._strategy, self._digest = strategy, digest_of(variables) if fits else LOOPS
+        self._looped = not fits
+        if self._looped:
+            self.is_new = strategy.enters_training
+            strategy.replicas.append(self)
+        else:
+            self.is_new = strategy.world.rejoins
+            if self.is_new:
+                strategy.join(self._digest)
         self._group = strategy.form()
 
     @property
     def others_wait(self) -> bool:
         """Whether new processes wait to join, as far as the first replica knows."""
-        return bool(self._strategy.joining(self._digest))
+        return self.position is not None and bool(self._strategy.joining(self._digest))
 
     def say_leaving(self) -> bool:
         """Return whether this replica is to leave, for an exchange that says so."""
@@ -148,10 +255,11 @@ class GroupReplica(Replica):
     def admit(self, leave: bool = False) -> bool:
         """Have new processes join and others leave, if the last exchange said so; return whether it did.
 
-        Raises ReplicaLeft where this replica has left.
+        Those that wait to join loops of one's own are admitted by the loop. Raises ReplicaLeft where this
+        replica has left.
         """
         self.leaving = leave
-        if not self.changes:
+        if not self.changes or self._looped:
             return False
         self.changes, self.said = False, (0, 0)
         self.form_again(admits=self._strategy.joining(self._digest), leaves=self.leaves)
@@ -168,6 +276,9 @@ class GroupReplica(Replica):
 
         Raises ``error`` if it has another cause than a lost replica, ReplicaLeft where this one ``leaves``.
         """
+        if self._looped and error is not None:
+            self._strategy.recover(error)
+            return
         while True:
             self.close()
             size = self._group.size
@@ -181,6 +292,18 @@ class GroupReplica(Replica):
                 return
             except UnavailableError as another:  # one more death
                 error = another
+
+    def form_newest(self) -> None:
+        """Form the group and take the newest state of its replicas."""
+        self._group = self._strategy.world.group(self._strategy.purpose, self._strategy.collective)
+        self.take_newest()
+        self.is_new = self.stale = False
+
+    def renew(self) -> None:
+        """Form the group with the processes that were admitted, before the next step."""
+        if self.stale:
+            self._group, self.stale = self._strategy.form(), False
+            self.take_all()
 
     def take_all(self) -> None:
         """Begin in a training that is under way, as the other replicas are; see :meth:`take_newest`."""
@@ -196,12 +319,18 @@ class GroupReplica(Replica):
         if group.rank == root:
             assert self.position is not None
             packed = np.frombuffer(pack_joined(self.position()), np.uint8)
-        size = np.array([len(packed)], np.int64)
-        group.broadcast(size, root, out=size)
-        sent = packed.copy() if group.rank == root else np.zeros(int(size[0]), np.uint8)
-        group.broadcast(sent, root, out=sent)
+        sent = _sent(group, packed, root)
         if self.is_new:
             self.joined = unpack_joined(sent.tobytes())
+
+
+def _sent(group: Collective, packed: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, Any]:
+    """Return the bytes that one rank of a group sends to all."""
+    size = np.array([len(packed)], np.int64)
+    group.broadcast(size, root, out=size)
+    sent = packed.copy() if group.rank == root else np.zeros(int(size[0]), np.uint8)
+    group.broadcast(sent, root, out=sent)
+    return sent
 
 
 def pack_joined(joined: JoinedState) -> bytes:

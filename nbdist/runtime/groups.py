@@ -45,6 +45,7 @@ from nbdist.wire.rpc.frame import Frame
 LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its run was aborted
 ASK_AGAIN_SECONDS = 1.0  # after which a process that waits to join asks all tasks again
 PATIENCE_SECONDS = 600.0  # for ranks that are still busy with what comes before the group
+LOOPS = "loops"  # the digest of a process that waits to join loops of one's own
 
 
 def nothing_wrong() -> None:
@@ -79,6 +80,8 @@ class World:
     """Whether this process joins a run that is under way, in place of a lost one or as a new worker."""
     left: bool = False
     """Whether this process has left the others, which continue."""
+    enters: bool = False
+    """Whether this process was admitted to the others' loops, and has made no step with them yet."""
     coordinator: GroupCoordinator | None = None
     """The coordinator on this task, which others ask to join; None if none can."""
     order: tuple[int, ...] = ()
@@ -157,9 +160,22 @@ class World:
             return
         if self.coordinator is not None and not self.rejoins:
             self.coordinator.end_joins(self.run)
+        if self.enters and self.task is not None:
+            self._leave()
+            return
         if self.task is not None and self.size > 1:
             with suppress(ConnectionError):  # the first rank has ended, and the groups with it
                 self.task.peer(self.ranks[0]).send("group.ended", {"run": self.run, "rank": self.task.rank})
+
+    def _leave(self) -> None:
+        """Have the others continue without this process, which was admitted and has made no step."""
+        assert self.task is not None
+        mine = {"ranks": [self.task.rank], "incarnations": [self.task.info.incarnation]}
+        for info in self.infos:
+            if info.rank != self.task.rank:
+                with suppress(ConnectionError), Peer(info.address, self.task.keys, name=info.name) as peer:
+                    peer.wait_connected()
+                    peer.send("group.lost", {"run": self.run, **mine})
 
     def group(self, purpose: str, kind: str = "auto") -> Collective:
         """Form a group of all replicas; every one calls it, for the same purposes in the same order.
@@ -212,6 +228,8 @@ class World:
         if frame.kind == "error":
             raise error_from(frame)
         present, leaving = frame.meta["ranks"], frame.meta["left"]
+        if frame.meta["formed"]:  # some may have failed to form a group that others have formed
+            self._formed = dict(frame.meta["formed"])
         lost = [info for info in self.infos if info.rank not in (*present, *leaving)]
         left = [info for info in self.infos if info.rank in leaving]
         if leaves:
@@ -230,14 +248,22 @@ class World:
         """Return the ranks that wait to join a training, on the first replica; none on the others.
 
         Those with other variables, by their ``digest``, are refused, as are those that ask for an earlier
-        training, which has ended.
+        training, which has ended. Loops of one's own have the digest ``LOOPS``, whatever they train.
         """
         if self.coordinator is None or self.index:
             return []
         waiting = self.coordinator.joining(self.run)
         found = []
         for rank, one in waiting.items():
-            if rank in self.ranks or one.training > training:
+            if rank in self.ranks:
+                continue
+            if LOOPS in (one.digest, digest):
+                if one.digest == digest:
+                    found.append(rank)
+                elif one.digest == LOOPS or one.training <= training:
+                    self.coordinator.answer_join(self.run, rank, None)
+                continue
+            if one.training > training:
                 continue
             if one.training < training:
                 self.coordinator.answer_join(self.run, rank, None)
@@ -278,7 +304,7 @@ class World:
                     if frame.kind == "group.members":
                         self.close()
                         self.ranks, self._formed = tuple(frame.meta["ranks"]), dict(frame.meta["formed"])
-                        self._members, self.rejoins = {}, False
+                        self._members, self.rejoins, self.enters = {}, False, digest == LOOPS
                         self._settle()
                         return True
         finally:

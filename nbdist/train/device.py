@@ -80,6 +80,12 @@ class DeviceReplica(Replica):
         """Return whether to stop before the next step."""
         return self._inner.agree(stop)
 
+    def renew(self) -> None:
+        """Begin to make steps with processes that were admitted to the loop."""
+        if self._inner.stale:
+            self._inner.renew()
+            self._bring()
+
     def admit(self, leave: bool = False) -> bool:
         """Have new processes join before the next step."""
         return self._inner.admit(leave)

@@ -100,6 +100,10 @@ class Replica(ABC):
     """What the others were at when this new process joined their training; None if it began with them."""
     saved: Callable[[], RestoredState | None] | None = None
     """Returns the optimizer's slots in the newest state that the run has saved; the training loop sets it."""
+    changes = False
+    """Whether the replicas change before the next step, as they have agreed: new processes wait, say."""
+    stale = False
+    """Whether :meth:`renew` is due before the next step, because others were admitted."""
     position: Callable[[], JoinedState] | None = None
     """Returns what a new process that joins now has to know; the training loop sets it."""
     pull_is: tuple[str, str] | None = ("receive", "parameters")
@@ -175,6 +179,10 @@ class Replica(ABC):
         push. Return whether shares have changed. Raises ReplicaLeft where this replica has left.
         """
         return False
+
+    def renew(self) -> None:
+        """Begin to make steps with processes that were admitted to the loop; see `Strategy.admit_to_loop`."""
+        return
 
     @property
     def joint(self) -> bool:
@@ -254,6 +262,8 @@ class Strategy(ABC):
     """Whether the state of its trainings can be saved and continued: see ``TrainingStates``."""
     restored: RestoredState | None = None
     """What the next replica begins with if the training continues, where servers keep the slots."""
+    enters_training = False
+    """Whether the next replica of a loop takes part in a training that the others have begun."""
     alone = False
     """Whether there are no other replicas, so that none is waited for."""
     no_loops: ClassVar[str] = ""
@@ -348,6 +358,29 @@ class Strategy(ABC):
             part = self.share(size)
             arrays = tuple(a[part] for a in arrays)
         return arrays, size
+
+    @property
+    def joins_loops(self) -> bool:
+        """Whether this process waits to join the others' loops of one's own."""
+        return False
+
+    def join_loop(self) -> JoinedState | None:
+        """Wait until the others admit this new process to their loops; return where they are.
+
+        None if their loops have ended.
+        """
+        return None
+
+    def admit_to_loop(self, give: Callable[[], JoinedState]) -> None:
+        """Have new processes join a loop of one's own; all replicas call it between the same two steps.
+
+        ``give`` returns the state that the new ones receive. Each replica is renewed before its next step.
+        """
+        return
+
+    def reduce_value(self, array: Array, op: str) -> Array:
+        """Return the sum or the mean over all replicas in sync of a value that is no gradient."""
+        return import_module("nbdist.train.custom.replicas").value_group_of(self).all_reduce(array, op)  # type: ignore[no-any-return]
 
     def scope(self) -> AbstractContextManager[Strategy]:
         """Make this the strategy of what is made inside a ``with``: variables, models, optimizers."""

@@ -19,7 +19,7 @@ from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.train.custom.position import DatasetPosition
 from nbdist.train.custom.reduce import joined
-from nbdist.train.custom.resume import save_if_due
+from nbdist.train.custom.resume import join, save_if_due
 from nbdist.train.custom.runner import Runner
 from nbdist.train.resume import made_of, require_same
 
@@ -60,7 +60,8 @@ class DistributedDataset:
                 share = strategy.share(size)
                 mine = [part[share] for part in parts]
                 scale = size / len(mine[0]) if len(mine[0]) else 0.0
-                runner.yielded += [(part, strategy.first_example(size), scale) for part in mine]
+                first = strategy.first_example(size)
+                runner.yielded += [(own, first, scale, part) for own, part in zip(mine, parts, strict=True)]
                 shares.append(rebuild(element, mine))
             yield joined(shares)
 
@@ -95,6 +96,7 @@ class Passes:
     def begun(self) -> Iterator[DatasetPosition | None]:
         """Begin a pass, inside a ``with``: where it begins, or None if it was over in an earlier run."""
         context, dataset = self._runner.variables.context, self._dataset
+        join(context)
         made = made_of(dataset) if context.states is not None else {}
         if data := context.loop.saved_data(self._number):
             require_same("the saved state", data, json.loads(json.dumps(made)))
@@ -111,9 +113,13 @@ class Passes:
     def boundary(self, place: DatasetPosition, number: int) -> bool:
         """Save the state if it is time, before batch ``number``; return whether the pass ends here."""
         place.batches = number
-        save_if_due(self._runner.variables.context, self._number)
+        variables = self._runner.variables
+        save_if_due(variables.context, self._number)
+        ends = self._runner.stopping()
+        if not ends and variables.context.loop.active[:1] == [self._number]:
+            variables.admit()
         place.batches = number + 1  # it is handed out: another dataset's boundary finds it over
-        return self._runner.stopping()
+        return ends
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ class LoopPosition:
         """How often an optimizer has begun to train variables in a loop."""
         self.saved_step = 0
         """The step of the state that was saved last."""
+        self.joined = False
+        """Whether this process has joined the loops of others, which go on."""
         self.restored: Any = None
         """The state that is continued."""
         self._saved = _Saved()

@@ -215,7 +215,7 @@ def all_reduce(strategy: Strategy, array: Any, op: str) -> Array:
     array = np.asarray(array)
     if strategy.num_replicas_in_sync == 1:
         return np.asarray(array, np.float64 if op == "mean" and array.dtype.kind in "biu" else None)
-    return value_group_of(strategy).all_reduce(array, op)
+    return strategy.reduce_value(array, op)
 
 
 def value_group_of(strategy: Strategy) -> Collective:
@@ -283,6 +283,8 @@ class VariableGroup(NoVariables):
         self.optimizer, self.trained, self.counter = optimizer, tuple(trained), counter
         self.given_rate: Any = optimizer.learning_rate
         self.replicas: list[Replica] = []
+        self.own: Replica | None = None
+        """This process's last replica as the strategy has made it."""
         self._tables: tuple[int, ...] = ()
         self.agreed = False
         """Whether it was asked, since the last step, if there will be another one."""
@@ -309,7 +311,7 @@ class VariableGroup(NoVariables):
             "use model.fit, which does"
         )
         try:
-            replica = context.strategy.begin(self, self.optimizer)
+            replica = self.own = context.strategy.begin(self, self.optimizer)
         except TrainingOver:
             raise FailedPreconditionError(refused) from None
         if replica.joins_at:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbdist.errors import AbortedError, InvalidArgumentError
+from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import Array, backend_of, to_device
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.context import Context, current
 from nbdist.train.custom.position import SavedValues, iterate_epochs
 from nbdist.train.custom.sync_rules import apart
 from nbdist.train.resume import DataCursor, SavedState, State, require_same, settings_of
-from nbdist.train.strategy import ReplicaState, RestoredState
+from nbdist.train.strategy import JoinedState, ReplicaState, RestoredState
 
 MOST_NAMED = 5
 
@@ -45,8 +45,15 @@ def epochs(count: int) -> Iterator[int]:
     [0, 1, 2]
     """
     context = current()
+    join(context)
     load(context)
-    return iterate_epochs(context.loop, count, lambda: save_if_due(context))
+
+    def boundary() -> None:
+        save_if_due(context)
+        # A stop at the end of a pass: the state of after it is saved first.
+        context.loop.ended = context.loop.ended or any(owner.ended for owner in context.loop.owners)
+
+    return iterate_epochs(context.loop, count, boundary)
 
 
 def state(**values: Any) -> SavedValues:
@@ -67,6 +74,7 @@ def state(**values: Any) -> SavedValues:
     0.5
     """
     context = current()
+    join(context)
     load(context)
     found = SavedValues(values)
     context.loop.add_values(found)
@@ -76,7 +84,7 @@ def state(**values: Any) -> SavedValues:
 def load(context: Context) -> None:
     """Continue the state of a loop, once the trainings before it are made."""
     states, loop = context.states, context.loop
-    if states is None or loop.restored is not None:
+    if states is None or loop.restored is not None or context.strategy.joins_loops:
         return
     found = states.find_loop(context.trainings)
     if found is None:
@@ -95,6 +103,34 @@ def load(context: Context) -> None:
     states.continued = found.state.training
     if context.is_chief:
         print(f"training continues after step {found.state.step}")
+
+
+def join(context: Context) -> None:
+    """Have the new process of a lost worker take its place in the others' loops, before it needs one.
+
+    Waits until they admit it between two steps; they wait then until it has made its way to that step.
+    Raises FailedPreconditionError if their loops have ended.
+    """
+    if not context.strategy.joins_loops:
+        return
+    joined = context.strategy.join_loop()
+    if joined is None:
+        raise FailedPreconditionError("the others' loops have ended: this process takes no part in them")
+    found = SavedState(State.from_config(joined.state), [*joined.arrays], [], 0)
+    loop, progress, state = context.loop, context.progress, found.state
+    loop.restored, loop.saved_step, loop.joined = found, state.step, True
+    loop.restore((state.loop or {})["position"])
+    if context.states is not None and context.states.writer is not None:
+        context.states.writer.begin(state.step)
+    progress.step, progress.skipped, progress.global_step = state.step, 0, state.updates
+    for number, owner in enumerate(loop.owners):
+        owner.restore(RestoredLoop(found, number, owner))
+
+
+def joined_state(context: Context) -> JoinedState:
+    """Return what a new process receives that joins the loops of a run between two steps."""
+    state, _, arrays, _ = _now(context)
+    return JoinedState(state.to_config(), arrays)
 
 
 def save_if_due(context: Context, dataset: int | None = None) -> None:
@@ -191,6 +227,10 @@ class RestoredLoop:
         self.values = {name: found.arrays[i].reshape(shapes[i]) for name, i in indices.items()}
         self._slots = {name: found.slots[i] if i < len(found.slots) else {} for name, i in indices.items()}
         self._groups = {tuple(one["variables"]): one for one in saved["groups"]}
+        self.joins = owner.context.loop.joined
+        """Whether it is the state of other replicas that go on, and not that of a file."""
+        self.alike = {name.partition("/")[2] for name in indices} if self.joins else set[str]()
+        """Names of the variables that the others have, which are alike on all."""
         before = saved["updates_before"]
         self.updates_before = before[number] if number < len(before) else 0
         if saved["family"] != owner.strategy.family:
@@ -211,6 +251,8 @@ class RestoredLoop:
                 f"{array.dtype} {array.shape} now: continue it with the model that it was saved with"
             )
         strategy = self._owner.strategy
+        if self.joins and apart(variable) and variable.aggregation == "sum":
+            return  # the others have all of it
         alone = strategy.num_replicas_in_sync == 1 or strategy.replica_index == 0
         if alone or not (apart(variable) and variable.aggregation == "sum"):
             np.copyto(array, value)
@@ -223,14 +265,19 @@ class RestoredLoop:
         require_same("the saved state", saved["optimizer"], settings_of(group.optimizer))
         if group.given_rate == saved["given_rate"]:
             group.optimizer.learning_rate = saved["rate"]
+        if self.joins:
+            self._owner.strategy.enters_training = True
+            return
         self._owner.strategy.restored = RestoredState(self._slots_of(saved), saved["updates"])
 
     def resume(self, group: VariableGroup) -> int:
         """Give the slots to the replicas of a group; return the updates that they continue after."""
-        self._owner.strategy.restored = None
+        self._owner.strategy.restored, self._owner.strategy.enters_training = None, False
         saved = self._groups.pop(self._names(group), None)
         if saved is None:
             return 0
+        if self.joins:  # the replica has its parameters, slots and rate from the others
+            return group.replicas[0].global_step
         if self._owner.strategy.keeps_slots:
             for replica in group.replicas:
                 for own, kept in zip(replica.slots, self._slots_of(saved)):

@@ -40,9 +40,9 @@ class Runner:
         self.variables, self.number = variables, number
         self._traces: dict[Any, Traces[Trace]] = {}
         self._recorder = variables.recorder
-        self.yielded: list[tuple[Array, int, float]] = []
-        """Arrays of the batch that was handed out last, with the number of their first example in it, and how
-        many times as many examples the whole batch has."""
+        self.yielded: list[tuple[Array, int, float, Array]] = []
+        """Arrays of the batch that was handed out last, with the number of their first example in it, how
+        many times as many examples the whole batch has, and the array of the whole batch."""
         self._skip_nan = False
         self.over = False
         """Whether the run that it belongs to has ended, and with it the other replicas."""
@@ -53,16 +53,41 @@ class Runner:
         if not isinstance(arguments, (tuple, list)):
             raise InvalidArgumentError(f"run: args is a tuple of arguments, got {arguments!r}; write (x,)")
         with use_here(variables.context):
-            count = len(variables.local.all)
-            calls = [self._call(function, of_replica(tuple(arguments), i, count), i) for i in range(count)]
-            variables.restore_values()
-            groups = [group for group, _ in calls[0].trained]
-            if any([group for group, _ in call.trained] != groups for call in calls):
-                raise InvalidArgumentError(
-                    f"{calls[0].trace.name} trains other variables on some replicas than on others"
-                )
-            updating = bool(groups) and self._ready(groups, calls)
-            return joined(self._steps(calls, groups, updating))
+            while True:
+                try:
+                    return self._run(function, arguments)
+                except RetryStep:  # replicas were lost, and the others repeat the step
+                    arguments = self._cut_again(arguments)
+
+    def _run(self, function: Callable[..., Any], arguments: Any) -> Any:
+        variables = self.variables
+        count = len(variables.local.all)
+        calls = [self._call(function, of_replica(tuple(arguments), i, count), i) for i in range(count)]
+        variables.restore_values()
+        groups = [group for group, _ in calls[0].trained]
+        if any([group for group, _ in call.trained] != groups for call in calls):
+            raise InvalidArgumentError(
+                f"{calls[0].trace.name} trains other variables on some replicas than on others"
+            )
+        updating = bool(groups) and self._ready(groups, calls)
+        return joined(self._steps(calls, groups, updating))
+
+    def _cut_again(self, arguments: Any) -> Any:
+        """Return arguments in which shares of a batch are cut anew, for as many replicas as there are now."""
+        strategy, cut = self.variables.strategy, list[tuple[Array, int, float, Array]]()
+
+        def share(leaf: Any) -> Any:
+            whole = next((known[3] for known in self.yielded if known[0] is leaf), None)
+            if whole is None or len(self.variables.local.all) > 1:
+                return leaf
+            mine = whole[strategy.share(len(whole))]
+            scale = len(whole) / len(mine) if len(mine) else 0.0
+            cut.append((mine, strategy.first_example(len(whole)), scale, whole))
+            return mine
+
+        arguments = tree_map(share, arguments)
+        self.yielded = cut or self.yielded
+        return arguments
 
     def stopping(self) -> bool:
         """Return whether no step follows, because the run was asked to stop or another replica has left."""
@@ -75,7 +100,8 @@ class Runner:
             if not group.agreed and not variables.ended:
                 group.agreed = True
                 variables.ended = self._agreed(group, stop)
-        variables.ended = variables.ended or (stop and not training)
+        enters = variables.context.world.enters  # the others wait for this process: it stops with them
+        variables.ended = variables.ended or (stop and not training and not enters)
         if variables.ended and training:
             variables.context.loop.ended = True
             variables.finish()
@@ -117,7 +143,7 @@ class Runner:
         given = list(tree_leaves(arguments))
         strategy = variables.local.all[index].context.strategy
         elsewhere = strategy.replica_index << 32, float(strategy.num_replicas_in_sync)
-        first, scale = next((known[1:] for a in given for known in self.yielded if a is known[0]), elsewhere)
+        first, scale = next((known[1:3] for a in given for known in self.yielded if a is known[0]), elsewhere)
         arguments = arrays_in(arguments)
         arrays = [a for a in tree_leaves(arguments) if isinstance(a, np.ndarray)]
         if function not in self._traces:
@@ -154,7 +180,11 @@ class Runner:
         for group in groups:
             if not group.replicas:
                 variables.begin(group, calls[0].trace)
-        return not self.stopping()
+        ends = self.stopping()
+        for group in groups:
+            for replica in group.replicas:
+                replica.renew()
+        return not ends
 
     def _steps(self, calls: Sequence[Call], groups: Sequence[VariableGroup], updating: bool) -> list[Any]:
         variables = self.variables
@@ -163,10 +193,10 @@ class Runner:
         restore = None if alone else variables.remember(calls[0].trace.assigned)
         try:
             results = variables.local.each(lambda i: self._step(calls[i], variables.local.all[i], updating))
-        except RetryStep:  # replicas were lost, and the others repeat the step
+        except RetryStep:
             if restore is not None:
                 restore()
-            return self._steps(calls, groups, updating)
+            raise
         except StepStopped:  # this step cannot be completed any more: variables stay as they are
             variables.ended = True
             variables.finish()

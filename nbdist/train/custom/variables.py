@@ -27,9 +27,9 @@ from nbdist.train.boundary import Boundary
 from nbdist.train.context import MODEL, current, save_variables
 from nbdist.train.custom import sync_rules
 from nbdist.train.custom.replicas import LocalReplica, LocalReplicas, StepRecorder, VariableGroup
-from nbdist.train.custom.resume import RestoredLoop, load
+from nbdist.train.custom.resume import RestoredLoop, joined_state, load
 from nbdist.train.custom.trace import Applied, Trace, tracing
-from nbdist.train.strategy import Replica, RetryStep
+from nbdist.train.strategy import JoinedState, Replica, RetryStep
 
 if TYPE_CHECKING:
     from nbdist.train.strategy import Strategy
@@ -127,6 +127,11 @@ class StrategyVariables:
             self.updates_before = restored.updates_before
             if group.counter is not None:
                 self._counted[group.counter] -= updates
+            if restored.joins:
+                self.context.world.enters, self.context.progress.joined = False, self.context.progress.step
+        if self._admits and group.own is not None:
+            own = group.own
+            own.position = lambda: JoinedState({"updates": own.global_step, "rate": own.learning_rate}, [])
         self.context.loop.begun += 1
         self.context.trainings += 1
         self.boundary.show_rate()
@@ -138,6 +143,24 @@ class StrategyVariables:
             print(note)
         for local in self.local.all:
             local.programs.clear()
+
+    @property
+    def _admits(self) -> bool:
+        """Whether new processes can join: the loop's place is known, and is that of one replica."""
+        same = self.strategy is self.context.strategy and len(self.local.all) == 1
+        return same and self.context.loop.known
+
+    def restore(self, restored: RestoredLoop) -> None:
+        """Continue from a state that has arrived after the variables were begun to be made."""
+        self._restored, self.steps = restored, self.context.progress.step
+        self.restore_values()
+
+    def admit(self) -> None:
+        """Have new processes join before the next step, if the replicas have agreed on it in the last one."""
+        if any(group.own is not None and group.replicas and group.own.changes for group in self.groups):
+            self.strategy.admit_to_loop(lambda: joined_state(self.context))
+            for group in self.groups:
+                group.stepped = False  # the new processes do not end what was stepped without them
 
     def handle_control(self) -> None:
         """Handle new messages of the run's control, if something is trained."""
@@ -162,6 +185,9 @@ class StrategyVariables:
         trained = {v for group in self.groups if group.replicas for v in group.trained}
         for v in variables:
             if v in self._settled or v in trained:
+                continue
+            if self._restored is not None and v.name in self._restored.alike:
+                self._settled.add(v)
                 continue
             self._settled.add(v)
             own = [to_host(self._own(local, v)) for local in self.local.all]
