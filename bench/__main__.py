@@ -1,6 +1,7 @@
 """``python -m bench``: list the benchmarks, or run some of them.
 
-``python -m bench recovery`` kills tasks beside peers, ``python -m bench kills`` random ones for minutes.
+``python -m bench recovery`` kills tasks beside peers, ``python -m bench kills`` random ones for minutes,
+``python -m bench faults`` makes each fault once and checks its bounds.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import frame, kills, recovery, report
+from bench import faults, frame, kills, recovery, report
 from bench.script import NotThere
 from bench.table import BENCHMARKS, chosen
 
 
 def main() -> int:
-    commands = {"recovery": recovery.main, "kills": kills.main}
+    commands = {"recovery": recovery.main, "kills": kills.main, "faults": faults.main}
     if sys.argv[1:2] and sys.argv[1] in commands:
         return commands[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m bench", description="Side-by-side benchmarks.")

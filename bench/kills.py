@@ -20,21 +20,30 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
+    from nbdist.run.run import Run
 
 MEAN, SECONDS, SEED, LEAST_STEPS = 10.0, 600.0, 3, 1500
+PACE = 0.01  # seconds of each step
 POINT = 0.01  # of accuracy
 END_SECONDS = 120.0  # for the last steps after the last kill
 
 SESSION = """
-import os, time
+import os
 import numpy as np
+from bench.recovery_work import StepLog
+log = StepLog({steps!r}, nb.task.rank, {pace})
 x, y, x_test, y_test = nb.data.digits()
 order = np.random.default_rng([{seed}, nb.task.index])
 with nb.Graph().as_default():
@@ -58,42 +67,44 @@ with nb.Graph().as_default():
             rows = order.integers(0, len(x), 64)
             feed = {{images: x[rows], labels: y[rows]}}
             step = int(session.run([train, global_step], feed)[1])
-            time.sleep(0.01)
+            log.add(step)
         predicted = session.run(logits, {{images: x_test}}).argmax(1)
 accuracy = float((predicted == y_test).mean())
 """
 FIT = """
-import os, time
+import os
+from bench.recovery_work import StepLog
+log = StepLog({steps!r}, nb.task.rank, {per_epoch} * {pace})
 x, y, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(32, "sigmoid"), nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.5), "sparse_categorical_crossentropy")
 
 class End(nb.train.Callback):
     def on_epoch_end(self, epoch, logs):
-        time.sleep(0.2)  # not in the data, which a new process reads again up to its place
-        self.stop_training = epoch * 20 >= {least} and os.path.exists({end!r})
+        log.add(epoch * {per_epoch})  # waits here, not in the data, which a new process reads again
+        self.stop_training = epoch * {per_epoch} >= {least} and os.path.exists({end!r})
 
 data = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(64, drop_remainder=True).repeat()
-model.fit(data, steps_per_epoch=20, epochs=1_000_000, callbacks=[End()])
+model.fit(data, steps_per_epoch={per_epoch}, epochs=1_000_000, callbacks=[End()])
 accuracy = float((model.predict(x_test).argmax(1) == y_test).mean())
 """
 
 
 @dataclass(frozen=True)
 class Program:
-    """A training, and the tasks of its cluster; any of these is killed."""
+    """A training, and the tasks of its cluster."""
 
     body: str
     workers: int
     servers: int
-    strategy: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 PROGRAMS = {
-    "session": Program(SESSION, 3, 2, None),
-    "all-reduce": Program(FIT, 4, 0, "multi_worker"),
-    "async-ps": Program(FIT, 3, 2, "ps"),
-    "elastic": Program(FIT, 4, 0, "elastic"),
+    "session": Program(SESSION, 3, 2),
+    "all-reduce": Program(FIT, 4, 0, {"strategy": "multi_worker"}),
+    "async-ps": Program(FIT, 3, 2, {"strategy": "ps"}),
+    "elastic": Program(FIT, 4, 0, {"strategy": "elastic"}),
 }
 
 
@@ -102,14 +113,16 @@ class Outcome:
     """How a training has ended."""
 
     accuracy: float
-    kills: Counter[str]
-    replaced: int
-    """Tasks that the run has replaced."""
     error: str
-    left: list[str]
+    left: list[str] = field(default_factory=list)
     """What is left over, in words."""
     notes: list[str] = field(default_factory=list)
     """What the run says of its tasks."""
+    restarts: Sequence[Mapping[str, Any]] = ()
+    """Its replaced tasks, as in run.json."""
+    global_step: int = 0
+    steps: list[int] = field(default_factory=list)
+    """The steps of each worker."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -124,17 +137,18 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = list(PROGRAMS) if options.program == "all" else [options.program]
     good = True
     for name in chosen:
-        calm = trained(PROGRAMS[name], 0.0, options.mean, options.seed)
+        calm = trained(PROGRAMS[name], lambda run, cluster, steps: None, options.seed)
         print(f"{name}: accuracy {calm.accuracy:.3f} without kills", flush=True)
-        found = trained(PROGRAMS[name], options.seconds / len(chosen), options.mean, options.seed)
-        good &= report(name, found, calm)
+        kills = Kills(options.seconds / len(chosen), options.mean, random.Random(options.seed))
+        found = trained(PROGRAMS[name], kills, options.seed, max_restarts=1_000_000)
+        good &= report(name, kills.counts, found, calm)
     return 0 if good else 1
 
 
-def report(name: str, found: Outcome, calm: Outcome) -> bool:
+def report(name: str, counts: Counter[str], found: Outcome, calm: Outcome) -> bool:
     """Print how a training with kills has ended; return whether all is as it has to be."""
-    kills = ", ".join(f"{task} {number}" for task, number in sorted(found.kills.items()))
-    print(f"{name}: {found.kills.total()} kills ({kills}), {found.replaced} tasks replaced")
+    kills = ", ".join(f"{task} {number}" for task, number in sorted(counts.items()))
+    print(f"{name}: {counts.total()} kills ({kills}), {len(found.restarts)} restarts")
     if found.error or calm.error:
         print(f"{name}: the run has ended with {found.error or calm.error}", flush=True)
         print("\n".join(f"  {note}" for note in found.notes[-20:]), flush=True)
@@ -145,24 +159,42 @@ def report(name: str, found: Outcome, calm: Outcome) -> bool:
     return found.accuracy >= calm.accuracy - POINT and not found.left
 
 
-def trained(program: Program, seconds: float, mean: float, seed: int) -> Outcome:
-    """Train on a new cluster, with kills for so many seconds."""
+Disturb = Callable[["Run", "Cluster", str], object]
+"""Disturbs a run that has begun, and polls it; the folder has the record of all steps."""
+
+
+def trained(
+    program: Program,
+    disturb: Disturb,
+    seed: int,
+    *,
+    least: int = LEAST_STEPS,
+    per_epoch: int = 20,
+    **options: Any,
+) -> Outcome:
+    """Train on a new cluster, at least so many steps, and until ``disturb`` has returned.
+
+    ``options`` are further ones of the run. With ``fit`` a step is in the record after ``per_epoch`` of them.
+    """
     from nbdist.cluster.launch import start_cluster
+    from nbdist.metrics.run_folder import read_run
     from nbdist.run.options import Options
     from nbdist.run.start import start_run
 
     with tempfile.TemporaryDirectory() as home:
         os.environ["NBDIST_HOME"] = os.path.join(home, "nbdist")
-        end = os.path.join(home, "end")
-        body = program.body.format(seed=seed, folder=os.path.join(home, "model"), least=LEAST_STEPS, end=end)
+        end, steps = os.path.join(home, "end"), os.path.join(home, "steps")
+        os.mkdir(steps)
+        body = program.body.format(
+            seed=seed, folder=os.path.join(home, "model"), least=least, end=end, steps=steps, pace=PACE,
+            per_epoch=per_epoch,
+        )  # fmt: skip
         before = resources()
         cluster = start_cluster(workers=program.workers, ps=program.servers, threads=1, report=None)
         try:
-            options = Options(
-                strategy=program.strategy, seed=seed, max_restarts=1_000_000, fetch=("accuracy",)
-            )
-            run = start_run(body, options, cluster=cluster)
-            kills = killed(run, cluster, seconds, mean, random.Random(seed))
+            chosen = Options(**{**program.options, "seed": seed, "fetch": ("accuracy",), **options})
+            run = start_run(body, chosen, cluster=cluster)
+            disturb(run, cluster, steps)
             Path(end).touch()
             until = time.monotonic() + END_SECONDS
             while not run.poll() and time.monotonic() < until:
@@ -170,32 +202,47 @@ def trained(program: Program, seconds: float, mean: float, seed: int) -> Outcome
             error = "" if run.poll() else f"no end: it makes no steps, after {run.global_step}"
             if run.error is not None:
                 error = f"{type(run.error).__name__}: {run.error}"
-            accuracy = float(run.results.get("accuracy", 0.0))
-            replaced = sum("replaced after" in note for note in run.notes)
+            outcome = Outcome(
+                accuracy=float(run.results.get("accuracy", 0.0)),
+                error=error,
+                notes=run.notes,
+                restarts=read_run(run.id).restarts,
+                global_step=run.global_step,
+                steps=[one.get("step", 0) for one in run.outcomes.values()],
+            )
         finally:
             cluster.stop()
-        return Outcome(accuracy, kills, replaced, error, left_over(before, home), run.notes)
+        outcome.left = left_over(before, home, cluster.id)
+        return outcome
 
 
-def killed(run: Any, cluster: Any, seconds: float, mean: float, rng: random.Random) -> Counter[str]:
-    """Kill random tasks for so many seconds; return how often each was killed."""
-    kills: Counter[str] = Counter()
-    begin = time.monotonic()
-    while time.monotonic() - begin < 60 and not run.poll() and not run.global_step:
-        time.sleep(0.02)  # it has trained, at least a little
-    begin = time.monotonic()
-    following = begin + rng.expovariate(1 / mean)
-    while (now := time.monotonic()) - begin < seconds and not run.poll():
-        if now >= following:
-            following = now + rng.expovariate(1 / mean)
-            dead = {info.rank for info in cluster.dead()}
-            task = rng.choice([info for info in cluster.tasks if info.rank not in dead])
-            os.kill(task.pid, signal.SIGKILL)
-            kills[task.name] += 1
-            step = run.global_step
-            print(f"  {now - begin:5.1f} s  {task.name} (pid {task.pid}) killed at step {step:,}", flush=True)
-        time.sleep(0.02)
-    return kills
+class Kills:
+    """Kills random tasks of a run for so many seconds, ``mean`` seconds apart in the mean.
+
+    ``counts`` are the kills of each task.
+    """
+
+    def __init__(self, seconds: float, mean: float, rng: random.Random) -> None:
+        self.seconds, self.mean, self.rng = seconds, mean, rng
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, run: Run, cluster: Cluster, steps: str) -> None:
+        """Kill tasks until the time is over, or the run has ended."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < 60 and not run.poll() and not run.global_step:
+            time.sleep(0.02)  # it has trained, at least a little
+        begin = time.monotonic()
+        following = begin + self.rng.expovariate(1 / self.mean)
+        while (now := time.monotonic()) - begin < self.seconds and not run.poll():
+            if now >= following:
+                following = now + self.rng.expovariate(1 / self.mean)
+                dead = {info.rank for info in cluster.dead()}
+                task = self.rng.choice([info for info in cluster.tasks if info.rank not in dead])
+                os.kill(task.pid, signal.SIGKILL)
+                self.counts[task.name] += 1
+                at = f"{now - begin:5.1f} s"
+                print(f"  {at}  {task.name} (pid {task.pid}) killed at step {run.global_step:,}", flush=True)
+            time.sleep(0.02)
 
 
 @dataclass(frozen=True)
@@ -213,22 +260,32 @@ def resources() -> Resources:
     return Resources(segments, len(os.listdir("/proc/self/fd")))
 
 
-def left_over(before: Resources, home: str, seconds: float = 5.0) -> list[str]:
+def left_over(before: Resources, home: str, cluster: str, seconds: float = 5.0) -> list[str]:
     """Return in words what a cluster has left over, at most so many seconds after its end."""
     until = time.monotonic() + seconds
-    while (found := [*_left(before, home)]) and time.monotonic() < until:
+    while (found := [*_left(before, home, cluster)]) and time.monotonic() < until:
         time.sleep(0.1)
     return found
 
 
-def _left(before: Resources, home: str) -> list[str]:
+def _left(before: Resources, home: str, cluster: str) -> list[str]:
     now = resources()
     found = [f"process {pid}" for pid in processes_of(home)]
-    found += [f"/dev/shm/{name}" for name in sorted(now.segments - before.segments)]
+    new = sorted(now.segments - before.segments)
+    found += [f"/dev/shm/{name}" for name in new if cluster in name or not is_of_others(name)]
     found += [str(path) for path in Path(home, "nbdist", "clusters").glob("*/*")]
     if now.descriptors > before.descriptors:
         found.append(f"{now.descriptors - before.descriptors} descriptors of this process")
     return found
+
+
+def is_of_others(segment: str) -> bool:
+    """Return whether a segment belongs to another cluster, or to a test beside this program.
+
+    >>> is_of_others("nbdist-20261125_155130_059de3-23887-3fad02b1"), is_of_others("nbdist-7-3fad02b1")
+    (True, False)
+    """
+    return re.match(r"nbdist-(\d{8}_\d{6}_[0-9a-f]+|alone|town)", segment) is not None
 
 
 def processes_of(home: str) -> list[int]:

@@ -79,6 +79,7 @@ def main() -> None:
             body = (SESSION if session else FIT).format(folder=folder, checkpoints=checkpoints)
             run = start_run(body, Options(strategy=None if session else "multi_worker"), cluster=cluster)
             victim = {"worker": 1, "chief": 0, "ps": None}[options.kill]
+            victims = [] if victim is None else [victim]
             name = "/job:ps/task:0" if victim is None else f"/job:worker/task:{victim}"
             pid = next(info.pid for info in cluster.tasks if info.name == name)
             begin, killed_at, found = time.monotonic(), 0.0, None
@@ -90,7 +91,7 @@ def main() -> None:
                     os.kill(pid, signal.SIGKILL)
                     killed_at = time.time()
                 elif killed_at:
-                    found = work.figures(steps, killed_at, victim)
+                    found = work.figures(steps, killed_at, victims)
                 time.sleep(0.01)
             run.stop()
             run.wait()

@@ -1,4 +1,4 @@
-"""The work and the record of ``bench recovery``: every step of every process is a line in a file.
+"""The work and the record of ``bench recovery`` and ``bench faults``: every step is a line in a file.
 
 All sides train the 784-100-10 network of `bench.work` on 2 workers, make a checkpoint every 100 global steps
 and wait a little in each step, so that both sides are at the same step when a task is killed.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,17 +29,17 @@ class Step:
 
 
 class StepLog:
-    """Appends each step of this process to a file of its own in ``folder``."""
+    """Appends each step of this process to a file of its own in ``folder``, and waits ``pace`` seconds."""
 
-    def __init__(self, folder: str, rank: int) -> None:
+    def __init__(self, folder: str, rank: int, pace: float = PACE) -> None:
         self._path = Path(folder, f"steps-{rank}-{os.getpid()}.txt")
-        self._rank = rank
+        self._rank, self._pace = rank, pace
 
     def add(self, step: int) -> None:
         """Record that the global step is ``step`` now, and wait."""
         with self._path.open("a") as file:
             file.write(f"{time.time()} {step} {os.getpid()} {self._rank}\n")
-        time.sleep(PACE)
+        time.sleep(self._pace)
 
 
 def read(folder: str) -> list[Step]:
@@ -65,19 +65,22 @@ class Figures:
     """Global steps that are made a second time."""
 
 
-def figures(steps: Sequence[Step], killed_at: float, victim: int | None) -> Figures | None:
+def figures(
+    steps: Sequence[Step], killed_at: float, victims: Collection[int], workers: int = WORKERS
+) -> Figures | None:
     """Return the figures of a death, None while not every worker trains again.
 
     - ``steps``: in the order of time
-    - ``victim``: the rank of the killed worker, whose new process must make a step; None if it was a server
+    - ``victims``: the ranks of the killed workers, whose new processes must make a step
+    - ``workers``: how many there are
 
     A server died at 10.0; both workers had made 251 steps, and continued from a checkpoint of step 200:
 
     >>> before = [Step(9.8, 250, 1, 0), Step(9.9, 251, 2, 1)]
     >>> after = [Step(11.5, 201, 1, 0), Step(12.0, 202, 2, 1)]
-    >>> figures([*before, *after], 10.0, None)
+    >>> figures([*before, *after], 10.0, [])
     Figures(next_step=1.5, all_steps=2.0, lost=51)
-    >>> figures([*before, *after[:1]], 10.0, None) is None
+    >>> figures([*before, *after[:1]], 10.0, []) is None
     True
     """
     before = [one for one in steps if one.time <= killed_at + UNDER_WAY]
@@ -89,29 +92,34 @@ def figures(steps: Sequence[Step], killed_at: float, victim: int | None) -> Figu
     again = after[longest:] if pauses[longest] >= PAUSE else after
     old = {one.pid for one in before}
     firsts = []
-    for rank in range(WORKERS):
-        made = [one.time for one in again if one.rank == rank and (rank != victim or one.pid not in old)]
+    for rank in range(workers):
+        mine = [one for one in again if one.rank == rank]
+        made = [one.time for one in mine if rank not in victims or one.pid not in old]
         if not made:
             return None
         firsts.append(made[0])
-    return Figures(again[0].time - killed_at, max(firsts) - killed_at, lost_steps([*before, *after]))
+    return Figures(again[0].time - killed_at, max(firsts) - killed_at, lost_steps(before, after))
 
 
-def lost_steps(steps: Sequence[Step]) -> int:
-    """Return by how much the global step has fallen; differences of up to 2 are the order of two workers.
+def lost_steps(before: Sequence[Step], after: Sequence[Step]) -> int:
+    """Return how many global steps are made a second time after a death.
 
-    >>> lost_steps([Step(0, 9, 1, 0), Step(1, 8, 2, 1), Step(2, 10, 1, 0)])
+    A process that lives on sees the global step fall. The steps of different processes are not compared
+    then: a process may record its step after others have made more.
+
+    >>> lost_steps([Step(0, 9, 1, 0), Step(1, 8, 2, 1)], [Step(2, 10, 1, 0), Step(3, 9, 3, 1)])
     0
     """
-    highest, lost = 0, 0
-    for one in steps:
-        lost = max(lost, highest + 1 - one.step)
-        highest = max(highest, one.step)
-    return lost if lost > WORKERS else 0
+    highest: dict[int, int] = {}
+    falls = not {one.pid for one in before} & {one.pid for one in after}
+    for one in [*before, *after]:
+        falls |= one.step <= highest.get(one.pid, -1)
+        highest[one.pid] = max(one.step, highest.get(one.pid, -1))
+    lost = max(one.step for one in before) + 1 - min(one.step for one in after)
+    return max(0, lost) if falls else 0
 
 
-def reached(steps: Sequence[Step]) -> bool:
+def reached(steps: Sequence[Step], workers: int = WORKERS) -> bool:
     """Whether it is time to kill: the global step is reached, and every worker has made steps."""
-    return {one.rank for one in steps} == set(range(WORKERS)) and max(
-        (one.step for one in steps), default=0
-    ) >= KILL_STEP
+    made = {one.rank for one in steps} == set(range(workers))
+    return made and max(one.step for one in steps) >= KILL_STEP

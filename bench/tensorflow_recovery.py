@@ -56,7 +56,7 @@ def whole_cluster(kill: str, folder: str) -> recovery_work.Figures:
                 tasks["ps" if victim is None else "worker", victim or 0].send_signal(signal.SIGKILL)
                 killed_at = time.time()
             elif killed_at:
-                found = recovery_work.figures(steps, killed_at, victim)
+                found = recovery_work.figures(steps, killed_at, [] if victim is None else [victim])
                 for name, process in tasks.items():
                     if process.poll() is not None:
                         tasks[name] = start(*name)

@@ -47,7 +47,7 @@ def whole_group(victim: int, folder: str) -> recovery_work.Figures:
                 os.kill(next(one.pid for one in reversed(steps) if one.rank == victim), signal.SIGKILL)
                 killed_at = time.time()
             elif killed_at:
-                found = recovery_work.figures(steps, killed_at, victim)
+                found = recovery_work.figures(steps, killed_at, [victim])
             time.sleep(0.01)
     finally:
         agent.send_signal(signal.SIGTERM)  # it ends its workers

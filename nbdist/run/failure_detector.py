@@ -107,10 +107,11 @@ class FailureDetector:
         self._detector.replace(info.rank, 0)
         self._frozen.pop(info.rank, None)
 
-    def poll(self, trained: bool, ended: Collection[TaskInfo]) -> Iterator[LostTask]:
+    def poll(self, trained: bool, ended: Collection[TaskInfo], sessions: bool = False) -> Iterator[LostTask]:
         """Yield the tasks that are lost and not yet in ``lost``; each again at every call.
 
-        ``trained`` is whether a body has begun to train. Tasks that were ``ended`` on purpose do not count.
+        ``trained`` is whether a body has begun to train with fit, and ``sessions`` whether one drives a
+        monitored session, where the caller decides. Tasks that were ``ended`` on purpose do not count.
         """
         self._poll_frozen()
         dead = dead_or_replaced(self._cluster, self._needed)
@@ -120,7 +121,7 @@ class FailureDetector:
         for info in dead:
             if info.rank not in self._ranks or info.rank in self.lost or info in ended:
                 continue
-            others_continue = self._others_continue(info, ranks, trained)
+            others_continue = self._others_continue(info, ranks, trained, sessions)
             if others_continue or info.rank not in self.undecided:
                 yield LostTask(info, self._how(info), remedy(info, dead), others_continue)
 
@@ -132,7 +133,7 @@ class FailureDetector:
                 stopped = f"is frozen: its process has been stopped for {FROZEN_SECONDS:.0f} s, as by SIGSTOP"
                 self._frozen.setdefault(rank, stopped)
 
-    def _others_continue(self, info: TaskInfo, dead: set[int], trained: bool) -> bool:
+    def _others_continue(self, info: TaskInfo, dead: set[int], trained: bool, sessions: bool) -> bool:
         first, absent = self._workers[0], dead | self.absent
         left = [one for one in self._workers if one.rank not in absent]
         few = self.least is None or len(left) < self.least
@@ -140,8 +141,8 @@ class FailureDetector:
             return False
         if not self._trains and not trained:  # a plain cell, unless a message of a training still arrives
             now = time.monotonic()
-            if now - self.undecided.setdefault(info.rank, now) >= TRAINING_SECONDS:
-                del self.undecided[info.rank]
+            if sessions or now - self.undecided.setdefault(info.rank, now) >= TRAINING_SECONDS:
+                self.undecided.pop(info.rank, None)
             return False
         self.undecided.pop(info.rank, None)
         return True

@@ -363,7 +363,7 @@ class RunMonitor:
                 None,
             )
             return
-        for lost in self._failures.poll(self.has_trained, self.replacer.ended):
+        for lost in self._failures.poll(self.has_trained, self.replacer.ended, bool(self.sessions)):
             if not self.decides:
                 self._observe_loss(lost)
                 continue
