@@ -81,19 +81,26 @@ FAULTS = (
     Fault(1, "async-ps", (WORKER,)),
     Fault(1, "session", (WORKER,)),
     Fault(2, "all-reduce", (WORKER,), within=15.0),
+    Fault(2, "sync-ps", (WORKER,), within=15.0),
     Fault(2, "elastic", (WORKER,), within=15.0),
     Fault(3, "all-reduce", (WORKER, THIRD), within=15.0),
     Fault(3, "all-reduce", (WORKER, THIRD), ends="died: killed by SIGKILL", options={"min_workers": 3}),
     Fault(4, "all-reduce", (WORKER,), times=5, refuses=SPENT),
-    Fault(4, "async-ps", (CHIEF,), times=5, ends="died: killed by SIGKILL", refuses=SPENT),
+    Fault(4, "async-ps", (CHIEF,), times=5, ends=SPENT, refuses=SPENT),
     Fault(5, "async-ps", (SERVER,), exact=False),
+    Fault(5, "replicated-ps", (SERVER,)),
+    Fault(5, "sync-ps", (SERVER,)),
     Fault(5, "session", (SERVER,), exact=False),
     Fault(6, "async-ps", (SERVER, WORKER), exact=False),
+    Fault(6, "replicated-ps", (SERVER, WORKER)),
+    Fault(6, "sync-ps", (SERVER, WORKER)),
     Fault(6, "session", (SERVER, WORKER), exact=False),
     Fault(7, "async-ps", (CHIEF,), within=15.0),
     Fault(7, "session", (CHIEF,), within=15.0),
+    Fault(7, "sync-ps", (CHIEF,), within=15.0),
     Fault(7, "all-reduce", (CHIEF,), within=15.0),
     Fault(11, "async-ps", (WORKER,), signum=signal.SIGSTOP),
+    Fault(11, "sync-ps", (WORKER,), signum=signal.SIGSTOP),
     Fault(11, "session", (WORKER,), signum=signal.SIGSTOP),
     Fault(11, "all-reduce", (WORKER,), signum=signal.SIGSTOP),
 )
@@ -287,7 +294,7 @@ def lost_steps(fault: Fault, injection: Injection, outcome: Outcome) -> int:
     Asynchronous workers and their servers count for themselves: each worker its own steps, the servers all
     updates.
     """
-    if fault.program == "async-ps":
+    if fault.program in ("async-ps", "replicated-ps"):
         return abs(sum(outcome.steps) - outcome.global_step)
     return 0 if injection.figures is None else injection.figures.lost
 
@@ -296,7 +303,7 @@ def line(fault: Fault, costs: Sequence[Cost]) -> str:
     """Return the medians of all rounds of a fault, and whether all bounds were kept in each.
 
     >>> print(line(FAULTS[0], [Cost(0.05, 0.02, lost=0)]))
-    row  1  async-ps    worker:1 killed               noticed 0.05 s  next step 0.02 s  lost 0  met
+    row  1  async-ps       worker:1 killed               noticed 0.05 s  next step 0.02 s  lost 0  met
     """
     parts = []
     for title, key, form in (
@@ -314,4 +321,4 @@ def line(fault: Fault, costs: Sequence[Cost]) -> str:
         parts.append("refused clearly" if not any(cost.wrong for cost in costs) else "")
     wrong = [problem for cost in costs for problem in cost.wrong]
     parts.append("met" if not wrong else f"NOT MET: {'; '.join(dict.fromkeys(wrong))}")
-    return f"row {fault.row:2}  {fault.program:10}  {fault.text:28}  " + "  ".join(filter(None, parts))
+    return f"row {fault.row:2}  {fault.program:13}  {fault.text:28}  " + "  ".join(filter(None, parts))

@@ -4,10 +4,11 @@
     python -m bench kills --seconds 60 --mean 3 --program session
 
 "session" trains in a MonitoredTrainingSession on 3 workers and 2 parameter servers, and any of them is
-killed: a worker, the chief, a server. "async-ps" trains there by an asynchronous ``fit``. "all-reduce" and
-"elastic" train by ``fit`` with ``multi_worker`` and ``elastic`` on 4 workers; the first one too is killed.
-The times are those of a Poisson process; a task that starts again may be killed again at once. With all
-programs each has an equal part of the time.
+killed: a worker, the chief, a server. "async-ps" trains there by an asynchronous ``fit``, and
+"replicated-ps" and "sync-ps" with ``--ps-replicas 1``. "all-reduce" and "elastic" train by ``fit`` with
+``multi_worker`` and ``elastic`` on 4 workers; the first one too is killed. The times are those of a Poisson
+process; a task that starts again may be killed again at once. With all programs each has an equal part of
+the time.
 
 The last line of a program compares the accuracy with a training that nothing disturbed, with the same seed
 and at least as many steps, and counts processes, shared-memory files, descriptors and files of the cluster
@@ -104,6 +105,8 @@ PROGRAMS = {
     "session": Program(SESSION, 3, 2),
     "all-reduce": Program(FIT, 4, 0, {"strategy": "multi_worker"}),
     "async-ps": Program(FIT, 3, 2, {"strategy": "ps"}),
+    "replicated-ps": Program(FIT, 3, 2, {"strategy": "ps", "ps_replicas": 1}),
+    "sync-ps": Program(FIT, 3, 2, {"strategy": "ps", "synchronous": True, "ps_replicas": 1}),
     "elastic": Program(FIT, 4, 0, {"strategy": "elastic"}),
 }
 

@@ -149,6 +149,7 @@ class RunMonitor:
         self._unrestored: dict[int, Replaced] = {}  # by incarnation: workers restore their parameters
         self.sessions: set[int] = set()  # ranks whose bodies have driven a monitored session
         self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
+        self._refusals: dict[int, str] = {}  # by incarnation: why a lost task is not replaced
         self._lost_since: dict[int, float] = {}  # incarnations of tasks, and when they were found dead
         self._session_progress: dict[int, Mapping[str, Any]] = {}  # by rank
         self._unknown: set[int] = set()  # dead ranks: a message says whether the others continue
@@ -391,7 +392,8 @@ class RunMonitor:
                 for info in self._remaining():  # any of them may become the first one
                     self.send(info, "run.lost", meta)
             else:
-                died = TaskDiedError(f"{lost.how}. {logged} {lost.remedy}")
+                refused = self._refusals.get(lost.task.incarnation, "")
+                died = TaskDiedError(f"{lost.how}{refused}. {logged} {lost.remedy}")
                 self._fail(died, lost.task.rank)
 
     def take_over(self) -> None:
@@ -490,10 +492,15 @@ class RunMonitor:
             return False
         return self._recovery.under_way or any(self._recovery.joining(one.rank) for one in self.workers)
 
+    def _refuse(self, lost: LostTask, why: str) -> None:
+        """Note why a task is not replaced that the run needs: the run's error will say so."""
+        self._refusals[lost.task.incarnation] = f"; {why}"
+        self._noted(f"{lost.how}; {why}")
+
     def _begin_server(self, lost: LostTask) -> bool:
         """Begin to replace a parameter server; return whether the restart budget permits it."""
         if refusal := self._server_recovery.begin(lost.task, lost.how):
-            self._noted(f"{lost.how}; {refusal}")
+            self._refuse(lost, refusal)
             return False
         self._printed(lost.task.name, f"{lost.how}; it is replaced\n")
         self.tally.lose_server(lost.task.name)
@@ -557,7 +564,7 @@ class RunMonitor:
         needed = max((one["needed_workers"] for one in self._session_progress.values()), default=0)
         if rank == self.workers[0].rank or len(others) < max(1, min(needed, len(self.workers))):
             if refusal := self._recovery.refusal:
-                self._noted(f"{lost.how}; {refusal}")
+                self._refuse(lost, refusal)
                 return False
             self._awaited.add(rank)
         return True
@@ -580,7 +587,7 @@ class RunMonitor:
         if not self._continues_without_chief(lost):
             return False
         if refusal := self._recovery.refusal:
-            self._noted(f"{lost.how}; {refusal}")
+            self._refuse(lost, refusal)
             return False
         self._awaited.add(rank)
         self._holding_up.add(rank)
@@ -598,7 +605,7 @@ class RunMonitor:
         if not self._in_first_fit(rank) or self._recovery is None or rank in self.outcomes:
             return False
         if refusal := self._recovery.refusal:
-            self._noted(f"{lost.how}; {refusal}")
+            self._refuse(lost, refusal)
             return False
         self._awaited.add(rank)
         return True
@@ -606,10 +613,11 @@ class RunMonitor:
     def _in_first_fit(self, rank: int) -> bool:
         """Return whether a worker's body is in its first fit, as far as known.
 
-        It may have died before its first message of the training: the others run the same body.
+        It may have died, also as a new process that joins, before its first message with an epoch: the others
+        run the same body.
         """
-        known = [rank] if self._begun.get(rank) else [info.rank for info in self._remaining()]
-        most = max((self._begun.get(one, 0) for one in known), default=0)
+        known = [rank] if rank in self._fits else [rank, *(info.rank for info in self._remaining())]
+        most = max(self._begun.get(one, 0) for one in known)
         return most == 1 and any(one in self._fits for one in known)
 
     def _note_restored(self, report: Mapping[str, Any]) -> None:
@@ -874,6 +882,7 @@ class RunMonitor:
         self.calls.replace(rank, calls)
         self.outcomes.pop(rank, None)
         self._begun.pop(rank, None)
+        self._fits.discard(rank)
         self._session_progress.pop(rank, None)
         self._recovering.discard(rank)
         self._awaiting.discard(rank)

@@ -187,12 +187,26 @@ def test_a_dead_chief_is_replaced_and_has_its_duties_again(
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_the_chiefs_new_process_dies_before_it_has_joined(start: Start, tmp_path: Path) -> None:
+    cluster, gate = start(workers=2, ps=1), tmp_path / "gate"
+    run = start_run(body(gate), Options(seed=3), cluster=cluster)
+    until_all_reach(run, HELD)
+    kill(cluster, 0)
+    until(lambda: restarts(run) and restarts(run)[0].calls, during=run)  # its body is sent
+    kill(cluster, 0)
+    until(lambda: len(restarts(run)) > 1 and restarts(run)[1].step is not None, during=run)
+    gate.touch()
+    run.wait()
+    assert run.status == "finished"
+    assert run.global_step == 2 * STEPS * EPOCHS
+
+
 def test_a_run_ends_if_its_chief_is_not_replaced(start: Start, tmp_path: Path) -> None:
     cluster, gate = start(workers=2, ps=1), tmp_path / "gate"
     run = start_run(body(gate), Options(seed=3, max_restarts=0), cluster=cluster)
     until_all_reach(run, HELD)
     kill(cluster, 0)
-    with pytest.raises(TaskDiedError, match="/job:worker/task:0"):
+    with pytest.raises(TaskDiedError, match=r"/job:worker/task:0 .* it is not replaced, as --max-restarts 0"):
         run.wait()
     assert any("it is not replaced, as --max-restarts 0 asks" in note for note in run.notes)
 
