@@ -77,7 +77,7 @@ class ParameterServerStrategy(Strategy):
     With ``awaits`` they wait, in ``fit``, for the new process of a lost replica that a step needs: the run
     replaces it. Runs on the workers.
 
-    An asynchronous ``fit`` survives the death of a server, unless it trains tables: each replica waits for
+    An asynchronous training survives the death of a server, unless it trains tables: each replica waits for
     the server's new process, and the one with the newest copy of the parameters sends it
     (`nbdist.runtime.ps.restore`). The optimizer's slots there are those of the last state that the run has
     saved, or begin anew.
@@ -178,7 +178,7 @@ class ParameterServerStrategy(Strategy):
         links: list[Link] = []
         context = current()
         progress = context.progress
-        survives = context.fitting and (self._replicates or not (self.synchronous or tables))
+        survives = self._replicates or not (self.synchronous or tables)
         awaits = self._awaits and context.fitting and self.synchronous and not self.rules.several
         rules = dataclasses.replace(self.rules, awaits=awaits)
         waiting = StepWait(context, {i: info.name for i, info in enumerate(self._workers)}, self._check)
@@ -257,7 +257,8 @@ class ParameterServerStrategy(Strategy):
                 progress.state = state
 
         def restored(index: int, old: Link, error: UnavailableError, done: bool) -> Link:
-            self._wait_for_new(index, error)
+            if old.address == self._servers[index].address:  # else another training has waited for it
+                self._wait_for_new(index, error)
             old.salvage()
             old.close()
             numbers = [i for i in range(len(variables)) if server_of[i] == index]
@@ -283,11 +284,17 @@ class ParameterServerStrategy(Strategy):
             rejoins=self._rejoins, reopen=reopened if survives else None, waiting=waiting,
             borrow=partial(self._borrowed, shard),
         )  # fmt: skip
-        if awaits and len(links) > 1:
-            server = self._task.server
+        server, lends = self._task.server, awaits and len(links) > 1
+        if lends:
             server.on(EARLIER, lambda frame, sender: lend(replica, shard, frame))
-            replica.at_close = lambda: server.off(EARLIER)
         progress.awaits = awaits
+
+        def closed() -> None:
+            progress.restores = False
+            if lends:
+                server.off(EARLIER)
+
+        replica.at_close = closed
         return replica
 
     def _borrowed(self, shard: str, number: int, version: int) -> Array:

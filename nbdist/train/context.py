@@ -65,7 +65,7 @@ class Progress:
     own_steps: bool = False
     """Whether ``step`` leaves out the steps of the lost process that this one replaces: a session's does."""
     restores: bool = False
-    """Whether an asynchronous ``fit`` restores a parameter server that dies, from a replica's copy."""
+    """Whether this training survives the death of a parameter server: see `nbdist.runtime.ps.restore`."""
     awaits: bool = False
     """Whether replicas that make steps together wait for the new process of one that is lost."""
     restored: list[dict[str, Any]] = field(default_factory=list)

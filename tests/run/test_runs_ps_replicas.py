@@ -43,6 +43,31 @@ history = model.fit(data, epochs={EPOCHS})
 weights = [float(array.ravel()[0]) for array in model.get_weights()]
 """
 
+# The same by a loop of one's own.
+LOOP = f"""
+import os, threading
+import numpy as np
+def slow(*batch):
+    if not os.path.exists({{gate!r}}):
+        threading.Event().wait(0.003)
+    return batch
+x = np.ones((8 * {STEPS}, 1), np.float32)
+data = nb.data.Dataset.from_arrays(x).batch(8).map(slow)
+strategy = nb.get_strategy()
+with strategy.scope():
+    model = nb.nn.Sequential([nb.nn.Dense(1, kernel_initializer="zeros")])
+    optimizer = nb.optim.SGD({RATE})
+def step(x):
+    loss = np.mean(model(x))
+    optimizer.minimize(loss)
+    return loss
+for epoch in range({EPOCHS}):
+    for batch in strategy.distribute_dataset(data):
+        strategy.run(step, batch)
+strategy.finish()
+weights = [float(array.ravel()[0]) for array in model.get_weights()]
+"""
+
 
 def kill(cluster: Cluster, name: str, signum: int = signal.SIGKILL) -> int:
     pid = next(info.pid for info in cluster.tasks if info.name == name)
@@ -50,10 +75,10 @@ def kill(cluster: Cluster, name: str, signum: int = signal.SIGKILL) -> int:
     return pid
 
 
-def begun(cluster: Cluster, gate: Path, **options: Any) -> Run:
+def begun(cluster: Cluster, gate: Path, body: str = BODY, **options: Any) -> Run:
     """Start the body, and return its run when each replica has made some steps."""
     options = {"strategy": "ps", "ps_replicas": 1, "seed": 3, "fetch": ("weights",), **options}
-    run = start_run(BODY.format(gate=str(gate)), Options(**options), cluster=cluster)
+    run = start_run(body.format(gate=str(gate)), Options(**options), cluster=cluster)
     until(lambda: all(one.step >= 20 for one in run.standing().replicas), during=run)
     return run
 
@@ -95,3 +120,21 @@ def test_a_dead_server_continues_with_its_replica_and_nothing_is_lost(
     assert notes[0].startswith(f"/job:ps/task:0 (pid {pid}) died: killed by SIGKILL; replaced after ")
     assert notes[0].endswith("; 0 updates lost; restored from its replica on /job:ps/task:1")
     assert np.isfinite(run.results["weights"]).all()
+
+
+@pytest.mark.parametrize("ps_replicas", [1, 0])
+def test_a_loop_of_ones_own_survives_the_death_of_a_server(
+    start: Start, tmp_path: Path, ps_replicas: int
+) -> None:
+    cluster, gate = start(workers=2, ps=2), tmp_path / "gate"
+    run = begun(cluster, gate, LOOP, ps_replicas=ps_replicas)
+    kill(cluster, "/job:ps/task:0")
+    until(lambda: len(read_run(run.id).restarts) == 1, during=run)
+    gate.touch()
+    run.wait()
+    (restart,) = read_run(run.id).restarts
+    updates, lost = 2 * STEPS * EPOCHS, restart["lost_updates"]
+    kernel, bias = (round(-weight / RATE) for weight in run.results["weights"])
+    assert bias == updates
+    assert updates - lost - (0 if ps_replicas else 4) <= kernel <= updates
+    assert lost == 0 or not ps_replicas

@@ -129,6 +129,11 @@ class Link(ABC):
     def _peer_of_shard(self) -> tuple[Peer, dict[str, Any]]:
         """The connection, and what every message has: shard, replica and incarnation."""
 
+    @property
+    def address(self) -> str:
+        """The address of the server's process."""
+        return self._peer_of_shard[0].address
+
     def offer(self, replica: int, done: bool) -> Offer:
         """Return what this replica knows of the shard, after its server died."""
         return Offer(
