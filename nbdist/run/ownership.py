@@ -6,7 +6,7 @@ does. The client that starts the run owns it first. When it has ended, the first
 attaches, becomes the owner; with no client, nothing is replaced until one attaches.
 
 lock        ``owner.lock`` in the run's folder, locked (flock) by the owner. The kernel of the operating
-            system releases it with the process, however that ends.
+            system releases it with the process, however that ends. The end of the run removes the file.
 body        A new process needs the body, its options and the names of its pushed values. Each task that runs
             the body keeps them, and hands them to the next owner over ipyparallel's channel
             (`nbdist.cluster.control_channel`), which carries code; nothing of it is written to a file. Pushed
@@ -74,6 +74,11 @@ class OwnerLock:
         if self.held:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+    def remove(self) -> None:
+        """Remove the file of the lock; the folder may be gone."""
+        with suppress(OSError):
+            self._path.unlink()
 
     def __del__(self) -> None:
         with suppress(OSError):
@@ -184,3 +189,9 @@ class RunOwnership:
         """Let another client become the owner. May be called twice."""
         self._lock.release()
         self.is_owner = False
+
+    def end(self) -> None:
+        """Remove the lock: the run has ended, and needs no owner."""
+        if self._lock.held:
+            self._lock.remove()
+        self.release()

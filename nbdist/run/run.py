@@ -571,7 +571,7 @@ class Run(Labelled):
             except OSError as error:
                 self.notes.append(f"run.json could not be written: {error}")
         if self._ownership is not None:
-            self._ownership.release()
+            self._ownership.end()
         self._follower.show(lambda view: view.progress(self.standing()))
         self._follower.show(lambda view: view.end(self))
         self._has_ended.set()

@@ -23,7 +23,7 @@ from nbdist.cluster.supervisor.client import CONTROLLER
 from nbdist.errors import NotFoundError, TaskDiedError, UnavailableError
 from nbdist.metrics.run_folder import read_run, run_folder
 from nbdist.run.attach import attach_run
-from nbdist.run.ownership import Handover, OwnerLock, RunOwnership
+from nbdist.run.ownership import LOCK, Handover, OwnerLock, RunOwnership
 from nbdist.run.remote import EndedTasks, RemoteOutcomes
 from nbdist.run.run import Run
 from nbdist.runtime.task import TaskInfo
@@ -79,9 +79,16 @@ os.kill(os.getpid(), 9)
 class Started:
     """A run that a subprocess has started, which waits and can be killed."""
 
-    def __init__(self, folder: Path, tasks: tuple[int, int], function: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tasks: tuple[int, int],
+        function: bool = False,
+        epochs: int = EPOCHS,
+        **options: Any,
+    ) -> None:
         self.gate, path = folder / "gate", folder / "body.py"
-        path.write_text(BODY.format(gate=str(self.gate), steps=STEPS, epochs=EPOCHS, scale="scale"))
+        path.write_text(BODY.format(gate=str(self.gate), steps=STEPS, epochs=epochs, scale="scale"))
         settings = {"tasks": tasks, "function": function, "scale": np.ones((96, 1)).tolist(), **options}
         self._process = subprocess.Popen(
             [sys.executable, "-c", STARTER.replace("HELD", str(HELD)), str(path), repr(settings)],
@@ -163,6 +170,7 @@ def test_an_attached_client_replaces_a_worker_after_its_starters_death(
     assert run.global_step == workers * STEPS * EPOCHS  # as if no worker had died
     assert run.model is not None
     assert read_run(run.id).status == "finished"
+    assert not (run.folder / LOCK).exists()
 
 
 @pytest.mark.engines
@@ -217,6 +225,28 @@ def test_a_client_that_is_not_the_owner_shows_what_the_owner_does(begin: Callabl
     assert second.model is not None
     assert second.global_step == owner.global_step
     assert len(restarts(owner)) == 3
+
+
+@pytest.mark.engines
+def test_a_paused_run_stays_paused_while_its_worker_is_replaced(begin: Callable[..., Started]) -> None:
+    left = begin((2, 1), strategy="ps", epochs=1_000_000)
+    left.gate.touch()
+    run = attach_run(left.run)
+    run.pause()
+    until(lambda: run.standing().state == "paused", during=run)
+    run._ownership.release()  # type: ignore[union-attr]  # as the end of its process does
+    left.kill()
+    kill("/job:worker/task:1")
+    until(lambda: len(Cluster.current().dead()) == 1)
+    again = attach_run(left.run)
+    until(lambda: joined(again), during=again)
+    states = {one.state for one in again.standing().replicas}
+    assert (again.standing().state, states) == ("paused", {"paused"})
+    step = again.standing().step
+    again.resume()
+    until(lambda: again.standing().step > step + 100, during=again)
+    again.stop()
+    assert again.wait().status == "stopped"
 
 
 @pytest.mark.engines
