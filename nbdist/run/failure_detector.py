@@ -166,7 +166,10 @@ def dead_or_replaced(cluster: RunTasks, tasks: list[TaskInfo]) -> list[TaskInfo]
 def remedy(lost: TaskInfo, dead: list[TaskInfo]) -> str:
     """Return what to do about a task that is lost; ``dead`` are all lost tasks."""
     if lost.job == "ps":
-        return f"The parameters are lost: start it again with %cluster restart {short_name(lost)}"
+        return (
+            f"The parameters are lost: start it again with %cluster restart {short_name(lost)}. Training "
+            "with --ps-replicas 1 survives this, and a run with --checkpoint-every can be resumed"
+        )
     if any(info.job == "ps" for info in dead):
         return "Start all lost tasks again with %cluster restart"
     return f"Run without it with --on, or start it again with %cluster restart {short_name(lost)}"

@@ -122,6 +122,21 @@ def test_a_dead_server_continues_with_its_replica_and_nothing_is_lost(
     assert np.isfinite(run.results["weights"]).all()
 
 
+def test_a_server_and_a_worker_die_together(start: Start, tmp_path: Path) -> None:
+    cluster, gate = start(workers=2, ps=2), tmp_path / "gate"
+    run = begun(cluster, gate)
+    kill(cluster, "/job:worker/task:1")
+    kill(cluster, "/job:ps/task:0")
+    until(lambda: len(read_run(run.id).restarts) == 2, during=run)
+    gate.touch()
+    run.wait()
+    (server,) = [one for one in read_run(run.id).restarts if one["task"] == "/job:ps/task:0"]
+    assert server["lost_updates"] == 0
+    # A worker may die after it has sent a gradient to one server, and before the other has it.
+    updates = 2 * STEPS * EPOCHS
+    assert all(updates - 2 <= round(-weight / RATE) <= updates for weight in run.results["weights"])
+
+
 @pytest.mark.parametrize("ps_replicas", [1, 0])
 def test_a_loop_of_ones_own_survives_the_death_of_a_server(
     start: Start, tmp_path: Path, ps_replicas: int

@@ -13,6 +13,7 @@ import pytest
 from waiting import until
 
 from nbdist.distribute.parameter_server import offering_initial
+from nbdist.errors import UnavailableError
 from nbdist.optim import SGD, Adam, Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, ShardRequest, open_link
@@ -218,6 +219,27 @@ def test_the_copy_of_a_replica_restores_a_server_that_dies_together_with_its_sta
     assert new.restored is not None
     assert (new.restored["lost"], "standby" in new.restored) == (1, False)
     assert pair.primary().memory.tobytes() == copy.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tables": (TABLE,)}, "no worker has all rows of its tables"),
+        ({"rules": Rules(1, synchronous=True)}, "its steps were synchronous"),
+    ],
+)
+def test_an_error_says_what_is_lost_if_a_server_and_its_standby_die_together(
+    pair: Pair, changes: dict[str, Any], why: str
+) -> None:
+    request = pair.request(**changes)
+    link = pair.open(request, shared=False)
+    step(link, 0)
+    for number in range(2):
+        pair.kill(number)
+        pair.start(number)
+    again = replace(request, initial=None, offer=link.offer(0, False), copy=link.parameters)
+    with pytest.raises(UnavailableError, match=f"died together, and {why}: .* --checkpoint-every can be res"):
+        pair.open(again, shared=False)
 
 
 def test_a_server_that_dies_while_it_is_opened_has_the_values_of_the_chief_or_newer_ones(pair: Pair) -> None:

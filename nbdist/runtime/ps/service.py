@@ -240,6 +240,9 @@ class ParameterService:
         if hosted.found is not None and hosted.found_is_newest():
             self._restore(hosted, hosted.found)
             return
+        if hosted.is_lost:
+            self._give_up(hosted, error_frame(hosted.loss(), self._server.name), but=-1)
+            return
         if all(offer.done for offer in hosted.offers.values()):
             hosted.lost |= hosted.offers.keys()  # a slower replica may still continue
             for replica in list(hosted.offers):
@@ -723,6 +726,24 @@ class HostedShard:
         if self.found is None:
             return False
         return newest([*self.offers.values(), self.offer_of_standby(self.found)]).replica < 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no copy of a replica restores the shard: it has tables, or its updates are synchronous.
+
+        Before the first update the chief's initial values restore it in any case.
+        """
+        trained = any(offer.known or offer.version for offer in self.offers.values())
+        return trained and (bool(self.tables) or self.rules.synchronous)
+
+    def loss(self) -> UnavailableError:
+        """Return the error of a shard that is lost."""
+        why = "no worker has all rows of its tables" if self.tables else "its steps were synchronous"
+        return UnavailableError(
+            f"the former process of {self.server} and its replica (--ps-replicas 1) died together, and {why}"
+            f": the parameters of {self.name} are lost. Run the cell again; a run with --checkpoint-every "
+            "can be resumed"
+        )
 
     def make_again(self, meta: dict[str, Any], found: FoundStandby, prefix: str) -> None:
         """Make the shard of the state that its standby had."""
