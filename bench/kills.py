@@ -134,16 +134,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long (default 600)")
     parser.add_argument("--mean", type=float, default=MEAN, help="seconds between two kills (default 10)")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--least", type=int, default=LEAST_STEPS, help="steps of each training, at least")
     options = parser.parse_args(arguments)
     if options.seconds <= 0 or options.mean <= 0:
         parser.error("--seconds and --mean are numbers above 0")
     chosen = list(PROGRAMS) if options.program == "all" else [options.program]
     good = True
     for name in chosen:
-        calm = trained(PROGRAMS[name], lambda run, cluster, steps: None, options.seed)
+        calm = trained(PROGRAMS[name], lambda run, cluster, steps: None, options.seed, least=options.least)
         print(f"{name}: accuracy {calm.accuracy:.3f} without kills", flush=True)
         kills = Kills(options.seconds / len(chosen), options.mean, random.Random(options.seed))
-        found = trained(PROGRAMS[name], kills, options.seed, max_restarts=1_000_000)
+        found = trained(PROGRAMS[name], kills, options.seed, least=options.least, max_restarts=1_000_000)
         good &= report(name, kills.counts, found, calm)
     return 0 if good else 1
 

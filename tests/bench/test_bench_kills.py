@@ -1,4 +1,4 @@
-"""``bench kills``: what it finds left over, and what counts as a failure."""
+"""``bench kills``: a minute of it, what it finds left over, and what counts as a failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kills import Outcome, left_over, report, resources
+from bench.kills import PROGRAMS, Outcome, left_over, report, resources
 
 
 def test_a_process_and_a_file_are_left_over(tmp_path: Path) -> None:
@@ -38,3 +38,13 @@ def test_a_process_and_a_file_are_left_over(tmp_path: Path) -> None:
 )
 def test_a_run_fails(accuracy: float, error: str, left: list[str], good: bool) -> None:
     assert report("session", Counter(worker=2), Outcome(accuracy, error, left), Outcome(0.965, "")) is good
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(400)
+def test_a_minute_of_random_kills() -> None:
+    """All programs, for 10 s each: the chief, another worker and a server die, 2 s apart (by the seed)."""
+    command = [sys.executable, "-m", "bench", "kills", "--seconds", "60", "--mean", "2.5", "--seed", "159"]
+    done = subprocess.run([*command, "--least", "500"], capture_output=True, text=True, timeout=380)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("left over: nothing") == len(PROGRAMS)
