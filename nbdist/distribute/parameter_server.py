@@ -77,10 +77,11 @@ class ParameterServerStrategy(Strategy):
     With ``awaits`` they wait, in ``fit``, for the new process of a lost replica that a step needs: the run
     replaces it. Runs on the workers.
 
-    An asynchronous training survives the death of a server, unless it trains tables: each replica waits for
-    the server's new process, and the one with the newest copy of the parameters sends it
-    (`nbdist.runtime.ps.restore`). The optimizer's slots there are those of the last state that the run has
-    saved, or begin anew.
+    A training survives the death of a server, unless it trains tables: each replica waits for the server's
+    new process, and the one with the newest copy of the parameters sends it (`nbdist.runtime.ps.restore`).
+    Synchronous replicas, which survive it with ``awaits`` in ``fit``, send their gradients of the current
+    step to it again. The optimizer's slots there are those of the last state that the run has saved, or begin
+    anew.
 
     ``ps_replicas=1`` keeps a standby of each server's shard on the next server
     (`nbdist.runtime.ps.replicator`). The new process of a server that dies continues with it: nothing that
@@ -178,8 +179,9 @@ class ParameterServerStrategy(Strategy):
         links: list[Link] = []
         context = current()
         progress = context.progress
-        survives = self._replicates or not (self.synchronous or tables)
         awaits = self._awaits and context.fitting and self.synchronous and not self.rules.several
+        restores = not tables and (awaits or not self.synchronous)
+        survives = self._replicates or restores
         rules = dataclasses.replace(self.rules, awaits=awaits)
         waiting = StepWait(context, {i: info.name for i, info in enumerate(self._workers)}, self._check)
 
@@ -259,7 +261,12 @@ class ParameterServerStrategy(Strategy):
         def restored(index: int, old: Link, error: UnavailableError, done: bool) -> Link:
             if old.address == self._servers[index].address:  # else another training has waited for it
                 self._wait_for_new(index, error)
-            old.salvage()
+            if self.synchronous:
+                copy, version = old.remains()
+            else:
+                old.salvage()
+                copy, version = old.parameters, old.version
+            has_copy = old.has_copy or copy is not old.parameters
             old.close()
             numbers = [i for i in range(len(variables)) if server_of[i] == index]
             request = dataclasses.replace(
@@ -268,8 +275,8 @@ class ParameterServerStrategy(Strategy):
                 restored=None,
                 rejoins=False,
                 pids=self._pids_on(self._servers[index].host),
-                offer=old.offer(self.replica_index, done) if old.has_copy else None,
-                copy=old.parameters,
+                offer=old.offer(self.replica_index, done, version) if has_copy else None,
+                copy=copy,
                 saved=lambda: requests[index].restored or self._saved_of(replica, numbers, old.layout),
             )
             link = self._opened_when_back(index, partial(opened, request, index))
@@ -458,6 +465,7 @@ class StepWait:
         self._context, self._names, self._check = context, names, check
         self._links: Sequence[Link] = ()
         self._before: str | None = None
+        self.look_at_servers: Callable[[], object] = lambda: None
 
     def watch(self, links: Sequence[Link]) -> None:
         """Look at these links from now on."""
@@ -466,11 +474,13 @@ class StepWait:
     def check(self) -> None:
         """Look, a few times a second; raises AbortedError when the run has ended."""
         self._check()
+        self.look_at_servers()
         awaited = sorted({replica for link in self._links for replica in link.awaited})
         self._show(awaited)
         if awaited and self._context.control.stop_requested:
             for link in self._links:
-                link.announce_done(stops=True)
+                with contextlib.suppress(UnavailableError):  # that server has died, and no step is made there
+                    link.announce_done(stops=True)
 
     def end(self) -> None:
         """Wait no longer."""
@@ -560,6 +570,12 @@ class ServedReplica(Replica):
         self.dropped = 0
         """How many of this replica's gradients were dropped so far, by one server at least."""
         self._server_of = list(server_of)
+        self._retiring = False
+        self._reopening: set[int] = set()
+        self._over: set[int] = set()
+        """Servers that all replicas have left."""
+        self._done = False
+        """Whether this replica has made all of its steps."""
         if waiting is not None:
             waiting.watch(self._links)
         self.statistics: list[GradientStatistics] = []
@@ -576,6 +592,8 @@ class ServedReplica(Replica):
         own = self._in_order([link.tables for link in links], [server_of[i] for i in self.tables])
         self.values = interleaved(own, rest, self.tables)
         self._gradients = self._gradient_views()
+        if waiting is not None and reopen is not None and rules.synchronous:
+            waiting.look_at_servers = self._look_at_servers
 
     def _gradient_views(self) -> list[list[Array]]:
         """Return the gradients of each slot, in the order of the variables."""
@@ -588,25 +606,58 @@ class ServedReplica(Replica):
     def _on(self, number: int, act: Callable[[Link], T]) -> T:
         """Do something with a link; if its server has died, do it with that of the new process."""
         while True:
+            link = self._links[number]
             try:
-                return act(self._links[number])
+                return act(link)
             except UnavailableError as error:
-                self._survive(number, error)
+                if self._links[number] is link:  # else it was opened again while this replica waited
+                    self._survive(number, error)
+
+    def _look_at_servers(self) -> None:
+        """Open a shard again whose server has died, while this replica waits for another one.
+
+        That one may wait for a replica that waits until all have opened this one.
+        """
+        for number, link in enumerate(self._links):
+            if number in self._reopening | self._over:
+                continue
+            try:
+                link.look()
+            except UnavailableError as error:
+                try:
+                    self._survive(number, error, self._done)
+                except TrainingOver:  # the others have the last update, and this replica lacks it
+                    raise error from None
 
     def _survive(self, number: int, error: UnavailableError, done: bool = False) -> None:
         """Wait for the new process of a server that has died, and continue with it.
 
-        Gradients under way to the old one are not sent again: it may have applied them, and the copy that
-        restores the new one may contain them.
+        Asynchronous gradients under way to the old one are not sent again: it may have applied them, and the
+        copy that restores the new one may contain them. Synchronous ones are, if they are not part of it.
         """
         if self._reopen is None:
             raise error
         begun, old = time.perf_counter(), self._links[number]
-        new = self._reopen(number, old, error, done)
-        new.take_over(old, self._under_way)
+        self._reopening.add(number)
+        try:
+            new = self._reopen(number, old, error, done)
+        finally:
+            self._reopening.discard(number)
+        again: set[int] = set()
+        if self._rules.synchronous and not new.is_from_standby:
+            again = new.repeat_step(old, exact=not self._rules.backups)
+            if number in self._ahead and self.joins_at == new.opened_at:
+                self._ahead.discard(number)  # its copy is of the step before
+        else:
+            new.take_over(old, self._under_way)
         self._links[number] = new
         self._gradients = self._gradient_views()
-        self.waited += time.perf_counter() - begun
+        if not self._retiring:  # which counts it
+            self.waited += time.perf_counter() - begun
+        if self._done:
+            new.announce_done()
+        for slot in again:  # its step was complete, and is made once more
+            self._on(number, lambda link, slot=slot: link.outcome(slot))  # type: ignore[misc]
 
     def _continue_from(self, links: Sequence[Link]) -> None:
         """Take the place that this replica's former process had in the training.
@@ -622,6 +673,7 @@ class ServedReplica(Replica):
             for number in self._ahead:
                 assert self._borrow is not None
                 np.copyto(links[number].parameters, self._borrow(number, at))
+                links[number].version = at
             return
         self.joins_at = max(link.made for link in links)
         if self._counts_apart:
@@ -784,9 +836,10 @@ class ServedReplica(Replica):
                 self._retire()
         for number in range(len(self._links)):
             self._on(number, lambda link: link.wait_counted())
+        self._done = True
         # To all before the first leave(): another replica may wait for this one at any of them.
-        for link in self._links:
-            link.announce_done()
+        for number in range(len(self._links)):
+            self._on(number, lambda link: link.announce_done())
         self.statistics = [self._leave(number) for number in range(len(self._links))]
         # Gradients collected for a step that was never completed count as dropped only now.
         self.dropped = max(self.dropped, *(one.dropped[self._number] for one in self.statistics))
@@ -798,12 +851,19 @@ class ServedReplica(Replica):
         If it dies then, and all replicas have made their steps, the parameters are those of the copy here.
         """
         while True:
+            link = self._links[number]
             try:
-                return GradientStatistics.from_wire(self._links[number].leave()["statistics"])
+                left = link.leave()
+                self._over.add(number)
+                return GradientStatistics.from_wire(left["statistics"])
             except UnavailableError as error:
+                if self._links[number] is not link:
+                    continue
                 try:
                     self._survive(number, error, done=True)
                 except TrainingOver:
+                    if self._rules.synchronous:
+                        raise error from None  # the others have the last update, and this replica lacks it
                     statistics = GradientStatistics.of(self._rules.replicas)
                     statistics.made[self._number] = self._links[number].offer(self._number, True).made
                     return statistics
@@ -823,7 +883,7 @@ class ServedReplica(Replica):
 
     def _retire(self) -> None:
         """Wait until the oldest unacknowledged gradient is applied or dropped."""
-        begun = time.perf_counter()
+        begun, self._retiring = time.perf_counter(), True
         try:
             self._settle(self._under_way[0])
         except StepStopped:
@@ -833,7 +893,7 @@ class ServedReplica(Replica):
             self._under_way.popleft()  # not before: a server that dies now does not answer it any more
             if self._waiting is not None:
                 self._waiting.end()
-            self.waited += time.perf_counter() - begun
+            self.waited, self._retiring = self.waited + time.perf_counter() - begun, False
         if self._counts_apart:  # all its shards together are one update
             try:
                 self._links[0].count()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nbdist.distribute.parameter_server import ServedReplica
+from nbdist.errors import UnavailableError
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, StepStopped
 from nbdist.runtime.ps.mailbox import SLOTS
@@ -43,6 +44,7 @@ class Written(Link):
         return self.buffers[slot]
 
     def push(self, slot: int) -> None:
+        self._number(slot)
         self.pushed.append(slot)
 
     def count(self) -> None:
@@ -66,6 +68,13 @@ class Written(Link):
     @property
     def _peer_of_shard(self) -> tuple[Peer, str, int]:
         raise NotImplementedError
+
+
+class Dead(Written):
+    """A link whose server dies when the replica waits for its answer."""
+
+    def _receive(self) -> None:
+        raise UnavailableError("its process ended")
 
 
 def replica(rules: Rules, *answers: Sequence[tuple[int, int]]) -> tuple[ServedReplica, list[Written]]:
@@ -167,3 +176,41 @@ def test_a_new_process_sends_its_gradient_only_to_servers_without_that_step() ->
     assert [link.pushed for link in links] == [[0], [0, 0]]
     one.pull()
     assert not links[0].answers
+
+
+@pytest.mark.parametrize(("restored_at", "sent"), [(4, [0, 0]), (5, [0])])
+def test_a_gradient_is_sent_again_to_a_server_that_is_restored_without_it(
+    restored_at: int, sent: list[int]
+) -> None:
+    dead, new = Dead([]), Written([(APPLIED, 0), (APPLIED, 0)])
+    dead.updates, new.opened_at, new.updates = 4, restored_at, restored_at
+
+    def reopen(number: int, old: Link, error: UnavailableError, done: bool) -> Link:
+        assert (number, old, done) == (0, dead, False)
+        return new
+
+    rules = Rules(2, True, awaits=True)
+    one = ServedReplica([dead], [0], rules, replica=1, reopen=reopen)
+    one.pull()
+    one.gradients()[0][:] = 7
+    one.push()
+    assert dead.pushed == [0]
+    one.pull()
+    assert (one.gradients()[0] == 7).all()
+    assert new.version == restored_at
+    one.push()
+    assert new.pushed == sent
+
+
+def test_a_step_that_had_been_answered_is_made_again() -> None:
+    """The replica had the answer of the old process, and the copy that restores the new one is older."""
+    dead, new = Written([(APPLIED, 0)]), Written([(APPLIED, 0)])
+    dead.updates, new.opened_at, new.updates = 4, 4, 4
+    rules = Rules(2, True, awaits=True)
+    one = ServedReplica([dead], [0], rules, replica=1, reopen=lambda *death: new)
+    step(one)
+    one._retire()
+    dead.pull = lambda: (_ for _ in ()).throw(UnavailableError("its process ended"))  # type: ignore[method-assign]
+    one.pull()
+    assert new.pushed == [0]
+    assert not new.answers

@@ -69,7 +69,7 @@ def until_joined(run: Run, number: int = 0) -> None:
     until(lambda: len(restarts(run)) > number and restarts(run)[number].step is not None, during=run)
 
 
-def assert_as_one_device(cluster: Cluster, run: Run, gate: Path) -> None:
+def assert_as_one_device(cluster: Cluster, run: Run, gate: Path, body: Callable[[Path], str] = body) -> None:
     """Check that each worker made each step, and has the weights of one device on the same batches."""
     assert run.status == "finished"
     assert run.global_step == STEPS * EPOCHS
@@ -242,3 +242,18 @@ def test_a_worker_of_a_resumed_run_joins_at_its_place(start: Start, tmp_path: Pa
     gate.touch()
     run.wait()
     assert_as_one_device(cluster, run, gate)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_death_ends_a_run_of_central_storage(start: Start, tmp_path: Path, index: int) -> None:
+    """The first worker has the parameters, and the others' gradients are needed in each step."""
+    cluster, gate = start(workers=3), tmp_path / "gate"
+    run = start_run(body(gate), Options(strategy="central"), cluster=cluster)
+    until_all_reach(run, STEPS)
+    began, pid = time.monotonic(), kill(cluster, index)
+    died = rf"/job:worker/task:{index} \(pid {pid}\) died: killed by SIGKILL"
+    with pytest.raises(TaskDiedError, match=died):
+        run.wait()
+    assert time.monotonic() - began < 2 + SLACK_SECONDS
+    again = start_run("n = 3", Options(on="worker:2"), cluster=cluster).wait()
+    assert again.results == {"n": 3}

@@ -79,7 +79,9 @@ def test_a_fit_over_the_memory_of_its_task_is_refused(start: Callable[..., Clust
 
 
 @pytest.mark.parametrize(
-    "options", [Options(max_restarts=0), Options(synchronous=True)], ids=["async", "sync"]
+    "options",
+    [Options(max_restarts=0), Options(synchronous=True, max_restarts=0)],
+    ids=["async", "sync"],
 )
 def test_a_dead_parameter_server_ends_the_run(start: Callable[..., Cluster], options: Options) -> None:
     cluster = start(workers=2, ps=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.runtime.ps.restore import Offer, newest, restoration
+from nbdist.runtime.ps.restore import Offer, newest, restoration, step_restoration
 
 Steps = list[tuple[int, str]]
 steps = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(("pull", "push", "acknowledge"))), max_size=60)
@@ -68,3 +68,25 @@ def test_the_global_step_has_all_updates_that_replicas_have_counted() -> None:
         1: Offer(1, 9, 9, global_step=14, made=9, counted=7, began=2),
     }
     assert restoration(offers, replicas=2).global_step == 17
+
+
+@given(
+    st.integers(0, 9),
+    st.lists(st.sampled_from(("computes", "sent", "has the answer", "has pulled")), min_size=1),
+)
+def test_each_gradient_of_the_restored_step_is_sent_again_or_part_of_it(step: int, at: list[str]) -> None:
+    """Replicas in step ``step``: all have sent their gradients before one has an answer."""
+    if "computes" in at:  # no replica has an answer
+        at = ["sent" if one.startswith("has") else one for one in at]
+    offers = {
+        r: Offer(r, step + (one == "has pulled"), step + one.startswith("has"), step, made=step)
+        for r, one in enumerate(at)
+    }
+    found = step_restoration(offers, len(at), backups=False)
+    assert found.version == max(offer.version for offer in offers.values())
+    assert (found.global_step, found.lost) == (found.version, 0)
+    if "has pulled" in at:
+        assert found.version == step + 1  # with the gradients of all
+    else:
+        assert found.version == step  # all have their gradients of this step still, or are about to make them
+    assert set(found.made) == {found.version}

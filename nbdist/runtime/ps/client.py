@@ -91,6 +91,8 @@ class Link(ABC):
         self._known = self._acknowledged = self._counted = 0
         self.generation = self.base = self.began = 0
         """Processes of the server that died before this one, what they applied, and the step before all."""
+        self.opened_at = 0
+        """Updates that the shard had when this link was opened."""
         self.restored: dict[str, Any] | None = None
         """How this replica has restored the shard on a new process, if it has."""
 
@@ -134,10 +136,14 @@ class Link(ABC):
         """The address of the server's process."""
         return self._peer_of_shard[0].address
 
-    def offer(self, replica: int, done: bool) -> Offer:
-        """Return what this replica knows of the shard, after its server died."""
+    def offer(self, replica: int, done: bool, version: int | None = None) -> Offer:
+        """Return what this replica knows of the shard, after its server died.
+
+        ``version`` is that of the copy that it offers; None is that of its own copy.
+        """
+        version = self.version if version is None else version
         return Offer(
-            replica, self.version, max(self._known, self.version), self.global_step,
+            replica, version, max(self._known, version), self.global_step,
             made=self.made + self._acknowledged, counted=self.counted + self._counted,
             generation=self.generation, base=self.base, began=self.began, done=done,
         )  # fmt: skip
@@ -149,6 +155,23 @@ class Link(ABC):
         """
         return
 
+    def remains(self) -> tuple[Array, int]:
+        """Return the newest copy of the parameters that can be had here, and its version.
+
+        That is the shared memory that the server's process has left, or else the copy here, which stays as it
+        is: the current step was computed from it. Call it only when that process has ended.
+        """
+        return self.parameters, self.version
+
+    def look(self) -> None:
+        """Raise UnavailableError if the server's process has ended; never waits for it."""
+        self._peer_of_shard[0].check()
+
+    @property
+    def is_from_standby(self) -> bool:
+        """Whether the shard continues with the state of its standby, with all that was acknowledged."""
+        return self.restored is not None and bool(self.restored.get("standby"))
+
     def take_over(self, old: Link, under_way: Sequence[int]) -> None:
         """Continue for the link to a server's former process.
 
@@ -158,12 +181,13 @@ class Link(ABC):
         """
         self.parameters, self.has_copy = old.parameters, old.has_copy
         self.lost, self._wanted = old.lost, old._wanted
-        if self.restored is not None and self.restored.get("standby"):
+        if self.is_from_standby:
+            for slot in range(SLOTS):
+                np.copyto(self.gradient(slot), old.gradient(slot))  # one may be there that was not sent yet
             self._settled, self._known = old._settled, old._known
             self._serial = old._serial
             for slot, serial in sorted(old._unanswered.items(), key=lambda one: one[1]):
                 self.version, self._rows = old._pushed[slot], old.rows_of(slot)
-                np.copyto(self.gradient(slot), old.gradient(slot))
                 self._serial = serial - 1
                 self.push(slot)
             self.version, self.global_step = old.version, old.global_step
@@ -181,6 +205,31 @@ class Link(ABC):
         self._serial += 1
         self._pushed[slot], self._unanswered[slot] = self.version, self._serial
         return self._serial
+
+    def repeat_step(self, old: Link, *, exact: bool) -> set[int]:
+        """Continue for the link to a server's former process, with replicas that make steps together.
+
+        A gradient that was made from the version that the shard continues with is sent again; an older one is
+        part of that, if each step is ``exact``, or counts as dropped. Return the slots that were sent again
+        although the replica has had the answer.
+        """
+        self.parameters, self.has_copy, self.lost = old.parameters, old.has_copy, old.lost
+        again: set[int] = set()
+        for slot in range(SLOTS):
+            np.copyto(self.gradient(slot), old.gradient(slot))  # one may be there that was not sent yet
+            version = old._pushed.get(slot, -1)
+            waits = slot in old._unanswered or slot in old._settled
+            made = exact and not waits and version == old.version
+            if version >= self.opened_at and (waits or made):
+                self.version = version
+                self.push(slot)
+                if made:
+                    again.add(slot)
+            elif waits:
+                self._settled[slot] = old._settled.get(slot, (APPLIED if exact else DROPPED, 0))
+                self._pushed[slot] = version
+        self.version, self.global_step = old.version, old.global_step
+        return again
 
     def want(self, table: int, ids: Array) -> None:
         """Request the rows of a table that the next pull returns."""
@@ -257,6 +306,7 @@ class Link(ABC):
 
     def count_as_applied(self, slot: int) -> None:
         """Take the gradient in a slot as applied: the step that it is for is complete in this shard."""
+        self._pushed[slot] = self.version
         self._settled[slot] = APPLIED, 0
 
     def outcome(self, slot: int) -> tuple[int, int]:
@@ -421,6 +471,12 @@ class SharedLink(Link):
             self.version, self.global_step = found[0], max(self.global_step, found[1])
             self.has_copy = True
 
+    def remains(self) -> tuple[Array, int]:
+        """Return what the server's process left in shared memory, unless it died during an update."""
+        rest = self.layout.buffer()
+        found = self._mailbox.read_rest(rest)
+        return super().remains() if found is None else (rest, found[0])
+
     def gradient(self, slot: int) -> Array:
         """Return the slot's bytes in the shared segment."""
         return self._mailbox.gradients[self._replica][slot]
@@ -500,6 +556,7 @@ class SocketLink(Link):
         self._numbers = itertools.count(1)
         self._sent: dict[int, SentGradient] = {}  # by slot
         self._reconnects = 0  # since the last answer to a gradient
+        self._reconnecting = False
         self._slots = [layout.buffer() for _ in range(SLOTS)]
         self._seen = 0
         self.tables = list(tables)
@@ -581,11 +638,15 @@ class SocketLink(Link):
             retries = self._peer.was_lost and self._reconnects < MAX_RECONNECTS
             if not retries or not is_reachable(self._peer.address):
                 raise error
-            self._check()
+            self._reconnecting = True  # `check` looks at all links
+            try:
+                self._check()
+            finally:
+                self._reconnecting = False
             self._peer.close()
             self._peer, self._reconnects = self._connect(), self._reconnects + 1
             try:
-                known = self._peer.call("ps.reconnect", self._sender).meta
+                known = self._introduced_again()
                 break
             except UnavailableError as another:
                 error = another
@@ -606,6 +667,31 @@ class SocketLink(Link):
             f"the connection to {peer.name} was reset, and restored after {time.monotonic() - begun:.2f} s; "
             f"gradients sent again: {len(missing)}"
         )
+
+    def _introduced_again(self) -> dict[str, Any]:
+        """Ask the server over a new connection what it has received.
+
+        Its process may have been about to end when the connection was made: that shows after a second.
+        """
+        until = time.monotonic() + self._peer.timeout
+        while True:
+            asked = time.monotonic()
+            try:
+                return self._peer.call("ps.reconnect", self._sender, timeout=REACH_SECONDS).meta
+            except UnavailableError:
+                now = time.monotonic()
+                answered = now - asked < REACH_SECONDS  # it refuses this replica, or was lost
+                if answered or now > until or not is_reachable(self._peer.address):
+                    raise
+
+    def look(self) -> None:
+        """Raise UnavailableError if the server's process has ended; connect again after a reset."""
+        if self._reconnecting:
+            return
+        try:
+            super().look()
+        except UnavailableError as error:
+            self._reconnect(error)
 
     def _newest(self) -> int:
         return max(self._seen, self.version)
@@ -763,7 +849,7 @@ def _introduced(link: Link, opened: dict[str, Any], request: ShardRequest) -> Li
     """Return a link with what the server has said of the shard."""
     link.made, link.counted = opened["made"], opened["counted"]
     link.generation, link.base, link.began = opened["generation"], opened["base"], opened["began"]
-    link.restored = opened.get("restored")
+    link.restored, link.opened_at = opened.get("restored"), opened["version"]
     if request.initial is not None:  # this replica may restore the shard before it has pulled
         for view, value in zip(request.layout.views(link.parameters), request.initial, strict=True):
             np.copyto(view, value)

@@ -10,6 +10,12 @@ that was acknowledged. The largest position that any of them knows, less the ver
 the number of updates that are lost. What was under way and never acknowledged counts in neither: the old
 process may have applied it, and the new one never receives it.
 
+Replicas that make steps together have equal copies, at most one step apart, and each keeps the gradient that
+it sent last. A restored shard continues to count its updates where the copy is, so the version decides: a
+gradient that was made from it is sent again, and an older one is part of it. Without backups all replicas
+offer (the new process of one that died as well has no copy), and no step is lost. With backups the first
+gradients that arrive make the step again.
+
 A training that has lost several processes of a server counts ``base``, the gradients that earlier ones had
 applied, and ``generation``, how many there were: a copy of a later process is newer than any of an earlier
 one.
@@ -65,6 +71,8 @@ class Restoration:
     """Gradients of each replica that are counted as made."""
     counted: tuple[int, ...]
     began: int
+    version: int = 0
+    """The number of updates from which the shard goes on counting: of replicas that make steps together."""
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain values for a message."""
@@ -80,8 +88,37 @@ def newest(offers: Sequence[Offer]) -> Offer:
     return max(offers, key=lambda one: (one.generation, one.version, -one.replica))
 
 
+def step_restoration(offers: Mapping[int, Offer], replicas: int, backups: bool) -> Restoration:
+    """Return what a shard of replicas that make steps together continues with, given at least one offer.
+
+    >>> offers = {0: Offer(0, 7, 8, 7, made=7), 1: Offer(1, 8, 8, 8, made=8)}
+    >>> found = step_restoration(offers, replicas=2, backups=False)
+    >>> found.replica, found.lost, found.global_step, found.version, found.made
+    (1, 0, 8, 8, (8, 8))
+    >>> step_restoration({0: Offer(0, 7, 9, 7, made=5)}, replicas=2, backups=True).lost
+    2
+    """
+    best = max(offers.values(), key=lambda one: (one.version, -one.replica))
+    step = best.began + best.version
+    if backups:  # some replica may have seen a step that is not in any copy
+        step = max(step, *(one.global_step for one in offers.values()))
+    return Restoration(
+        replica=best.replica,
+        lost=max(0, max(one.known for one in offers.values()) - best.version) if backups else 0,
+        global_step=step,
+        base=0,
+        generation=best.generation + 1,
+        made=tuple(
+            (offers[r].made if r in offers else 0) if backups else best.version for r in range(replicas)
+        ),
+        counted=(0,) * replicas,
+        began=step - best.version,
+        version=best.version,
+    )
+
+
 def restoration(offers: Mapping[int, Offer], replicas: int) -> Restoration:
-    """Return what a shard continues with, given the offers of the living replicas, at least one.
+    """Return what a shard of asynchronous replicas continues with, given the offers of those that live.
 
     The global step is the largest that any replica has seen, so that it never goes back. A replica without an
     offer died with the server: what the others did not make is counted as made by those, in equal parts, so

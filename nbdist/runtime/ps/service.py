@@ -37,10 +37,10 @@ that it names, ps.push has gradients of rows, ps.table returns the current value
 server keeps the final tables until each replica has read them, and final parameters until each replica that
 uses a socket has them (ps.done).
 
-When a server dies, the replicas of an asynchronous training open the shard again on its new process, each
-with an offer of its copy (:mod:`nbdist.runtime.ps.restore`). The replica with the newest is asked for it
-(ps.restore), and opens the shard as the chief did at first. A replica that has made all its steps says so: if
-all have, nothing is restored, and the answer is "ps.over".
+When a server dies, the replicas open the shard again on its new process, each with an offer of its copy
+(:mod:`nbdist.runtime.ps.restore`). The replica with the newest is asked for it (ps.restore), and opens the
+shard as the chief did at first. A replica that has made all its steps says so: if all asynchronous ones have,
+or those that still wait for a synchronous one, nothing is restored, and the answer is "ps.over".
 
 A shard that continues an earlier training is opened with its number of updates; replicas are admitted when
 the chief has also sent its slots (ps.fill).
@@ -77,7 +77,7 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import refused
 from nbdist.runtime.ps.mailbox import ANSWER, COUNT, COUNTERS, GLOBAL_STEP, RING, Mailbox
 from nbdist.runtime.ps.replicator import Replicator
-from nbdist.runtime.ps.restore import Offer, Restoration, newest, restoration
+from nbdist.runtime.ps.restore import Offer, Restoration, newest, restoration, step_restoration
 from nbdist.runtime.ps.shard import Gradient, ParameterShard
 from nbdist.runtime.ps.standby import FoundStandby, StandbyService, on_own_thread, take_standby
 from nbdist.runtime.ps.sync import COUNTED, REFUSED, STEPPED, STOPPED, Answer, Rules
@@ -209,6 +209,8 @@ class ParameterService:
             if not meta["chief"]:
                 self._ask_standby(hosted, meta)
                 self._gather(hosted)
+        elif rejoins:
+            self._gather(hosted)
         if meta["chief"] and hosted.shard is None:
             try:
                 nbytes, what = hosted.bytes_for(meta), f"the variables of {hosted.name} and their gradients"
@@ -235,7 +237,11 @@ class ParameterService:
             self._server.after(OFFER_SECONDS, partial(self._gather, hosted))
         late = time.monotonic() - hosted.gathers_since >= OFFER_SECONDS
         hosted.drop_gone_offers()
-        if hosted.name not in self._hosted or hosted.restoring or not (late or hosted.all_offered()):
+        if hosted.name not in self._hosted or hosted.restoring:
+            return
+        over = late and all(offer.done for offer in hosted.offers.values())  # the others may have ended
+        needs_all = hosted.needs_all and not hosted.found_is_newest()
+        if not (hosted.all_offered() or over or (late and not needs_all)):
             return
         if hosted.found is not None and hosted.found_is_newest():
             self._restore(hosted, hosted.found)
@@ -243,14 +249,19 @@ class ParameterService:
         if hosted.is_lost:
             self._give_up(hosted, error_frame(hosted.loss(), self._server.name), but=-1)
             return
-        if all(offer.done for offer in hosted.offers.values()):
+        if (over or not hosted.rules.synchronous) and all(offer.done for offer in hosted.offers.values()):
             hosted.lost |= hosted.offers.keys()  # a slower replica may still continue
             for replica in list(hosted.offers):
                 del hosted.offers[replica]
                 push(hosted.opening.pop(replica)[0], Frame("ps.over"))
             hosted.gathers_since = None
             return
-        found = hosted.restoration = restoration(hosted.offers, hosted.rules.replicas)
+        offers, rules = hosted.offers, hosted.rules
+        found = hosted.restoration = (
+            step_restoration(offers, rules.replicas, rules.backups > 0)
+            if rules.synchronous
+            else restoration(offers, rules.replicas)
+        )
         push(hosted.opening[found.replica][0], Frame("ps.restore", found.to_wire()))
 
     def _ask_standby(self, hosted: HostedShard, meta: dict[str, Any]) -> None:
@@ -729,12 +740,13 @@ class HostedShard:
 
     @property
     def is_lost(self) -> bool:
-        """Whether no copy of a replica restores the shard: it has tables, or its updates are synchronous.
+        """Whether no copy of a replica restores the shard: it has tables, or is of a synchronous loop.
 
-        Before the first update the chief's initial values restore it in any case.
+        Replicas of a synchronous ``fit``, which await lost ones, make the step again. Before the first update
+        the chief's initial values restore it in any case.
         """
         trained = any(offer.known or offer.version for offer in self.offers.values())
-        return trained and (bool(self.tables) or self.rules.synchronous)
+        return trained and (bool(self.tables) or (self.rules.synchronous and not self.rules.awaits))
 
     def loss(self) -> UnavailableError:
         """Return the error of a shard that is lost."""
@@ -860,7 +872,7 @@ class HostedShard:
         sender, meta = self.opening.pop(replica)
         reply: dict[str, Any] = {"number": self.number, "segment": None, "note": self.note}
         reply |= {"incarnation": self.incarnations[replica], "counted": self.shard.counted[replica]}
-        reply["made"] = self.shard.place_of(replica)
+        reply["made"], reply["version"] = self.shard.place_of(replica), self.shard.version
         reply["generation"], reply["base"], reply["began"] = self.lineage
         reply |= {"serial": self.shard.serials[replica], "restored": self.restored}
         if self.mailbox is not None and meta["bell"]:
@@ -961,8 +973,17 @@ class HostedShard:
 
     def all_offered(self) -> bool:
         """Whether no other replica that lives can offer a copy."""
-        dead = set() if self.processes is None else set(self.processes.dead())
+        dead = set() if self.processes is None or self.needs_all else set(self.processes.dead())
         return len(self.opening.keys() | dead | self.lost) >= self.rules.replicas
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether each replica opens a shard whose server died before it is restored.
+
+        Those that make each step together do: a slower one may have the newest copy, and the others cannot
+        make the step of an older one without it. A dead one is awaited, and its new process opens it.
+        """
+        return self.rules.synchronous and not self.rules.backups
 
     def drop_gone_offers(self) -> None:
         """Forget the offers of replicas that have died since."""

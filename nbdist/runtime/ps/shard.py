@@ -205,6 +205,10 @@ class ParameterShard:
         """Continue with the counts of a process that died."""
         with self.lock:
             self.counters[GLOBAL_STEP] = restoration.global_step
+            self.updates = self.counters[VERSION] = self.counters[BEGUN] = restoration.version
+            self.before -= restoration.version  # the optimizer's slots are not older or newer for it
+            if self.quorum is not None:
+                self.quorum.steps = self.accumulator.step = restoration.version
             self.statistics.made[:] = restoration.made
             self.counted[:] = restoration.counted
 

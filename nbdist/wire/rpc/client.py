@@ -253,7 +253,9 @@ class Peer:
         send_parts(self._socket, parts, share=role == CALL)
 
     def _next(self, deadline: float, doing: str) -> tuple[int, int, Frame] | None:
-        """Return the next message, or None at the deadline; raise when the connection is lost."""
+        """Return the next message, or None at the deadline; raise when the connection is lost or closed."""
+        if self._socket.closed:
+            raise UnavailableError(f"the connection to {self.name} at {self.address} was closed here")
         while True:
             ready = self._poller.poll(max(0, ceil((deadline - time.monotonic()) * 1000)))
             for socket, _ in ready:
