@@ -60,6 +60,7 @@ POLL_SECONDS = 0.002
 LEAVE_SECONDS = 25.0  # for workers that train to make the step after which they leave a run
 BODY_SECONDS = 3.0  # for workers whose bodies are not in fit, or paused
 LEAVING_SECONDS = 0.03  # between two looks at whether they have left
+LEFT_SECONDS = 0.2  # for the outcomes of workers that have left to reach the client of the run
 NOT_LEFT = {
     "paused": ". It is paused, and its workers leave it between two steps: let it continue",
     "body": ". Its workers leave it between two steps of fit(), and have not reached one in time",
@@ -537,7 +538,9 @@ class ScaleDown(Change):
                 meta = {"run": run, "ranks": ranks, "leaves": False}
                 list(ask_tasks(self._cluster, tasks, "run.leave", meta))
             raise
-        self.left = set(asked)
+        self.left, until = set(asked), time.monotonic() + LEFT_SECONDS
+        while asked and time.monotonic() < until:
+            yield
 
 
 def last_workers(tasks: Sequence[TaskInfo], workers: int) -> list[TaskInfo]:

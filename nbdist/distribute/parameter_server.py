@@ -42,7 +42,7 @@ from nbdist.runtime.ps.trace import gradient_of, parameters_for
 from nbdist.runtime.tables import RowGradient
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.train.context import Context, current
-from nbdist.train.strategy import Replica, ReplicaState, Strategy, interleaved
+from nbdist.train.strategy import Replica, ReplicaLeft, ReplicaState, Strategy, interleaved
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
@@ -50,6 +50,7 @@ from nbdist.wire.rpc.frame import Frame
 Array: TypeAlias = np.ndarray[Any, Any]
 NEW_SECONDS = 12.0  # for a silent server to be replaced: a frozen one is, after 10 s
 BACK_SECONDS = 60.0  # for the service of a server's new process to answer
+MOST_ADDED = 64  # workers that can be added to an asynchronous run
 POLL_SECONDS = 0.05  # between two looks at the roster
 HELLO_SECONDS = 1.0  # for the service of a new process to answer; it is asked again
 PING_SECONDS = 0.1  # for a server to answer, when the connection to it has broken; it is asked again
@@ -112,6 +113,9 @@ class ParameterServerStrategy(Strategy):
         rejoins: bool = False,
         awaits: bool = False,
         ps_replicas: int = 0,
+        numbers: Sequence[int] = (),
+        began_with: int | None = None,
+        spare: int = 0,
     ) -> None:
         self._servers = list(servers) or [info for info in task.roster if info.job == "ps"]
         if not self._servers:
@@ -124,12 +128,19 @@ class ParameterServerStrategy(Strategy):
         self._task, self._run, self._prefix, self._check = task, run, prefix, check
         self.synchronous, self._transport, self._rejoins = synchronous, transport, rejoins
         self._awaits = awaits
-        self.replica_index = list(ranks).index(task.rank)
-        self._workers = [find_rank(task.roster, rank) for rank in ranks]
-        self.replicas = len(ranks)
+        numbers = numbers or range(len(ranks))
+        self.replica_index = numbers[list(ranks).index(task.rank)]
+        self._workers = {n: find_rank(task.roster, rank) for n, rank in zip(numbers, ranks, strict=True)}
+        self.replicas = began_with or len(ranks)
         self.rules = Rules(
-            self.replicas, synchronous, aggregate, staleness, locking, servers=len(self._servers)
+            self.replicas + spare, synchronous, aggregate, staleness, locking, len(self._servers), spare=spare
         )
+        if self.replica_index >= self.rules.replicas:
+            raise InvalidArgumentError(
+                f"{task.name} is worker number {self.replica_index + 1} of a run that began with "
+                f"{self.replicas}: {spare} can be added to it. Stop the run and start it again, with "
+                "--resume if it has saved its state"
+            )
         self.num_replicas_in_sync = self.replicas if synchronous else 1
         self._trainings = 0
         self._replicates = bool(ps_replicas)
@@ -183,16 +194,19 @@ class ParameterServerStrategy(Strategy):
         restores = not tables and (awaits or not self.synchronous)
         survives = self._replicates or restores
         rules = dataclasses.replace(self.rules, awaits=awaits)
-        waiting = StepWait(context, {i: info.name for i, info in enumerate(self._workers)}, self._check)
+        waiting = StepWait(context, {i: info.name for i, info in self._workers.items()}, self._check)
 
         def lost(frozen: Mapping[int, int]) -> None:
             for replica, pid in frozen.items():
-                info = find_rank(self._task.roster, self._workers[replica].rank)
+                info = self._now().get(replica)
+                if info is None:  # it was added since, and the client finds it by itself
+                    continue
                 if info.pid == pid and info.incarnation not in progress.lost:  # not its new process
                     progress.lost = [*progress.lost, info.incarnation]
 
         def opened(request: ShardRequest, index: int, info: TaskInfo) -> Link:
             here = info.host == self._task.info.host and self._transport == "auto"
+            here = here and self.replica_index < rules.first  # the others have no place in the memory
             connect = partial(Peer, info.address, self._task.keys, name=info.name)
             return open_link(
                 connect, request, prefix=self._prefix if here else None, check=waiting.check, lost=lost
@@ -310,9 +324,8 @@ class ParameterServerStrategy(Strategy):
         Raises UnavailableError if there is none.
         """
         meta = {"shard": shard, "server": number, "version": version}
-        for info in self._workers:
-            if info.rank != self._task.rank:
-                now = find_rank(self._task.roster, info.rank)
+        for now in self._now().values():
+            if now.rank != self._task.rank:
                 try:
                     with Peer(now.address, self._task.keys, name=now.name) as peer:
                         return peer.call(EARLIER, meta).arrays[0]
@@ -333,8 +346,14 @@ class ParameterServerStrategy(Strategy):
 
     def _pids_on(self, host: str) -> tuple[int, ...]:
         """Return the processes of the replicas on a host, as they are now; 0 for those on other hosts."""
-        now = [find_rank(self._task.roster, one.rank) for one in self._workers]
-        return tuple(one.pid if one.host == host else 0 for one in now)
+        now = self._now()
+        found = (now.get(number) for number in range(self.rules.replicas))
+        return tuple(one.pid if one is not None and one.host == host else 0 for one in found)
+
+    def _now(self) -> dict[int, TaskInfo]:
+        """Return the replicas' tasks, with their present processes, without those that were removed."""
+        roster = {info.rank: info for info in self._task.roster}
+        return {n: roster[info.rank] for n, info in self._workers.items() if info.rank in roster}
 
     def _opened_when_back(self, index: int, open_shard: Callable[[TaskInfo], Link]) -> Link:
         """Open a shard on a server, or on the process that replaces it if it dies."""
@@ -433,7 +452,7 @@ class ParameterServerStrategy(Strategy):
     def _require_supply(self) -> None:
         progress = current().progress
         steps = (progress.total or 0) - progress.step  # not above 0 where it is not known
-        if 0 < steps * self.replicas < self.rules.needed:
+        if self.synchronous and 0 < steps * self.replicas < self.rules.needed:
             raise InvalidArgumentError(
                 f"aggregate={self.rules.needed}: a step takes {self.rules.needed} gradients, and "
                 f"{self.replicas} replicas with {steps} batches each never make so many; give a smaller one, "
@@ -675,9 +694,10 @@ class ServedReplica(Replica):
                 np.copyto(links[number].parameters, self._borrow(number, at))
                 links[number].version = at
             return
-        self.joins_at = max(link.made for link in links)
+        made, self.joins_at = max(link.made for link in links), max(link.place for link in links)
+        self.left_out = self.joins_at - made
         if self._counts_apart:
-            for _ in range(self.joins_at - links[0].counted):
+            for _ in range(made - links[0].counted):
                 links[0].count()
 
     @property
@@ -765,8 +785,29 @@ class ServedReplica(Replica):
         self.global_step = self._links[0].global_step
         apart = self._rules.synchronous is False
         return ReplicaState(
-            self.values, self._slots_of(names, found), self.global_step, found[0].steps if apart else None
+            self.values,
+            self._slots_of(names, found),
+            self.global_step,
+            self._steps_of(found[0]) if apart else None,
         )
+
+    def _steps_of(self, found: ShardState) -> tuple[int, ...]:
+        """Return the steps of each replica, without the last spare ones that were not added."""
+        last = max((number for number, steps in enumerate(found.steps) if steps), default=0)
+        return found.steps[: max(self._rules.first, last + 1)]
+
+    def admit(self, leave: bool = False) -> bool:
+        """Have an asynchronous replica leave, once its gradients are applied.
+
+        The servers continue without it, as without one that has died, and have all that it gave.
+        """
+        if leave and not self._rules.synchronous:
+            while self._under_way:
+                self._retire()
+            for number in range(len(self._links)):
+                self._on(number, lambda link: link.wait_counted())
+            raise ReplicaLeft
+        return False
 
     def _slots_of(self, names: Sequence[str], found: Sequence[ShardState]) -> list[dict[str, Array]]:
         """Return the optimizer's slots of each variable, given those of each server."""
@@ -949,6 +990,9 @@ def _make(config: StrategyConfig) -> ParameterServerStrategy:
         synchronous=config.training.synchronous,
         transport=config.training.transport,
         rejoins=world.rejoins,
+        numbers=world.numbers,
+        began_with=world.began_with,
+        spare=0 if config.training.synchronous else MOST_ADDED,
         awaits=config.training.awaits,
         **settings,
     )
@@ -981,6 +1025,7 @@ SPEC = StrategySpec(
     synchronous=None,
     survives_worker_loss=True,
     takes_new_workers=True,
+    resizes=True,
     awaits_new_workers=True,
     in_graph=True,
     uses_parameter_servers=True,

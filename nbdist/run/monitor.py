@@ -811,7 +811,7 @@ class RunMonitor:
         if resize is None:
             return
         resize.step, resize.seconds = step, time.monotonic() - resize.begun_at
-        self.tally.joined(self.workers.index(info), resize.text)
+        self.tally.joined(self.workers.index(info), resize.text, step)
         self._note_resize(resize)
 
     def _has_given_up_added(self, rank: int, outcome: Any) -> bool:
@@ -855,7 +855,7 @@ class RunMonitor:
         resize = Resize(info, False, 0, time.monotonic(), step=step)
         if self.growth is not None:
             resize = self.growth.leave(info, step)
-        self.tally.leave(number, resize.text)
+        self.tally.leave(number, resize.text, step)
         self._note_resize(resize)
         return True
 

@@ -225,6 +225,11 @@ class Options:
             return "the graph of an in-graph run is made for its workers"
         if self.on is not None:
             return f"it runs on --on {self.on}"
+        if name == "ps" and self.synchronous:
+            return (
+                "synchronous replicas of ps neither join nor leave; asynchronous ones (--async), and those "
+                "of --strategy multi_worker, do"
+            )
         if not STRATEGIES[name].resizes:
             return f"replicas of {name} neither join nor leave; those of {', '.join(names_of('resizes'))} do"
         return ""

@@ -66,6 +66,8 @@ class ReplicaStanding:
     """How often its process was replaced."""
     change: str = ""
     """When it was added to the run and where it joined, or where it left; of the last such change."""
+    begun: int = 0
+    """How many of its steps it has left out, because it was added after others had made them."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,10 @@ class _Replica:
     restart: str = ""
     restarts: int = 0
     change: str = ""
+    begun: int = 0
+    """Steps that it has left out."""
+    left_out: int | None = None
+    """How many of the present training, as it says itself."""
 
     def counts(self) -> dict[str, int]:
         """Return what former processes have counted, and this one too."""
@@ -172,7 +178,7 @@ class ProgressTracker:
             latest.step += latest.before.get("step", 0)
         latest.epoch, latest.epochs = progress.get("epoch"), progress.get("epochs")
         latest.state = progress["state"]
-        joined = progress.get("joined")
+        joined, latest.left_out = progress.get("joined"), progress.get("left_out")
         if joined is None:
             steps, examples = progress.get("resumed") or (0, 0)
             latest.resumed = int(steps), int(examples)
@@ -269,14 +275,21 @@ class ProgressTracker:
         latest = self._latest[replica]
         latest.state, latest.before = JOINING, latest.counts()
 
-    def joined(self, replica: int, text: str) -> None:
-        """Note that an added replica has joined; ``text`` says when and where."""
-        self._latest[replica].change = text
+    def joined(self, replica: int, text: str, step: int) -> None:
+        """Note that an added replica has joined, at a step; ``text`` says when and where."""
+        latest = self._latest[replica]
+        latest.change = text
+        before = latest.before["step"]
+        missed = max(0, step - before)
+        if before and latest.left_out is not None:  # the step at which it had left may not be known exactly
+            missed = min(missed, latest.left_out)
+        latest.begun += missed
 
-    def leave(self, replica: int, text: str) -> None:
-        """Note that a replica has left, or could not join; ``text`` says where or why."""
+    def leave(self, replica: int, text: str, step: int = 0) -> None:
+        """Note that a replica has left after a step, or could not join; ``text`` says where or why."""
         self.messages += 1
         latest = self._latest[replica]
+        latest.step = max(latest.step, step)  # its last message may not have arrived
         latest.state, latest.total, latest.change = LEFT, latest.step, text
         latest.past.clear()
         self._stragglers.leave(replica)
@@ -301,8 +314,9 @@ class ProgressTracker:
             step, rate = max(steps), max((r for r, _ in rates), default=0.0)
             total = max(known) if known else None
         else:
-            step, rate = sum(steps), sum(r for r, _ in rates)
-            total = sum(known) if len(known) == len(totals) and known else None
+            begun = sum(latest.begun for latest in self._latest)
+            step, rate = sum(steps) - begun, sum(r for r, _ in rates)
+            total = sum(known) - begun if len(known) == len(totals) and known else None
         states = {latest.state for latest in self._latest if latest.state not in ABSENT} or {LOST}
         left = (total - step) / rate if total is not None and rate > 0 else None
         furthest = max(self._latest, key=lambda latest: (latest.state not in ABSENT, latest.epoch or 0))
@@ -328,6 +342,7 @@ class ProgressTracker:
                     latest.restart,
                     latest.restarts,
                     latest.change,
+                    latest.begun,
                 )
                 for i, latest in enumerate(self._latest)
             ],

@@ -447,7 +447,8 @@ class Run(Labelled):
     def _updates(self) -> int:
         last = [self.store.last(i, "loss") for i in self.store.replicas if "loss" in self.store.series]
         steps = [int(one.step) for one in last if one is not None]
-        made = (max(steps) if self.tally.synchronous else sum(steps)) if steps else 0
+        begun = sum(replica.begun for replica in self.standing().replicas)
+        made = (max(steps) if self.tally.synchronous else sum(steps) - begun) if steps else 0
         return max(0, made - self.tally.resumed_steps)
 
     # Attaching to a run that another process has started; before it is followed.

@@ -112,6 +112,7 @@ def start_run(
             run=run_id,
             folder=str(folder),
             ranks=tuple(info.rank for info in workers),
+            began_with=len(workers),
             training=replace(
                 options.training(bool(_servers(cluster)), seed),
                 awaits=options.awaits_workers(len(workers), len(servers)),
@@ -214,7 +215,8 @@ class RunLauncher:
 
     def start(self, info: TaskInfo) -> RunCalls:
         """Send the body, and return the call that runs it."""
-        spec = replace(self._spec, rejoins=True, replica=self._numbers[info.rank])
+        numbers = tuple(self._numbers[rank] for rank in self._spec.ranks)
+        spec = replace(self._spec, rejoins=True, numbers=numbers)
         return self._cluster.submit(run_body, spec, self._body, on=info.rank)
 
 

@@ -86,6 +86,10 @@ class World:
     """The coordinator on this task, which others ask to join; None if none can."""
     order: tuple[int, ...] = ()
     """The ranks in the order of the run; new ranks follow them. Empty: that of ``ranks``."""
+    numbers: tuple[int, ...] = ()
+    """The numbers of the ranks' replicas in the run, as of its beginning here. Empty: their places."""
+    began_with: int | None = None
+    """How many replicas the run began with; None: as many as there are."""
     _formed: dict[str, int] = field(default_factory=dict)
     _common: Collective | None = None
     _members: dict[int, TaskInfo] = field(default_factory=dict)

@@ -72,6 +72,8 @@ class Progress:
     """How this replica has restored parameter servers: the task, its incarnation, what was lost."""
     joined: int | None = None
     """The step at which this process took over from one that was lost; None if it began with the others."""
+    left_out: int | None = None
+    """How many of the steps before ``joined`` neither this process nor a former one has made, if known."""
     left_at: int | None = None
     """The step at which this replica has left the run, which others continue."""
     lost: list[int] = field(default_factory=list)

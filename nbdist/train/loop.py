@@ -157,7 +157,7 @@ def _train(
         context.progress.by_updates = replica.by_updates
         if own.joins_at is not None:
             context.progress.step += own.joins_at
-            context.progress.joined = context.progress.step
+            context.progress.joined, context.progress.left_out = context.progress.step, own.left_out
         if own.joined is not None:
             context.progress.joined = context.progress.step
         history.begin(replica.notes)

@@ -104,6 +104,8 @@ class Replica(ABC):
     """Whether the replicas change before the next step, as they have agreed: new processes wait, say."""
     stale = False
     """Whether :meth:`renew` is due before the next step, because others were admitted."""
+    left_out: int | None = None
+    """How many of the steps before ``joins_at`` neither this process nor a former one has made, if known."""
     position: Callable[[], JoinedState] | None = None
     """Returns what a new process that joins now has to know; the training loop sets it."""
     pull_is: tuple[str, str] | None = ("receive", "parameters")

@@ -115,6 +115,32 @@ def test_workers_join_elastic_averaging_at_the_end_of_an_epoch(start: Start, tmp
     assert steps.pop() % STEPS == 0
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_workers_of_asynchronous_servers_join_and_leave(start: Start, tmp_path: Path, servers: int) -> None:
+    cluster, over = start(workers=2, ps=servers), tmp_path / "over"
+    run = start_run(body(over), Options(strategy="ps", seed=3), cluster=cluster)
+    until_all_reach(run, 3 * STEPS)
+    cluster.grow(2, report=ignore)
+    until_resized(run, 2)
+    until_behind(run, resizes(run)[-1], (0, 1, 2, 3))
+    slowest = min(one.step for one in run.standing().replicas)
+    assert all((one.step or 0) >= 3 * STEPS for one in resizes(run))  # next to the others
+    cluster.shrink(3, report=ignore)
+    until_resized(run, 5)
+    until_behind(run, resizes(run)[-1], (0,))
+    cluster.grow(1, report=ignore)
+    until_resized(run, 6)
+    assert (resizes(run)[-1].step or 0) >= slowest  # where the one that has left was
+    until_behind(run, resizes(run)[-1], (0, 1))
+    over.touch()
+    run.wait()
+    assert run.status == "finished"
+    assert [one.state for one in run.standing().replicas] == ["finished", "finished", "left", "left"]
+    made = [one.step - one.begun for one in run.standing().replicas]
+    assert [one.begun > 0 for one in run.standing().replicas] == [False, False, True, True]
+    assert run.global_step == run.standing().step == sum(made)
+
+
 def test_workers_that_cannot_join_or_leave_are_named(start: Start, tmp_path: Path) -> None:
     cluster, over = start(workers=2), tmp_path / "over"
     start_run("scale = 1.0", Options(), cluster=cluster).wait()

@@ -82,8 +82,10 @@ class RunSpec:
     """The states of an earlier run, the newest first, of which the training continues one."""
     rejoins: bool = False
     """Whether the task's process joins a run that is under way: as a replacement, or as a new worker."""
-    replica: int | None = None
-    """The number of the replica in the run's logs; None: its place in ``ranks``."""
+    numbers: tuple[int, ...] = ()
+    """The numbers of the replicas in the run, where some were added or have left; else their places."""
+    began_with: int | None = None
+    """How many replicas the run began with, if there may be another number now."""
 
 
 def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
@@ -182,7 +184,7 @@ def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveR
     folder = private_folder(Path(spec.folder))
     recorder = Recorder(
         folder / f"metrics-{task.rank:04d}.log",
-        replica=spec.ranks.index(task.rank) if spec.replica is None else spec.replica,
+        replica=(spec.numbers or range(len(spec.ranks)))[spec.ranks.index(task.rank)],
         events=events_folder(folder, task.name) if spec.tensorboard else None,
     )
     context = make_context(spec, task, here)
@@ -190,7 +192,7 @@ def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveR
     context.world = World(
         task, spec.ranks, spec.run, context.control.check,
         kind=training.collective, least=training.min_workers, rejoins=spec.rejoins,
-        coordinator=here.groups,
+        coordinator=here.groups, numbers=spec.numbers, began_with=spec.began_with,
     )  # fmt: skip
     if spec.rejoins:
         _take_commands(spec, task, context.control)

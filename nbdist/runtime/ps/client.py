@@ -67,7 +67,7 @@ class Link(ABC):
         """Whether ``parameters`` are those of the shard, as they are from the first pull on."""
         self.global_step = 0
         self.note = ""
-        self.made = self.counted = 0
+        self.place = self.made = self.counted = 0
         """Gradients of this replica's former processes that were applied, and the updates they counted."""
         self.lost: Callable[[Mapping[int, int]], object] = lambda frozen: None
         """Called with the replicas that the server has found frozen, and their processes.
@@ -437,7 +437,7 @@ class SharedLink(Link):
         rules: Rules,
     ) -> None:
         super().__init__(layout, check)
-        self._mailbox = Mailbox(Segment.open(opened["segment"]), layout, rules.replicas)
+        self._mailbox = Mailbox(Segment.open(opened["segment"]), layout, rules.first)
         self._locking = rules.locking
         self._ringer, self._bell = Ringer(opened["bell"]), bell
         self._control, self._sender = control, sender
@@ -847,7 +847,7 @@ def _opened_link(
 
 def _introduced(link: Link, opened: dict[str, Any], request: ShardRequest) -> Link:
     """Return a link with what the server has said of the shard."""
-    link.made, link.counted = opened["made"], opened["counted"]
+    link.place, link.made, link.counted = opened["place"], opened["made"], opened["counted"]
     link.generation, link.base, link.began = opened["generation"], opened["base"], opened["began"]
     link.restored, link.opened_at = opened.get("restored"), opened["version"]
     if request.initial is not None:  # this replica may restore the shard before it has pulled

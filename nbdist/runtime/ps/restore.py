@@ -117,12 +117,13 @@ def step_restoration(offers: Mapping[int, Offer], replicas: int, backups: bool) 
     )
 
 
-def restoration(offers: Mapping[int, Offer], replicas: int) -> Restoration:
+def restoration(offers: Mapping[int, Offer], replicas: int, spare: int = 0) -> Restoration:
     """Return what a shard of asynchronous replicas continues with, given the offers of those that live.
 
     The global step is the largest that any replica has seen, so that it never goes back. A replica without an
     offer died with the server: what the others did not make is counted as made by those, in equal parts, so
-    that their new processes continue about where they were.
+    that their new processes continue about where they were. The last ``spare`` replicas
+    count only with an offer.
 
     >>> found = restoration({0: Offer(0, 7, 9, 7, 3), 1: Offer(1, 8, 8, 8, 4)}, replicas=3)
     >>> found.replica, found.lost, found.global_step, found.base, found.made
@@ -131,7 +132,7 @@ def restoration(offers: Mapping[int, Offer], replicas: int) -> Restoration:
     best = newest(list(offers.values()))
     same = [one for one in offers.values() if one.generation == best.generation]
     base = best.base + best.version
-    missing = [replica for replica in range(replicas) if replica not in offers]
+    missing = [replica for replica in range(replicas - spare) if replica not in offers]
     rest = max(0, base - sum(one.made for one in offers.values()))
     share = rest // len(missing) if missing else 0
     counted = {replica: one.counted for replica, one in offers.items()}
@@ -146,7 +147,7 @@ def restoration(offers: Mapping[int, Offer], replicas: int) -> Restoration:
         global_step=step,
         base=base,
         generation=best.generation + 1,
-        made=tuple(offers[r].made if r in offers else share for r in range(replicas)),
-        counted=tuple(counted.get(r, share if any_counted else 0) for r in range(replicas)),
+        made=tuple(offers[r].made if r in offers else share * (r in missing) for r in range(replicas)),
+        counted=tuple(counted.get(r, share * (any_counted and r in missing)) for r in range(replicas)),
         began=began,
     )

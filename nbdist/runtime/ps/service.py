@@ -187,7 +187,7 @@ class ParameterService:
         if hosted is None:
             # Never reuse a number: a late ring for a removed shard must not reach another.
             number = next(n for n in self._free_numbers if n not in self._numbers)
-            log = self.logs.of(_run_of(meta["shard"]), rules.replicas)
+            log = self.logs.of(_run_of(meta["shard"]), rules.first)
             name, post = self._server.name, self._server.post
             hosted = HostedShard(meta["shard"], number, rules, layout, asker, name, log, post, tables)
             pids = {replica: int(pid) for replica, pid in enumerate(meta.get("pids", ())) if pid}
@@ -203,6 +203,7 @@ class ParameterService:
                 hosted.chief_waits_since = time.monotonic()
         hosted.opening[replica] = (sender, meta)
         if meta.get("offer"):
+            hosted.take_spare(replica)
             hosted.offers[replica] = Offer(**meta["offer"])
             if hosted.processes is not None and replica < len(meta["pids"]):
                 hosted.processes.replace(replica, int(meta["pids"][replica]))
@@ -260,7 +261,7 @@ class ParameterService:
         found = hosted.restoration = (
             step_restoration(offers, rules.replicas, rules.backups > 0)
             if rules.synchronous
-            else restoration(offers, rules.replicas)
+            else restoration(offers, rules.replicas, rules.spare)
         )
         push(hosted.opening[found.replica][0], Frame("ps.restore", found.to_wire()))
 
@@ -718,6 +719,18 @@ class HostedShard:
     """How the shard was restored from its standby, for the replicas."""
     _gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Continue without the spare replicas until each is added."""
+        self._spare = set(range(self.rules.first, self.rules.replicas))
+        self.lost |= self._spare
+
+    def take_spare(self, replica: int) -> None:
+        """Expect gradients of an added replica that opens the shard on a new server."""
+        if replica in self.lost & self._spare:
+            self.lost.discard(replica)
+            if self.shard is not None:
+                self.shard.join(replica)
+
     @property
     def lineage(self) -> tuple[int, int, int]:
         """What is known of former processes: how many, the gradients that they applied, the step before."""
@@ -759,7 +772,8 @@ class HostedShard:
 
     def make_again(self, meta: dict[str, Any], found: FoundStandby, prefix: str) -> None:
         """Make the shard of the state that its standby had."""
-        known = restoration(self.offers | {-1: self.offer_of_standby(found)}, self.rules.replicas)
+        offers = self.offers | {-1: self.offer_of_standby(found)}
+        known = restoration(offers, self.rules.replicas, self.rules.spare)
         zeros = tuple(self.layout.views(self.layout.buffer()))
         self.make({**meta, "restored": None}, zeros, prefix)
         shard = self.shard
@@ -795,8 +809,8 @@ class HostedShard:
         self.missing = sum(len(table) for table in tables)
         if meta["shared"] and not tables:
             try:
-                size = Mailbox.size(self.layout, self.rules.replicas)
-                self.mailbox = Mailbox(Segment.create(prefix, size), self.layout, self.rules.replicas)
+                size = Mailbox.size(self.layout, self.rules.first)
+                self.mailbox = Mailbox(Segment.create(prefix, size), self.layout, self.rules.first)
                 memory, counters = self.mailbox.parameters, self.mailbox.counters
             except ResourceExhaustedError as error:
                 self.note = f"parameters travel over sockets: {error}"
@@ -814,6 +828,8 @@ class HostedShard:
                 tables=tables,
                 before=int(meta.get("restored") or 0),
             )
+            for replica in self.lost & self._spare:
+                self.shard.leave(replica, died=True)
             if self.restoration is not None:
                 self.shard.restore(self.restoration)
             if meta.get("restored") is not None:
@@ -829,7 +845,7 @@ class HostedShard:
         """Return the bytes that the shard takes: parameters, gradients in slots, the optimizer's slots."""
         kept = len(from_config(meta["optimizer"]).get_slot_names())
         tables = sum(prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype in self.tables)
-        shared = Mailbox.size(self.layout, self.rules.replicas) if meta["shared"] else self.layout.size
+        shared = Mailbox.size(self.layout, self.rules.first) if meta["shared"] else self.layout.size
         return shared + kept * self.layout.size + (1 + kept) * tables
 
     def fill_slot(self, slot: str, buffer: Array) -> None:
@@ -872,7 +888,10 @@ class HostedShard:
         sender, meta = self.opening.pop(replica)
         reply: dict[str, Any] = {"number": self.number, "segment": None, "note": self.note}
         reply |= {"incarnation": self.incarnations[replica], "counted": self.shard.counted[replica]}
-        reply["made"], reply["version"] = self.shard.place_of(replica), self.shard.version
+        reply["place"] = self.shard.place_of(replica)
+        is_added = replica in self._spare
+        reply["made"] = self.shard.statistics.made[replica] if is_added else reply["place"]
+        reply["version"] = self.shard.version
         reply["generation"], reply["base"], reply["began"] = self.lineage
         reply |= {"serial": self.shard.serials[replica], "restored": self.restored}
         if self.mailbox is not None and meta["bell"]:
@@ -968,7 +987,7 @@ class HostedShard:
             return True
         others = [meta for replica, (_, meta) in self.opening.items() if replica]
         began = any(not meta.get("rejoins") for meta in others)
-        everyone = len(self.opening) >= self.rules.replicas
+        everyone = len(self.opening) >= self.rules.first
         return began or everyone or now - self.chief_waits_since >= FIRST_OFFER_SECONDS
 
     def all_offered(self) -> bool:

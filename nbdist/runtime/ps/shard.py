@@ -182,12 +182,16 @@ class ParameterShard:
 
         Among asynchronous replicas these are its applied gradients, and where all replicas make each step
         together, the steps that are complete. With backups replicas end at about the same time, so it begins
-        next to the slowest of the others, if that is ahead of it.
+        next to the slowest of the others, if that is ahead of it. So does an asynchronous replica that was
+        added, next to the slowest of those that the training began with.
         """
         with self.lock:
             made = self.statistics.made
-            if self.quorum is None:
+            if self.quorum is None and replica < self.rules.first:
                 return made[replica]
+            if self.quorum is None:
+                others = (made[other] for other in range(self.rules.first) if other not in self.evicted)
+                return max(made[replica], min(others, default=0))
             if not self.rules.backups:
                 return self.quorum.steps
             steps = [one + late for one, late in zip(made, self.statistics.dropped, strict=True)]

@@ -21,7 +21,8 @@ class Rules:
     more, replicas contribute several batches. Asynchronous replicas may be ``staleness`` steps ahead of the
     slowest, or as far as they like if it is None. ``locking`` keeps reads apart from updates. ``servers`` is
     how many parameter servers there are. With ``awaits`` a synchronous step waits for the new process of a
-    lost replica that it needs.
+    lost replica that it needs. Asynchronous ``replicas`` may include ``spare`` ones, the last, for workers
+    that are added later: until then they count as lost.
 
     >>> Rules(replicas=3, synchronous=True, aggregate=2).backups
     1
@@ -34,11 +35,17 @@ class Rules:
     locking: bool = False
     servers: int = 1
     awaits: bool = False
+    spare: int = 0
 
     def __post_init__(self) -> None:
         for name, number in (("replicas", self.replicas), ("servers", self.servers)):
             if not is_whole(number, 1, MOST):
                 raise InvalidArgumentError(f"{name}={number!r}: a training has 1 to {MOST:,} {name}")
+        if self.spare and (self.synchronous or not is_whole(self.spare, 1, self.replicas - 1)):
+            raise InvalidArgumentError(
+                f"spare={self.spare!r} of replicas={self.replicas}: asynchronous replicas that are added "
+                "later are fewer than all"
+            )
         if self.aggregate is not None:
             if not self.synchronous:
                 raise InvalidArgumentError(
@@ -67,6 +74,15 @@ class Rules:
                 "awaits=True has a synchronous step wait for the new process of a lost replica: it takes "
                 f"synchronous=True and no more gradients a step than replicas, got {self}"
             )
+
+    @property
+    def first(self) -> int:
+        """How many replicas the training begins with; each has a place in a server's shared memory.
+
+        >>> Rules(replicas=66, spare=64).first
+        2
+        """
+        return self.replicas - self.spare
 
     @property
     def needed(self) -> int:

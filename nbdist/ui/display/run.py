@@ -448,7 +448,8 @@ def summary_of(run: Run) -> Summary:
     seconds = training_seconds(run.store, run.tally)
     metrics = {name: values[-1] for name, values in run.history.history.items()} if run.history else {}
     # Synchronous replicas step together; others step independently.
-    total = 0 if not steps else max(steps) if run.options.synchronous else sum(steps)
+    begun = sum(replica.begun for replica in standing)
+    total = 0 if not steps else max(steps) if run.options.synchronous else sum(steps) - begun
     return Summary(
         run_id=run.id,
         title=run.options.name,
