@@ -376,7 +376,13 @@ class RunMonitor:
             waits = False if by_session or lost.others_continue else self._waits_for(lost)
             if waits is None:
                 continue
-            if by_session or waits or (lost.others_continue and self._continues_without_chief(lost)):
+            continues: bool | None = by_session or waits
+            if not continues and lost.others_continue:
+                continues = self._continues_without_chief(lost)
+                if continues is None:
+                    self._unknown.add(lost.task.rank)
+                    continue
+            if continues:
                 new = [] if by_session or waits else self._only_new_left(lost.task)
                 if new and not self._is_later(lost.task, JOINED_SECONDS):
                     self._unknown.add(lost.task.rank)
@@ -580,12 +586,14 @@ class RunMonitor:
             return False
         fits = {one.rank for one in self.workers} - self.outcomes.keys() - self.ended_bodies
         if not fits & self._awaiting:
-            if self._is_later(info, WORKER_SESSION_SECONDS) or self.has_trained:
+            if self._is_later(info, WORKER_SESSION_SECONDS):
                 return False
             self._unknown.add(rank)
             return None
-        if not self._continues_without_chief(lost):
-            return False
+        if not (continues := self._continues_without_chief(lost)):
+            if continues is None:
+                self._unknown.add(rank)
+            return continues
         if refusal := self._recovery.refusal:
             self._refuse(lost, refusal)
             return False
@@ -593,32 +601,39 @@ class RunMonitor:
         self._holding_up.add(rank)
         return True
 
-    def _continues_without_chief(self, lost: LostTask) -> bool:
+    def _continues_without_chief(self, lost: LostTask) -> bool | None:
         """Return whether the run survives the loss of a worker that trains with fit, if that is its chief.
 
+        None if this is not known yet.
         Its end waits for the new process, which has the results. That process takes no part in an earlier
         fit of its body, so it would return the model of that as it was before.
         """
         rank = lost.task.rank
         if not self._needs_chief or rank != self.workers[0].rank:
             return True
-        if not self._in_first_fit(rank) or self._recovery is None or rank in self.outcomes:
+        if self._recovery is None or rank in self.outcomes:
             return False
+        if not (in_first_fit := self._in_first_fit(lost.task)):
+            return in_first_fit
         if refusal := self._recovery.refusal:
             self._refuse(lost, refusal)
             return False
         self._awaited.add(rank)
         return True
 
-    def _in_first_fit(self, rank: int) -> bool:
-        """Return whether a worker's body is in its first fit, as far as known.
+    def _in_first_fit(self, info: TaskInfo) -> bool | None:
+        """Return whether a worker's body was in its first fit; None while a message may still say so.
 
         It may have died, also as a new process that joins, before its first message with an epoch: the others
         run the same body.
         """
-        known = [rank] if rank in self._fits else [rank, *(info.rank for info in self._remaining())]
-        most = max(self._begun.get(one, 0) for one in known)
-        return most == 1 and any(one in self._fits for one in known)
+        rank = info.rank
+        known = [rank] if rank in self._fits else [rank, *(one.rank for one in self._remaining())]
+        if max(self._begun.get(one, 0) for one in known) > 1:
+            return False
+        if any(one in self._fits for one in known):
+            return True
+        return False if self._is_later(info, JOINED_SECONDS) else None
 
     def _note_restored(self, report: Mapping[str, Any]) -> None:
         """Record what a worker reports that has restored a parameter server."""

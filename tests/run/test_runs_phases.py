@@ -109,6 +109,17 @@ def test_a_worker_dies_at_a_phase_of_its_step(
     assert_all_counted(cluster, run, training)
 
 
+@pytest.mark.parametrize("training", TRAININGS)
+def test_the_chief_dies_before_its_first_message(cluster: Cluster, tmp_path: Path, training: str) -> None:
+    """The client learns from the others that its body was in fit."""
+    over, mark = tmp_path / "over", tmp_path / "failed"
+    run = started(cluster, over, training, fail_at("/job:worker/task:0", 2, "starting", mark))
+    until(lambda: any(one["step"] is not None for one in read_run(run.id).restarts), during=run)
+    over.touch()
+    run.wait()
+    assert_all_counted(cluster, run, training)
+
+
 @pytest.mark.parametrize("phase", SERVER_PHASES)
 def test_a_parameter_server_dies_at_a_phase_of_an_update(
     cluster: Cluster, tmp_path: Path, phase: str
