@@ -275,8 +275,10 @@ class ParameterServerStrategy(Strategy):
         def restored(index: int, old: Link, error: UnavailableError, done: bool) -> Link:
             if old.address == self._servers[index].address:  # else another training has waited for it
                 self._wait_for_new(index, error)
-            if self.synchronous:
+            if self.synchronous and not self._replicates:
                 copy, version = old.remains()
+            elif self.synchronous:  # the standby has all that was answered, with the optimizer's slots
+                copy, version = old.parameters, old.version
             else:
                 old.salvage()
                 copy, version = old.parameters, old.version
