@@ -274,3 +274,41 @@ def test_a_server_that_dies_while_it_is_opened_has_the_values_of_the_chief_or_ne
     again.append(pair.open(other))
     opened.join(20)
     assert pair.primary().memory.tobytes() == results[-1].parameters.tobytes()
+
+
+def test_the_new_process_of_a_worker_may_be_the_first_to_open_a_server_that_has_a_standby(pair: Pair) -> None:
+    link = pair.open(pair.request())
+    for seed in range(3):
+        step(link, seed)
+    before = pair.primary().memory.copy()
+    pair.kill(0)
+    pair.start(0)
+    new = pair.open(replace(pair.request(), initial=None, rejoins=True, pids=(0,)))
+    new.pull()
+    assert new.made == 3
+    assert new.parameters.tobytes() == before.tobytes()
+
+
+def test_a_shard_that_ends_while_its_standby_is_filled_leaves_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, ended = threading.Event(), threading.Event()
+    wait_connected = Peer.wait_connected
+
+    def slow(peer: Peer) -> None:
+        wait_connected(peer)
+        reached.set()
+        assert ended.wait(20)
+
+    monkeypatch.setattr(Peer, "wait_connected", slow)
+    pair.open(pair.request(), shared=False)
+    assert reached.wait(20)
+    replicator = pair.services[0]._hosted["r/0"].replicator
+    assert replicator is not None
+    pair.servers[0].post(lambda: pair.services[0].drop_run("r"))
+    until(lambda: replicator._closed)
+    ended.set()
+    until(lambda: not replicator._fills)
+    assert replicator._peer is None
+    until(lambda: not pair.services[1]._standbys._filling)
+    assert not [path for path in shared_folder().glob(f"{pair.prefix}-*") if path.is_file()]

@@ -42,7 +42,7 @@ from nbdist.wire.rpc.client import Peer
 from nbdist.wire.shm import Segment
 
 Array = np.ndarray[Any, Any]
-WATCH_SECONDS = 0.2  # between two looks at the standby's process
+WATCH_SECONDS = 0.2  # between two checks of the standby's process
 RETRY_SECONDS = 1.0  # after a filling that failed
 STALL_SECONDS = 20.0  # without an acknowledgement, after which the standby is filled again
 HELLO_SECONDS = 1.0  # for the service of the standby's process to answer
@@ -118,7 +118,7 @@ class Replicator:
     """Sends each update of a shard to its standby, and holds answers back until the standby has it.
 
     - ``server``: the Server of this task; its thread watches over the standby
-    - ``about``: what the standby has to know of the shard, for ps.standby.open
+    - ``about``: the description of the shard that ps.standby.open carries
     - ``locate``: returns the standby's task as it is now
     - ``failed``: called with the error of a standby that cannot be filled for another reason than a death
     - ``prefix``: the beginning of the names of shared memory, if the standby may be on this host
@@ -212,26 +212,27 @@ class Replicator:
 
     def close(self) -> None:
         """Drop the standby, and give all answers that wait. On the Server's thread."""
-        self._closed = True
         self._stop_watching()
-        peer, self._peer = self._peer, None
+        with self._shard.lock:  # the shard may be making an update, and another thread may begin a standby
+            self._closed = True
+            peer, self._peer = self._peer, None
+            self._close_segment()
         if peer is not None:
             with suppress(NbdistError):  # its process may have ended, and the standby with it
                 peer.send("ps.standby.drop", {"key": self._about["key"], "filling": self._filling})
             peer.close(linger=0.5)
-        self._close_segment()
         self._held.release()
 
     def _watch(self) -> None:
-        """Look whether the standby's process lives, and fill that of a new one."""
+        """Check whether the standby's process lives, and fill the standby in a new one."""
         info, peer = self._locate(), self._peer
         if peer is not None:
             try:
                 peer.check()
-                gone = info.incarnation != self._info.incarnation or self._held.stalled(STALL_SECONDS)
+                is_lost = info.incarnation != self._info.incarnation or self._held.stalled(STALL_SECONDS)
             except NbdistError:
-                gone = True
-            if gone:
+                is_lost = True
+            if is_lost:
                 self._lose(peer)
         if self._peer is None and not self._fills and time.monotonic() >= self._retry_at:
             self._start_filling()
@@ -274,13 +275,23 @@ class Replicator:
             segment.close()
             segment = None
         updates = Peer(info.address, self._server.keys, name=info.name)
-        updates.wait_connected()
-        with shard.lock:
-            counts, copies = shard.snapshot(), [buffer.copy() for buffer in shard.buffers()]
-            number = self._sent
-            self._use_segment(segment)
-            self._held.begin(number)
-            self._filling, self._peer = filling, updates
+        try:
+            updates.wait_connected()
+            with shard.lock:
+                if self._closed:
+                    raise UnavailableError(f"{self._about['shard']} was closed while its standby was filled")
+                counts, copies = shard.snapshot(), [buffer.copy() for buffer in shard.buffers()]
+                number = self._sent
+                self._use_segment(segment)
+                self._held.begin(number)
+                self._filling, self._peer = filling, updates
+        except BaseException:
+            updates.close()
+            if segment is not None:
+                segment.close()
+            with suppress(NbdistError):
+                peer.send("ps.standby.drop", about)
+            raise
         for part, buffer in enumerate(copies):
             for first in range(0, len(buffer), PART_BYTES):
                 piece = buffer[first : first + PART_BYTES]

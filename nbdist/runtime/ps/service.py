@@ -98,9 +98,7 @@ OFFER_SECONDS = 2.0  # for all living replicas to offer their copies of a shard
 FIRST_OFFER_SECONDS = 30.0  # for the first of them, while the chief's new process waits
 LOOK_SECONDS = 1.0  # between two checks for dead or frozen replicas
 RECONNECT_SECONDS = 0.5  # for a replica to connect again after a reset
-AWAIT_SECONDS = (
-    300.0  # for the new process of a dead or frozen replica to join, which may load its data first
-)
+AWAIT_SECONDS = 300.0  # for the new process of a dead or frozen replica, which may load its data first
 CUT_OFF_SECONDS = 40.0  # likewise, of a replica on another host: its connection is lost, and it may be alive
 
 
@@ -135,7 +133,7 @@ class ParameterService:
             "ps.state": self._state,
             "ps.leave": self._answered(self._leave),
             "ps.acknowledge": self._acknowledge,
-            "ps.hello": self._hello,  # the last: the others are there, too
+            "ps.hello": self._hello,  # registered last: when it answers, the others are registered
         }
         for kind, handler in handlers.items():
             server.on(kind, handler)
@@ -240,6 +238,9 @@ class ParameterService:
         hosted.drop_gone_offers()
         if hosted.name not in self._hosted or hosted.restoring:
             return
+        if not hosted.opening or not (hosted.offers or hosted.found):  # those that had offered have died
+            hosted.gathers_since = None
+            return
         over = late and all(offer.done for offer in hosted.offers.values())  # the others may have ended
         needs_all = hosted.needs_all and not hosted.found_is_newest()
         if not (hosted.all_offered() or over or (late and not needs_all)):
@@ -271,7 +272,6 @@ class ParameterService:
         if standby is None or hosted.shard is not None or hosted.asked_standby or self._locate is None:
             return
         hosted.asked_standby = hosted.asks_standby = True
-        meta = next(iter(hosted.opening.values()))[1]
         keys, most, prefix = (
             self._server.keys,
             hosted.bytes_for(meta),
@@ -288,11 +288,11 @@ class ParameterService:
                 )  # fmt: skip
             except Exception as error:
                 found = error
-            self._server.post(partial(self._hear_standby, hosted, found))
+            self._server.post(partial(self._handle_standby, hosted, found))
 
         on_own_thread("standby", ask)
 
-    def _hear_standby(self, hosted: HostedShard, found: FoundStandby | Exception | None) -> None:
+    def _handle_standby(self, hosted: HostedShard, found: FoundStandby | Exception | None) -> None:
         hosted.asks_standby = False
         if hosted.name not in self._hosted:  # the run has ended
             return
@@ -642,7 +642,7 @@ class SocketGradient:
 
 @dataclass(frozen=True)
 class Standby:
-    """Where the standby of a shard is: the ranks of its task and of the shard's own."""
+    """Where the standby of a shard is: on the task of ``rank``; the shard is on that of rank ``of``."""
 
     rank: int
     of: int
@@ -669,7 +669,7 @@ class HostedShard:
     tables: tuple[Table, ...] = ()
     """Tables beside the layout: the chief fills them part by part, and messages carry single rows."""
     missing: int = 0
-    """RowGradient of the initial tables that the chief has not sent yet."""
+    """Rows of the initial tables, and slots, that the chief has not sent yet."""
     reading: set[int] = field(default_factory=set)
     """Replicas that read the final tables."""
     shard: ParameterShard | None = None
@@ -698,7 +698,7 @@ class HostedShard:
     abandoned: set[int] = field(default_factory=set)
     """Replicas of ``lost`` that the training has waited for in vain."""
     informed: set[int] = field(default_factory=set)
-    """Replicas that know which ones their step waits for."""
+    """Replicas that were last sent a list of awaited ones (ps.awaited) that was not empty."""
     called: dict[int, str] = field(default_factory=dict)
     processes: ProcessMonitor | None = None
     frozen: dict[int, int] = field(default_factory=dict)
