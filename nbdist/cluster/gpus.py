@@ -21,7 +21,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -193,9 +192,10 @@ REMEDIES = {
     "NoDevice": "CUDA sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES",
     "cuda_fp16.h": 'CUDA\'s headers are missing: pip install "nbdist[gpu]" brings them',
     "nvrtc": 'CUDA\'s run-time compiler (NVRTC) is missing: pip install "nbdist[gpu]" brings it',
-    "memory": "another process uses the GPU's memory: see nvidia-smi",
+    "out of memory": "another process uses the GPU's memory: see nvidia-smi",
 }
 """What to do about an error that contains a text, in the order in which they are tried."""
+_usable: set[str] = set()  # the GPUs that the check has passed on
 
 
 def require_gpus(gpus: Sequence[str]) -> None:
@@ -212,9 +212,13 @@ def require_gpus(gpus: Sequence[str]) -> None:
             raise UnavailableError(f"GPU {gpu} cannot be used: {problem}. gpus='none' uses no GPU")
 
 
-@cache
 def gpu_problem(gpu: str) -> str:
-    """Return why CuPy cannot compute on a GPU, and what to do; an empty text if it can."""
+    """Return why CuPy cannot compute on a GPU, and what to do; an empty text if it can.
+
+    A GPU that can is not checked again; a problem may have been solved since.
+    """
+    if gpu in _usable:
+        return ""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
     command = [sys.executable, "-W", "ignore", "-c", CHECK]
     try:
@@ -230,5 +234,7 @@ def gpu_problem(gpu: str) -> str:
             f"the process that checks it ended with status {ended.returncode}: {ended.stderr[-300:].strip()}"
         )
     problem = str(found.get("problem", ""))
+    if not problem:
+        _usable.add(gpu)
     remedy = next((text for part, text in REMEDIES.items() if part.lower() in problem.lower()), "")
     return f"{problem}; {remedy}" if problem and remedy else problem

@@ -145,17 +145,24 @@ def test_a_gpu_that_cannot_be_used_is_explained(
 ) -> None:
     sees_it = "import os; assert os.environ['CUDA_VISIBLE_DEVICES'] == '7'"
     monkeypatch.setattr(gpus, "CHECK", f"{sees_it}\n{code}")
-    gpu_problem.cache_clear()
+    monkeypatch.setattr(gpus, "_usable", set())
     if problem:
         with pytest.raises(UnavailableError, match=rf"^GPU 7 cannot be used: .*{problem}.*gpus='none'"):
             require_gpus(["7", "7"])
     else:
         require_gpus(["7"])
-    gpu_problem.cache_clear()
+        monkeypatch.setattr(gpus, "CHECK", "raise SystemExit(3)")
+        require_gpus(["7"])  # a child process has checked it
+
+
+def test_a_gpu_is_checked_again_once_its_problem_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_usable", set())
+    monkeypatch.setattr(gpus, "CHECK", """print('{"problem": "OutOfMemoryError: Out of memory"}')""")
+    assert "nvidia-smi" in gpu_problem("7")
+    monkeypatch.setattr(gpus, "CHECK", "print('{}')")
+    assert gpu_problem("7") == ""
 
 
 def test_the_check_itself_fails_without_a_gpu() -> None:
     """The real check, with a name that no machine has."""
-    gpu_problem.cache_clear()
     assert "CUDARuntimeError" in gpu_problem("GPU-missing")
-    gpu_problem.cache_clear()
