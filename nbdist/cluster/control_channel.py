@@ -52,7 +52,9 @@ class Request:
         try:
             ident = client._engines[rank].encode()
         except KeyError:
-            raise UnavailableError(f"rank {rank} has no engine: it has ended, or is starting") from None
+            raise UnavailableError(
+                f"rank {rank} has no engine: it has ended, or is starting; see %cluster"
+            ) from None
         self._rank, self._kind = rank, kind
         self._answer = client._send(
             client._control_stream, f"{kind}_request", content={"argument": argument}, ident=ident

@@ -59,7 +59,7 @@ ANSWER_SECONDS = 1.0  # for all other tasks together; a frozen one receives the 
 POLL_SECONDS = 0.002
 LEAVE_SECONDS = 25.0  # for workers that train to make the step after which they leave a run
 BODY_SECONDS = 3.0  # for workers whose bodies are not in fit, or paused
-LEAVING_SECONDS = 0.03  # between two looks at whether they have left
+LEAVING_SECONDS = 0.03  # between two checks of whether they have left
 LEFT_SECONDS = 0.2  # for the outcomes of workers that have left to reach the client of the run
 NOT_LEFT = {
     "paused": ". It is paused, and its workers leave it between two steps: let it continue",
@@ -314,7 +314,7 @@ def users_of(cluster: Cluster, tasks: Sequence[TaskInfo]) -> dict[str, Used]:
 
 
 def answers_of(cluster: Cluster) -> list[tuple[TaskInfo, dict[str, Any]]]:
-    """Return what each living task of a cluster says of the run that uses it."""
+    """Return each living task of a cluster with its answer to ``run.using``."""
     dead = {info.rank for info in cluster.dead()}
     living = [info for info in cluster.tasks if info.rank not in dead]
     by_rank = {info.rank: info for info in living}

@@ -489,11 +489,11 @@ class StepWait:
         self.look_at_servers: Callable[[], object] = lambda: None
 
     def watch(self, links: Sequence[Link]) -> None:
-        """Look at these links from now on."""
+        """Check these links from now on."""
         self._links = links
 
     def check(self) -> None:
-        """Look, a few times a second; raises AbortedError when the run has ended."""
+        """Check servers and awaited replicas, often; raises AbortedError if the run has ended."""
         self._check()
         self.look_at_servers()
         awaited = sorted({replica for link in self._links for replica in link.awaited})

@@ -13,7 +13,7 @@ recovery     Where the others continue, a lost worker is replaced, and its new p
              :mod:`nbdist.run.recovery`).
 resizing     Workers that are added to the cluster join the run, and workers may leave it (see
              :mod:`nbdist.run.resizing`).
-ownership    One client decides what becomes of lost tasks; the others observe it (`nbdist.run.ownership`).
+ownership    One client, the owner, replaces lost tasks; the others observe it (`nbdist.run.ownership`).
 outcomes     The first failure is the run's error; the bodies on all other tasks are aborted.
 escalation   Bodies that do not end are signalled, then replaced (see :mod:`nbdist.run.shutdown`).
 """
@@ -457,9 +457,9 @@ class RunMonitor:
         return now - self._lost_since.setdefault(task.incarnation, now) >= seconds
 
     def _only_new_left(self, lost: TaskInfo) -> list[str]:
-        """Return the workers beside a lost one, if workers keep the parameters and these have none yet.
+        """Return the other workers than a lost one, if workers keep the parameters and these have none yet.
 
-        They wait to join the training, and would wait for ever.
+        They wait to join the training, and no worker is left that could admit them.
         """
         if self.servers or self._recovery is None or self.ended_bodies:
             return []

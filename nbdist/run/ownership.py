@@ -49,7 +49,7 @@ class OwnerLock:
 
     @property
     def held(self) -> bool:
-        """Whether this is the owner's."""
+        """Whether this client holds the lock."""
         return self._fd >= 0
 
     def take(self) -> bool:
@@ -76,7 +76,7 @@ class OwnerLock:
             os.close(fd)
 
     def remove(self) -> None:
-        """Remove the file of the lock; the folder may be gone."""
+        """Remove the file of the lock; the folder may have been deleted."""
         with suppress(OSError):
             self._path.unlink()
 
@@ -128,7 +128,7 @@ class Handover:
         return next(self._steps, False) is False
 
     def _run(self) -> Iterator[None]:
-        self.problem = "none of its tasks is left that runs the body"
+        self.problem = "no task that runs the body is left"
         for info in self.tasks():
             try:
                 request, until = self.ask(info.rank), self.clock() + ANSWER_SECONDS

@@ -8,7 +8,7 @@ A worker that ``%cluster grow`` starts receives the body and the pushed values, 
 worker does (see :mod:`nbdist.run.recovery`), and joins the others between two steps. It counts as one more
 replica; a worker under the rank of one that has left takes that one's number. A body that fails there,
 because it lacks a name of an earlier cell for example, does not fail the run. None of this counts against
-the restart budget. The process that started the run adds its workers.
+the restart budget. The owner of the run adds its workers (:mod:`nbdist.run.ownership`).
 
 A worker that ``%cluster shrink`` removes leaves between two steps, before its process ends.
 """

@@ -692,7 +692,7 @@ class _Group:
     leaving: set[int] = field(default_factory=set)
     """Ranks that have arrived, and are not in the new group."""
     first: dict[str, Any] = field(default_factory=dict)
-    """What the first rank says of a new group: whom it admits, the order of ranks, the groups so far."""
+    """What the first rank says of a new group: the ranks that it admits, their order, the groups so far."""
 
 
 @dataclass

@@ -367,7 +367,7 @@ class Link(ABC):
                 counts = dict(frame.meta)
                 if counts.pop("waits"):
                     peer, sender = self._peer_of_shard
-                    with suppress(UnavailableError):  # the server sees that the connection is gone
+                    with suppress(UnavailableError):  # the server notices that the connection is closed
                         peer.call("ps.done", sender)
                 self.global_step = counts["global_step"]
                 return counts
@@ -629,7 +629,7 @@ class SocketLink(Link):
             return None
 
     def _reconnect(self, error: UnavailableError) -> None:
-        """Connect again after a reset, and send what has not arrived; raise ``error`` if the server is gone.
+        """Connect again after a reset, and send what has not arrived; raise ``error`` if it has ended.
 
         Raises UnavailableError if the others have continued without this replica.
         """

@@ -72,7 +72,7 @@ class Restoration:
     counted: tuple[int, ...]
     began: int
     version: int = 0
-    """The number of updates from which the shard goes on counting: of replicas that make steps together."""
+    """The number of updates from which the shard continues to count: of replicas that make steps together."""
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain values for a message."""

@@ -193,7 +193,8 @@ class StandbyService:
         standby = known.get(frame.meta["key"])
         if standby is None or standby.filling != frame.meta["filling"]:
             raise NotFoundError(
-                f"{self._server.name} has no standby of {frame.meta['key']!r} of this filling"
+                f"{self._server.name} has no standby of {frame.meta['key']!r} with the number "
+                f"{frame.meta['filling']}: it was filled again, or the training has ended"
             )
         return standby
 
@@ -241,7 +242,10 @@ class StandbyShard:
         tables = [(tuple(int(k) for k in shape), np.dtype(str(dtype))) for _, shape, dtype in meta["tables"]]
         whole = layout.size + sum(int(np.prod(shape, dtype=np.int64)) * d.itemsize for shape, d in tables)
         if (1 + kept) * whole > nbytes:
-            raise InvalidArgumentError(f"{(1 + kept) * whole:,} bytes of a shard that has {nbytes:,}")
+            raise InvalidArgumentError(
+                f"the standby of {meta['key']} takes {(1 + kept) * whole:,} bytes, and its primary has "
+                f"announced {nbytes:,}"
+            )
         shard = ParameterShard(
             layout, layout.buffer(), np.zeros(COUNTERS, np.int64), optimizer, rules,
             counts=bool(meta["counts"]), tables=[np.zeros(*one) for one in tables],
@@ -266,7 +270,10 @@ class StandbyShard:
         """Store bytes of one array; each byte is expected once."""
         buffer = self.buffers[part]
         if values.dtype != np.uint8 or not 0 <= first <= first + len(values) <= len(buffer):
-            raise InvalidArgumentError(f"{len(values)} bytes from {first} on of a part of {len(buffer)}")
+            raise InvalidArgumentError(
+                f"{values.nbytes} bytes of {values.dtype} at {first} do not fit into part {part} of "
+                f"{self.key}, which has {len(buffer)} bytes"
+            )
         buffer[first : first + len(values)] = values
         self.missing -= len(values)
 
@@ -296,13 +303,18 @@ class StandbyShard:
             return [*self.slots[int(meta["slot"])]]
         own, parts = list(arrays[: len(flats)]), arrays[len(flats) :]
         if [(one.shape, one.dtype) for one in own] != [(flat.shape, flat.dtype) for flat in flats]:
-            raise InvalidArgumentError(f"a gradient that does not fit {self.key}")
+            raise InvalidArgumentError(
+                f"gradient {[(one.shape, str(one.dtype)) for one in own]} for the standby of {self.key}, "
+                f"which takes {[(flat.shape, str(flat.dtype)) for flat in flats]}"
+            )
         rows = [RowGradient(i, v) for i, v in zip(parts[::2], parts[1::2], strict=True)]
         return [*own, *self.shard.tables.checked(rows)]
 
     def _apply(self, meta: dict[str, Any], gradient: Gradient | None) -> None:
         if int(meta["number"]) != self.number + 1:
-            raise DataLossError(f"update {meta['number']} of {self.key} after update {self.number}")
+            raise DataLossError(
+                f"the standby of {self.key} got update {meta['number']} and expected {self.number + 1}"
+            )
         self.shard.replay(gradient, meta["counts"])
         self.number += 1
 

@@ -457,9 +457,8 @@ class Tokens:
         self._begun = self._turn = 0
         self._replicas = 0
         self._training: tuple[str, ...] = ()
-        self._members: WeakKeyDictionary[object, int] = (
-            WeakKeyDictionary()
-        )  # in which beginning they took part
+        # By session: the value of `_begun` when it last took part.
+        self._members: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._seen: dict[str, tuple[int | None, float]] = {}  # the last token of each replica, and when
 
     def __len__(self) -> int:

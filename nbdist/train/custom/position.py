@@ -8,7 +8,7 @@ The body of a resumed run runs from its first line, so the position is a count o
 over `epochs`, each dataset and each `state` has a number, in the order in which the body makes them, and each
 pass through a dataset has one. Passes that were over yield nothing; the one under way begins after its last
 batch. A loop over `epochs` begins with the counts that it had at the begin of its epoch, as if the body had
-gone through the epochs before it.
+completed the epochs before it.
 """
 
 from __future__ import annotations

@@ -184,10 +184,10 @@ class NcclCollective(Collective):
         self._communicator = made[0]
 
     def _drop(self) -> None:
-        """Abort the communicator's work on the GPU; only in the rank's own thread, which calls NCCL.
+        """Abort the communicator's work on the GPU. Call it in the rank's own thread, which calls NCCL.
 
-        Where a peer was killed, NCCL's abort itself may hang (NVIDIA/nccl #829, #863, #1013): it is given up
-        after two seconds. Its thread remains, and the next group has a communicator of its own.
+        Where a peer was killed, NCCL's abort itself may hang (NVIDIA/nccl #829, #863, #1013). So a thread of
+        its own calls it, and is left behind after two seconds; the next group has another communicator.
         """
         communicator, self._communicator, self._launch = self._communicator, None, None
         if communicator is None:
