@@ -5,8 +5,9 @@ All runs are on one cluster: each leaves it with new processes, and without anyt
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,3 +151,22 @@ def test_a_worker_that_stops_while_it_pushes_is_replaced(
     (restart,) = read_run(run.id).restarts
     assert "is frozen" in restart["lost"]
     assert_all_counted(cluster, run, training)
+
+
+def test_a_server_dies_while_it_gives_its_standby_to_another(
+    start: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    """The other server asked the dead one for 30 s."""
+    cluster, over = start(workers=2, ps=2), tmp_path / "over"
+    body = BODY.format(over=str(over), together=True, steps=STEPS, epochs=EPOCHS)
+    options = Options(strategy="ps", synchronous=True, ps_replicas=1, seed=3)
+    run = start_run(body, options, cluster=cluster)
+    first, second = cluster.tasks[2:]
+    until(lambda: run.global_step > 2 * STEPS, during=run)
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: cluster.tasks[2].pid != first.pid, during=run)
+    os.kill(second.pid, signal.SIGKILL)
+    step = run.global_step
+    until(lambda: run.global_step > step + 2 * STEPS, seconds=15, during=run)
+    over.touch()
+    assert run.wait().status == "finished"

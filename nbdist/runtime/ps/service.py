@@ -277,7 +277,7 @@ class ParameterService:
             hosted.bytes_for(meta),
             self._prefix if standby.shared else None,
         )
-        info = self._locate(standby.rank)
+        locate, info = self._locate, self._locate(standby.rank)
 
         def ask() -> None:
             found: FoundStandby | Exception | None
@@ -285,6 +285,7 @@ class ParameterService:
                 found = take_standby(
                     info, keys, key=standby.key(hosted.name), layout=hosted.layout,
                     owner=self._server.address, most=most, prefix=None if hosted.tables else prefix,
+                    is_replaced=lambda: locate(standby.rank).incarnation != info.incarnation,
                 )  # fmt: skip
             except Exception as error:
                 found = error

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ from nbdist.wire.shm import Segment
 Array = np.ndarray[Any, Any]
 PART_BYTES = 1 << 22
 TAKE_SECONDS = 30.0  # for a standby to answer
+LOOK_SECONDS = 1.0  # between two looks whether it was replaced instead
 SLOTS = 8  # gradients in shared memory on their way to a standby of this host
 SEND_SECONDS = 1.0  # for a connection to take an acknowledgement
 
@@ -362,7 +364,15 @@ class FoundStandby:
 
 
 def take_standby(
-    info: TaskInfo, keys: ClusterKeys, *, key: str, layout: Layout, owner: str, most: int, prefix: str | None
+    info: TaskInfo,
+    keys: ClusterKeys,
+    *,
+    key: str,
+    layout: Layout,
+    owner: str,
+    most: int,
+    prefix: str | None,
+    is_replaced: Callable[[], bool] = lambda: False,
 ) -> FoundStandby | None:
     """Return the state of a shard from its standby, which then takes updates of this process alone.
 
@@ -372,7 +382,10 @@ def take_standby(
     - ``owner``: the address of this process
     - ``most``: how many bytes the state may have
     - ``prefix``: the beginning of the name of shared memory, if the standby may be on this host
+    - ``is_replaced``: returns whether the standby's task has another process: the standby has died
     """
+    if not _answers(info, keys, is_replaced):
+        return None
     filling, segment = new_filling(), gradient_memory(prefix, layout, info)
     about = {"key": key, "filling": filling}
     try:
@@ -401,6 +414,21 @@ def take_standby(
     return FoundStandby(
         info, filling, int(taken["number"]), taken["counts"], (generation, base, began), buffers, segment
     )
+
+
+def _answers(info: TaskInfo, keys: ClusterKeys, is_replaced: Callable[[], bool]) -> bool:
+    """Return whether a standby's process answers, before it is replaced or 30 s have passed."""
+    until = time.monotonic() + TAKE_SECONDS
+    while True:
+        try:
+            with Peer(info.address, keys, name=info.name, timeout=LOOK_SECONDS) as peer:
+                peer.call("ps.hello")
+            return True
+        except NotFoundError:
+            return False
+        except UnavailableError:
+            if is_replaced() or time.monotonic() > until:
+                return False
 
 
 def on_own_thread(name: str, work: Callable[[], object]) -> None:
