@@ -245,10 +245,8 @@ class GroupReplica(Replica):
         As all replicas receive the same numbers, none leaves if too few would be left.
         """
         world = self._strategy.world
-        self.said, may_leave = (
-            (waiting, leaving),
-            bool(leaving) and world.size - leaving >= max(world.least, 1),
-        )
+        self.said = waiting, leaving
+        may_leave = bool(leaving) and world.size - leaving >= max(world.least, 1)
         self.leaves = self.said_leaving and may_leave
         self.changes = bool(waiting) or may_leave
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbdist.errors import NbdistError
+from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.runtime.task import TaskInfo
 
 LOCK = "owner.lock"
@@ -153,11 +153,18 @@ class RunOwnership:
         self.handover = handover
         self.problem = ""
         """Why this client can never become the owner: the disk's error."""
-        self._lock, self._after = OwnerLock(folder), 0.0
+        self._folder, self._lock, self._after = folder, OwnerLock(folder), 0.0
 
     def begin(self) -> None:
-        """Become the owner of a run that this client starts. Raises OSError if the disk is full."""
-        self._lock.take()
+        """Become the owner of a run that this client starts.
+
+        Raises OSError if the disk is full, FailedPreconditionError if another client owns a run there.
+        """
+        if not self._lock.take():
+            raise FailedPreconditionError(
+                f"another client owns the run in {self._folder}: a run is started once; attach to it with "
+                f"nb.attach({self._folder.name!r})"
+            )
         self.is_owner = True
 
     def poll(self) -> bool:

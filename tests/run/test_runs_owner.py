@@ -20,7 +20,7 @@ from waiting import SLACK_SECONDS, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.supervisor.client import CONTROLLER
-from nbdist.errors import NotFoundError, TaskDiedError, UnavailableError
+from nbdist.errors import FailedPreconditionError, NotFoundError, TaskDiedError, UnavailableError
 from nbdist.metrics.run_folder import read_run, run_folder
 from nbdist.run.attach import attach_run
 from nbdist.run.ownership import LOCK, Handover, OwnerLock, RunOwnership
@@ -369,3 +369,14 @@ def test_the_lock_of_an_owner_ends_with_its_process_and_not_with_its_children(tm
         os.write(write, b"x")
         os.waitpid(child, 0)
         other.release()
+
+
+def test_a_client_does_not_start_a_run_that_another_one_owns(tmp_path: Path) -> None:
+    first, second = RunOwnership(tmp_path), RunOwnership(tmp_path)
+    first.begin()
+    with pytest.raises(FailedPreconditionError, match=rf"another client owns .*{tmp_path.name}"):
+        second.begin()
+    assert not second.is_owner
+    first.release()
+    second.begin()
+    second.release()
