@@ -146,6 +146,7 @@ class Link(ABC):
             replica, version, max(self._known, version), self.global_step,
             made=self.made + self._acknowledged, counted=self.counted + self._counted,
             generation=self.generation, base=self.base, began=self.began, done=done,
+            acknowledged=self._known,
         )  # fmt: skip
 
     def salvage(self) -> None:

@@ -49,6 +49,8 @@ class Offer:
     """The global step before the first update that a replica counted."""
     done: bool = False
     """Whether the replica has made all of its steps."""
+    acknowledged: int = 0
+    """The largest position of a gradient that was acknowledged."""
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain values, from which ``Offer(**values)`` is the same."""
@@ -82,10 +84,21 @@ class Restoration:
 def newest(offers: Sequence[Offer]) -> Offer:
     """Return the offer of the newest copy; of equally new ones that of the lowest replica.
 
+    A standby (replica -1) precedes newer copies if it has all that was acknowledged: it alone knows which
+    gradients are in it, so that workers send again what is not, with nothing lost and nothing taken twice.
+
     >>> newest([Offer(0, 7, 7, 7, 3), Offer(1, 9, 9, 9, 4), Offer(2, 9, 9, 9, 2)]).replica
     1
+    >>> ahead = Offer(0, 9, 9, 9, 4, acknowledged=8)
+    >>> newest([ahead, Offer(-1, 8, 8, 8, 0)]).replica, newest([ahead, Offer(-1, 7, 7, 7, 0)]).replica
+    (-1, 0)
     """
-    return max(offers, key=lambda one: (one.generation, one.version, -one.replica))
+    best = max(offers, key=lambda one: (one.generation, one.version, -one.replica))
+    same = [one for one in offers if one.generation == best.generation]
+    standby = next((one for one in same if one.replica < 0), None)
+    if standby is not None and all(one.acknowledged <= standby.version for one in same):
+        return standby
+    return best
 
 
 def step_restoration(offers: Mapping[int, Offer], replicas: int, backups: bool) -> Restoration:
@@ -143,7 +156,7 @@ def restoration(offers: Mapping[int, Offer], replicas: int, spare: int = 0) -> R
         step = max(step, began + sum(counted.values()))
     return Restoration(
         replica=best.replica,
-        lost=max(0, max(one.known for one in same) - best.version),
+        lost=max(0, max(one.acknowledged if best.replica < 0 else one.known for one in same) - best.version),
         global_step=step,
         base=base,
         generation=best.generation + 1,
