@@ -320,7 +320,7 @@ class AllReduceReplica(GroupReplica):
         self._buckets.mark(name)
 
 
-def _plan(variables: Sequence[tuple[str, Array]], with_control: bool) -> tuple[Bucket, ...]:
+def _plan(variables: Sequence[tuple[str, Array]], with_control: bool = True) -> tuple[Bucket, ...]:
     """Return the buckets: gradients of the last layer first; control values travel in the last bucket."""
     tensors = [(name, value.shape, value.dtype) for name, value in variables]
     last = tensors[0][2] if tensors else np.dtype(np.float32)
