@@ -35,7 +35,8 @@ def list_gpus() -> tuple[str, ...]:
     """Return the NVIDIA GPUs and MIG slices that this process may use, by CUDA's names.
 
     Those of CUDA_VISIBLE_DEVICES if it is set, as they are written there; numbers beyond the last GPU are
-    left out, as CUDA ignores them.
+    left out, as CUDA ignores them. Raises UnavailableError if a driver is loaded that NVIDIA's library cannot
+    use.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not visible_devices(visible):
@@ -126,8 +127,11 @@ def _by_nvml() -> list[tuple[str, ...]] | None:
             return [_names_on(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
         finally:
             nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return []
+    except nvml.NVMLError as error:
+        raise UnavailableError(
+            f"the GPUs of this host cannot be listed: NVIDIA's library (NVML) failed with {error}. Check "
+            "nvidia-smi; gpus='none' uses no GPU"
+        ) from error
 
 
 def _names_on(nvml: Any, number: int) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ class Resize:
     """The task, with its process."""
     grown: bool
     number: int
-    """Which one of the run it is, from 1 on."""
+    """Which one of the run it is, from 1 on; 0 of a client that adds no workers."""
     begun_at: float
     """On the clock of ``time.monotonic``."""
     calls: RunCalls | None = None

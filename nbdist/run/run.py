@@ -590,8 +590,10 @@ class Run(Labelled):
 
     def _record_resize(self, resize: Resize) -> None:
         """Write a worker that was added, or has left, into run.json."""
-        others = [one for one in self._record.resizes if one.get("number") != resize.number]
-        resizes = sorted([*others, resize.to_config()], key=lambda one: one["number"])
+        # A client that adds no workers numbers none: each worker that leaves is one more.
+        number = resize.number or 1 + max((int(one["number"]) for one in self._record.resizes), default=0)
+        others = [one for one in self._record.resizes if one["number"] != number]
+        resizes = sorted([*others, resize.to_config() | {"number": number}], key=lambda one: one["number"])
         self._write_change(resize.new, resizes=resizes)
 
     def _write_change(self, new: TaskInfo | None, **changes: Any) -> None:

@@ -79,6 +79,18 @@ def test_a_host_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) ->
     assert list_gpus() == ()
 
 
+@pytest.mark.usefixtures("nvml")
+def test_a_driver_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster without GPUs would train on the CPU without a word."""
+
+    def failing() -> None:
+        raise NVMLError("Driver/library version mismatch")
+
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", failing)
+    with pytest.raises(UnavailableError, match=r"version mismatch\. Check nvidia-smi; gpus='none' uses"):
+        list_gpus()
+
+
 @pytest.mark.parametrize(
     ("variable", "names"),
     [

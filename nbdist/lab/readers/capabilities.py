@@ -8,6 +8,7 @@ from typing import Any
 from nbdist.cluster.gpus import list_gpus
 from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.resources import count_cores
+from nbdist.errors import UnavailableError
 from nbdist.home import home_path
 from nbdist.lab.readers.files import find_home
 from nbdist.lab.readers.tasks import nvml_problem
@@ -34,4 +35,7 @@ def about() -> dict[str, Any]:
 
 @cache
 def _gpus() -> int:
-    return len(list_gpus())
+    try:
+        return len(list_gpus())
+    except UnavailableError:  # `nvml_problem` has the reason
+        return 0

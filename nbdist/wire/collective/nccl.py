@@ -194,8 +194,11 @@ class NcclCollective(Collective):
             return
 
         def abort() -> None:
-            with self._gpu.cupy.cuda.Device(self._gpu.number):
-                communicator.abort()
+            try:
+                with self._gpu.cupy.cuda.Device(self._gpu.number):
+                    communicator.abort()
+            except Exception as error:  # the call that failed is raised; the next group is a new one
+                self.notes.append(f"NCCL's abort failed on {self._me}: {error}")
 
         thread = threading.Thread(target=abort, name="nbdist nccl abort", daemon=True)
         thread.start()
