@@ -793,6 +793,12 @@ class ServedReplica(Replica):
             self._steps_of(found[0]) if apart else None,
         )
 
+    def settle(self) -> None:
+        """Wait until the step of the last push is made, of synchronous replicas without backups."""
+        if self._rules.synchronous and self._rules.needed == self._rules.replicas:
+            while self._under_way:
+                self._retire()
+
     def _steps_of(self, found: ShardState) -> tuple[int, ...]:
         """Return the steps of each replica, without the last spare ones that were not added."""
         last = max((number for number, steps in enumerate(found.steps) if steps), default=0)
@@ -931,6 +937,7 @@ class ServedReplica(Replica):
             self._settle(self._under_way[0])
         except StepStopped:
             self.dropped += 1
+            self.unmade += self._rules.synchronous and self._rules.needed == self._rules.replicas
             raise
         finally:
             self._under_way.popleft()  # not before: a server that dies now does not answer it any more

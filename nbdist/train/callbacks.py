@@ -91,6 +91,7 @@ class History:
         self._context = context
         self._sums: dict[str, float] = {}
         self._count = 0
+        self._last: tuple[int, dict[str, float]] = 0, {}
         self._validation: dict[str, float] = {}
         self._before: dict[str, Any] | None = None
         if context is not None:
@@ -131,8 +132,9 @@ class History:
         examples: int,
     ) -> None:
         """Record a step: loss, metric values, staleness (updates), duration (seconds), number of examples."""
-        self._count += examples
         sums = self._sums
+        self._last = self._count, sums.copy()
+        self._count += examples
         names = self.metric_names
         sums["loss"] = sums.get("loss", 0.0) + loss * examples
         recorder = self._steps
@@ -146,6 +148,10 @@ class History:
                 add(series(name), step, value)
         for name, value in zip(names, values[1:]):
             sums[name] = sums.get(name, 0.0) + float(value) * examples
+
+    def take_back(self) -> None:
+        """Leave the last step out of its epoch, because it was not made."""
+        self._count, self._sums = self._last
 
     def validated(self, logs: dict[str, float], step: int) -> None:
         """Record the validation after an epoch."""

@@ -43,6 +43,13 @@ class DeviceReplica(Replica):
         self._inner.push()
         self._note()
 
+    def settle(self) -> None:
+        """Wait until the step of the last push is made."""
+        try:
+            self._inner.settle()
+        finally:
+            self._note()
+
     def skip(self) -> None:
         """Have no part in this step's update."""
         self._inner.skip()
@@ -121,3 +128,4 @@ class DeviceReplica(Replica):
     def _note(self) -> None:
         self.global_step, self.staleness = self._inner.global_step, self._inner.staleness
         self.waited, self.dropped = self._inner.waited, self._inner.dropped
+        self.unmade = self._inner.unmade

@@ -297,6 +297,7 @@ class _Loop:
     ) -> None:
         self.model, self.replica, self.context, self.history = model, replica, context, history
         self.skip_nan, self._retry = skip_nan, False
+        self._last_examples, self._last_logged = 0, False
         self.step = self.begun_at = context.progress.step
         self.updates_before = context.progress.global_step - replica.global_step
         self.dropped_before = context.progress.dropped
@@ -333,12 +334,16 @@ class _Loop:
                 try:
                     account.exclude(boundary.handle())
                 except StepStopped:
-                    return False
+                    return self._ended()
                 handled = boundary.handled
-            if save_state is not None and (seconds := save_state(self.step - started)):
-                account.exclude(seconds)
+            if save_state is not None:
+                try:
+                    if seconds := save_state(self.step - started):
+                        account.exclude(seconds)
+                except StepStopped:
+                    return self._ended()
             if replica.agree(control.stop_requested or control.ended_training == number):
-                return False
+                return self._ended()
             control.check()
             if replica.admit(control.leave_requested):
                 self._retry = True
@@ -351,7 +356,7 @@ class _Loop:
             try:
                 replica.pull()
             except StepStopped:
-                return False
+                return self._ended()
             pulled, waited = clock(), replica.waited - waited
             gradients, wrong = replica.gradients(), ""
             if mine:
@@ -393,11 +398,31 @@ class _Loop:
             progress.examples += mine
             progress.global_step = self.updates_before + replica.global_step
             progress.dropped = self.dropped_before + replica.dropped
-            if mine and not wrong:
+            self._last_examples, self._last_logged = mine, bool(mine and not wrong)
+            if self._last_logged:
                 log(self.of_all(1), loss, results, replica.staleness, pushed - begun - rest, mine)
         if self.step == started:
             raise InvalidArgumentError("the dataset ended before this epoch: there is nothing to train on")
+        try:
+            replica.settle()
+        except StepStopped:
+            return self._ended()
         return True
+
+    def _ended(self) -> bool:
+        """Take a last step back that the others' end has left unmade; return that training does not continue.
+
+        A state would otherwise begin after a batch that is in no parameters.
+        """
+        with contextlib.suppress(StepStopped):
+            self.replica.settle()
+        if self.replica.unmade:
+            progress, examples = self.context.progress, self._last_examples
+            self.step -= 1
+            progress.step, progress.examples = self.step, progress.examples - examples
+            if self._last_logged:
+                self.history.take_back()
+        return False
 
     def of_all(self, more: int = 0) -> int:
         """Return the step of all replicas that this one is at, ``more`` after the parameters it has."""

@@ -224,7 +224,7 @@ class ResumeAdapter:
         """Return what saves the state between two steps, once it is time; None if nothing does.
 
         It takes the number of steps that this epoch has had in this process, and returns the seconds that it
-        took.
+        took. It raises StepStopped if the last step cannot be made, because others have stopped before it.
         """
         states = self._context.states
         if states is None or states.writer is None or not self._leaves:
@@ -237,8 +237,7 @@ class ResumeAdapter:
             if not self._context.is_chief or not writer.is_due(progress.step):  # another may become the chief
                 return 0.0
             began = time.perf_counter()
-            with contextlib.suppress(StepStopped):  # the next step finds out
-                self._write(writer, replica, history, batches.cursor_within(steps))
+            self._write(writer, replica, history, batches.cursor_within(steps))
             if self._context.step_log is not None:
                 self._context.step_log.note("compute", "state", began, time.perf_counter())
             return time.perf_counter() - began

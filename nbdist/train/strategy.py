@@ -92,6 +92,8 @@ class Replica(ABC):
     """Seconds of all pulls so far that went by waiting for an answer."""
     dropped = 0
     """Gradients of this replica so far that came too late and were not applied."""
+    unmade = 0
+    """Steps so far that this replica has pushed and that were not made, because others had stopped before."""
     staleness: int | None = None
     """How many updates the last acknowledged gradient was late; None where updates are synchronous."""
     joins_at: int | None = None
@@ -229,6 +231,13 @@ class Replica(ABC):
     @abstractmethod
     def push(self) -> None:
         """Hand this step's gradients over. Raises RetryStep if the step must be repeated."""
+
+    def settle(self) -> None:
+        """Wait until the step of the last push is made, if replicas make steps together and it may not be.
+
+        Raises StepStopped if it cannot be made; ``unmade`` counts it then.
+        """
+        return
 
     def skip(self) -> None:
         """Take no part in this step's update; replicas that make it together continue without this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,13 @@ def served(
     servers: int = 1,
     make: Callable[[], Sequential] = model,
     optimizer: Callable[[], Optimizer] = lambda: Adam(0.02),
+    stops_at: int | None = None,
     **options: Any,
 ) -> tuple[Town, list[Any]]:
-    """Train three epochs with parameter servers; with ``dies`` all replicas end after the second one."""
+    """Train three epochs with parameter servers; with ``dies`` all replicas end after the second one.
+
+    With ``stops_at`` the last replica stops after so many steps; -1 has it make all, with the same data.
+    """
     folder.mkdir(exist_ok=True)
     town = Town(servers, replicas)
 
@@ -173,6 +178,15 @@ def served(
         x, y = points(60)
         data = Dataset.from_arrays(x, y).shuffle(9).batch(12)  # five steps an epoch
         callbacks = [Interrupt()] if dies else []
+        taken = itertools.count()
+
+        def stop(*batch: Any) -> Any:
+            if replica == replicas - 1 and next(taken) == stops_at:
+                here.control.stop_requested = True
+            return batch
+
+        if stops_at is not None:
+            data = data.map(stop)
         return made, made.fit(data, epochs=3, callbacks=callbacks)
 
     try:
@@ -212,6 +226,24 @@ def test_synchronous_servers_continue_bit_for_bit(
     assert (read_state(last).updates, read_state(last).place.epoch) == (15, 3)
     for a, b in zip(nn.load(last).get_weights(), whole[0][0].get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("last", [4, 7, 8, 9])
+def test_a_step_that_others_did_not_make_is_in_no_state(tmp_path: Path, servers: int, last: int) -> None:
+    """Replica 1 stops one step before the chief, whose last gradient is then part of no update."""
+    given: dict[str, Any] = {"servers": servers, "synchronous": True}
+    _, whole = served(2, tmp_path / "whole", None, stops_at=-1, **given)
+    town, _ = served(2, tmp_path / "first", None, stops_at=last, **given)
+    made = town.contexts[1].progress.step
+    assert 0 < made < last  # the next batches are read ahead
+    assert town.contexts[0].progress.step == made
+    newest = read_state(state_files(tmp_path / "first")[0])
+    assert (newest.updates, newest.step) == (made, made)
+    _, again = served(2, tmp_path / "again", tmp_path / "first", stops_at=-1, **given)
+    for a, b in zip(whole[0][0].get_weights(), again[0][0].get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert again[0][1].history == whole[0][1].history
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
