@@ -726,7 +726,15 @@ class ServedReplica(Replica):
         return list(found.values())
 
     def pull(self) -> None:
-        """Bring the newest parameters, once there is room for another gradient under way."""
+        """Bring the newest parameters, once there is room for another gradient under way.
+
+        Raises StepStopped once a step of this replica was not made, also if a state or a fetch noticed it.
+        """
+        if self.unmade:
+            raise StepStopped
+        self._bring()
+
+    def _bring(self) -> None:
         while len(self._under_way) >= self._rules.depth:
             self._retire()
         if self._slot in self._pending:
@@ -747,7 +755,7 @@ class ServedReplica(Replica):
 
     def fetch(self) -> None:
         """Pull the newest parameters and the complete tables."""
-        self.pull()
+        self._bring()
         for number in range(len(self._links)):
             self._on(number, lambda link: link.fetch_tables())
 
