@@ -224,7 +224,8 @@ class RunMonitor:
         if self._given_up:
             return True
         all_here = len(self.outcomes) == len(self.workers) and self._has_last_messages()
-        recovers = self._recovery is not None and self._recovery.under_way
+        recovers = self._server_recovery.under_way  # also of a run that has failed: it holds the cluster
+        recovers = recovers or (self._recovery is not None and self._recovery.under_way)
         grows = self.growth is not None and self.growth.under_way
         return all_here and not self.replacer.under_way and not recovers and not grows
 
