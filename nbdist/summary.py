@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError, UnavailableError
+from nbdist.errors import InvalidArgumentError, StorageError
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor
 from nbdist.metrics.log import POINT
@@ -101,7 +101,7 @@ class FileWriter:
     - ``graph``: accepted as in TensorFlow, without an effect
     - ``flush_secs``: after how many seconds, from 0, the next value writes those that wait in memory
 
-    Raises UnavailableError at ``flush`` or ``close`` if the file cannot be written.
+    Raises StorageError at ``flush`` or ``close`` if the file cannot be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, FileWriter(folder) as writer:
@@ -169,7 +169,7 @@ class FileWriter:
     def _raise_errors(self) -> None:
         if self._errors:
             errors, self._errors[:] = list(self._errors), []
-            raise UnavailableError(f"summaries in {self.logdir!r} are not written: {'; '.join(errors)}")
+            raise StorageError(f"summaries in {self.logdir!r} are not written: {'; '.join(errors)}")
 
     def __enter__(self) -> FileWriter:
         return self

@@ -50,6 +50,7 @@ from nbdist.run.server_recovery import Replaced, ServerRecovery
 from nbdist.run.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
+from nbdist.train.state_writer import state_files
 from nbdist.wire.rpc.frame import Frame
 
 LAST_MESSAGE_SECONDS = 5.0  # for which the last points of a task, sent before its outcome, may still arrive
@@ -351,15 +352,21 @@ class RunMonitor:
                 self.send(info, "run.abort", {"run": self.run, "reason": reason})
         self.escalation.begin(failed=True)
 
+    def _logged(self) -> str:
+        """Return where to find what the run leaves, as sentences for its error."""
+        logged = f"What run {self.run} logged is in {self.folder}."
+        if not state_files(self.folder):
+            return logged
+        return f"{logged} It can be resumed from its newest state: nb.attach({self.run!r}).resume()."
+
     def _check_tasks(self) -> None:
         """Fail, or continue on the others, when a task that the run needs is lost."""
         if self.error is not None:
             return
-        logged = f"What run {self.run} logged is in {self.folder}."
         if (how := self._cluster.controller_died()) is not None:
             self._fail(
                 TaskDiedError(
-                    f"the cluster of run {self.run} has ended: {how}. {logged} "
+                    f"the cluster of run {self.run} has ended: {how}. {self._logged()} "
                     "Start another one with %cluster start"
                 ),
                 None,
@@ -390,7 +397,9 @@ class RunMonitor:
                     continue
                 if new:
                     missing = f"has the parameters: {', '.join(new)} had not joined the training yet"
-                    self._fail(TaskDiedError(f"{lost.how}. No other worker {missing}. {logged} {SAVE}"), None)
+                    self._fail(
+                        TaskDiedError(f"{lost.how}. No other worker {missing}. {self._logged()} {SAVE}"), None
+                    )
                     return
                 self._lose(lost.task, lost.how, by_session)
                 gone = [info for info in self.workers if info.rank in self.lost - self._absent]
@@ -400,7 +409,7 @@ class RunMonitor:
                     self.send(info, "run.lost", meta)
             else:
                 refused = self._refusals.get(lost.task.incarnation, "")
-                died = TaskDiedError(f"{lost.how}{refused}. {logged} {lost.remedy}")
+                died = TaskDiedError(f"{lost.how}{refused}. {self._logged()} {lost.remedy}")
                 self._fail(died, lost.task.rank)
 
     def take_over(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -339,6 +340,18 @@ class TestCheckpoints:
                 with pytest.raises(StorageError, match="Input/output error"):
                     session.close()
                 assert session.recoveries == 0
+
+    def test_summaries_that_cannot_be_written_are_no_lost_task(
+        self, counting: tuple[Graph, Tensor], tmp_path: Path
+    ) -> None:
+        """The session was made again for ever, and ended with the end of its training."""
+        folder = tmp_path / "model"
+        writer = summary.FileWriter(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.touch()
+        writer.add_summary({"loss": 1.0}, 1)
+        with pytest.raises(StorageError, match=r"summaries in .*model.* are not written"):
+            writer.close()
 
     def test_a_session_that_cannot_begin_leaves_nothing(self, counting: tuple[Graph, Tensor]) -> None:
         made: list[Session] = []
