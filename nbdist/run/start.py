@@ -15,6 +15,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import this_process
 from nbdist.cluster.launch import start_cluster
 from nbdist.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     NbdistError,
     NotFoundError,
@@ -70,7 +71,7 @@ def start_run(
     workers = select(tuple(cluster.tasks), options.on)
     check_numbers(options, len(workers), len(_servers(cluster)))
     options, states = _continuing(options)
-    _check_alive(cluster, workers, options)
+    check_alive(cluster, workers, options)
     prepare(cluster)
     run_id = new_run_id(options.name)
     reserved: list[TaskInfo] = []
@@ -288,7 +289,11 @@ def _servers(cluster: Cluster) -> list[TaskInfo]:
     return [info for info in cluster.tasks if info.job == "ps"]
 
 
-def _check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) -> None:
+def check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) -> None:
+    """Raise TaskDiedError unless the tasks that a run needs are alive.
+
+    Raises FailedPreconditionError if a run that is under way handles the death.
+    """
     needed = {info.rank for info in workers} | {
         info.rank for info in cluster.tasks if info.job == "ps" and options.uses_servers
     }
@@ -296,6 +301,12 @@ def _check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) ->
     dead = cluster.dead()
     for info in dead:
         if info.rank in needed:
+            if cluster.active_runs:
+                run = min(cluster.active_runs)
+                raise FailedPreconditionError(
+                    f"{info.name} (pid {info.pid}) has died, and run {run}, which is under way on cluster "
+                    f"{cluster.id}, handles that: wait for its end with nb.attach({run!r}).wait(), or stop it"
+                )
             raise TaskDiedError(
                 f"{info.name} (pid {info.pid}) of cluster {cluster.id} has died. {remedy(info, dead)}"
             )

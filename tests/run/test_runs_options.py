@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.distribute.registry import STRATEGIES
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, TaskDiedError
 from nbdist.run.options import Options, check_numbers, parse_on, select
 from nbdist.run.shutdown import ABORT_SECONDS, GIVE_UP_AFTER, REPLACE_AFTER, SIGNAL_AFTER, Escalation
+from nbdist.run.start import check_alive
 from nbdist.runtime.task import TaskInfo
 
 
@@ -209,3 +211,19 @@ def test_an_interrupt_after_an_abort_hurries_too() -> None:
     escalation.begin()
     assert not escalation.interrupt()
     assert escalation.due() == "signal"
+
+
+def test_a_run_beside_one_whose_task_has_died() -> None:
+    """Another run under way handles the death: to restart the task by hand would be in its way."""
+    workers = [task("worker", 0), task("worker", 1)]
+    cluster: Any = SimpleNamespace(
+        id="c", tasks=workers, active_runs={"a_run"}, check_running=lambda: None, dead=lambda: workers[1:]
+    )
+    check_alive(cluster, workers[:1], Options(strategy="one_device"))
+    with pytest.raises(
+        FailedPreconditionError, match=r"has died, and run a_run.*attach\('a_run'\)\.wait\(\)"
+    ):
+        check_alive(cluster, workers, Options(strategy="one_device"))
+    cluster.active_runs.clear()
+    with pytest.raises(TaskDiedError, match=r"%cluster restart worker:1"):
+        check_alive(cluster, workers, Options(strategy="one_device"))
