@@ -516,7 +516,7 @@ def test_runs_leave_no_shared_memory_or_descriptors(begin: Callable[..., Run], c
     [
         ("/job:worker/task:1", {"synchronous": True, "max_restarts": 0}),
         ("/job:ps/task:0", {"strategy": "ps", "max_restarts": 0}),
-        ("/job:ps/task:0", {"synchronous": True}),
+        ("/job:ps/task:0", {"synchronous": True, "max_restarts": 0}),
         ("/job:ps/task:0", {"max_restarts": 0}),
         ("/job:ps/task:0", {"transport": "socket", "max_restarts": 0}),
     ],
