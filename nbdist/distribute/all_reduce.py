@@ -331,7 +331,7 @@ def _plan(variables: Sequence[tuple[str, Array]], with_control: bool = True) -> 
 def _aligned(count: int, dtype: np.dtype[Any], xp: ModuleType) -> Array:
     """Return zeros of a backend that begin on a cache line."""
     if xp is not np:  # CuPy's memory pool aligns more than that
-        return xp.zeros(count, dtype)  # type: ignore[no-any-return]
+        return xp.zeros(count, dtype)  # type: ignore[no-any-return]  # CuPy has no types
     raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count * dtype.itemsize].view(dtype)

@@ -553,6 +553,10 @@ class RunMonitor:
         else:
             self._note_replaced(one)
 
+    def _session_workers(self) -> int:
+        """Return with how few workers the sessions make steps, where workers wait for each other; else 0."""
+        return max((one["needed_workers"] for one in self._session_progress.values()), default=0)
+
     def _continues_by_session(self, lost: LostTask) -> bool | None:
         """Return whether the run survives the loss of a worker because its body drives a monitored session.
 
@@ -577,7 +581,7 @@ class RunMonitor:
         others = [one for one in self._remaining() if one.rank != rank]
         if self._recovery is None:
             return bool(others)
-        needed = max((one["needed_workers"] for one in self._session_progress.values()), default=0)
+        needed = self._session_workers()
         if rank == self.workers[0].rank or len(others) < max(1, min(needed, len(self.workers))):
             if refusal := self._recovery.refusal:
                 self._refuse(lost, refusal)
@@ -679,7 +683,8 @@ class RunMonitor:
         why = self._recovery.begin(info, how) if self._recovery is not None and replaces else ""
         more = f"; {why}" if why else ""
         remaining = self._remaining()
-        if remaining and info.rank in self._holding_up:
+        waits = info.rank in self._holding_up or (by_session and self._session_workers() > len(remaining))
+        if remaining and waits:
             self._printed(info.name, f"{how}; training waits for its new process\n")
             self._noted(f"{how}; training waited for its new process")
         elif remaining:

@@ -173,6 +173,8 @@ class ProgressTracker:
             return
         if latest.state in (RESTARTING, JOINING) and progress.get("joined") is None:
             return
+        if progress.get("needed_workers"):  # a session whose workers make each step together
+            self.synchronous = True
         latest.step, latest.total = progress["step"], progress["total"]
         if progress.get("own_steps"):
             latest.step += latest.before.get("step", 0)

@@ -91,8 +91,9 @@ def launch(
     - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``;
       ``ps_replicas``: 1 keeps a replica of each parameter server on the next one, so that no update is lost
       if one dies; it needs 2 ps tasks
-    - for "mirrored" and "multi_worker": ``collective``; for these and "ps": ``min_workers``
-    - ``max_restarts``: how many workers that die or freeze are replaced during the run, 0 or more; None is 3
+    - for "mirrored" and "multi_worker": ``collective``; for these, "elastic" and "ps": ``min_workers``
+    - ``max_restarts``: how many tasks (workers and parameter servers) that die or freeze are replaced during
+      the run, 0 or more; None is 3
     - for "elastic": ``every``, ``alpha``
     - ``name``: the run's name in lists and views; None combines the notebook, the cell and the strategy
     - ``live``: False shows no view, names such as ("loss",) choose the curves
