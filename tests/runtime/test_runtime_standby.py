@@ -16,6 +16,7 @@ from nbdist.distribute.parameter_server import offering_initial
 from nbdist.errors import UnavailableError
 from nbdist.optim import SGD, Adam, Optimizer
 from nbdist.runtime.layout import Layout
+from nbdist.runtime.ps import replicator
 from nbdist.runtime.ps.client import Link, ShardRequest, open_link
 from nbdist.runtime.ps.mailbox import COUNTERS
 from nbdist.runtime.ps.service import ParameterService
@@ -183,7 +184,9 @@ def test_a_standby_and_what_is_restored_from_it_are_equal_to_the_bit(
     assert new.offer(0, done=False).made == 22
 
 
-def test_training_continues_without_the_standby_until_its_new_process_is_filled(pair: Pair) -> None:
+def test_training_continues_without_the_standby_until_its_new_process_is_filled(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
     link = pair.open(pair.request())
     for seed in range(5):
         step(link, seed)
@@ -201,6 +204,24 @@ def test_training_continues_without_the_standby_until_its_new_process_is_filled(
     link.announce_done()
     link.leave()
     until(lambda: pair.standby() is None)
+    lost, again = capsys.readouterr().out.splitlines()
+    assert "keeps no replica of the parameters on /job:ps/task:0: its process has ended. Updates are" in lost
+    assert again == "/job:ps/task:1 keeps a replica of the parameters on /job:ps/task:0 again"
+
+
+def test_a_standby_that_stalls_is_given_up_and_the_run_says_so(
+    pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = pair.open(pair.request())
+    until(lambda: pair.standby() is not None)
+    step(link, 0)
+    monkeypatch.setattr(replicator, "STALL_SECONDS", 0.3)
+    with monkeypatch.context() as patch:
+        patch.setattr(replicator.Replicator, "acknowledge", lambda self, meta: None)
+        step(link, 1)  # the answer leaves all the same
+    link.announce_done()
+    link.leave()
+    assert "it has acknowledged nothing for 0.3 s. Updates are lost if" in capsys.readouterr().out
 
 
 def test_the_copy_of_a_replica_restores_a_server_that_dies_together_with_its_standby(pair: Pair) -> None:

@@ -391,6 +391,8 @@ class Link(ABC):
             raise error_from(frame)
         if frame.kind == "ps.lost":
             self.lost(dict(frame.meta["frozen"]))
+        elif frame.kind == "ps.note":
+            print(frame.meta["text"])
         elif frame.kind == "ps.awaited":
             self.awaited = [int(replica) for replica in frame.meta["replicas"]]
 

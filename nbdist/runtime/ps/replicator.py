@@ -10,7 +10,7 @@ gradients travel and are computed meanwhile. While a standby is filled, updates 
 them after the parts.
 
 If the standby's process dies, or has not acknowledged anything for 20 s, all answers leave, and training
-continues without a standby until its new process has been filled.
+continues without a standby until its new process has been filled. The run's output says so, both times.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class Replicator:
     - ``about``: the description of the shard that ps.standby.open carries
     - ``locate``: returns the standby's task as it is now
     - ``failed``: called with the error of a standby that cannot be filled for another reason than a death
+    - ``note``: called with a text when the standby is lost, and when there is one again
     - ``prefix``: the beginning of the names of shared memory, if the standby may be on this host
     """
 
@@ -132,10 +133,12 @@ class Replicator:
         *,
         locate: Callable[[], TaskInfo],
         failed: Callable[[Exception], object],
+        note: Callable[[str], object],
         prefix: str | None,
     ) -> None:
         self._server, self._shard, self._about = server, shard, about
-        self._locate, self._failed, self._prefix = locate, failed, prefix
+        self._locate, self._failed, self._note, self._prefix = locate, failed, note, prefix
+        self._was_lost = False
         self._held = HeldAnswers()
         self._peer: Peer | None = None
         self._info = locate()
@@ -185,7 +188,7 @@ class Replicator:
         try:
             peer.send("ps.standby.update", meta, arrays)
         except NbdistError:
-            self._server.post(partial(self._lose, peer))
+            self._server.post(partial(self._lose, peer, "its process has ended"))
 
     def _slot_for(self, gradient: Gradient) -> int | None:
         """Copy a gradient to a free slot of the shared memory; None if there is none."""
@@ -205,7 +208,7 @@ class Replicator:
         if self._peer is None or meta["filling"] != self._filling:
             return
         if "error" in meta:
-            self._lose(self._peer)
+            self._lose(self._peer, "it has failed")
             self._failed(UnavailableError(f"the standby of {self._about['shard']} failed: {meta['error']}"))
         else:
             self._held.acknowledge(int(meta["number"]))
@@ -229,21 +232,29 @@ class Replicator:
         if peer is not None:
             try:
                 peer.check()
-                is_lost = info.incarnation != self._info.incarnation or self._held.stalled(STALL_SECONDS)
+                why = "its process has ended" if info.incarnation != self._info.incarnation else ""
+                if not why and self._held.stalled(STALL_SECONDS):
+                    why = f"it has acknowledged nothing for {STALL_SECONDS:g} s"
             except NbdistError:
-                is_lost = True
-            if is_lost:
-                self._lose(peer)
+                why = "its process has ended"
+            if why:
+                self._lose(peer, why)
         if self._peer is None and not self._fills and time.monotonic() >= self._retry_at:
             self._start_filling()
 
-    def _lose(self, peer: Peer | None) -> None:
-        """Continue without the standby."""
+    def _lose(self, peer: Peer | None, why: str) -> None:
+        """Continue without the standby, and say so."""
         if peer is self._peer:
             self._peer = None
             self._held.release()
         if peer is not None:
             peer.close()
+        if not self._was_lost:
+            self._was_lost = True
+            self._note(
+                f"{self._info.name} keeps no replica of the parameters on {self._server.name}: {why}. "
+                "Updates are lost if that server dies before there is one"
+            )
 
     def _start_filling(self) -> None:
         self._fills, self._info = True, self._locate()
@@ -301,9 +312,16 @@ class Replicator:
 
     def _filled(self, error: Exception | None) -> None:
         self._fills = False
-        if error is None or self._closed:
+        if self._closed:
             return
-        self._lose(self._peer)
+        if error is None:
+            if self._was_lost:
+                self._was_lost = False
+                self._note(
+                    f"{self._info.name} keeps a replica of the parameters on {self._server.name} again"
+                )
+            return
+        self._lose(self._peer, f"it cannot be filled: {error}")
         self._retry_at = time.monotonic() + RETRY_SECONDS
         if not isinstance(error, UnavailableError):
             self._failed(error)

@@ -12,6 +12,7 @@ authenticated socket. Both reach the same shard under one lock.
     ps.reconnect ─────────────────────────► over a new connection: the gradients that arrived, and answers
     ps.state  names of slots ─────────────► parameters and the optimizer's slots between two updates
     ps.rate   learning rate ──────────────► updates are made at that rate from the next one on
+    ps.note   ◄──────────────────────────── text for the run's output (pushed)
     ps.leave  ────────────────────────────► ps.left (pushed back) with the final values, once all have left
 
 Once a second the service checks for replicas that are dead while others wait for them, and for replicas of
@@ -336,8 +337,11 @@ class ParameterService:
             for replica in list(hosted.senders):
                 hosted.tell(replica, error_frame(error, self._server.name))
 
+        def note(text: str) -> None:  # the first replica prints it
+            hosted.tell(min(hosted.senders, default=0), Frame("ps.note", {"text": text}))
+
         hosted.replicator = Replicator(
-            self._server, shard, about, locate=partial(locate, standby.rank), failed=failed,
+            self._server, shard, about, locate=partial(locate, standby.rank), failed=failed, note=note,
             prefix=self._prefix if standby.shared else None,
         )  # fmt: skip
         if hosted.adopted is not None:
