@@ -11,9 +11,9 @@ import pytest
 
 from nbdist.errors import UnavailableError
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps import service
+from nbdist.runtime.ps import hosted_shard
+from nbdist.runtime.ps.hosted_shard import HostedShard
 from nbdist.runtime.ps.restore import Offer
-from nbdist.runtime.ps.service import HostedShard
 from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.ps.trace import ServiceLog
 from nbdist.wire.collective.shm.sync import ProcessMonitor
@@ -209,8 +209,8 @@ def test_a_dead_replica_that_a_step_needs_is_awaited_for_a_time(monkeypatch: pyt
     assert not one.awaited
     one.look(8.0)
     assert first.kinds().count("error") == 0
-    monkeypatch.setattr(service, "AWAIT_SECONDS", 1e-9)
-    one.lose(1, seconds=service.AWAIT_SECONDS)
+    monkeypatch.setattr(hosted_shard, "AWAIT_SECONDS", 1e-9)
+    one.lose(1, seconds=hosted_shard.AWAIT_SECONDS)
     one.look(8.0)
     assert one.lost == {1}
     assert "no new process has joined in its place in time" in str(first.frames[-1].meta)
@@ -219,7 +219,7 @@ def test_a_dead_replica_that_a_step_needs_is_awaited_for_a_time(monkeypatch: pyt
 def test_a_replica_that_lives_and_has_closed_its_connection_is_not_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "RECONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(hosted_shard, "RECONNECT_SECONDS", 0.0)
     first, rules = FakeSender(), Rules(2, synchronous=True, awaits=True)
     one = hosted(rules, {0: first, 1: GoneSender()}, {0, 1}, set())
     send_gradient(one, 0)

@@ -24,7 +24,7 @@ from nbdist.errors import (
 )
 from nbdist.optim import SGD, Optimizer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps import service as holding_module
+from nbdist.runtime.ps import hosted_shard
 from nbdist.runtime.ps.client import Link, ShardRequest, StepStopped, TrainingOver, open_link
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.service import ParameterService
@@ -628,7 +628,7 @@ class LinkContract:
         def fail(*arguments: Any, **options: Any) -> None:
             raise MemoryError("no room for slots")
 
-        monkeypatch.setattr(holding_module, "ParameterShard", fail)
+        monkeypatch.setattr(hosted_shard, "ParameterShard", fail)
         rules = {"rules": {"replicas": 2}}
         address, keys = farm.server.address, farm.server.keys
         with Peer(address, keys) as waits, Peer(address, keys) as chief:
@@ -883,7 +883,7 @@ class TestSharedMemory(LinkContract):
     ) -> None:
         """Another container of the same host: its doorbell is not where the server looks."""
         chief = farm.open(0, 2)
-        monkeypatch.setattr("nbdist.runtime.ps.service.Ringer", _no_ringer)
+        monkeypatch.setattr("nbdist.runtime.ps.hosted_shard.Ringer", _no_ringer)
         other = farm.open(1, 2)
         assert [chief.kind, other.kind] == ["shared memory", "socket"]
         assert "parameters travel over sockets" in other.note
@@ -981,7 +981,7 @@ class TestSocket(LinkContract):
     def test_final_values_that_a_reset_has_lost_are_sent_again(
         self, farm: Farm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("nbdist.runtime.ps.service.RECONNECT_SECONDS", PATIENCE)
+        monkeypatch.setattr("nbdist.runtime.ps.hosted_shard.RECONNECT_SECONDS", PATIENCE)
         host, _, port = farm.server.address.rpartition(":")
         proxy = ResetProxy(host, host, int(port))
         near = farm.open(0, 2)
@@ -1006,7 +1006,7 @@ class TestSocket(LinkContract):
         self, farm: Farm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Replica 2 is lost while the connection of replica 1 is down."""
-        monkeypatch.setattr("nbdist.runtime.ps.service.RECONNECT_SECONDS", PATIENCE)
+        monkeypatch.setattr("nbdist.runtime.ps.hosted_shard.RECONNECT_SECONDS", PATIENCE)
         host, _, port = farm.server.address.rpartition(":")
         proxy = ResetProxy(host, host, int(port))
         links = [farm.open(i, 3, synchronous=True, address=proxy.address if i == 1 else "") for i in range(3)]
@@ -1033,7 +1033,7 @@ class TestSocket(LinkContract):
     def test_a_replica_that_connects_again_too_late_is_refused(
         self, farm: Farm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("nbdist.runtime.ps.service.RECONNECT_SECONDS", 0.0)
+        monkeypatch.setattr("nbdist.runtime.ps.hosted_shard.RECONNECT_SECONDS", 0.0)
         host, _, port = farm.server.address.rpartition(":")
         proxy = ResetProxy(host, host, int(port))
         near = farm.open(0, 2, synchronous=True)
