@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.distribute.parameter_server import ServedReplica
+from nbdist.distribute.served_replica import ServedReplica
 from nbdist.optim import SGD
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, StepStopped

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from nbdist.distribute.parameter_server import ServedReplica
+from nbdist.distribute.served_replica import ServedReplica
 from nbdist.distribute.simulation.cost import Array, Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.distribute.simulation.servers import Machines, Serving

@@ -12,7 +12,7 @@ from parameter_town import PATIENCE, SEED, Town
 
 from nbdist.data import Dataset
 from nbdist.distribute import ParameterServerStrategy
-from nbdist.distribute.parameter_server import ServedReplica
+from nbdist.distribute.served_replica import ServedReplica
 from nbdist.errors import InvalidArgumentError
 from nbdist.nn import Dense, Sequential
 from nbdist.optim import SGD, Adam, Optimizer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.distribute.parameter_server import ServedReplica
+from nbdist.distribute.served_replica import ServedReplica
 from nbdist.errors import UnavailableError
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, StepStopped
