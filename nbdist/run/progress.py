@@ -153,6 +153,8 @@ class ProgressTracker:
     def __init__(self, replicas: int, synchronous: bool) -> None:
         self.messages = 0
         self.synchronous = synchronous
+        self._together = 0
+        """Steps that the workers of a synchronous session have counted together."""
         self._latest = [_Replica() for _ in range(replicas)]
         self.checkpoint: dict[str, Any] | None = None
         """The last checkpoint that the chief has written, or could not write."""
@@ -173,8 +175,9 @@ class ProgressTracker:
             return
         if latest.state in (RESTARTING, JOINING) and progress.get("joined") is None:
             return
-        if progress.get("needed_workers"):  # a session whose workers make each step together
+        if progress.get("needed_workers"):  # a session whose workers make each step together, and count it
             self.synchronous = True
+            self._together = max(self._together, progress["global_step"])
         latest.step, latest.total = progress["step"], progress["total"]
         if progress.get("own_steps"):
             latest.step += latest.before.get("step", 0)
@@ -313,7 +316,7 @@ class ProgressTracker:
         totals = [latest.total for latest in self._latest]
         known = [t for t in totals if t is not None]
         if self.synchronous:
-            step, rate = max(steps), max((r for r, _ in rates), default=0.0)
+            step, rate = self._together or max(steps), max((r for r, _ in rates), default=0.0)
             total = max(known) if known else None
         else:
             begun = sum(latest.begun for latest in self._latest)

@@ -434,6 +434,13 @@ class ProgressHook(SessionRunHook):
             if self._saw_step is not None:
                 self._saw_step(int(run_values.results))
 
+    def end(self, session: Session) -> None:
+        """Record the step at the end: a run may have read the step before its own update."""
+        if self._global_step is not None:
+            with suppress(NbdistError):  # a server has died: what was read last remains
+                last = int(session.run(self._global_step))
+                current().progress.global_step = max(current().progress.global_step, last)
+
 
 def MonitoredTrainingSession(
     master: Master = "",
