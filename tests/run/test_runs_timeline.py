@@ -80,8 +80,10 @@ def test_short_trainings_are_recorded_whole(begin: Callable[..., Run], options: 
         assert mine["data"] == pytest.approx(spent["data"], rel=1e-3)
         assert mine.get("wait", 0.0) == pytest.approx(spent["wait"], rel=1e-3, abs=1e-5)
         moved = sum(mine.get(kind, 0.0) for kind in ("send", "receive", "apply"))
-        # Between the end of one span of a step and the start of the next are some microseconds, 60 times.
-        assert moved == pytest.approx(spent["exchange"], rel=0.02, abs=3e-4)
+        if servers:
+            assert moved == pytest.approx(spent["exchange"], rel=1e-3, abs=1e-5)
+        else:  # One device has nothing to pull: the moment between the start of a step and its compute has no span.
+            assert 0.0 < moved <= spent["exchange"] + 1e-5
     for server in servers:
         assert totals[server]["apply"] > 0
         applied = [s for s in timeline.spans if s.task == server and s.kind in ("apply", "receive")]
