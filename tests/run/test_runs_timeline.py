@@ -82,7 +82,7 @@ def test_short_trainings_are_recorded_whole(begin: Callable[..., Run], options: 
         moved = sum(mine.get(kind, 0.0) for kind in ("send", "receive", "apply"))
         if servers:
             assert moved == pytest.approx(spent["exchange"], rel=1e-3, abs=1e-5)
-        else:  # One device has nothing to pull: the moment between the start of a step and its compute has no span.
+        else:  # One device pulls nothing: the moment before its compute has no span.
             assert 0.0 < moved <= spent["exchange"] + 1e-5
     for server in servers:
         assert totals[server]["apply"] > 0
