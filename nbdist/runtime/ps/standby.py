@@ -177,9 +177,9 @@ class StandbyService:
         standby = self._standbys.get(meta["key"])
         if standby is None or standby.shard.layout.digest() != meta["layout"]:
             raise NotFoundError(f"{self._server.name} has no complete standby of {meta['key']!r}")
+        standby.share(meta["segment"])
         self._server.sessions.store.give_back(("ps.standby", standby.key, standby.filling))
         standby.filling, standby.owner = int(meta["filling"]), str(meta["owner"])
-        standby.share(meta["segment"])
         self._server.sessions.store.take(_memory(meta), standby.nbytes, f"the standby of {standby.key}")
         with standby.shard.lock:
             found = {"counts": standby.shard.snapshot(), "number": standby.number, "lineage": standby.lineage}
