@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster import task_setup as tasks
+from nbdist.cluster.affinity import bound_cores
 from nbdist.cluster.calls import Calls, CallSender
 from nbdist.cluster.folder import (
     describe_process,
@@ -312,7 +313,8 @@ class Cluster:
         """Return a dictionary per task, in the order of ranks.
 
         Its keys: ``rank``, ``name``, ``job``, ``index``, ``pid``, ``host``, ``device``, ``address``,
-        ``state`` ("running" or "dead"), and ``ended`` (how a dead one ended, such as "killed by SIGKILL";
+        ``cores`` (those that it is bound to, such as "0-7", else ""), ``state`` ("running" or "dead"), and
+        ``ended`` (how a dead one ended, such as "killed by SIGKILL";
         else None).
 
             [row["state"] for row in cluster.status()]
@@ -555,6 +557,7 @@ class Members:
                 "pid": info.pid,
             }
             row |= {"host": info.host, "device": info.device, "address": info.address}
+            row["cores"] = bound_cores(info.pid) if how is None else ""
             row |= {"state": "running" if how is None else "dead", "ended": how and describe_exit(how)}
             rows.append(row)
         return rows

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, MissingExtra, UnavailableError
+from nbdist.home import home, private_folder
 from nbdist.wire.collective.nccl import has_driver
 
 CHECK_SECONDS = 120.0  # for a child process to load CUDA and to compile one kernel
@@ -216,6 +217,17 @@ def require_gpus(gpus: Sequence[str]) -> None:
             raise UnavailableError(f"GPU {gpu} cannot be used: {problem}. gpus='none' uses no GPU")
 
 
+def kernel_cache() -> dict[str, str]:
+    """Return the environment variable of CuPy's cache of compiled kernels: one for all tasks of this user.
+
+    It is a folder of mode 0700 below nbdist's own, because CuPy loads the machine code that is there; a
+    CUPY_CACHE_DIR that is set is kept. `nbdist.graph.kernel_cache` has one process compile for all.
+    """
+    if "CUPY_CACHE_DIR" in os.environ:
+        return {}
+    return {"CUPY_CACHE_DIR": str(private_folder(home() / "kernels"))}
+
+
 def gpu_problem(gpu: str) -> str:
     """Return why CuPy cannot compute on a GPU, and what to do; an empty text if it can.
 
@@ -223,7 +235,7 @@ def gpu_problem(gpu: str) -> str:
     """
     if gpu in _usable:
         return ""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+    environment = {**os.environ, **kernel_cache(), "CUDA_VISIBLE_DEVICES": gpu}
     command = [sys.executable, "-W", "ignore", "-c", CHECK]
     try:
         ended = subprocess.run(

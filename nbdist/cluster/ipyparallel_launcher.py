@@ -19,8 +19,9 @@ from typing import Any
 from ipyparallel.cluster.launcher import EngineLauncher, NotRunning
 from traitlets import Bool, Integer, Unicode
 
+from nbdist.cluster.affinity import worker_cores
 from nbdist.cluster.folder import claim, remove_traces
-from nbdist.cluster.gpus import choose_gpus, list_gpus
+from nbdist.cluster.gpus import choose_gpus, kernel_cache, list_gpus
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, find_launcher
 from nbdist.cluster.resources import count_cores, plan_tasks
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
@@ -76,11 +77,13 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
                 "could read the results of its engines. Set IPP_ENABLE_CURVE=1 in the environment, and start "
                 "it again"
             )
+        use = choose_gpus(self.gpus, list_gpus())
         plans = plan_tasks(
             n - self.ps,
             self.ps,
             cores=count_cores(),
-            gpus=choose_gpus(self.gpus, list_gpus()),
+            gpus=use,
+            bound=worker_cores(n - self.ps, use),
             threads=self.threads or None,
         )
         folder, lock = claim(re.sub(r"\W", "_", f"{self.cluster_id}_{self.engine_set_id}")[-48:])
@@ -96,6 +99,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in plans],
         }
         shared = {name: value for name, value in plans[0].environment.items() if name.endswith("_THREADS")}
+        shared |= kernel_cache() if use else {}
         try:
             self.supervisor = SupervisorClient.start(folder, lock, plan, {**environment, **shared})
         finally:

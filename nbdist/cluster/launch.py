@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster import task_setup as on_task
+from nbdist.cluster.affinity import describe_binding, worker_cores
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import claim, new_id, remove_traces, this_process, write_description
-from nbdist.cluster.gpus import choose_gpus, list_gpus, require_gpus
+from nbdist.cluster.gpus import choose_gpus, kernel_cache, list_gpus, require_gpus
 from nbdist.cluster.hub import HubEngines, close_client, connect_client, own_versions, write_ipyparallel_files
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings, find_launcher
 from nbdist.cluster.resources import TaskPlan, check_counts, count_cores, parse_memory, plan_tasks
@@ -54,7 +55,8 @@ def start_cluster(
       ranks of one MPI world, so that collectives of kind "mpi" work (needs ``pip install nbdist[mpi]``)
     - ``gpus``: "auto" (all GPUs and MIG slices that this process may use), "none", how many, or their UUIDs,
       separated by commas ("GPU-8f3a,MIG-91bc"; see nvidia-smi -L). Each worker has one GPU; several workers
-      share one if there are fewer GPUs than workers. Parameter servers have none
+      share one if there are fewer GPUs than workers. Parameter servers have none. On a host with several
+      NUMA nodes a worker is bound to cores near its GPU
     - ``gpu_memory``: the share of its GPU's memory that a worker's arrays may take, above 0 and at most 1;
       None for no limit. The CUDA context (0.3 to 0.6 GB), cuBLAS and NCCL take memory beside it
     - ``threads``: threads that a task computes on (BLAS), 1 or more; None for cores / tasks
@@ -100,6 +102,7 @@ def start_cluster(
         threads=threads,
         gpu_memory=gpu_memory,
         memory=parse_memory(memory),
+        bound=worker_cores(workers, use),
     )
     spec.check()
     start = _Startup(
@@ -115,6 +118,8 @@ def start_cluster(
     }
     about = {"asked": asked, "gpus": list(use)}
     cluster = start.run(None if detached else IdleTimeout.of(orphan_timeout), about)
+    if binding := describe_binding({f"{plan.job}:{plan.index}": plan.environment for plan in plans}):
+        start.report(binding)
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
     return cluster
 
@@ -182,7 +187,8 @@ class _Startup:
     def _shared_environment(self) -> dict[str, str]:
         """Return the variables that all tasks share: the supervisor's imports read them, before it forks."""
         first, *others = (plan.environment.items() for plan in self.plans)
-        return dict(set(first).intersection(*others))
+        shared = dict(set(first).intersection(*others))
+        return shared | kernel_cache() if any(plan.device != "CPU:0" for plan in self.plans) else shared
 
     def _controller(self) -> None:
         supervisor = self._connected()

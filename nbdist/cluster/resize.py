@@ -28,6 +28,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster import task_setup as on_task
+from nbdist.cluster.affinity import worker_cores
 from nbdist.cluster.folder import read_description, runs_on, write_description
 from nbdist.cluster.hub import HubEngines, write_ipyparallel_files
 from nbdist.cluster.launchers.registry import launcher_of
@@ -409,11 +410,21 @@ def plan_more(
     [('/job:worker/task:1', 2), ('/job:worker/task:2', 3)]
     """
     share = share_of(cores, len(tasks) + workers, asked.get("threads"))
+    positions = free_positions(tasks, workers)
+    near = worker_cores(1 + max(index for index, _ in positions), gpus)
     plans = []
-    for index, rank in free_positions(tasks, workers):
+    for index, rank in positions:
         gpu = gpus[index % len(gpus)] if gpus else None
+        own = near[index] if index < len(near) else ()
         environment = environment_of(
-            "worker", index, rank, share, gpu, asked.get("gpu_memory"), parse_memory(asked.get("memory"))
+            "worker",
+            index,
+            rank,
+            min(share, len(own)) if own and not asked.get("threads") else share,
+            gpu,
+            asked.get("gpu_memory"),
+            parse_memory(asked.get("memory")),
+            own,
         )
         plans.append(TaskPlan("worker", index, rank, "CPU:0" if gpu is None else "GPU:0", environment))
     return tuple(plans)

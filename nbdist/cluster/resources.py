@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nbdist.cluster.affinity import CORES_VARIABLE, format_cores
 from nbdist.errors import InvalidArgumentError
 from nbdist.numbers import is_whole
 
@@ -54,13 +55,15 @@ def plan_tasks(
     threads: int | None = None,
     gpu_memory: float | None = None,
     memory: int | None = None,
+    bound: Sequence[Sequence[int]] = (),
 ) -> tuple[TaskPlan, ...]:
     """Return the tasks of one host by rank: workers 0..W-1, then parameter servers W..W+P-1.
 
     Worker 0 is the chief. ``cores`` is the number of cores of the host. ``gpus`` are CUDA's names of its GPUs
     (numbers or UUIDs): each worker gets one, round-robin; a parameter server gets none. ``threads`` per task
     defaults to an equal share of the cores, at least one. ``gpu_memory`` is the share of a GPU's memory that
-    a worker may take, in (0, 1]; ``memory`` is the limit for graphs, in bytes. None means no limit.
+    a worker may take, in (0, 1]; ``memory`` is the limit for graphs, in bytes. None means no limit. ``bound``
+    are the cores of each worker, none for one that is not bound (`nbdist.cluster.affinity`).
 
     Raises InvalidArgumentError for invalid numbers.
 
@@ -73,7 +76,9 @@ def plan_tasks(
     plans = []
     for rank, (job, index) in enumerate(tasks):
         gpu = gpus[index % len(gpus)] if gpus and job == "worker" else None
-        environment = environment_of(job, index, rank, share, gpu, gpu_memory, memory)
+        near = bound[index] if bound and job == "worker" else ()
+        own = min(share, len(near)) if near and threads is None else share
+        environment = environment_of(job, index, rank, own, gpu, gpu_memory, memory, near)
         # A task sees only its own GPU, which is therefore number 0 to it.
         device = "CPU:0" if gpu is None else "GPU:0"
         plans.append(TaskPlan(job, index, rank, device, environment))
@@ -93,8 +98,12 @@ def environment_of(
     gpu: str | None,
     gpu_memory: float | None,
     memory: int | None,
+    cores: Sequence[int] = (),
 ) -> dict[str, str]:
-    """Return the environment variables of a task's process. Only its own GPU is visible to it."""
+    """Return the environment variables of a task's process. Only its own GPU is visible to it.
+
+    ``cores`` are those that it is bound to; none, if it is not bound.
+    """
     environment = {
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         "CUDA_VISIBLE_DEVICES": "-1" if gpu is None else gpu,
@@ -102,6 +111,8 @@ def environment_of(
         "NBDIST_INDEX": str(index),
         "NBDIST_RANK": str(rank),
     }
+    if cores:
+        environment[CORES_VARIABLE] = format_cores(cores)
     if memory is not None:
         environment[MEMORY_VARIABLE] = str(memory)
     if gpu is not None and gpu_memory is not None:

@@ -48,6 +48,7 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import backend_of, device_scope, to_device, to_host
+from nbdist.graph.kernel_cache import compiled_once
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.runtime.tables import gradient_of
@@ -458,6 +459,9 @@ class _Loop:
         program = self._programs.get(shapes)
         if program is None:
             program = self._programs[shapes] = self.replica.program(self.model, shapes)
+            if backend_of(self.replica.values[0]) is not np:
+                weights = [(name, a.shape, a.dtype) for name, a in self.model.variables]
+                return compiled_once(program, repr((weights, shapes)), self.context.control.check)
         return program
 
     def _lookups(self, batch: tuple[Array, ...]) -> Callable[..., tuple[Array, ...]]:

@@ -188,10 +188,13 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     def _status(self, line: str) -> None:
         cluster = Cluster.current()
         print(repr(cluster))
-        rows = [("rank", "task", "state", "device", "pid", "address")]
+        status = cluster.status()
+        columns = ["rank", "name", "state", "device", "pid", "address"]
+        columns += ["cores"] if any(row["cores"] for row in status) else []  # those that it is bound to
+        rows = [["task" if name == "name" else name for name in columns]]
         rows += [
-            (str(r["rank"]), r["name"], r["ended"] or r["state"], r["device"], str(r["pid"]), r["address"])
-            for r in cluster.status()
+            [str(row["ended"] or row["state"] if name == "state" else row[name]) for name in columns]
+            for row in status
         ]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         for row in rows:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ipykernel.iostream import OutStream
 
+from nbdist.cluster.affinity import CORES_VARIABLE, bind_this_process
 from nbdist.cluster.resources import set_blas_threads
 
 HEARTBEAT_SECONDS = 1.0  # between the controller's beats once all engines are there
@@ -32,6 +33,8 @@ def run_engine(
     """
     loaded_with = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ.update(environment)
+    if CORES_VARIABLE in environment:
+        bind_this_process(environment[CORES_VARIABLE])  # before a thread starts: each has its own affinity
     if (threads := environment.get("OPENBLAS_NUM_THREADS")) is not None and threads != loaded_with:
         set_blas_threads(int(threads))  # a task that was added later has another share of the cores
     enter()
