@@ -49,7 +49,7 @@ lock:
 	$(PYTHON) scripts/lock.py
 
 chromium: .venv/test.stamp
-	$(BIN)/python scripts/chromium.py
+	$(BIN)/python scripts/programs.py chromium ip
 
 # On a machine with a GPU: installs, tests and checks what needs one, and writes artifacts/gpu-report.txt.
 gpu: .venv/gpu.stamp
@@ -77,6 +77,7 @@ PAGES := $(shell find widget/src labextension/src labextension/style labextensio
 	touch $@
 
 .venv/test.stamp: .venv/demo.stamp
+	$(BIN)/python scripts/programs.py g++
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
 	touch $@
 

@@ -3,8 +3,8 @@
 A call binds its arguments to the signature of the function, ufunc or method of the installed ``cupy``,
 which can be imported without a GPU. It fails as it would on a GPU if CuPy lacks the name, the keyword or the
 position (``cupy.matmul`` takes no positional ``out``), if an operand is a host array or on another GPU than
-the thread's current one, or if ``ufunc.at`` has no atomic operation for the dtype. Kernels, their order and
-their speed are not tested.
+the thread's current one, or if ``ufunc.at`` has no atomic operation for the dtype. Kernels of our own are run
+from their source (host_kernels.py); CuPy's kernels, their order and all speeds are not tested.
 
 A recording stream records calls without executing them; a launch of the graph executes them, on the same
 memory. The host cannot read arrays during the recording.
@@ -24,6 +24,7 @@ from typing import Any
 
 import cupy
 import cupyx
+import host_kernels
 import numpy as np
 
 ATOMIC = "ilqILQefd"
@@ -355,6 +356,19 @@ def check_solve(a: DeviceArray, b: DeviceArray) -> None:
         raise ValueError("a must have (..., M, M) shape and b must have (..., M, K)")
 
 
+class ElementwiseKernel:
+    """A kernel of our own: the real one judges name, parameters and types, the host runs its source."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._real = cupy.ElementwiseKernel(*args, **kwargs)
+
+    def __call__(self, *args: Any, size: int = -1, block_size: int = 128) -> None:
+        """Launch it on inputs and outputs; the real one also allocates outputs that are left out."""
+        assert len(args) == self._real.nargs, f"{self._real.name} takes {self._real.nargs} arguments"
+        assert all(isinstance(out, DeviceArray) for out in args[self._real.nin :])
+        on_device(lambda *hosts: host_kernels.run(self._real, hosts, size, block_size), *args)
+
+
 class FakeModule(types.ModuleType):
     """A module of CuPy with the functions that both it and NumPy have."""
 
@@ -379,6 +393,7 @@ class FakeCupy(FakeModule):
     def __init__(self, gpus: int = 2) -> None:
         super().__init__(cupy, np)
         default = Stream()
+        self.ElementwiseKernel = ElementwiseKernel
         self.cuda = types.SimpleNamespace(
             Device=Device,
             runtime=types.SimpleNamespace(getDeviceCount=lambda: gpus),

@@ -365,7 +365,7 @@ class _Loop:
                 batch = batch if tables else prepare(arrays)
                 if xp is not np:
                     batch = tuple(to_device(a, xp) for a in batch)
-                draw = (self.model.draw(self.step, first_example(size)),) if draws else ()
+                draw = (to_device(self.model.draw(self.step, first_example(size)), xp),) if draws else ()
                 values = self._program(batch)(*batch, self._scale(size), *draw, *gradients)
                 rows = values[counted:]  # of each table: gradients, and where they belong
                 results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])

@@ -13,7 +13,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.program import Program, compile_program
 from nbdist.graph.gradients import gradients
 from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder, record
-from nbdist.nn.functional import dropout, sigmoid, sparse_softmax_cross_entropy
+from nbdist.nn.functional import dropout, embedding_lookup, sigmoid, sparse_softmax_cross_entropy
 
 Array = np.ndarray[Any, Any]
 
@@ -104,21 +104,36 @@ def test_what_calls_return_keeps_its_memory(cupy: Any) -> None:
         np.testing.assert_array_equal(program(cupy.asarray(a))[0].get(), np.sort(np.sort(a, 0), 1))
 
 
+def test_dropout_is_recorded(cupy: Any) -> None:
+    """Its kernel reads what to drop from the device, so that a launch drops by what was fed last."""
+    with Graph().as_default():
+        x, draw = placeholder(np.float32, (4, 30)), placeholder(np.int64, (4,))
+        y = dropout(x, 0.5, draw) * 2
+    given = np.ones((4, 30), np.float32)
+    plain, captured = (
+        compile_program([y], feeds=[x, draw], shapes=[(4, 30), (4,)], xp=xp, capture=xp is cupy)
+        for xp in (np, cupy)
+    )
+    for step in range(4):
+        numbers = np.array([3, 1, step, 0])
+        ours = captured(cupy.asarray(given), cupy.asarray(numbers))[0].get()
+        np.testing.assert_array_equal(ours, plain(given, numbers)[0])
+
+
 def test_what_looks_at_values_on_the_host_fails_with_its_op_and_can_be_tried_again(cupy: Any) -> None:
     with Graph().as_default():
-        x = placeholder(np.float32, (4, 3))
-        draw = placeholder(np.int64, (4,))
-        y = dropout(x, 0.5, draw) * 2
-    program = compile_program([y], feeds=[x, draw], shapes=[(4, 3), (4,)], xp=cupy, capture=True)
-    given = cupy.asarray(np.ones((4, 3), np.float32)), cupy.asarray(np.arange(4))
-    program(*given)
+        ids = placeholder(np.int64, (4,))
+        y = embedding_lookup(np.ones((5, 3), np.float32), ids) * 2
+    program = compile_program([y], feeds=[ids], shapes=[(4,)], xp=cupy, capture=True)
+    given = cupy.asarray(np.arange(4))
+    program(given)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="StreamCaptureUnsupported") as caught:
-            program(*given)
+            program(given)
         assert "capture=True" in caught.value.__notes__[0]
         failed = program.node_at(caught.tb)
         assert failed is not None
-        assert failed.type == "dropout_mask"
+        assert failed.type == "gather_rows"
 
 
 def test_what_cannot_be_a_graph_is_said_when_it_is_compiled(cupy: Any) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.backend import Array, to_host
+from nbdist.graph.backend import Array
 from nbdist.graph.initial import fill
+from nbdist.graph.kernel import FLOATS, INTEGERS, Kernel, into_new, register_kernel
 from nbdist.graph.op import Op, Spec, register, show
 
 LEVELS = 1 << 16
@@ -45,14 +46,63 @@ def _threshold(rate: float) -> int:
     return min(round(rate * LEVELS), LEVELS - 1)
 
 
+# The same numbers on a GPU: a thread computes one count, as NumPy's Philox4x64-10 does, and writes 16
+# elements. NumPy adds 1 to the 256-bit counter before each count.
+MASK_KERNEL = register_kernel(
+    Kernel(
+        "dropout_mask",
+        "raw I draw, uint64 number, int64 counts, int64 elements, uint32 threshold, float64 scale",
+        "raw T mask",
+        """
+        unsigned long long first = (unsigned long long)draw[3] * counts;
+        unsigned long long c0 = first + i + 1, c1 = draw[2], c2 = 0, c3 = 0;
+        if (c0 < first && ++c1 == 0) c2 = 1;
+        unsigned long long k0 = draw[0], k1 = (unsigned long long)draw[1] << 32 | number;
+        for (int round = 0; round < 10; ++round) {
+          unsigned long long high0 = __umul64hi(0xD2E7470EE14C6C93ull, c0), low0 = 0xD2E7470EE14C6C93ull * c0;
+          unsigned long long high1 = __umul64hi(0xCA5A826395121157ull, c2), low1 = 0xCA5A826395121157ull * c2;
+          c0 = high1 ^ c1 ^ k0;
+          c1 = low1;
+          c2 = high0 ^ c3 ^ k1;
+          c3 = low0;
+          k0 += 0x9E3779B97F4A7C15ull;
+          k1 += 0xBB67AE8584CAA73Bull;
+        }
+        const unsigned long long drawn[4] = {c0, c1, c2, c3};
+        const long long row = i / counts, start = i % counts * 16;
+        for (int n = 0; n < 16 && start + n < elements; ++n) {
+          const unsigned level = drawn[n / 4] >> (n % 4 * 16) & 0xffff;
+          mask[row * elements + start + n] = level >= threshold ? T(scale) : T(0);
+        }
+        """,
+        types={"T": FLOATS, "I": INTEGERS},
+    )
+)
+
+
 def _mask(xp: Any, x: Array, draw: Array, rate: float, number: int) -> Array:
-    kept = _kept(x.shape, to_host(draw), rate, number)
-    scale = np.asarray(LEVELS / (LEVELS - _threshold(rate)), x.dtype)
-    return xp.asarray(kept * scale)  # type: ignore[no-any-return]
+    if xp is not np:
+        return into_new(xp, x.shape, x.dtype, lambda out: _mask_kernel(xp, rate, number)(x, draw, out))
+    kept = _kept(x.shape, draw, rate, number)
+    return np.asarray(kept * np.asarray(_scale(rate), x.dtype))
+
+
+def _scale(rate: float) -> float:
+    """Return the factor that keeps the mean."""
+    return LEVELS / (LEVELS - _threshold(rate))
 
 
 def _mask_kernel(xp: Any, rate: float, number: int) -> Callable[[Array, Array, Array], None]:
-    return lambda x, draw, out: xp.copyto(out, _mask(xp, x, draw, rate, number))
+    if xp is np:
+        return lambda x, draw, out: np.copyto(out, _mask(np, x, draw, rate, number))
+
+    def kernel(x: Array, draw: Array, out: Array) -> None:
+        elements = prod(x.shape[1:])
+        counts = -(-elements // PER_COUNT)
+        arguments = (draw, number % (1 << 64), counts, elements, _threshold(rate), _scale(rate), out)
+        MASK_KERNEL(xp, *arguments, size=x.shape[0] * counts)
+
+    return kernel
 
 
 def _mask_spec(x: Spec, draw: Spec, rate: float, number: int) -> Spec:

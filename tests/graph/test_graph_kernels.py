@@ -1,0 +1,72 @@
+"""Kernels of our own without a GPU: NVRTC compiles them, the host runs the same source (host_kernels.py)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import cupy as real_cupy
+import numpy as np
+import pytest
+from cupy._core import core
+from cupy.cuda import compiler
+from fake_cupy import FakeCupy
+from host_kernels import Argument, cuda_source, split_includes, types_of
+
+from nbdist import optim  # noqa: F401  (its kernels)
+from nbdist.graph.kernel import KERNELS, Kernel
+from nbdist.graph.ops import OPS
+
+cupy = FakeCupy()
+
+
+def sources(kernel: Kernel) -> list[str]:
+    """Return a kernel's source for each choice of types: for flat arrays, and for matrices with strides."""
+    found = []
+    for number, chosen in enumerate(itertools.product(*kernel.types.values())):
+        letters = dict(zip(kernel.types, chosen, strict=True))
+        for strided in (False, True):
+            name = f"nbdist_{kernel.name}_{number}_{strided}"
+            made = real_cupy.ElementwiseKernel(**kernel.source | {"name": name})
+            # A parameter of a fixed type is a number, unless it is indexed or written.
+            given = [
+                None if p.dtype and not p.raw and n < made.nin else np.zeros(1, letters.get(p.ctype, p.dtype))
+                for n, p in enumerate(made.params[: made.nargs])
+            ]
+            types, type_map = types_of(made, given)
+            arguments = [
+                Argument(np.dtype(t), 1 + strided, is_array=a is not None, contiguous=not strided)
+                for t, a in zip(types, given, strict=True)
+            ]
+            found.append(cuda_source(made, arguments, type_map))
+    return found
+
+
+@pytest.mark.parametrize("arch", ["75", "90"])
+def test_nvrtc_compiles_every_kernel(arch: str) -> None:
+    """With the includes and options that CuPy gives it; a namespace for each, so that it is called once."""
+    texts = [split_includes(text) for kernel in KERNELS.values() for text in sources(kernel)]
+    common = "".join(f"#include <{name}>\n" for name in core._cupy_header_list)
+    head = common + "\n".join(sorted({line for lines, _ in texts for line in lines}))
+    body = "".join(f"\nnamespace kernel_{n} {{\n{text}\n}}\n" for n, (_, text) in enumerate(texts))
+    program = compiler._NVRTCProgram(head + body, "kernels.cu", method="cubin")
+    options = core.assemble_cupy_compiler_options(())
+    own = ("-ftz=true", f"-arch=sm_{arch}", "--device-as-default-execution-space")
+    binary, _ = program.compile((*options, *own), None)
+    assert binary.startswith(b"\x7fELF")
+    assert all(f"nbdist_{name}".encode() in binary for name in KERNELS)
+
+
+@pytest.mark.parametrize("first", [0, 7, 2**61 - 1], ids=["first", "later", "carry"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((5, 40), np.float32), ((3, 2, 8), np.float64), ((4,), np.float16)]
+)
+def test_dropout_on_a_gpu_keeps_the_same_elements(shape: Any, dtype: Any, first: int) -> None:
+    """The counter's low word carries into the step, and on, where the first example is that large."""
+    x = np.zeros(shape, dtype)
+    for rate, seed, step in ((0.3, -1, 3), (0.5, 2**62 + 1, -1)):
+        draw = np.array([seed, 5, step, first], np.int64)
+        kept = OPS["dropout_mask"].forward(np, x, draw, rate=rate, number=2)
+        ours = OPS["dropout_mask"].forward(cupy, cupy.array(x), cupy.array(draw), rate=rate, number=2)
+        assert kept.dtype == ours.dtype
+        np.testing.assert_array_equal(ours.get(), kept)

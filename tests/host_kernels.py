@@ -1,0 +1,283 @@
+"""Runs the kernels of a GPU on the host: g++ compiles the source that CuPy makes for NVRTC.
+
+    source = cuda_source(cupy.ElementwiseKernel("T x", "T y", "y = x + x"), arguments)
+    HostKernel(source, arguments)(*arrays, size)
+
+A shim takes the place of CUDA: one thread after the other runs the kernel's function. Threads of a warp that
+exchange values are fibers: each waits in ``__shfl_xor_sync`` until the others have come there, as on a GPU.
+Libraries are kept in a folder of this user below the temporary folder, by the hash of their source.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cupy
+import cupy._core._carray as carray
+import cupy._core._kernel as kernels
+import cupy._core._scalar as scalars
+import numpy as np
+
+NDARRAY, INDEXER, SCALAR = 1, 2, 3  # CuPy's kinds of arguments
+
+SHIM = r"""
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <ucontext.h>
+#define __global__
+#define __device__
+#ifdef __FLT16_MAX__
+typedef _Float16 float16;
+#else
+struct float16 {};
+#endif
+struct Dim { unsigned x; };
+static Dim blockIdx, blockDim, threadIdx, gridDim;
+template <typename T, int ndim, bool contiguous, bool small> struct CArray {
+  T* data;
+  T& operator[](ptrdiff_t i) const { return data[i]; }
+};
+template <int ndim, bool small> struct CIndexer {
+  ptrdiff_t n, at;
+  ptrdiff_t size() const { return n; }
+  void set(ptrdiff_t i) { at = i; }
+  ptrdiff_t get() const { return at; }
+};
+#define CUPY_FOR(i, n) \
+  for (ptrdiff_t i = static_cast<ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < (n); \
+       i += static_cast<ptrdiff_t>(blockDim.x) * gridDim.x)
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);
+}
+
+// A warp: fibers that take turns. An exchange writes the own value, lets the others run until they have
+// written theirs, and reads. There are two sets of slots, because the first fiber to read writes next.
+const int WARP = 32;
+static ucontext_t main_fiber, fibers[WARP];
+static bool ended[WARP], diverged;
+static unsigned long long exchanges[WARP];
+static char slots[2][WARP][16], stacks[WARP][1 << 16];
+static int lane;
+
+static void next_fiber() {
+  int from = lane, to = lane;
+  do { to = (to + 1) % WARP; } while (ended[to] && to != from);
+  if (to == from) return;
+  lane = to;
+  threadIdx.x = threadIdx.x - from + to;
+  swapcontext(&fibers[from], &fibers[to]);
+}
+template <typename V> static V __shfl_xor_sync(unsigned mask, V value, int apart) {
+  int me = lane;
+  char (*slot)[16] = slots[exchanges[me]++ % 2];
+  memcpy(slot[me], &value, sizeof(V));
+  next_fiber();
+  diverged |= mask != 0xffffffffu || exchanges[me ^ apart] < exchanges[me];
+  V found;
+  memcpy(&found, slot[me ^ apart], sizeof(V));
+  return found;
+}
+"""
+LOOP = r"""
+static void** given;
+static ptrdiff_t elements;
+static void thread_body() { NAME(ARGUMENTS); }
+static void fiber_body() {
+  int me = lane;
+  thread_body();
+  ended[me] = true;
+  bool any = false;
+  for (int other = 0; other < WARP; ++other) any |= !ended[other];
+  if (!any) setcontext(&main_fiber);
+  int to = me;
+  do { to = (to + 1) % WARP; } while (ended[to]);
+  lane = to;
+  threadIdx.x = threadIdx.x - me + to;
+  setcontext(&fibers[to]);
+}
+extern "C" int host(void** arguments, ptrdiff_t n, unsigned block) {
+  given = arguments; elements = n; diverged = false;
+  blockDim.x = n < block ? n : block;
+  gridDim.x = (n + blockDim.x - 1) / blockDim.x;
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+    if (!WARPS) {
+      for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) thread_body();
+      continue;
+    }
+    for (unsigned first = 0; first < blockDim.x; first += WARP) {
+      for (int t = 0; t < WARP; ++t) {
+        ended[t] = first + t >= blockDim.x;
+        exchanges[t] = 0;
+        getcontext(&fibers[t]);
+        fibers[t].uc_stack.ss_sp = stacks[t];
+        fibers[t].uc_stack.ss_size = sizeof stacks[t];
+        makecontext(&fibers[t], fiber_body, 0);
+      }
+      lane = 0;
+      threadIdx.x = first;
+      swapcontext(&main_fiber, &fibers[0]);
+    }
+  }
+  return diverged;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """The type of an argument: an array of so many dimensions, or a number."""
+
+    dtype: Any
+    ndim: int = 1
+    is_array: bool = True
+    contiguous: bool = True
+
+    @property
+    def info(self) -> Any:
+        """What CuPy makes a parameter of."""
+        kind, of = (NDARRAY, cupy.ndarray) if self.is_array else (SCALAR, scalars.CScalar)
+        return kernels._ArgInfo(kind, of, self.dtype, self.ndim, self.contiguous, True)
+
+
+def types_of(kernel: Any, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:
+    """Return the dtype of each argument (an array or a number), and CuPy's map of the letters."""
+    dtypes = [a.dtype if isinstance(a, np.ndarray) else None for a in arguments]
+    inputs, outputs, letters = kernel._decide_params_type(
+        tuple(dtypes[: kernel.nin]), tuple(dtypes[kernel.nin :])
+    )
+    return (*inputs, *outputs), letters
+
+
+def cuda_source(kernel: Any, arguments: Sequence[Argument], letters: Any) -> str:
+    """Return the source that CuPy compiles for arguments of these types, without its includes."""
+    wide = max([a.ndim for a in arguments if a.is_array], default=1)
+    indexer = kernels._ArgInfo(INDEXER, carray.Indexer, None, wide, True, True)
+    source: str = kernels._get_elementwise_kernel_code(
+        (*(a.info for a in arguments), indexer),
+        letters,
+        kernel.params,
+        kernel.operation,
+        kernel.name,
+        kernel.preamble,
+        **kernel.kwargs,
+    )
+    return source
+
+
+def split_includes(source: str) -> tuple[list[str], str]:
+    """Return a source's includes (of dtypes that CUDA lacks), and the rest."""
+    lines = [line.strip() for line in source.splitlines()]
+    includes = [line for line in lines if line.startswith("#include")]
+    return includes, "\n".join(line for line in lines if line not in includes)
+
+
+class HostKernel:
+    """A kernel's source as a function on NumPy arrays."""
+
+    def __init__(self, name: str, source: str, arguments: Sequence[Argument]) -> None:
+        types = [scalars.get_typename(a.dtype) for a in arguments]
+        values = [
+            f"{{({t}*)given[{n}]}}" if a.is_array else f"*({t}*)given[{n}]"
+            for n, (t, a) in enumerate(zip(types, arguments, strict=True))
+        ]
+        loop = LOOP.replace("NAME", name).replace("ARGUMENTS", ", ".join([*values, "{elements, 0}"]))
+        warps = "1" if "__shfl" in source else "0"
+        self._call = _library(SHIM + source + loop.replace("WARPS", warps)).host
+        self._types = [a.dtype for a in arguments]
+
+    def __call__(self, values: Sequence[Any], size: int, block: int) -> None:
+        """Run so many threads; arrays are C-contiguous."""
+        held = [np.asarray(v, dtype) for v, dtype in zip(values, self._types, strict=True)]
+        pointers = (ctypes.c_void_p * len(held))(*(array.ctypes.data for array in held))
+        if self._call(pointers, ctypes.c_ssize_t(size), ctypes.c_uint(block)):
+            raise RuntimeError("threads of a warp do not all take part in an exchange")
+
+
+@functools.cache
+def _library(source: str) -> Any:
+    """Return the loaded library. It keeps the GIL: the shim's variables are those of one thread."""
+    folder = Path(tempfile.gettempdir()) / f"nbdist-kernels-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user; set TMPDIR")
+    path = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.so"
+    if not path.exists():
+        _compile(source, path)
+    return ctypes.PyDLL(str(path))
+
+
+def _compile(source: str, path: Path) -> None:
+    if shutil.which("g++") is None:
+        raise RuntimeError("the tests run GPU kernels on the host with g++; on Debian: apt-get install g++")
+    made = path.with_suffix(f".{os.getpid()}")
+    command = [
+        "g++",
+        "-x",
+        "c++",
+        "-std=c++17",
+        "-O1",
+        "-Wno-unknown-pragmas",
+        "-ffp-contract=off",
+        "-shared",
+        "-fPIC",
+        "-",
+    ]
+    done = subprocess.run([*command, "-o", str(made)], input=source, text=True, capture_output=True)
+    if done.returncode:
+        raise RuntimeError(f"g++ cannot compile a kernel: {done.stderr}\n{source}")
+    made.replace(path)
+
+
+def check_arguments(kernel: Any, arguments: Sequence[Any], size: int) -> tuple[int, ...]:
+    """Return the shape of a launch; raise as CuPy does for arguments that do not fit."""
+    looped = [
+        a for a, p in zip(arguments, kernel.params, strict=False) if isinstance(a, np.ndarray) and not p.raw
+    ]
+    if size != -1:
+        if looped:
+            raise ValueError("Specified 'size' can be used only if all of the ndarray are 'raw'.")
+        return (size,)
+    if not looped:
+        raise ValueError("Loop size is undecided.")
+    shape = np.broadcast_shapes(*(a.shape for a in looped))
+    for value, parameter in zip(arguments[kernel.nin :], kernel.params[kernel.nin :], strict=False):
+        if not parameter.raw and value.shape != shape:
+            raise ValueError("Out shape is mismatched")
+    return shape
+
+
+def run(kernel: Any, arguments: Sequence[Any], size: int = -1, block: int = 128) -> None:
+    """Run a kernel of the installed CuPy on NumPy arrays and numbers; its outputs come last."""
+    shape = check_arguments(kernel, arguments, size)
+    dtypes, letters = types_of(kernel, arguments)
+    types, values, copied = [], [], []
+    for value, dtype, parameter in zip(arguments, dtypes, kernel.params, strict=False):
+        types.append(Argument(np.dtype(dtype), is_array=isinstance(value, np.ndarray)))
+        if isinstance(value, np.ndarray):
+            whole = value if parameter.raw else np.broadcast_to(value, shape)
+            flat = np.ascontiguousarray(whole)
+            if flat is not whole and not np.shares_memory(flat, value):
+                copied.append((value, flat))
+            value = flat
+        values.append(value)
+    count = int(np.prod(shape))
+    if count == 0:
+        return
+    _, source = split_includes(cuda_source(kernel, types, letters))
+    HostKernel(kernel.name, source, types)(values, count, block)
+    outputs = arguments[kernel.nin :]
+    for value, flat in copied:
+        if any(value is output for output in outputs):
+            value[...] = flat.reshape(value.shape)
