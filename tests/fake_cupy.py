@@ -34,7 +34,8 @@ C_TYPES = re.compile(r"\b(?:int|bool|Py_ssize_t|_ndarray_base)\s+(?=\w)")
 
 
 counts: Counter[str] = Counter()
-"""What would happen on a GPU: "launch", "host wait", "bytes to host", "copy to device", "allocation"."""
+"""What would happen on a GPU: "launch", "host wait", "bytes to host", "copy to device", "allocation", and
+"pinned bytes" of host memory."""
 _thread = threading.local()
 
 
@@ -141,12 +142,40 @@ class DeviceArray:
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("implicit conversion to a NumPy array is not allowed; use .get()")
 
-    def get(self) -> np.ndarray[Any, Any]:
+    def get(
+        self,
+        stream: Stream | None = None,
+        order: str = "C",
+        out: np.ndarray[Any, Any] | None = None,
+        blocking: bool = True,
+    ) -> np.ndarray[Any, Any]:
+        """Copy to the host; without ``blocking`` ``out`` has the values after an event of the stream."""
         if Stream.recording is not None:
             raise RuntimeError("cudaErrorStreamCaptureUnsupported")
-        counts["host wait"] += 1
         counts["bytes to host"] += self.nbytes
-        return self.host.copy()
+        if out is None:
+            assert blocking, "memory that is not pinned is not copied to in the background"
+            out = np.empty(self.shape, self.dtype)
+        assert isinstance(out, np.ndarray)
+        assert (out.shape, out.dtype) == (self.shape, self.dtype)
+        assert out.flags.c_contiguous
+        if blocking:
+            counts["host wait"] += 1
+            np.copyto(out, self.host)
+        else:
+            assert stream is not None
+            stream.pending.append(Copy(out, self.host))
+        return out
+
+    def set(self, arr: np.ndarray[Any, Any], stream: Stream | None = None) -> None:
+        """Copy host values of the same shape and dtype here."""
+        assert isinstance(arr, np.ndarray)
+        assert (arr.shape, arr.dtype) == (self.shape, self.dtype)
+        assert self.flags.c_contiguous
+        if self.number != current_device():
+            raise ValueError("Array device must be same as the current device")
+        counts["copy to device"] += 1
+        np.copyto(self.host, arr)
 
 
 def _set(array: np.ndarray[Any, Any], key: Any, value: Any) -> None:
@@ -268,6 +297,18 @@ class Graph:
             call()
 
 
+class Copy:
+    """A copy to the host that has been queued: it is made as late as an event allows."""
+
+    def __init__(self, out: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
+        self._out, self._source, self.done = out, source, False
+
+    def make(self) -> None:
+        if not self.done:
+            np.copyto(self._out, self._source)
+            self.done = True
+
+
 class Stream:
     """A stream; the recording is a state of the process, which has one thread."""
 
@@ -276,6 +317,7 @@ class Stream:
 
     def __init__(self, non_blocking: bool = False) -> None:
         self.non_blocking, self.current, self.waits = non_blocking, False, 0
+        self.pending: list[Copy] = []
 
     def __enter__(self) -> Stream:
         self.current = True
@@ -286,6 +328,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         assert event.recorded, "the event has not been recorded"
+        event.complete()
 
     def begin_capture(self) -> None:
         assert self.non_blocking, "cannot capture on the default (legacy) stream"
@@ -302,16 +345,48 @@ class Stream:
     def synchronize(self) -> None:
         assert Stream.recording is None, "cudaErrorStreamCaptureUnsupported"
         self.waits += 1
+        Event().record(self).complete()
 
 
 class Event:
-    """An event: all work before it is done at once here."""
+    """An event: all work before it is done at once here, except copies to pinned memory."""
 
-    def __init__(self, disable_timing: bool = False) -> None:
+    def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.recorded = False
+        self._before: list[Copy] = []
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: Stream) -> Event:
         self.recorded = True
+        stream.pending = [copy for copy in stream.pending if not copy.done]
+        self._before = list(stream.pending)
+        return self
+
+    @property
+    def done(self) -> bool:
+        return all(copy.done for copy in self._before)
+
+    def synchronize(self) -> None:
+        """Have the host wait for it."""
+        counts["host wait"] += not self.done
+        self.complete()
+
+    def complete(self) -> None:
+        for copy in self._before:
+            copy.make()
+
+
+class PinnedMemory:
+    """Host memory of its own, outside of CuPy's pool."""
+
+    def __init__(self, size: int) -> None:
+        assert size > 0
+        counts["pinned bytes"] += size
+        self.memory = np.full(size, 255, np.uint8)
+
+
+def PinnedMemoryPointer(mem: PinnedMemory, offset: int) -> memoryview:
+    """Return the memory from an offset on."""
+    return mem.memory[offset:].data
 
 
 class MemoryPool:
@@ -400,6 +475,8 @@ class FakeCupy(FakeModule):
             Event=Event,
             Stream=Stream,
             MemoryPool=MemoryPool,
+            PinnedMemory=PinnedMemory,
+            PinnedMemoryPointer=PinnedMemoryPointer,
             using_allocator=using_allocator,
             get_current_stream=lambda: default,
         )

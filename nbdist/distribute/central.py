@@ -17,6 +17,7 @@ from nbdist.distribute.sharing import one_order
 from nbdist.distribute.spec import StrategySpec
 from nbdist.distribute.threads import Threads
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import backend, pinned_buffer, scoped_device
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import find_rank
@@ -96,7 +97,9 @@ class CentralStorageStrategy(Strategy):
         """Return the contexts of the other devices' threads."""
         if self._threads is None:
             return []
-        self._parameters = layout_of(model.variables).buffer()  # the same for the copies of this that follow
+        layout, gpus = layout_of(model.variables), [d for d in self._threads.devices if backend(d) is not np]
+        # The same for the copies of this that follow.
+        self._parameters = pinned_buffer(layout.size, backend(gpus[0])) if gpus else layout.buffer()
         return self._threads.companions(self, context)
 
     def form_value_group(self) -> Collective:
@@ -119,6 +122,8 @@ class SharingReplica(OneDevice):
         parameters: Array,
     ) -> None:
         super().__init__(variables, optimizer, parameters)
+        if backend(scoped_device()) is not np:
+            self.memory = self._layout, parameters
         self._group = group
         self._stop, self._stops = np.zeros(1, np.int64), False
 

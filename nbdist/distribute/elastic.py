@@ -141,7 +141,10 @@ class ElasticReplica(GroupReplica, OneDevice):
     def _make_buffers(self) -> None:
         """Make the buffers of a group that is new."""
         group = self._group
-        self._pulls = [group.symmetric_buffer(center.shape, center.dtype) for center in self._centers]
+        self._pulls = [
+            np.empty_like(center) if self.resident else group.symmetric_buffer(center.shape, center.dtype)
+            for center in self._centers
+        ]
         # how many replicas want to stop, have ended their epoch, know of others that wait to join, and leave
         self._flags = group.symmetric_buffer((4,), np.int64)
 

@@ -15,12 +15,15 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from nbdist.errors import NotFoundError, UnavailableError
+from nbdist.graph.backend import backend, pinned_buffer, scoped_device
 from nbdist.optim import Optimizer
+from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import (
     Link,
     ShardState,
@@ -87,6 +90,9 @@ class ServedReplica(Replica):
             waiting.watch(self._links)
         self.statistics: list[GradientStatistics] = []
         """What each server did with the gradients of all replicas; available after ``finish``."""
+        xp = backend(scoped_device())
+        if xp is not np:
+            self._lay_out(xp)
         for number in range(len(links)):  # a failure before the first step must not leave zeros in the model
             self._on(number, lambda link: link.pull())
         links = self._links
@@ -101,6 +107,16 @@ class ServedReplica(Replica):
         self._gradients = self._gradient_views()
         if waiting is not None and reopen is not None and rules.synchronous:
             waiting.look_at_servers = self._look_at_servers
+
+    def _lay_out(self, xp: ModuleType) -> None:
+        """Have parameters arrive in one piece of memory that a GPU copies from."""
+        layout = Layout.joined([link.layout for link in self._links], self._server_of)
+        buffer, start = pinned_buffer(layout.size, xp), 0
+        for link in self._links:
+            part = buffer[start : start + link.layout.size]
+            np.copyto(part, link.parameters)
+            link.parameters, start = part, start + link.layout.size
+        self.memory = layout, buffer
 
     def _gradient_views(self) -> list[list[Array]]:
         """Return the gradients of each slot, in the order of the variables."""

@@ -11,7 +11,7 @@ enters its scope before it allocates or computes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -112,3 +112,37 @@ def to_device(array: Array, xp: ModuleType) -> Array:
 def to_host(array: Array) -> Array:
     """Return the values of an array of either backend as a NumPy array."""
     return array if isinstance(array, np.ndarray) else array.get()
+
+
+def all_to_host(arrays: Sequence[Array]) -> list[Array]:
+    """Return the values of some arrays as NumPy arrays; their GPU is waited for once.
+
+    >>> all_to_host([np.zeros(2), np.ones(())])
+    [array([0., 0.]), array(1.)]
+    """
+    there = [array for array in arrays if not _is_on_host(array)]
+    if not there:
+        return list(arrays)
+    flat = [array.reshape(-1).view(np.uint8) for array in there]
+    together, start = to_host(_cupy().concatenate(flat)), 0
+    found = []
+    for array in arrays:
+        if _is_on_host(array):
+            found.append(array)
+        else:
+            found.append(np.ndarray(array.shape, array.dtype, together, start))
+            start += array.nbytes
+    return found
+
+
+def _is_on_host(array: Any) -> bool:
+    return isinstance(array, np.ndarray | np.generic)
+
+
+def pinned_buffer(size: int, xp: ModuleType) -> Array:
+    """Return zeroed bytes of host memory that CuPy's GPUs copy from and to while the host continues."""
+    # Not from CuPy's pool, which rounds to powers of two and keeps what it had.
+    memory = xp.cuda.PinnedMemoryPointer(xp.cuda.PinnedMemory(max(size, 1)), 0)
+    buffer = np.frombuffer(memory, np.uint8, size)
+    buffer.fill(0)
+    return buffer

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -74,6 +74,29 @@ class Layout:
             groups.append((kind, start, (offset - start) // np.dtype(kind).itemsize))
         entries = tuple(Entry(n, s, d.str, places[i]) for i, (n, s, d) in enumerate(wanted))
         return cls(entries, tuple(groups), offset)
+
+    @classmethod
+    def joined(cls, layouts: Sequence[Layout], of: Sequence[int]) -> Layout:
+        """Return the layout of several buffers, one after the other.
+
+        Variable i is the next one of ``layouts[of[i]]``.
+
+        >>> a, b = (Layout.of([(name, (3,), "<f4")]) for name in "ab")
+        >>> [(e.name, e.offset) for e in Layout.joined([a, b], [1, 0]).entries]
+        [('b', 64), ('a', 0)]
+        """
+        starts = [sum(one.size for one in layouts[:number]) for number in range(len(layouts))]
+        moved = [
+            iter([replace(entry, offset=start + entry.offset) for entry in one.entries])
+            for start, one in zip(starts, layouts, strict=True)
+        ]
+        groups = [
+            (kind, start + offset, count)
+            for start, one in zip(starts, layouts, strict=True)
+            for kind, offset, count in one.groups
+        ]
+        size = sum(one.size for one in layouts)
+        return cls(tuple(next(moved[number]) for number in of), tuple(groups), size)
 
     def views(self, buffer: Array) -> list[Array]:
         """Return one array per variable, in order, in the memory of ``buffer`` (bytes)."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
-from nbdist.graph.backend import Array, backend_of, to_host
+from nbdist.graph.backend import Array, all_to_host, backend_of
 from nbdist.train.context import Context, Progress
 from nbdist.train.strategy import Replica
 
@@ -161,10 +161,20 @@ def read_step(values: Sequence[Array], gradients: Sequence[Array]) -> tuple[Sequ
     The sum is finite if the loss and all gradients are; a square that overflows is looked at again. A GPU is
     waited for once.
     """
+    if gradients and backend_of(gradients[0]) is np and not math.isfinite(values[0]):
+        return values, math.inf
+    return read_values(values, gradients)
+
+
+def read_values(values: Sequence[Array], gradients: Sequence[Array]) -> tuple[Sequence[Array], float]:
+    """Return any values of a step on the host, and the sum of the squares of all gradients.
+
+    A GPU is waited for once.
+    """
     xp = backend_of(gradients[0]) if gradients else np
     if xp is np:
-        return values, square_sum(gradients) if math.isfinite(values[0]) else math.inf
-    *found, total = to_host(xp.stack([*values, _square_sum(xp, gradients)]))
+        return all_to_host(values), square_sum(gradients)
+    *found, total = all_to_host([*values, _square_sum(xp, gradients)])
     return found, float(total)
 
 

@@ -117,6 +117,8 @@ class Replica(ABC):
     notes: Sequence[str] = ()
     """What a user should know, for example that parameters travel over sockets."""
 
+    memory: tuple[Layout, Array] | None = None
+    """Where each of ``values`` lies in one piece of pinned host memory; None where no GPU reads it."""
     resident = False
     """Whether values, gradients and the optimizer are on the device that its thread works for."""
     tables: Sequence[int] = ()

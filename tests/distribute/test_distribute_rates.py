@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from parameter_town import Town
 from strategy_contract import everywhere, model, points
-from test_distribute_strategies import ThreadWorld, context, worlds
+from test_distribute_strategies import context
+from thread_worlds import ThreadWorld, worlds
 
 from nbdist.data import Dataset
 from nbdist.distribute.all_reduce import AllReduceStrategy

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from parameter_town import SEED, Town
 from strategy_contract import World, everywhere, model, points
-from test_distribute_strategies import ThreadWorld, context, worlds
+from test_distribute_strategies import context
+from thread_worlds import ThreadWorld, worlds
 
 from nbdist import nn, train
 from nbdist.data import Dataset

@@ -32,6 +32,8 @@ from nbdist.optim import SGD, Adam
 from nbdist.train import Callback
 from nbdist.train import context as contexts
 from nbdist.train.context import Checkpoints
+from nbdist.train.device import on_device
+from nbdist.train.strategy import OneDevice
 
 
 @pytest.fixture
@@ -197,6 +199,13 @@ def test_a_rate_and_a_checkpoint_on_devices(
         np.testing.assert_array_equal(
             a, b
         )  # a rate of 0 keeps the weights; BatchNorm's averages still change
+
+
+def test_in_a_timeline_a_pull_brings_parameters_to_the_device(fake_gpu: None) -> None:
+    inner = OneDevice([("w", np.zeros(3, np.float32))], SGD(0.1))
+    replica = on_device(inner, "GPU:0")
+    assert (inner.pull_is, replica.pull_is) == (None, ("receive", "parameters from the host"))
+    assert replica.push_is == inner.push_is == ("apply", "gradients")
 
 
 def test_values_on_a_device_are_reduced_there(fake_gpu: None) -> None:

@@ -13,9 +13,7 @@ from nbdist.metrics.timeline import Timeline
 from nbdist.nn import Dense, Sequential
 from nbdist.optim import SGD
 from nbdist.train.context import Context, use
-from nbdist.train.device import DeviceReplica
 from nbdist.train.step_timing import SHORTEST, StepLog, step_spans
-from nbdist.train.strategy import OneDevice
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 Y = np.arange(40) % 3
@@ -86,13 +84,6 @@ def test_a_pull_waits_and_then_receives_and_a_push_waits_and_then_sends() -> Non
         ("wait", "the other replicas", 17.0, 0.75, 7),
         ("send", "gradient", 17.75, 0.25, 7),
     ]
-
-
-def test_on_another_device_a_pull_brings_the_parameters_there() -> None:
-    inner = OneDevice([("w", np.zeros(3, np.float32))], SGD(0.1))
-    replica = DeviceReplica(inner, "CPU:0")
-    assert (inner.pull_is, replica.pull_is) == (None, ("receive", "parameters from the host"))
-    assert replica.push_is == inner.push_is == ("apply", "gradients")
 
 
 def test_it_is_read_while_it_is_written() -> None:

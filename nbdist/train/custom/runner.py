@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
-from nbdist.graph.backend import to_device, to_host
+from nbdist.graph.backend import to_device
 from nbdist.graph.op import Shape
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.runtime.tables import gradient_of
-from nbdist.train.boundary import describe_nonfinite, report_skipped, square_sum
+from nbdist.train.boundary import describe_nonfinite, read_values, report_skipped
 from nbdist.train.context import use_here
 from nbdist.train.custom.compile import Call, lookups_of, program_of
 from nbdist.train.custom.reduce import joined, of_replica
@@ -242,11 +242,13 @@ class Runner:
         into = [gradient for replica in replicas for gradient in replica.gradients()]
         restore = self.variables.remember(call.trace.assigned, local) if self._skip_nan and replicas else None
         feeds = [to_device(a, local.xp) for a in [*call.arrays, *self._extra(call, local)]]
-        results = [to_host(value) for value in program(*feeds, *into)]
-        outputs = len(call.trace.fetches)
-        losses = results[outputs : outputs + len(call.trace.watched)]
-        rows = results[len(results) - 2 * len(tables) :]  # of each table: gradients, and where they belong
-        wrong = self._wrong(call, losses, [*into, *rows[::2]])
+        found = program(*feeds, *into)
+        outputs, watched = len(call.trace.fetches), len(call.trace.watched)
+        rows = found[len(found) - 2 * len(tables) :]  # of each table: gradients, and where they belong
+        flats = [flat for replica in replicas for flat in replica.flat_gradients()]
+        results, squares = read_values(found[: outputs + watched], [*flats, *rows[::2]])
+        losses = results[outputs:]
+        wrong = self._wrong(call, losses, squares, [*into, *rows[::2]])
         if wrong and restore is None:
             raise NanLossError(
                 f"{wrong} at step {self.variables.steps + 1}; that gradient was not applied. Try a smaller "
@@ -282,11 +284,11 @@ class Runner:
             return draws
         return [*draws, np.array(local.context.strategy.replica_index, np.int32)]
 
-    def _wrong(self, call: Call, losses: Sequence[Array], gradients: Sequence[Array]) -> str:
+    def _wrong(self, call: Call, losses: Sequence[Array], squares: float, gradients: Sequence[Array]) -> str:
         """Return a message that names the non-finite value of a step; a mean over no examples may be NaN."""
         empty = any(a.size == 0 for a in call.arrays)
         loss = 0.0 if empty else sum(float(np.sum(x)) for x in losses)
-        return describe_nonfinite(loss, square_sum(gradients), gradients)
+        return describe_nonfinite(loss, squares, gradients)
 
     def _program(self, call: Call, local: LocalReplica, updating: bool) -> Program:
         trained = call.trained if updating else []

@@ -1,0 +1,212 @@
+"""Every strategy on GPUs computes what it does on CPUs, in ``fit`` and in loops of one's own.
+
+The GPUs are a stand-in (tests/fake_cupy.py). Here are all strategies whose replicas run on devices. More on
+one strategy, and other paths: tests/train/test_train_device.py (one_device, mirrored: embeddings, averages,
+checkpoints, rates, counts), tests/train/test_train_resume.py (states),
+tests/runtime/test_runtime_session_devices.py (sessions), tests/graph/test_graph_cupy.py (every op).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cupy import FakeCupy, counts
+from parameter_town import Town
+from strategy_contract import SEED, World, assert_alike, everywhere, fitted, looped
+from thread_worlds import worlds
+
+from nbdist.data import Dataset
+from nbdist.distribute import (
+    CentralStorageStrategy,
+    ElasticAveragingStrategy,
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    OneDeviceStrategy,
+    Strategy,
+)
+from nbdist.graph import backend
+from nbdist.nn import BatchNorm, Dense, Dropout, Sequential
+from nbdist.optim import SGD, Adam
+from nbdist.train.context import Context
+from nbdist.train.custom.api import end_loops
+
+GRADIENTS = 4 * (784 * 100 + 112 + 1008 + 16)
+"""Bytes of the gradients of 784-100-10: each variable begins at a multiple of 64 bytes."""
+
+
+@pytest.fixture(autouse=True)
+def fake_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = FakeCupy(gpus=2)
+    monkeypatch.setattr(backend, "_cupy", lambda: module)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+
+
+def context(strategy: Strategy, device: str, **options: Any) -> Context:
+    return Context(strategy=strategy, device=device, seed=SEED, quiet=True, **options)
+
+
+@contextmanager
+def in_one_process(make: Callable[[list[str]], Strategy], devices: list[str]) -> Iterator[World]:
+    """A strategy whose replicas are threads of one process."""
+    strategy = make(devices)
+    yield [(context(strategy, devices[0]), strategy)]
+
+
+@contextmanager
+def in_processes(make: Callable[[Any], Strategy], devices: list[str]) -> Iterator[World]:
+    """A strategy with one replica in each process."""
+    found = []
+    for number, (place, device) in enumerate(zip(worlds(len(devices)), devices, strict=True)):
+        strategy = make(place)
+        found.append((context(strategy, device, world=place, is_chief=number == 0), strategy))
+    yield found
+
+
+@contextmanager
+def on_servers(devices: list[str], servers: int = 2, **options: Any) -> Iterator[World]:
+    """Replicas with parameter servers in this process."""
+    town = Town(ps=servers, replicas=len(devices))
+    found = []
+    for i, place in enumerate(worlds(len(devices))):
+        strategy = town.strategy(i, **options)
+        one = context(strategy, devices[i], world=place, is_chief=i == 0, control=town.controls[i])
+        found.append((one, strategy))
+    try:
+        yield found
+        everywhere(found, lambda strategy, _: strategy.finish())
+    finally:
+        for one, _ in found:
+            end_loops(one, whole=False)
+        town.close()
+
+
+ONE, TWO = ["GPU:0"], ["GPU:0", "GPU:1"]
+STRATEGIES: dict[str, tuple[list[str], Callable[[list[str]], Any]]] = {
+    "one_device": (ONE, lambda devices: in_one_process(lambda _: OneDeviceStrategy(), devices)),
+    "mirrored": (TWO, lambda devices: in_one_process(MirroredStrategy, devices)),
+    "mirrored on a CPU and a GPU": (
+        ["CPU:0", "GPU:0"],
+        lambda devices: in_one_process(MirroredStrategy, devices),
+    ),
+    "multi_worker": (
+        TWO,
+        lambda devices: in_processes(lambda world: MultiWorkerMirroredStrategy(world=world), devices),
+    ),
+    "ps": (TWO, lambda devices: on_servers(devices, synchronous=True)),
+    "ps through sockets": (
+        TWO,
+        lambda devices: on_servers(devices, synchronous=True, transport="socket"),
+    ),
+    "ps on a CPU and a GPU": (
+        ["CPU:0", "GPU:0"],
+        lambda devices: on_servers(devices, synchronous=True),
+    ),
+    "ps, asynchronous": (ONE, lambda devices: on_servers(devices, staleness=0)),
+    "central": (TWO, lambda devices: in_one_process(CentralStorageStrategy, devices)),
+    "elastic": (
+        TWO,
+        lambda devices: in_processes(lambda world: ElasticAveragingStrategy(2, world=world), devices),
+    ),
+}
+
+
+def by_fit(strategy: Strategy, _: Context) -> Any:
+    return fitted(strategy, Adam(0.01), 61, 20, [BatchNorm(), Dropout(0.4)], nan="skip")[0]
+
+
+def by_loop(strategy: Strategy, _: Context) -> Any:
+    return looped(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])[0]
+
+
+APIS = {"fit": by_fit, "loop": by_loop}
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_gpus_compute_what_cpus_do(name: str, api: str) -> None:
+    devices, make = STRATEGIES[name]
+    results = []
+    for where in (["CPU:0"] * len(devices), devices):
+        with make(where) as world:
+            results.append(everywhere(world, APIS[api]))
+    for on_cpus, on_gpus in zip(*results, strict=True):
+        assert_alike(on_gpus, on_cpus, rtol=1e-3, atol=1e-4)
+
+
+def cost_of_a_step(name: str, api: Callable[[Strategy, int], object]) -> dict[str, float]:
+    """Return what a further step of all replicas costs."""
+    devices, make = STRATEGIES[name]
+    found = []
+    for steps in (4, 14):
+        with make(devices) as world:
+            counts.clear()
+            everywhere(world, lambda strategy, _, steps=steps: api(strategy, steps))
+            found.append(counts.copy())
+    return {name: (number - found[0][name]) / 10 for name, number in found[1].items()}
+
+
+def fit_steps(strategy: Strategy, steps: int) -> None:
+    """Train 784-100-10 on batches of 64 for each replica."""
+    x, y = np.random.default_rng(0).random((64, 784), np.float32), np.arange(64) % 10
+    with strategy.scope():
+        model = Sequential([Dense(100, "relu"), Dense(10, "softmax")], seed=1)
+        model.compile(Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(Dataset.from_arrays(x, y).batch(64).repeat(), steps_per_epoch=steps, epochs=1)
+
+
+@pytest.mark.parametrize("name", ["ps", "ps, asynchronous", "central"])
+def test_what_a_step_with_parameters_on_the_host_costs(name: str) -> None:
+    """A replica waits for its loss and for its gradients; each is one copy, as parameters are."""
+    step, replicas = cost_of_a_step(name, fit_steps), len(STRATEGIES[name][0])
+    assert step["host wait"] <= 2 * replicas
+    assert step["bytes to host"] == (12 + GRADIENTS) * replicas
+    assert step["copy to device"] <= 6 * replicas
+    assert step["launch"] <= 56 * replicas
+    assert not step["pinned bytes"]
+
+
+def test_elastic_replicas_copy_only_in_an_exchange() -> None:
+    """There is one in two steps."""
+    step = cost_of_a_step("elastic", fit_steps)
+    assert step["host wait"] == 2 * (1 + 0.5)
+    assert step["bytes to host"] == 2 * (12 + GRADIENTS / 2)
+    assert step["copy to device"] <= 2 * 5.5
+
+
+def test_a_replica_has_two_pinned_buffers() -> None:
+    """One for parameters and one for gradients, of exactly their size, whatever the number of servers."""
+    devices, make = STRATEGIES["ps"]
+    with make(devices) as world:
+        counts.clear()
+        everywhere(world, lambda strategy, _: fit_steps(strategy, 2))
+    assert counts["pinned bytes"] == len(devices) * 2 * GRADIENTS
+
+
+def test_a_loop_waits_once_for_what_a_step_returns() -> None:
+    def steps(strategy: Strategy, count: int) -> None:
+        with strategy.scope():
+            model = Sequential([Dense(3)], seed=1)
+            optimizer = SGD(0.1)
+
+        def step(x: Any) -> Any:
+            loss = np.mean(np.square(model(x)))
+            optimizer.minimize(loss)
+            return {"loss": loss, "outputs": model(x), "large": loss > 1}
+
+        data = Dataset.from_arrays(np.ones((64, 4), np.float32)).batch(64).repeat()
+        for number, batch in enumerate(strategy.distribute_dataset(data)):
+            if number == count:
+                break
+            found = strategy.run(step, (batch,))
+            assert {name: value.dtype.kind for name, value in found.items()} == {
+                "loss": "f",
+                "outputs": "f",
+                "large": "b",
+            }
+
+    assert cost_of_a_step("one_device", steps)["host wait"] == 1
