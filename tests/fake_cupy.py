@@ -6,8 +6,10 @@ position (``cupy.matmul`` takes no positional ``out``), if an operand is a host 
 the thread's current one, or if ``ufunc.at`` has no atomic operation for the dtype. Kernels of our own are run
 from their source (host_kernels.py); CuPy's kernels, their order and all speeds are not tested.
 
-A recording stream records calls without executing them; a launch of the graph executes them, on the same
-memory. The host cannot read arrays during the recording.
+A recording stream records its thread's calls without executing them; a launch of the graph executes them
+again, on the same memory. While a thread records, CuPy refuses cuBLAS and cuSOLVER, waits for the GPU and
+reads by the host raise as CUDA does, and the recording is invalid. A copy of host memory goes through a
+staging buffer, which is reused afterwards: recording it is an error that only this stand-in sees.
 """
 
 from __future__ import annotations
@@ -150,8 +152,9 @@ class DeviceArray:
         blocking: bool = True,
     ) -> np.ndarray[Any, Any]:
         """Copy to the host; without ``blocking`` ``out`` has the values after an event of the stream."""
-        if Stream.recording is not None:
-            raise RuntimeError("cudaErrorStreamCaptureUnsupported")
+        if recording() is not None and blocking:
+            raise RuntimeError("the current stream is capturing, so synchronous API calls are not allowed")
+        assert recording() is None, "a copy to the host is recorded"
         counts["bytes to host"] += self.nbytes
         if out is None:
             assert blocking, "memory that is not pinned is not copied to in the background"
@@ -243,7 +246,8 @@ def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     def call(convert: Callable[[Any], Any] = down) -> Any:
         return function(*map(convert, args), **{name: convert(v) for name, v in kwargs.items()})
 
-    if Stream.recording is None:
+    recorded = recording()
+    if recorded is None:
         result = call()
         count_call(result, args, kwargs)
         return up(result)
@@ -254,18 +258,19 @@ def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return copies.setdefault(id(value), value.host.copy())
         return tuple(copied(v) for v in value) if isinstance(value, tuple) else down(value)
 
-    result = call(copied)  # on copies: only to find the memory of the result
+    with np.errstate(all="ignore"):
+        result = call(copied)  # on copies: only to find the memory of the result
     if not isinstance(result, (np.ndarray, np.generic)):
-        Stream.recording.append(call)
+        recorded.append(call)
         return result
     for value in (*args, *kwargs.values()):
         if isinstance(value, DeviceArray) and result is copies.get(id(value)):
-            Stream.recording.append(call)
+            recorded.append(call)
             return value
     if any(np.shares_memory(result, copy) for copy in copies.values()):
         return up(call())  # a view is not a device operation
-    made = DeviceArray(np.empty_like(np.asarray(result)))
-    Stream.recording.append(lambda: np.copyto(made.host, call()))
+    made = DeviceArray(np.full_like(result, np.nan if np.asarray(result).dtype.kind in "fc" else 0))
+    recorded.append(lambda: np.copyto(made.host, call()))
     return made
 
 
@@ -285,14 +290,31 @@ def _operators() -> None:
 _operators()
 
 
+def bound(real: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that binds a call's arguments to the signature of a function of CuPy first."""
+
+    def decorate(own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            signature_of(real).bind(*args, **kwargs)
+            return own(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
 class Graph:
     """Recorded calls."""
 
     def __init__(self, calls: list[Callable[[], Any]]) -> None:
         self.calls, self.launches = calls, 0
 
+    @bound(cupy.cuda.Graph.launch)
     def launch(self, stream: Any = None) -> None:
+        assert recording() is None, "a graph is launched while another is recorded"
         self.launches += 1
+        counts["launch"] += 1
         for call in self.calls:
             call()
 
@@ -309,41 +331,67 @@ class Copy:
             self.done = True
 
 
-class Stream:
-    """A stream; the recording is a state of the process, which has one thread."""
+def recording() -> list[Callable[[], Any]] | None:
+    """Return the calls that this thread's current stream records; None if it does not record."""
+    return get_current_stream().recorded
 
-    recording: list[Callable[[], Any]] | None = None
+
+def get_current_stream() -> Stream:
+    """Return this thread's current stream."""
+    streams: list[Stream] = _thread.__dict__.setdefault("streams", [])
+    if not streams:
+        streams.append(Stream(null=True))
+    return streams[-1]
+
+
+class Stream:
+    """A stream of a GPU; the current one is a property of a thread."""
+
     graphs: list[Graph] = []
 
-    def __init__(self, non_blocking: bool = False) -> None:
-        self.non_blocking, self.current, self.waits = non_blocking, False, 0
+    @bound(lambda self, null=False, non_blocking=False, ptds=False, priority=None: None)
+    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+        self.null, self.non_blocking, self.waits = null, non_blocking, 0
+        self.recorded: list[Callable[[], Any]] | None = None
+        self.invalid = False
         self.pending: list[Copy] = []
 
     def __enter__(self) -> Stream:
-        self.current = True
+        get_current_stream()
+        _thread.streams.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.current = False
+        assert _thread.streams.pop() is self
 
+    @bound(cupy.cuda.Stream.wait_event)
     def wait_event(self, event: Event) -> None:
         assert event.recorded, "the event has not been recorded"
         event.complete()
 
-    def begin_capture(self) -> None:
-        assert self.non_blocking, "cannot capture on the default (legacy) stream"
-        assert self.current
-        assert Stream.recording is None
-        Stream.recording = []
+    @bound(cupy.cuda.Stream.begin_capture)
+    def begin_capture(self, mode: int | None = None) -> None:
+        if self.null:
+            raise RuntimeError("cannot capture on the default (legacy) stream")
+        assert self.non_blocking, "cudaErrorStreamCaptureImplicit: it waits for the legacy stream"
+        assert get_current_stream() is self, "calls go to another stream"
+        assert self.recorded is None
+        self.recorded, self.invalid = [], False
 
+    @bound(cupy.cuda.Stream.end_capture)
     def end_capture(self) -> Graph:
-        assert Stream.recording is not None
-        Stream.graphs.append(Graph(Stream.recording))
-        Stream.recording = None
+        assert self.recorded is not None
+        calls, self.recorded = self.recorded, None
+        if self.invalid:
+            raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+        Stream.graphs.append(Graph(calls))
         return Stream.graphs[-1]
 
+    @bound(cupy.cuda.Stream.synchronize)
     def synchronize(self) -> None:
-        assert Stream.recording is None, "cudaErrorStreamCaptureUnsupported"
+        if self.recorded is not None:
+            self.invalid = True
+            raise RuntimeError("cudaErrorStreamCaptureUnsupported")
         self.waits += 1
         Event().record(self).complete()
 
@@ -355,7 +403,10 @@ class Event:
         self.recorded = False
         self._before: list[Copy] = []
 
-    def record(self, stream: Stream) -> Event:
+    @bound(cupy.cuda.Event.record)
+    def record(self, stream: Stream | None = None) -> Event:
+        assert recording() is None, "cudaErrorCapturedEvent when it is used outside of the graph"
+        stream = stream or get_current_stream()
         self.recorded = True
         stream.pending = [copy for copy in stream.pending if not copy.done]
         self._before = list(stream.pending)
@@ -390,14 +441,41 @@ def PinnedMemoryPointer(mem: PinnedMemory, offset: int) -> memoryview:
 
 
 class MemoryPool:
+    """A pool with a base allocator, which has the limit of the environment unless another is set."""
+
+    @bound(lambda self, allocator=None: None)
+    def __init__(self, allocator: Callable[[int], Any] | None = None) -> None:
+        self.allocator, self.limit = allocator, -1
+
+    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
+        assert size is not None
+        self.limit = size
+
+    @bound(cupy.cuda.MemoryPool.malloc)
     def malloc(self, size: int) -> None:
         raise AssertionError("NumPy allocates here")
+
+
+def get_allocator() -> Callable[[int], Any]:
+    """Return this thread's allocator."""
+    own: list[Callable[[int], Any]] = _thread.__dict__.setdefault("allocators", [default_pool.malloc])
+    return own[-1]
 
 
 @contextmanager
 def using_allocator(allocator: Callable[[int], Any]) -> Iterator[None]:
     assert callable(allocator)
+    get_allocator()
+    _thread.allocators.append(allocator)
     yield
+    _thread.allocators.pop()
+
+
+default_pool = MemoryPool()
+LIBRARY_CALLS = {"matmul", "dot", "vdot", "inner", "tensordot", "einsum"}
+"""Functions that call cuBLAS, beside those of ``linalg``."""
+STAGED_CALLS = {"concatenate", "stack"}
+"""Functions that send addresses to the GPU through a staging buffer."""
 
 
 class Function:
@@ -408,6 +486,7 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         signature_of(self._real).bind(*args, **kwargs)
+        check_recording(self._real)
         if self._real is cupy.linalg.solve:
             check_solve(*args)
         try:
@@ -423,6 +502,26 @@ class Function:
         if array.dtype.char not in ATOMIC:
             raise TypeError(f"atomic operations are not supported for {array.dtype}")
         on_device(self._numpy.at, array, indices, values)
+
+
+def check_recording(real: Any) -> None:
+    """Raise as CuPy does if a call cannot be recorded."""
+    if recording() is None:
+        return
+    if real.__name__ in LIBRARY_CALLS or real.__name__ in vars(cupy.linalg):
+        library = "cuBLAS" if real.__name__ in LIBRARY_CALLS else "cuSOLVER"
+        raise NotImplementedError(f"calling {library} API during stream capture is currently unsupported")
+    if real.__name__ in STAGED_CALLS:
+        stage(8)
+
+
+def stage(size: int) -> None:
+    """Take a staging buffer, as each copy of host memory does."""
+    staging["allocator"](size)
+    assert recording() is None, "a copy of host memory is recorded: its staging buffer will be reused"
+
+
+staging: dict[str, Callable[[int], Any]] = {"allocator": lambda size: None}
 
 
 def check_solve(a: DeviceArray, b: DeviceArray) -> None:
@@ -467,7 +566,6 @@ class FakeCupy(FakeModule):
 
     def __init__(self, gpus: int = 2) -> None:
         super().__init__(cupy, np)
-        default = Stream()
         self.ElementwiseKernel = ElementwiseKernel
         self.cuda = types.SimpleNamespace(
             Device=Device,
@@ -477,14 +575,26 @@ class FakeCupy(FakeModule):
             MemoryPool=MemoryPool,
             PinnedMemory=PinnedMemory,
             PinnedMemoryPointer=PinnedMemoryPointer,
+            get_allocator=get_allocator,
             using_allocator=using_allocator,
-            get_current_stream=lambda: default,
+            get_current_stream=get_current_stream,
+            set_pinned_memory_allocator=self._stage_with,
         )
+        self._stage_with(None)
+
+    @staticmethod
+    def _stage_with(allocator: Callable[[int], Any] | None = None) -> None:
+        staging["allocator"] = allocator or (lambda size: None)
+
+    @staticmethod
+    def get_default_pinned_memory_pool() -> Any:
+        return types.SimpleNamespace(malloc=lambda size: None)
 
     def asarray(self, value: Any, dtype: Any = None, order: Any = "K") -> DeviceArray:
         """Return a device's copy of a host array; ``order`` "K" keeps the order of a Fortran array."""
         if isinstance(value, DeviceArray):
             return value if dtype in (None, value.dtype) else value.astype(dtype)
+        stage(np.asarray(value).nbytes)
         counts["copy to device"] += 1
         counts["allocation"] += 1
         return DeviceArray(np.array(value, dtype, order=order))  # type: ignore[call-overload]

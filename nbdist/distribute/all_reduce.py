@@ -159,8 +159,12 @@ class AllReduceReplica(GroupReplica):
     def program(
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
     ) -> Callable[..., tuple[Array, ...]]:
-        """Return the step's program, which marks each gradient as soon as it is computed."""
-        return model.training_program(shapes, self.values, self._ready, **self._of_tables)
+        """Return the step's program, which marks each gradient as soon as it is computed.
+
+        On a GPU this cuts CUDA graphs, so it is left out for one bucket, which only ``push`` can reduce.
+        """
+        ready = None if self.resident and len(self._plan) == 1 else self._ready
+        return model.training_program(shapes, self.values, ready, **self._of_tables)
 
     def gradients(self) -> Sequence[Array]:
         """Return the places of the gradients in their buckets."""

@@ -275,6 +275,7 @@ class Objective(Trainable):
             values=dict(zip(self.network.trainable, values, strict=True)) | states,
             into=[*wanted, *updates.values()],
             xp=xp,
+            capture=None,
             written=None
             if ready is None
             else {g: partial(ready, number) for number, g in reversed(numbered)},

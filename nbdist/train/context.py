@@ -253,6 +253,14 @@ class Context:
     """The last step of each series that ``nb.log`` has counted itself."""
     last_epoch: dict[str, float] = field(default_factory=dict)
     """Means of the last epoch of the last training."""
+    noted: set[str] = field(default_factory=set)
+    """Notes that were printed."""
+
+    def note(self, text: str) -> None:
+        """Print a note on the chief, each text once."""
+        if self.is_chief and text not in self.noted:
+            self.noted.add(text)
+            print(text)
 
     def derive(self, **own: Any) -> Context:
         """Return the context of another replica in this process, by default not the chief.

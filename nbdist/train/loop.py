@@ -48,6 +48,7 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import backend_of, device_scope, to_device, to_host
+from nbdist.graph.compile.capture import notes_to
 from nbdist.graph.kernel_cache import compiled_once
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
@@ -115,7 +116,7 @@ def train(
 
 def _train_on_device(context: Context, **settings: Any) -> History:
     """Train one replica, on the device of its context."""
-    with device_scope(context.device):
+    with device_scope(context.device), notes_to(context.note):
         return _train(context, **settings)
 
 

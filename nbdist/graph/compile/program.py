@@ -20,16 +20,17 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.buffers import slab
-from nbdist.graph.compile.capture import Captured, check_capture
+from nbdist.graph.compile.capture import Captured, Text, captures, check_capture
 from nbdist.graph.compile.elementwise import BlockSizes, Blockwise, find_chains
 from nbdist.graph.compile.locking import Lock, Locks
 from nbdist.graph.compile.memory import lay_out, unneeded_after
 from nbdist.graph.compile.memory_order import may_be_reordered, thrifty_order
 from nbdist.graph.compile.source import FunctionSource, Kernels, Memory, Written
 from nbdist.graph.compile.specs import Specs, value_order
-from nbdist.graph.compile.values import Values
+from nbdist.graph.compile.values import ValueKind, Values
 from nbdist.graph.op import Shape
 from nbdist.graph.tensor import Tensor, Variable
 
@@ -59,6 +60,8 @@ class Program:
     """The lines that compute several values block by block, by the last of them."""
     xp: ModuleType = field(repr=False, default=np)
     """The array module that it is compiled for."""
+    apart: frozenset[Tensor] = field(repr=False, default=frozenset())
+    """What communicates, or holds locks while it runs."""
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Run the calls; feeds first, then the arrays to write into."""
@@ -85,8 +88,7 @@ class Program:
     def node_at(self, trace: TracebackType | None) -> Tensor | None:
         """Return the tensor whose call raised an exception."""
         while trace is not None:
-            code = trace.tb_frame.f_code
-            if code.co_name == "step" and code.co_filename.startswith("<nbdist program"):
+            if trace.tb_frame.f_code.co_filename.startswith("<nbdist program"):
                 node = self.nodes[trace.tb_lineno - 2]  # the first line is the function's head
                 return self.chains[node].failed if node in self.chains else node
             trace = trace.tb_next
@@ -118,7 +120,7 @@ def compile_program(
     kernels: Kernels | None = None,
     blocks: BlockSizes = BlockSizes(),  # noqa: B008 (frozen)
     memory: Memory = slab,
-    capture: bool = False,
+    capture: bool | None = False,
     written: Written | None = None,
     locks: Locks | None = None,
     fence: Lock | None = None,
@@ -132,17 +134,28 @@ def compile_program(
     ``written`` holds functions that are called as soon as a value of ``into`` is in its array: gradients of a
     bucket can be sent while others are computed. ``locks`` are held while their variables are read or
     changed. ``fence`` is entered for each change of a variable: it raises if the step may no longer change
-    variables. ``capture`` makes a CUDA graph of a CuPy program, see :mod:`nbdist.graph.compile.capture`.
+    variables. ``capture`` makes CUDA graphs of a CuPy program; with None only where that is possible, and not
+    with ``NBDIST_CUDA_GRAPHS=0``; see :mod:`nbdist.graph.compile.capture`.
     """
     wanted = _Wanted(tuple(fetches), tuple(into), tuple(feeds), Specs.fed(feeds, shapes), values or {}, xp)
     plan = _plan(wanted, order, blocks)
-    if capture:
-        check_capture(plan.steps, plan.values)
+    if not captures(xp, capture):
+        return plan.program(kernels, memory, written or {}, locks or {}, fence)
+    problem = ""
+    try:
+        check_capture(dict.fromkeys([*wanted.feeds, *plan.order]), wanted.specs)
+    except InvalidArgumentError as error:
+        if capture:
+            raise type(error)(
+                f"{error}, so the program cannot be a CUDA graph; compile it without capture=True"
+            ) from None
+        problem = str(error)
     program = plan.program(kernels, memory, written or {}, locks or {}, fence)
-    if capture:
-        specs = [[wanted.specs[t] for t in tensors] for tensors in (feeds, into)]
-        program = replace(program, function=Captured(program.function, xp, *specs))
-    return program
+    text = Text.of(program.function, program.source, program.nodes, program.scope)
+    fed = [wanted.specs[t] for t in feeds]
+    views = [t for t, kind in plan.values.kinds.items() if kind is ValueKind.VIEW]
+    captured = Captured(text, xp, fed, len(into), program.apart, frozenset(views), problem)
+    return replace(program, function=captured)
 
 
 def _plan(wanted: _Wanted, order: Sequence[Tensor] | None, blocks: BlockSizes) -> _Plan:
@@ -230,4 +243,5 @@ class _Plan:
             scope=source.scope,
             chains=runs,
             xp=self.values.xp,
+            apart=frozenset(source.apart),
         )

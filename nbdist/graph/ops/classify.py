@@ -184,14 +184,14 @@ def _picked(xp: Any, x: Array, labels: Array) -> Array:
         _require_classes(labels, classes)
         return xp.take_along_axis(x, labels[..., None], -1)[..., 0]  # type: ignore[no-any-return]
     inside = (labels >= 0) & (labels < classes)
-    found = xp.sum(xp.where(labels[..., None] == xp.arange(classes), x, xp.asarray(0, x.dtype)), axis=-1)
-    return xp.where(inside, found, xp.asarray(np.nan, x.dtype))  # type: ignore[no-any-return]
+    found = xp.sum(xp.where(labels[..., None] == xp.arange(classes), x, x.dtype.type(0)), axis=-1)
+    return xp.where(inside, found, x.dtype.type(np.nan))  # type: ignore[no-any-return]
 
 
 def _log_likelihood(xp: Any, p: Array, labels: Array) -> Array:
     """-log of the probability given to the true class; TINY keeps it finite, as in Keras."""
     picked = _picked(xp, p, labels)
-    return -xp.log(xp.maximum(picked, xp.asarray(TINY, p.dtype)))  # type: ignore[no-any-return]
+    return -xp.log(xp.maximum(picked, p.dtype.type(TINY)))  # type: ignore[no-any-return]
 
 
 def _labels_spec(p: Spec, labels: Spec) -> Spec:
@@ -301,7 +301,7 @@ def _sparse_grad(xp: Any, g: Array, p: Array, labels: Array) -> Array:
     if xp is np:
         _require_classes(labels, p.shape[-1])
     else:  # as in the forward direction
-        g = xp.where((labels >= 0) & (labels < p.shape[-1]), g, xp.asarray(np.nan, g.dtype))
+        g = xp.where((labels >= 0) & (labels < p.shape[-1]), g, g.dtype.type(np.nan))
     return g[..., None] * (p - _one_hot(xp, labels, p.shape[-1], p.dtype))  # type: ignore[no-any-return]
 
 

@@ -127,6 +127,7 @@ class PieceProgram:
                 memory=self._scratch.take,
                 locks=self._locks,
                 fence=self._fence,
+                capture=None,
             )
         except ResourceExhaustedError as error:
             raise ResourceExhaustedError(f"{piece.device}: {error}") from None

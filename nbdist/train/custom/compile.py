@@ -108,6 +108,7 @@ def _program(
         order=order,
         kernels=lambda node: partial(_all_reduced, local, node.attrs["op"]),
         written=written,
+        capture=None,
     )
     fed, others = len(feeds), len(fetches) - sum(map(len, rows))
 

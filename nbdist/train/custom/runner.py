@@ -17,6 +17,7 @@ import numpy as np
 
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import to_device
+from nbdist.graph.compile.capture import notes_to
 from nbdist.graph.op import Shape
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.runtime.tables import gradient_of
@@ -242,7 +243,8 @@ class Runner:
         into = [gradient for replica in replicas for gradient in replica.gradients()]
         restore = self.variables.remember(call.trace.assigned, local) if self._skip_nan and replicas else None
         feeds = [to_device(a, local.xp) for a in [*call.arrays, *self._extra(call, local)]]
-        found = program(*feeds, *into)
+        with notes_to(local.context.note):
+            found = program(*feeds, *into)
         outputs, watched = len(call.trace.fetches), len(call.trace.watched)
         rows = found[len(found) - 2 * len(tables) :]  # of each table: gradients, and where they belong
         flats = [flat for replica in replicas for flat in replica.flat_gradients()]
