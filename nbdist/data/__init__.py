@@ -2,7 +2,28 @@
 
 from nbdist.data.dataset import Dataset
 from nbdist.data.digits import digits
+from nbdist.data.example import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    VarLenFeature,
+    make_example,
+    parse_example,
+    parse_sequence_example,
+)
 from nbdist.data.mnist import mnist
 from nbdist.data.structure import ElementSpec
+from nbdist.data.tfrecord import write_tfrecords
 
-__all__ = ["Dataset", "ElementSpec", "digits", "mnist"]
+__all__ = [
+    "Dataset",
+    "ElementSpec",
+    "FixedLenFeature",
+    "FixedLenSequenceFeature",
+    "VarLenFeature",
+    "digits",
+    "make_example",
+    "mnist",
+    "parse_example",
+    "parse_sequence_example",
+    "write_tfrecords",
+]

@@ -12,16 +12,55 @@ upstream of the next.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.errors import InvalidArgumentError
 
+T = TypeVar("T")
 Block = range | NDArray[np.intp] | list[Any]
+
+
+class Resources:
+    """What a pass has open, threads and processes: closed when the pass ends, fails or is dropped."""
+
+    def __init__(self) -> None:
+        self._open: set[Callable[[], object]] = set()
+
+    @contextmanager
+    def held(self, close: Callable[[], object]) -> Iterator[None]:
+        """Call ``close`` at the end of the block, or of the pass if that is earlier; or at both."""
+        self._open.add(close)
+        try:
+            yield
+        finally:
+            self._open.discard(close)
+            close()
+
+    def close(self) -> None:
+        """Close all that is open.
+
+        A generator that has failed is kept alive by its traceback, and with it the generators before it.
+        """
+        while self._open:
+            self._open.pop()()
+
+
+class Skipped:
+    """Counts the records that sources with ``on_error="skip"`` have left out."""
+
+    def __init__(self) -> None:
+        self.count, self.first = 0, ""
+
+    def add(self, error: Exception) -> None:
+        """Count a record that could not be read, for the reason ``error``."""
+        self.count += 1
+        self.first = self.first or str(error)
 
 
 @dataclass(frozen=True)
@@ -30,19 +69,38 @@ class Pass:
 
     ``openings`` counts how often each shuffle has been opened: its n-th opening is its n-th epoch, starting
     from ``first``. ``salt`` sets this replica's order apart. ``buffers`` is how many batches in a row must
-    not overwrite each other; 0 means that every batch gets memory of its own.
+    not overwrite each other; 0 means that every batch gets memory of its own. ``resources``
+    are its threads and processes. ``readers`` (n, i) makes it read the i-th of n parts of the files.
     """
 
     openings: dict[int, int] = field(default_factory=dict)
     first: int = 0
     salt: tuple[int, ...] = ()
     buffers: int = 0
+    resources: Resources = field(default_factory=Resources)
+    skipped: Skipped = field(default_factory=Skipped)
+    readers: tuple[int, int] | None = None
 
     def opening(self, token: int) -> int:
         """Return the number of this opening of the shuffle ``token``, counting it."""
         number = self.openings.get(token, self.first)
         self.openings[token] = number + 1
         return number
+
+    def own(self, files: Sequence[T]) -> Sequence[T]:
+        """Return those of ``files`` that this pass reads."""
+        if self.readers is None:
+            return files
+        count, index = self.readers
+        if len(files) < count:
+            raise too_few_files(len(files), count)
+        return files[index::count]
+
+    def leave_out(self, error: Exception, on_error: str) -> None:
+        """Count a record that cannot be read, or raise ``error`` if it is not to be skipped."""
+        if on_error != "skip":
+            raise error
+        self.skipped.add(error)
 
 
 Blocks = Callable[[Pass], Iterator[Block]]
@@ -89,6 +147,15 @@ def too_few(elements: int, shards: int) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{elements} elements cannot be split into {shards} shards: some replicas would get nothing; "
         f"use at most {elements} replicas, more data, or a sharding policy of OFF (every replica sees all)"
+    )
+
+
+def too_few_files(files: int, workers: int) -> InvalidArgumentError:
+    """Return the error for more workers than files to split among them."""
+    return InvalidArgumentError(
+        f"{files} file{'s' * (files != 1)} cannot be split among {workers} workers (auto-shard policy FILE): "
+        f"some would get none; write the data into {workers} files or more, use {files} workers, or policy "
+        "DATA (elements are split) or OFF"
     )
 
 

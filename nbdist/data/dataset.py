@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from nbdist.data import blocks, elements
-from nbdist.data.blocks import Blocks, Pass, Shuffle
+from nbdist.data import blocks, elements, files, parallel, text, tfrecord
+from nbdist.data.blocks import Blocks, Pass, Shuffle, Skipped
+from nbdist.data.cached import FileCache, MemoryCache
+from nbdist.data.example import Features, parse_example
+from nbdist.data.files import Paths
 from nbdist.data.rows import ArrayRows
+from nbdist.data.steps import Inner, Step, tokens
 from nbdist.data.structure import ElementSpec, leaves_of, rebuild, spec_of
-from nbdist.errors import InvalidArgumentError
-
-Step: TypeAlias = tuple[Any, ...]
-"""A source or a transform: its name, then plain values that say the rest."""
+from nbdist.errors import InvalidArgumentError, choices
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class _Stage:
     source: ArrayRows | None = None  # the arrays that it came from
     spec: Any = None
     shards: int = 1  # of how many parts this is one
+    files: bool = False  # whether its source is files, which workers can split among them
 
 
 class Dataset:
@@ -53,6 +56,8 @@ class Dataset:
         self._stage = stage
         self._salt = salt
         self._openings: dict[int, int] = {}
+        self._skipped = Skipped()
+        self._found_spec: Any = None
 
     # Sources
 
@@ -88,6 +93,108 @@ class Dataset:
                 f"{type(make).__name__}; pass the generator function itself, without calling it"
             )
         return cls(_Stage(partial(elements.generated, make), None, None, (("from_generator",),)))
+
+    @classmethod
+    def list_files(cls, pattern: Paths, shuffle: bool = False, seed: int | None = None) -> Dataset:
+        """Return the paths of files as a dataset of text.
+
+        - ``pattern``: a path, a folder, a pattern (``*``, ``**``), an fsspec URL with or without one, or
+          several of these; the files of a pattern or folder are in sorted order
+        - ``shuffle``: whether each pass has another order, which ``seed`` fixes
+
+        Raises NotFoundError if there is no file, here and not in a pass.
+
+        >>> import nbdist.data, pathlib
+        >>> folder = pathlib.Path(nbdist.data.__file__).parent
+        >>> [pathlib.Path(path).name for path in Dataset.list_files(folder / "s*.py")]
+        ['shares.py', 'steps.py', 'structure.py']
+        """
+        names = files.named(pattern)
+        rows = ArrayRows(np.array(files.expand(names)))
+        spec = ElementSpec((), rows.arrays[0].dtype)
+        step = ("list_files", *names)
+        made = partial(files.listed, rows.count)
+        found = cls(_Stage(made, rows, rows.count, (step,), None, spec, files=True))
+        return found.shuffle(rows.count, seed) if shuffle else found
+
+    @classmethod
+    def text_lines(cls, paths: Paths, *, compression: str | None = None, encoding: str = "utf-8") -> Dataset:
+        """Return the lines of text files as text, without their ends.
+
+        - ``paths``: a path, folder, pattern or fsspec URL, or several, as for :meth:`list_files`
+        - ``compression``: "gzip", "bz2", "xz", "" for none; None goes by each file's ending
+
+        A pass raises NotFoundError for a path without files, StorageError for one that cannot be read, and
+        DataLossError for one that is not ``encoding`` text or is damaged.
+        """
+        names = files.named(paths)
+        made = partial(text.lines, names, compression, encoding)
+        return cls._of_files(made, ("text_lines", *names), ElementSpec((), np.dtype(str)))
+
+    @classmethod
+    def csv(
+        cls,
+        paths: Paths,
+        columns: text.Columns | None = None,
+        *,
+        header: bool | Sequence[str] = True,
+        delimiter: str = ",",
+        defaults: Mapping[str, Any] | None = None,
+        compression: str | None = None,
+        encoding: str = "utf-8",
+        on_error: str = "raise",
+    ) -> Dataset:
+        """Return the rows of CSV files as dicts of one value for each column.
+
+        - ``paths``: a path, folder, pattern or fsspec URL, or several
+        - ``columns``: names of the columns to keep, or their dtypes by name; None keeps all. Types that are
+          not given follow from the first 1,000 rows of the first file: int64, float64 or text
+        - ``header``: whether each file begins with a line of names, or the names if no file does; with
+          False they are column0, column1, ...
+        - ``delimiter``: the character between two fields
+        - ``defaults``: values of empty fields by column; without one an empty field is nan in a column of
+          floats, "" in one of text, and an error in one of whole numbers
+        - ``compression``, ``encoding``: as for :meth:`text_lines`
+        - ``on_error``: "raise", or "skip" to leave out and count rows that cannot be read
+
+        A pass raises DataLossError with file, line and column for a row with a field too many or too few, or
+        of another type; InvalidArgumentError for a column that a file lacks.
+        """
+        names = files.named(paths)
+        rows = text.CsvRows(
+            names, columns, header, delimiter, defaults or {}, compression, encoding, _on_error(on_error)
+        )
+        return cls._of_files(rows, ("csv", *names))
+
+    @classmethod
+    def tfrecords(
+        cls,
+        paths: Paths,
+        features: Features | None = None,
+        *,
+        compression: str | None = None,
+        on_error: str = "raise",
+    ) -> Dataset:
+        """Return the records of TFRecord files: bytes, or their named features as dicts.
+
+        - ``paths``: a path, folder, pattern or fsspec URL, or several
+        - ``features``: what to parse of each record's Example, as for :func:`nb.data.parse_example`; None
+          leaves the bytes, to be parsed in :meth:`map` by as many threads as it has
+        - ``compression``: as for :meth:`text_lines`
+        - ``on_error``: "raise", or "skip" to leave out and count records that are damaged or cannot be parsed
+
+        A pass raises DataLossError with file, record number and offset for a cut or damaged record, and
+        MissingExtra without ``nbdist[data]``.
+        """
+        names, how = files.named(paths), _on_error(on_error)
+        made: Blocks = partial(tfrecord.records, names, compression, how)
+        if features is not None:
+            made = partial(elements.parsed, made, partial(parse_example, features=dict(features)), how)
+        return cls._of_files(made, ("tfrecords", *names))
+
+    @classmethod
+    def _of_files(cls, made: Blocks, step: Step, spec: Any = None) -> Dataset:
+        return cls(_Stage(made, None, None, (step,), spec=spec, files=True))
 
     @classmethod
     def range(cls, *bounds: int) -> Dataset:
@@ -193,25 +300,154 @@ class Dataset:
             count=None if known is None else max(0, known - number),
         )
 
-    def map(self, function: Callable[..., Any]) -> Dataset:
+    def map(
+        self,
+        function: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool = True,
+    ) -> Dataset:
         """Return ``function(element)``, or ``function(*element)`` for elements that are tuples.
 
-        Map after `batch` if the function can take whole batches: that is one call, not one per row.
+        - ``function``: called once for each element; after :meth:`batch` that is once for a batch
+        - ``num_parallel_calls``: threads that call it (1 or more), for functions that wait or that compute
+          in NumPy; None calls it in the thread that iterates
+        - ``deterministic``: whether elements keep their order however long each takes
 
-        >>> list(Dataset.range(3).map(lambda number: number * 10))
+        What the function raises is raised in the pass, with a note that names the element.
+
+        >>> list(Dataset.range(3).map(lambda number: number * 10, num_parallel_calls=2))
         [np.int64(0), np.int64(10), np.int64(20)]
         """
         if not callable(function):
             raise InvalidArgumentError(f"map takes a function of an element, got {function!r}")
-        made = partial(elements.mapped, self._stage.blocks, self._stage.rows, function)
+        stage = self._stage
+        if num_parallel_calls is None:
+            made: Blocks = partial(elements.mapped, stage.blocks, stage.rows, function)
+        else:
+            threads = whole_number("map: num_parallel_calls", num_parallel_calls, 1)
+            made = partial(parallel.mapped, stage.blocks, stage.rows, function, threads, bool(deterministic))
         return self._then(("map",), made, rows=None, spec=None)
 
-    def prefetch(self, buffer_size: int) -> Dataset:
+    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+        """Return the elements for which ``predicate`` is true; a tuple's parts are its arguments.
+
+        >>> list(Dataset.range(5).filter(lambda number: number % 2 == 0).batch(3))
+        [array([0, 2, 4])]
+        """
+        if not callable(predicate):
+            raise InvalidArgumentError(f"filter takes a function of an element, got {predicate!r}")
+        made = partial(elements.filtered, self._stage.blocks, self._stage.rows, predicate)
+        return self._then(("filter",), made, count=None)
+
+    def enumerate(self, start: int = 0) -> Dataset:
+        """Return (number, element) for each element, counted from ``start`` (0 or more).
+
+        >>> list(Dataset.from_generator(lambda: "ab").enumerate())
+        [(np.int64(0), 'a'), (np.int64(1), 'b')]
+        """
+        first = whole_number("enumerate: start", start, 0)
+        stage = self._stage
+        spec = stage.spec and (ElementSpec((), np.dtype(np.int64)), stage.spec)
+        made = partial(elements.enumerated, stage.blocks, stage.rows, first)
+        return self._then(("enumerate", first), made, rows=None, spec=spec)
+
+    def zip(self: Any, *others: Dataset) -> Dataset:
+        """Return tuples of one element of each dataset, until one of them ends.
+
+        ``a.zip(b)``, ``Dataset.zip(a, b)`` and ``Dataset.zip((a, b))`` are the same; ``Dataset.zip`` of a
+        dict of datasets has dicts.
+
+        >>> list(Dataset.zip({"n": Dataset.range(2), "c": Dataset.from_generator(lambda: "abc")}))
+        [{'n': np.int64(0), 'c': 'a'}, {'n': np.int64(1), 'c': 'b'}]
+        """
+        given = self if isinstance(self, (tuple, list, dict)) else (self, *others)
+        keys = tuple(given) if isinstance(given, dict) else None
+        parts = _datasets("zip", given.values() if isinstance(given, dict) else given)
+        counts = [part._stage.count for part in parts]
+        finite = [count for count in counts if count is not None]
+        count = min(finite) if len(finite) == len(counts) else None
+        specs: Any = tuple(part._stage.spec for part in parts)
+        if None in specs:
+            specs = None
+        elif keys is not None:
+            specs = dict(zip(keys, specs, strict=True))
+        made = partial(elements.zipped, [part._elements for part in parts], keys)
+        return _combined("zip", parts, (keys is not None,), made, count=count, spec=specs)
+
+    def concatenate(self, *others: Dataset) -> Dataset:
+        """Return the elements of this dataset, and then those of the others.
+
+        >>> [int(n) for n in Dataset.range(2).concatenate(Dataset.range(7, 9))]
+        [0, 1, 7, 8]
+        """
+        parts = _datasets("concatenate", (self, *others))
+        counts = [part._stage.count for part in parts]
+        count = None if None in counts else sum(filter(None, counts))
+        same = all(part._stage.spec == self._stage.spec for part in parts)
+        made = partial(elements.concatenated, [part._elements for part in parts])
+        return _combined("concatenate", parts, (), made, count=count, spec=self._stage.spec if same else None)
+
+    def interleave(
+        self,
+        function: Callable[..., Dataset],
+        cycle_length: int = 4,
+        block_length: int = 1,
+        num_parallel_calls: int | None = None,
+    ) -> Dataset:
+        """Return the elements of the datasets that ``function(element)`` returns, of several in turn.
+
+        - ``function``: of an element (often a path) to a Dataset
+        - ``cycle_length``: how many datasets are open at once (1 or more); one that ends is replaced
+        - ``block_length``: elements of each at its turn (1 or more)
+        - ``num_parallel_calls``: threads that read ahead in the open datasets; the order is the same
+
+        Shuffles in the inner datasets have another order in each pass.
+
+        >>> inner = lambda n: Dataset.range(n, n + 2)
+        >>> [int(n) for n in Dataset.from_arrays(np.array([0, 10])).interleave(inner, cycle_length=2)]
+        [0, 10, 1, 11]
+        """
+        if not callable(function):
+            raise InvalidArgumentError(f"interleave takes a function of an element, got {function!r}")
+        cycle = whole_number("interleave: cycle_length", cycle_length, 1)
+        block = whole_number("interleave: block_length", block_length, 1)
+        token = secrets.randbits(63)
+        inner, stage = partial(_open_inner, function), self._stage
+        if num_parallel_calls is None:
+            made = partial(elements.interleaved, stage.blocks, stage.rows, inner, cycle, block, token)
+        else:
+            threads = whole_number("interleave: num_parallel_calls", num_parallel_calls, 1)
+            made = partial(
+                parallel.interleaved, stage.blocks, stage.rows, inner, cycle, block, threads, token
+            )
+        step = ("interleave", cycle, block, token)
+        return self._then(step, made, rows=None, count=None, spec=None)
+
+    def cache(self, path: str | os.PathLike[str] | None = None) -> Dataset:
+        """Return the same elements, of which the first full pass keeps those for all later ones.
+
+        - ``path``: a local file, which later runs of the same pipeline use too; None keeps them in memory
+
+        A pass that ends early keeps nothing. A shuffle before the cache has one order for all passes. A file
+        says what pipeline it is of (not the code of its functions): a pass raises FailedPreconditionError if
+        it is of another one, and StorageError if it cannot be written.
+
+        >>> cached = Dataset.from_generator(lambda: [1, 2]).cache()
+        >>> list(cached) == list(cached)
+        True
+        """
+        stage = self._stage
+        if path is None:
+            return self._then(("cache",), MemoryCache(stage.blocks))
+        made = partial(elements.element_blocks, stage.blocks, stage.rows)
+        return self._then(("cache",), FileCache(made, os.fspath(path), stage.steps), rows=None)
+
+    def prefetch(self, buffer_size: int = 2) -> Dataset:
         """Return the same elements, with up to ``buffer_size`` made ahead by a thread (0: none)."""
         count = whole_number("prefetch: buffer_size", buffer_size, 0)
         if count == 0 or self._stage.rows is not None:  # row numbers are there already
             return self
-        return self._then(("prefetch", count), partial(elements.prefetched, self._stage.blocks, count))
+        return self._then(("prefetch", count), partial(parallel.prefetched, self._stage.blocks, count))
 
     def with_seed(self, *numbers: int) -> Dataset:
         """Return the same dataset with orders of its own, fixed by ``numbers`` and each shuffle's seed.
@@ -236,14 +472,34 @@ class Dataset:
         after a restart; without it passes are counted from 0 by this object. ``opened`` makes it the pass
         that began when another object of this dataset had that :attr:`opened`.
         """
-        buffers = 1 if reuse_buffers else 0
         if opened is not None:
-            run = Pass(self._openings_of("iterate", opened), 0, self._salt, buffers)
+            openings, first = self._openings_of("iterate", opened), 0
         elif epoch is None:
-            run = Pass(self._openings, 0, self._salt, buffers)
+            openings, first = self._openings, 0
         else:
-            run = Pass({}, whole_number("iterate: epoch", epoch, 0), self._salt, buffers)
-        return elements.elements(self._stage.blocks, self._stage.rows, run)
+            openings, first = {}, whole_number("iterate: epoch", epoch, 0)
+        buffers = 1 if reuse_buffers else 0
+        run = Pass(openings, first, self._salt, buffers, skipped=self._skipped)
+        return self._iterate(run)
+
+    def _iterate(self, run: Pass) -> Iterator[Any]:
+        try:
+            yield from elements.elements(*self._elements, run)
+        finally:
+            run.resources.close()
+
+    @property
+    def skipped(self) -> int:
+        """How many records ``on_error="skip"`` has left out so far, in all passes of this object."""
+        return self._skipped.count
+
+    def skipped_note(self, before: int = 0) -> str:
+        """Return what was left out since :attr:`skipped` was ``before``, as a sentence; "" for nothing."""
+        count = self._skipped.count - before
+        if not count:
+            return ""
+        were = "record was" if count == 1 else "records were"
+        return f"{count} {were} left out (on_error='skip'), such as: {self._skipped.first}"
 
     @property
     def opened(self) -> tuple[int, ...]:
@@ -294,8 +550,11 @@ class Dataset:
         """The `ElementSpec` of each array of an element; if necessary, one element is made."""
         if self._stage.spec is not None:
             return self._stage.spec
-        for element in self.take(1).iterate(epoch=0):
-            return spec_of(element)
+        if self._found_spec is None:
+            for element in self.take(1).iterate(epoch=0):
+                self._found_spec = spec_of(element)
+        if self._found_spec is not None:
+            return self._found_spec
         raise InvalidArgumentError("an empty dataset of unknown origin has no element_spec")
 
     def __repr__(self) -> str:
@@ -320,7 +579,47 @@ class Dataset:
         return dict(zip(tokens, counts, strict=True))
 
     def _tokens(self) -> list[int]:
-        return [step[-1] for step in self._stage.steps if step[0] == "shuffle"]
+        return tokens(self._stage.steps)
+
+    @property
+    def _elements(self) -> tuple[Blocks, ArrayRows | None]:
+        return self._stage.blocks, self._stage.rows
+
+
+def _combined(name: str, parts: list[Dataset], values: Step, made: Blocks, **known: Any) -> Dataset:
+    """Return the dataset that a step makes of several."""
+    salts = {part._salt for part in parts}
+    if len(salts) > 1:
+        raise InvalidArgumentError(
+            f"{name}: the datasets have different with_seed(...); call with_seed on the result"
+        )
+    step = (name, *values, *(Inner(part._stage.steps) for part in parts))
+    shards = max(part.shards for part in parts)
+    return Dataset(_Stage(made, None, steps=(step,), shards=shards, **known), *salts)
+
+
+def _datasets(what: str, given: Iterable[Any]) -> list[Dataset]:
+    found = list(given)
+    for one in found:
+        if not isinstance(one, Dataset):
+            raise InvalidArgumentError(f"{what} takes datasets, got {one!r:.80}")
+    if not found:
+        raise InvalidArgumentError(f"{what} takes at least one dataset")
+    return found
+
+
+def _open_inner(function: Callable[..., Any], element: Any, run: Pass) -> Iterator[Any]:
+    """Return the elements of the dataset that the function of interleave returns."""
+    found = elements.apply(function, element)
+    if not isinstance(found, Dataset):
+        raise InvalidArgumentError(f"interleave's function returns a Dataset, and returned {found!r:.80}")
+    return elements.elements(*found._elements, run)
+
+
+def _on_error(value: str) -> str:
+    if value not in ("raise", "skip"):
+        raise InvalidArgumentError(f"on_error is {value!r}; {choices(value, ('raise', 'skip'))}")
+    return value
 
 
 def whole_number(what: str, value: Any, least: int) -> int:

@@ -1,21 +1,26 @@
-"""Transforms that make new elements: batch, map and prefetch."""
+"""Transforms that make new elements, or need to look at them: one at a time, in one thread.
+
+A function here takes what is upstream and the `Pass` it runs in, as those of `blocks` do; ``rows`` says what
+row numbers in the blocks stand for, None that they hold elements. Threads and processes are in `parallel`.
+"""
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nbdist.data.blocks import Block, Blocks, Pass, regroup
+import numpy as np
+
+from nbdist.data.blocks import Block, Blocks, Pass, Shuffle, regroup
 from nbdist.data.rows import ArrayRows
 from nbdist.data.structure import stack
+from nbdist.errors import InvalidArgumentError, NbdistError
 
 
 def elements(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[Any]:
-    """Yield single elements; ``rows`` says what row numbers stand for, None that blocks hold elements."""
+    """Yield single elements."""
     for block in upstream(run):
         if rows is None:
             yield from block
@@ -24,10 +29,42 @@ def elements(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[An
                 yield rows.one(index)
 
 
+def kept(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[Any]:
+    """Yield single elements that stay as they are while later ones are made."""
+    return elements(upstream, rows, replace(run, buffers=0))
+
+
+def element_blocks(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[Block]:
+    """Yield blocks of elements."""
+    for element in kept(upstream, rows, run):
+        yield [element]
+
+
+def parsed(upstream: Blocks, parse: Callable[[Any], Any], on_error: str, run: Pass) -> Iterator[Block]:
+    """Yield what ``parse`` makes of each element of a source, without those that it refuses."""
+    for block in upstream(run):
+        found = []
+        for element in block:
+            try:
+                found.append(parse(element))
+            except NbdistError as error:
+                run.leave_out(error, on_error)
+        yield found
+
+
 def generated(make: Callable[[], Iterable[Any]], run: Pass) -> Iterator[Block]:
     """Yield what a fresh iterable from ``make`` yields."""
-    for element in make():
+    source, number = iter(make()), 0
+    while True:
+        try:
+            element = next(source)
+        except StopIteration:
+            return
+        except Exception as error:
+            error.add_note(f"raised by the function of from_generator after {number} elements of this pass")
+            raise
         yield [element]
+        number += 1
 
 
 def batch(
@@ -41,55 +78,148 @@ def batch(
         yield [make(group)]  # type: ignore[arg-type]  # row numbers for `batches`, elements for `stack`
 
 
+def apply(function: Callable[..., Any], element: Any) -> Any:
+    """Return ``function`` of an element; a tuple's parts are its arguments."""
+    return function(*element) if isinstance(element, tuple) else function(element)
+
+
 def mapped(
     upstream: Blocks, rows: ArrayRows | None, function: Callable[..., Any], run: Pass
 ) -> Iterator[Block]:
-    """Yield ``function`` of each element; a tuple's parts are its arguments."""
-    for element in elements(upstream, rows, run):
-        yield [function(*element) if isinstance(element, tuple) else function(element)]
-
-
-def prefetched(upstream: Blocks, count: int, run: Pass) -> Iterator[Block]:
-    """Yield blocks that a thread has made up to ``count`` ahead; its errors are raised here.
-
-    The thread ends with the data, or when this generator is closed.
-    """
-    ready: queue.Queue[tuple[Block | None, BaseException | None]] = queue.Queue(count)
-    stopped = threading.Event()
-    # Besides those in the consumer's hands, `count` wait in the queue and one is in the thread's.
-    ahead = replace(run, buffers=run.buffers and run.buffers + count + 1)
-
-    def fill() -> None:
-        error = None
+    """Yield ``function`` of each element."""
+    for number, element in enumerate(elements(upstream, rows, run)):
         try:
-            with closing(upstream(ahead)) as blocks:  # type: ignore[type-var]  # generators close
-                for block in blocks:
-                    ready.put((block, None))
-                    if stopped.is_set():
-                        return
-        except BaseException as caught:
-            error = caught
-        ready.put((None, error))
+            result = apply(function, element)
+        except Exception as error:
+            raise noted(error, function, number) from None
+        yield [result]
 
-    thread = threading.Thread(target=fill, name="nbdist-prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            block, error = ready.get()
-            if error is not None:
-                raise error
-            if block is None:
-                return
+
+def noted(error: Exception, function: Callable[..., Any], number: int) -> Exception:
+    """Return the error that a transform's function raised, with a note of the element."""
+    name = getattr(function, "__name__", type(function).__name__)
+    error.add_note(f"raised by {name} for element {number} of this pass (the first is 0)")
+    return error
+
+
+def filtered(
+    upstream: Blocks, rows: ArrayRows | None, predicate: Callable[..., Any], run: Pass
+) -> Iterator[Block]:
+    """Yield the elements for which ``predicate`` is true; over arrays these stay row numbers."""
+    number = 0
+    for block in upstream(run):
+        chosen = []
+        for place in range(len(block)):
+            element = block[place] if rows is None else rows.one(block[place])
+            try:
+                if apply(predicate, element):
+                    chosen.append(place)
+            except Exception as error:
+                raise noted(error, predicate, number) from None
+            number += 1
+        if len(chosen) == len(block):
             yield block
-    finally:
-        stopped.set()
-        drain(ready)
+        elif isinstance(block, list):
+            yield [block[place] for place in chosen]
+        else:
+            yield np.asarray(block, np.intp)[chosen]
 
 
-def drain(ready: queue.Queue[Any]) -> None:
-    """Empty the queue, so that a thread waiting to put something in sees that it should stop."""
-    while True:
+def zipped(parts: Sequence[tuple[Blocks, ArrayRows | None]], form: Any, run: Pass) -> Iterator[Block]:
+    """Yield one element of each part, together, until a part ends; a dict if ``form`` is its keys."""
+    for found in zip(*(elements(*part, run) for part in parts)):  # not strict: the shortest one ends it
+        yield [found if form is None else dict(zip(form, found, strict=True))]
+
+
+def concatenated(parts: Sequence[tuple[Blocks, ArrayRows | None]], run: Pass) -> Iterator[Block]:
+    """Yield the elements of each part, one part after the other."""
+    for part in parts:
+        for element in elements(*part, run):
+            yield [element]
+
+
+def enumerated(upstream: Blocks, rows: ArrayRows | None, start: int, run: Pass) -> Iterator[Block]:
+    """Yield (number, element)."""
+    for number, element in enumerate(elements(upstream, rows, run), start):
+        yield [(np.int64(number), element)]
+
+
+def scanned(
+    upstream: Blocks, rows: ArrayRows | None, initial: Any, function: Callable[..., Any], run: Pass
+) -> Iterator[Block]:
+    """Yield the outputs of ``state, output = function(state, element)``."""
+    state = initial
+    for number, element in enumerate(kept(upstream, rows, run)):
         try:
-            ready.get_nowait()
-        except queue.Empty:
-            return
+            result = function(state, element)
+        except Exception as error:
+            raise noted(error, function, number) from None
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise InvalidArgumentError(
+                f"scan's function returns (state, output), and returned {result!r:.80} for element {number}"
+            )
+        state, output = result
+        yield [output]
+
+
+def interleaved(
+    upstream: Blocks,
+    rows: ArrayRows | None,
+    open_inner: Callable[[Any, Pass], Iterator[Any]],
+    cycle: int,
+    block: int,
+    token: int,
+    run: Pass,
+) -> Iterator[Block]:
+    """Yield ``block`` elements of each of ``cycle`` open datasets in turn.
+
+    ``open_inner(element, pass)`` opens the dataset of an element. One that ends is replaced when it is next
+    its turn, as in TensorFlow. The n-th pass opens each for its own n-th epoch.
+    """
+    inner_run = replace(run, openings={}, first=run.opening(token), buffers=0, readers=None)
+    incoming = kept(upstream, rows, run)
+    slots: list[Iterator[Any] | None] = [None] * cycle
+    turn, more = 0, True
+    while more or any(slot is not None for slot in slots):
+        slot = slots[turn]
+        if slot is None and more:
+            element = next(incoming, _END)
+            if element is _END:
+                more = False
+                continue
+            # Each dataset counts its own openings.
+            slot = slots[turn] = open_inner(element, replace(inner_run, openings={}))
+        if slot is not None:
+            found = list(itertools.islice(slot, block))
+            if found:
+                yield found
+            if len(found) < block:
+                slots[turn] = None
+        turn = (turn + 1) % cycle
+
+
+def sampled(
+    parts: Sequence[tuple[Blocks, ArrayRows | None]],
+    weights: Sequence[float],
+    how: Shuffle,
+    stop_on_empty: bool,
+    run: Pass,
+) -> Iterator[Block]:
+    """Yield elements of the parts at random, in the shares of ``weights``."""
+    random = how.generator(run)
+    open_parts = [elements(*part, run) for part in parts]
+    shares = np.array(weights, float)
+    while shares.any():
+        edges = np.cumsum(shares / shares.sum())
+        for number in np.searchsorted(edges, random.random(256), side="right").tolist():
+            which = min(number, len(shares) - 1)
+            element = next(open_parts[which], _END)
+            if element is _END:
+                if stop_on_empty:
+                    return
+                shares[which] = 0
+                break
+            yield [element]
+
+
+_END = object()

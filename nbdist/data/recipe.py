@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.data.blocks import Shuffle
-from nbdist.data.dataset import Dataset, Step
+from nbdist.data.dataset import Dataset
+from nbdist.data.steps import Step
 from nbdist.errors import InvalidArgumentError, choices
 
 Array: TypeAlias = NDArray[Any]
@@ -23,6 +24,7 @@ Array: TypeAlias = NDArray[Any]
 MAX_STEPS = 256
 MAX_DEPTH = 16  # of tuples and dicts in each other
 MAX_BITS = 256  # of a number: a seed may be large
+WITH_FUNCTION = ("from_generator", "map", "filter", "scan", "interleave")
 NUMBERS = "biufc"  # the kinds of dtypes that travel
 
 
@@ -34,9 +36,11 @@ def describe(dataset: Dataset) -> tuple[tuple[Step, ...], list[Array]]:
     """
     for name, *_ in dataset.steps:
         if name not in ("from_arrays", *_TRANSFORMS):
+            what = "holds a function of" if name in WITH_FUNCTION else "combines or reads what is in"
             raise InvalidArgumentError(
-                f"{name}() in a dataset holds a function of this process, which does not travel to other "
-                "tasks: feed from the client instead (data='client'), or do it to the arrays beforehand"
+                f"{name}() in a dataset {what} this process, which does not travel to other tasks: make the "
+                "dataset in the cell that uses it, feed from the client instead (data='client'), or do it "
+                "to the arrays beforehand"
             )
     rows = dataset.source
     assert rows is not None, "what begins with from_arrays has arrays"

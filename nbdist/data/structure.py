@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nbdist.errors import InvalidArgumentError
 
@@ -57,14 +58,23 @@ def stack(elements: list[Any]) -> Any:
     stacked = []
     for index, column in enumerate(columns):
         try:
-            stacked.append(np.asarray(column) if np.isscalar(column[0]) else np.stack(column))
+            stacked.append(_stacked(column))
         except ValueError as error:
             shapes = sorted({np.shape(part) for part in column})
             raise InvalidArgumentError(
                 f"array {index} of these elements has shapes {', '.join(map(str, shapes))}; a batch needs "
-                "one shape: pad them in map()"
+                "one shape: use padded_batch, or bucket_by_length"
             ) from error
     return rebuild(first, stacked)
+
+
+def _stacked(column: tuple[Any, ...]) -> NDArray[Any]:
+    """Return values of one place as an array; bytes as objects, for a dtype S drops zeros at their end."""
+    if isinstance(column[0], bytes):
+        found = np.empty(len(column), object)
+        found[:] = column
+        return found
+    return np.asarray(column) if np.isscalar(column[0]) else np.stack(column)
 
 
 def spec_of(element: Any) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nbdist.data import Dataset
-from nbdist.data.dataset import Step
 from nbdist.data.recipe import describe
 from nbdist.data.shares import share_of
+from nbdist.data.steps import Step
 from nbdist.data.structure import leaves_of
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array

@@ -150,6 +150,7 @@ def _train(
             context.progress.step = context.progress.total
         print(f"fit() call {context.trainings} has ended on the other workers: it is left out here")
         return History((), context, model.metric_names)
+    opened: EpochBatches | None = None
     try:
         if own.joined is None:
             resume.resume(own, history, epochs)
@@ -166,7 +167,9 @@ def _train(
         if context.step_log is not None:
             context.step_log.begin(replica)
         loop = _Loop(model, replica, context, history, skip_nan, save)
-        batches = EpochBatches(context.strategy, dataset, steps_per_epoch, cursor, context.control.check)
+        batches = opened = EpochBatches(
+            context.strategy, dataset, steps_per_epoch, cursor, context.control.check
+        )
         if own.joins_at:
             batches.advance(own.joins_at)
         loop.save_state = resume.saver(own, history, batches)
@@ -175,7 +178,10 @@ def _train(
         for epoch in range(batches.cursor.epoch, epochs):
             context.progress.epoch, context.progress.epochs = epoch + 1, epochs
             loop.boundary.show_rate()  # a callback may have set it
+            skipped = dataset.skipped
             continues = loop.epoch(batches.next_epoch())
+            if context.is_chief and (note := dataset.skipped_note(skipped)):
+                print(f"epoch {epoch + 1}: {note}")
             batches.end_epoch(loop.steps_in_epoch, whole=continues)
             loop.begun_at = loop.step
             validates = validate is not None and context.is_chief
@@ -217,6 +223,8 @@ def _train(
         replica.abort(error)
         raise
     finally:
+        if opened is not None:
+            opened.close()
         if context.strategy.keeps_values:
             _copy_to_model(model, replica)
         context.progress.restores = context.progress.awaits = False

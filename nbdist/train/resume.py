@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.steps import comparable
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.graph.backend import Array, to_host
 from nbdist.metrics.run_folder import sync, sync_folder
@@ -293,11 +294,7 @@ def made_of(dataset: Dataset) -> dict[str, Any]:
     >>> made_of(Dataset.range(10).shuffle(4).batch(5))["steps"]
     [['from_arrays'], ['shuffle', 4, None, True], ['batch', 5, False]]
     """
-    steps = [
-        list(step[:-1] if step[0] == "shuffle" else step)
-        for step in dataset.steps
-        if step[0] not in ("with_seed", *LOOKED_THROUGH)
-    ]
+    steps = comparable(dataset.steps, without=("with_seed", *LOOKED_THROUGH))
     rows = None if dataset.source is None else dataset.source.count
     return {"rows": rows, "batches": dataset.cardinality(), "steps": steps}
 
@@ -395,6 +392,7 @@ class EpochBatches:
         self._opened, self._epoch, self._batches = dataset.opened, cursor.epoch, cursor.batches
         self._within = False
         self._endless = strategy.batches(dataset) if dataset.endless else None
+        self._current = self._endless
         self._over = cursor.batches
         if self._endless is not None:
             self._over += cursor.epoch * (steps or 0)
@@ -451,6 +449,8 @@ class EpochBatches:
         batches = self._endless
         if batches is None:
             self._opened, batches = self._dataset.opened, self._strategy.batches(self._dataset)
+            self.close()
+            self._current = batches
         for number in range(self._over):  # skipped, so that the batches after them are those that followed
             self._check()
             if next(batches, None) is None:
@@ -460,6 +460,11 @@ class EpochBatches:
                 )
         self._over = 0
         return itertools.islice(batches, None if self._steps is None else self._steps - self._batches)
+
+    def close(self) -> None:
+        """End the threads and processes that make the batches."""
+        if isinstance(self._current, Generator):
+            self._current.close()
 
     def end_epoch(self, steps: int, whole: bool) -> None:
         """Record that an epoch has ended, after so many steps."""

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.steps import unseeded
 from nbdist.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.graph.backend import backend_of, to_device
 from nbdist.optim import Optimizer
@@ -90,7 +91,7 @@ class ResumeAdapter:
                 print(states.fallbacks.pop(0))
             if self._found is not None:
                 cursor = self._take(self._found)
-            elif self._seed is None and strategy.continues and _unseeded(dataset):
+            elif self._seed is None and strategy.continues and unseeded(dataset.steps):
                 self._seed = secrets.randbits(32)  # so that a continued training has these orders
         self._began = context.progress.step
         return strategy.dataset(dataset, self._seed), cursor
@@ -358,8 +359,3 @@ class ResumeAdapter:
         }
         plain: dict[str, Any] = json.loads(json.dumps(made))
         return plain
-
-
-def _unseeded(dataset: Dataset) -> bool:
-    """Whether some order of a dataset follows from no seed."""
-    return any(step[0] == "shuffle" and step[2] is None for step in dataset.steps)

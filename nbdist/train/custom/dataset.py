@@ -82,7 +82,7 @@ class Passes:
         with self.begun() as place:
             if place is None:
                 return
-            skipped = place.batches or 0
+            skipped, left_out = place.batches or 0, self._dataset.skipped
             for number, element in enumerate(self._dataset):
                 if number < skipped:
                     runner.variables.context.control.check()
@@ -90,6 +90,8 @@ class Passes:
                 if self.boundary(place, number):
                     return
                 yield element
+            if runner.variables.context.is_chief and (note := self._dataset.skipped_note(left_out)):
+                print(note)
         runner.end_pass()
 
     @contextlib.contextmanager

@@ -1,0 +1,110 @@
+"""`cache`: the elements of the first full pass, in memory or in a file, for all later ones.
+
+A cache is complete only after a full pass: one that ends early leaves nothing. What is upstream always makes
+its first epoch, whichever pass fills the cache, so that a training that is continued finds the same elements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nbdist.data.blocks import Block, Blocks, Pass
+from nbdist.data.encoding import packed, unpacked
+from nbdist.data.steps import Step, comparable, tokens
+from nbdist.data.tfrecord import framed, records
+from nbdist.errors import FailedPreconditionError, StorageError
+
+
+class MemoryCache:
+    """Keeps blocks, of which those over arrays are row numbers only."""
+
+    def __init__(self, upstream: Blocks) -> None:
+        self._upstream = upstream
+        self._complete: dict[Any, list[Block]] = {}
+
+    def __call__(self, run: Pass) -> Iterator[Block]:
+        """Yield the blocks that are kept, or make and keep them."""
+        key = run.salt, run.readers
+        found = self._complete.get(key)
+        if found is not None:
+            yield from found
+            return
+        kept: list[Block] = []
+        for block in self._upstream(first_epoch(run)):
+            kept.append(block)
+            yield block
+        self._complete[key] = kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_upstream": self._upstream, "_complete": {}}
+
+
+class FileCache:
+    """Keeps elements in a file, which later runs use too if the pipeline before it is the same."""
+
+    def __init__(self, upstream: Blocks, path: str, steps: Sequence[Step]) -> None:
+        self._upstream, self._path = upstream, Path(path)
+        self._made_of, self._random = comparable(steps), bool(tokens(steps))
+
+    def __call__(self, run: Pass) -> Iterator[Block]:
+        """Yield the elements in the file, or make them and write it."""
+        about: dict[str, Any] = {"nbdist cache": 1, "steps": self._made_of}
+        if self._random:
+            about["salt"] = list(run.salt)
+        if run.readers is not None:
+            about["readers"] = list(run.readers)
+        head = json.dumps(about, default=str)
+        if self._path.exists():
+            yield from self._read(head, run)
+        else:
+            yield from self._write(head, run)
+
+    def _read(self, head: str, run: Pass) -> Iterator[Block]:
+        whole = replace(run, readers=None)
+        kept = itertools.chain.from_iterable(records([os.fspath(self._path)], "", "raise", whole))
+        theirs = next(kept, b"").decode(errors="replace")
+        if theirs != head:
+            raise FailedPreconditionError(
+                f"cache file {self._path} is of another pipeline or worker: {theirs:.300}, and this one is "
+                f"{head:.300}. Delete it, or give each pipeline (and, after a shuffle, each worker) its own"
+            )
+        for record in kept:
+            yield [unpacked(record)]
+
+    def _write(self, head: str, run: Pass) -> Iterator[Block]:
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}.{id(run):x}.draft")
+        with self._explained():
+            file = draft.open("wb")
+        try:
+            with self._explained():
+                file.write(framed(head.encode()))
+            for block in self._upstream(first_epoch(run)):
+                with self._explained():
+                    file.writelines(framed(b"".join(packed(element))) for element in block)
+                yield block
+            with self._explained():
+                file.close()
+                draft.replace(self._path)
+        finally:
+            with contextlib.suppress(OSError):
+                file.close()
+                draft.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"cache file {self._path} cannot be written: {error}") from error
+
+
+def first_epoch(run: Pass) -> Pass:
+    """Return a pass that makes the first epoch, whichever one ``run`` is."""
+    return replace(run, openings={}, first=0, buffers=0)

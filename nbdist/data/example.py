@@ -1,0 +1,287 @@
+"""`Example` and `SequenceExample` protos: named values in the records of TFRecord files.
+
+    features = {"image": FixedLenFeature((28, 28), "f4"), "words": VarLenFeature("i8")}
+    Dataset.tfrecords("train-*.tfrecord").map(lambda record: parse_example(record, features))
+
+The messages are built here from their published schema (tensorflow/core/example/example.proto and
+feature.proto), so that nothing of TensorFlow is needed; the protobuf package parses them in C.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from nbdist.data.structure import stack
+from nbdist.data.tfrecord import Record
+from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra, choices
+
+
+@dataclass(frozen=True)
+class FixedLenFeature:
+    """A feature with one ``shape`` in all examples.
+
+    - ``shape``: sizes, () for a single value
+    - ``dtype``: a dtype of whole numbers, of floats, or bytes, or str (UTF-8)
+    - ``default_value``: what an example without the feature has; None makes that an error
+    """
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    default_value: Any = None
+
+
+@dataclass(frozen=True)
+class VarLenFeature:
+    """A feature with any number of values: an array of one axis, empty in an example without it."""
+
+    dtype: DTypeLike
+
+
+@dataclass(frozen=True)
+class FixedLenSequenceFeature:
+    """A sequence of values of one ``shape``: an array of (steps, *shape), of 0 steps if it is missing."""
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+
+
+Feature: TypeAlias = FixedLenFeature | VarLenFeature | FixedLenSequenceFeature
+Features: TypeAlias = Mapping[str, Feature]
+_KINDS = {"bytes_list": "bytes", "float_list": "floats", "int64_list": "whole numbers", None: "no values"}
+
+
+def parse_example(record: Any, features: Features) -> dict[str, Any]:
+    """Return the named features of a serialized Example; of a batch of them, stacked.
+
+    - ``record``: bytes; or a list, tuple or array of them
+    - ``features``: by name, a FixedLenFeature, VarLenFeature or FixedLenSequenceFeature
+
+    Single values are NumPy scalars (or bytes, or str), others arrays. Raises InvalidArgumentError for a
+    feature that is missing, or that has another type or number of values, with the record's place in its
+    file; DataLossError for bytes that are not an Example; MissingExtra without ``nbdist[data]``.
+
+    >>> parse_example(make_example({"x": [1.0, 2.0], "label": 3}), {"label": FixedLenFeature((), "i8")})
+    {'label': np.int64(3)}
+    """
+    if isinstance(record, (bytes, bytearray, memoryview)):
+        return _parsed(_decoded("Example", record).features.feature, record, features)
+    parsed = [parse_example(one, features) for one in record]
+    if not parsed:
+        raise InvalidArgumentError("parse_example was given no records")
+    stacked: dict[str, Any] = stack(parsed)
+    return stacked
+
+
+def parse_sequence_example(
+    record: bytes, context_features: Features, sequence_features: Mapping[str, FixedLenSequenceFeature]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (context, sequences) of a serialized SequenceExample, by name.
+
+    - ``record``: bytes
+    - ``context_features``: as for :func:`parse_example`
+    - ``sequence_features``: by name, a FixedLenSequenceFeature; the result is (steps, *shape)
+
+    Raises as :func:`parse_example`.
+    """
+    found = _decoded("SequenceExample", record)
+    sequences: dict[str, Any] = {}
+    lists = found.feature_lists.feature_list
+    for name, wanted in sequence_features.items():
+        if not isinstance(wanted, FixedLenSequenceFeature):
+            raise InvalidArgumentError(
+                f"sequence feature {name!r} is {wanted!r}, not FixedLenSequenceFeature"
+            )
+        step = FixedLenFeature(wanted.shape, wanted.dtype)
+        steps = lists[name].feature if name in lists else ()
+        values = [_values(name, one, step, record) for one in steps]
+        kind = _dtype(name, wanted)
+        empty = np.empty((0, *wanted.shape), object if kind.kind in "SU" else kind)
+        sequences[name] = stack([_shaped(name, one, step, record) for one in values]) if values else empty
+    return _parsed(found.context.feature, record, context_features), sequences
+
+
+def make_example(values: Mapping[str, Any]) -> bytes:
+    """Return a serialized Example of named values, for :func:`write_tfrecords`.
+
+    ``values`` are whole numbers, floats, bytes, text, or lists or arrays of them, by name; an array's shape
+    is not stored, its values are, in C order. Raises InvalidArgumentError for other values.
+
+    >>> parse_example(make_example({"word": "an"}), {"word": FixedLenFeature((), str)})
+    {'word': 'an'}
+    """
+    example = _messages()["Example"]()
+    for name, value in values.items():
+        feature = example.features.feature[name]
+        flat = np.asarray(value, object if _is_bytes(value) else None).reshape(-1)
+        if flat.dtype.kind in "biu":
+            feature.int64_list.value.extend(flat.tolist())
+        elif flat.dtype.kind == "f":
+            feature.float_list.value.extend(flat.tolist())
+        elif flat.dtype.kind in "SUO":
+            feature.bytes_list.value.extend(_as_bytes(name, one) for one in flat.tolist())
+        else:
+            raise InvalidArgumentError(
+                f"feature {name!r} is of dtype {flat.dtype}; expected numbers, bytes or text"
+            )
+    serialized: bytes = example.SerializeToString(deterministic=True)
+    return serialized
+
+
+def _is_bytes(value: Any) -> bool:
+    """Whether a value is bytes, or a list of them, whose trailing zeros NumPy's own type would drop."""
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return isinstance(first, (bytes, bytearray, memoryview))
+
+
+def _as_bytes(name: str, value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise InvalidArgumentError(f"feature {name!r} holds {value!r:.80}; expected numbers, bytes or text")
+
+
+def _parsed(found: Any, record: Any, features: Features) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, wanted in features.items():
+        if name in found:
+            result[name] = _shaped(name, _values(name, found[name], wanted, record), wanted, record)
+            continue
+        if isinstance(wanted, FixedLenFeature):
+            if wanted.default_value is None:
+                raise InvalidArgumentError(
+                    f"{_place(record)}: feature {name!r} is missing; {choices(name, sorted(found))}, or give "
+                    f"a value for examples without it: FixedLenFeature(..., default_value=...)"
+                )
+            kind = _dtype(name, wanted)
+            if kind.kind in "SU":
+                result[name] = wanted.default_value
+            else:
+                filled = np.broadcast_to(np.asarray(wanted.default_value, kind), wanted.shape).copy()
+                result[name] = filled if wanted.shape else filled[()]
+        else:
+            kind = _dtype(name, wanted)
+            shape = wanted.shape if isinstance(wanted, FixedLenSequenceFeature) else ()
+            result[name] = np.empty((0, *shape), object if kind.kind in "SU" else kind)
+    return result
+
+
+def _values(name: str, feature: Any, wanted: Feature, record: Any) -> NDArray[Any]:
+    """Return the values of a feature, in one axis."""
+    kind = _dtype(name, wanted)
+    need = "bytes_list" if kind.kind in "SU" else "float_list" if kind.kind == "f" else "int64_list"
+    have = feature.WhichOneof("kind")
+    if have != need:
+        raise InvalidArgumentError(
+            f"{_place(record)}: feature {name!r} has {_KINDS[have]}, and {_KINDS[need]} were expected (dtype "
+            f"{np.dtype(wanted.dtype)}); correct the dtype in features"
+        )
+    values = getattr(feature, need).value
+    if need != "bytes_list":
+        return np.array(values, kind)
+    found = np.empty(len(values), object)
+    found[:] = [value.decode() for value in values] if kind.kind == "U" else list(values)
+    return found
+
+
+def _shaped(name: str, values: NDArray[Any], wanted: Feature, record: Any) -> Any:
+    if isinstance(wanted, VarLenFeature):
+        return values
+    if isinstance(wanted, FixedLenSequenceFeature):
+        size = math.prod(wanted.shape)
+        if size == 0 or len(values) % size:
+            raise InvalidArgumentError(
+                f"{_place(record)}: feature {name!r} has {len(values)} values, which are not whole steps of "
+                f"shape {wanted.shape}"
+            )
+        return values.reshape(-1, *wanted.shape)
+    if len(values) != math.prod(wanted.shape):
+        raise InvalidArgumentError(
+            f"{_place(record)}: feature {name!r} has {len(values)} values, and shape {wanted.shape} needs "
+            f"{math.prod(wanted.shape)}; correct the shape, or use VarLenFeature for any number"
+        )
+    return values.reshape(wanted.shape) if wanted.shape else values[0]
+
+
+def _dtype(name: str, wanted: Feature) -> np.dtype[Any]:
+    kind = np.dtype(wanted.dtype)
+    if kind.kind not in "biufSU":
+        raise InvalidArgumentError(
+            f"feature {name!r} has dtype {kind}; expected whole numbers, floats, bytes or str"
+        )
+    return kind
+
+
+def _place(record: Any) -> str:
+    return record.place if isinstance(record, Record) else "the example"
+
+
+def _decoded(message: str, record: Any) -> Any:
+    try:
+        return _messages()[message].FromString(record if isinstance(record, bytes) else bytes(record))
+    except Exception as error:
+        if type(error).__name__ != "DecodeError":
+            raise
+        raise DataLossError(
+            f"{_place(record)} is not a serialized {message} ({error}): parse the records yourself in "
+            "map(), if they hold something else"
+        ) from None
+
+
+@cache
+def _messages() -> dict[str, Any]:
+    """Return the classes of Example and SequenceExample."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError:
+        raise MissingExtra("data", "the Example protos in TFRecord files") from None
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="nbdist/example.proto", package="nbdist.example", syntax="proto3"
+    )
+
+    def add(owner: Any, name: str, number: int, kind: int, of: str = "", *, repeated: bool = False) -> Any:
+        label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+        of = of and f".nbdist.example.{of}"
+        return owner.field.add(name=name, number=number, label=label, type=kind, type_name=of or None)
+
+    def message(name: str) -> Any:
+        return file.message_type.add(name=name)
+
+    def entries(name: str, key: str, of: str) -> None:
+        """Add a message that is a map from text to ``of``."""
+        owner = message(name)
+        entry_name = f"{key.title().replace('_', '')}Entry"
+        entry = owner.nested_type.add(name=entry_name)
+        entry.options.map_entry = True
+        add(entry, "key", 1, field.TYPE_STRING)
+        add(entry, "value", 2, field.TYPE_MESSAGE, of)
+        add(owner, key, 1, field.TYPE_MESSAGE, f"{name}.{entry_name}", repeated=True)
+
+    for name, kind in (("Bytes", field.TYPE_BYTES), ("Float", field.TYPE_FLOAT), ("Int64", field.TYPE_INT64)):
+        add(message(f"{name}List"), "value", 1, kind, repeated=True)
+    feature = message("Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, name in enumerate(("Bytes", "Float", "Int64"), 1):
+        kind = add(feature, f"{name.lower()}_list", number, field.TYPE_MESSAGE, f"{name}List")
+        kind.oneof_index = 0
+    entries("Features", "feature", "Feature")
+    add(message("FeatureList"), "feature", 1, field.TYPE_MESSAGE, "Feature", repeated=True)
+    entries("FeatureLists", "feature_list", "FeatureList")
+    add(message("Example"), "features", 1, field.TYPE_MESSAGE, "Features")
+    sequence = message("SequenceExample")
+    add(sequence, "context", 1, field.TYPE_MESSAGE, "Features")
+    add(sequence, "feature_lists", 2, field.TYPE_MESSAGE, "FeatureLists")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"nbdist.example.{name}"))
+        for name in ("Example", "SequenceExample")
+    }

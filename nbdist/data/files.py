@@ -1,0 +1,208 @@
+"""Files of a dataset: local paths and fsspec URLs, with patterns, compressed or not.
+
+    for path in expand("s3://bucket/train-*.tfrecord.gz"):
+        with open_file(path) as file:               # decompressed by its ending, or by compression=
+            ...
+
+Everything is read as a stream, so that a file may be larger than the memory.
+"""
+
+from __future__ import annotations
+
+import bz2
+import glob
+import gzip
+import io
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, TypeAlias, cast
+
+from nbdist.data.blocks import Block, Pass
+from nbdist.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    MissingExtra,
+    NotFoundError,
+    StorageError,
+    choices,
+)
+
+Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+
+_OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+_ENDINGS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
+READ_BYTES = 1 << 20  # of a remote or compressed file, at once
+
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
+"""By protocol of a URL: the extra of nbdist that reads it."""
+
+
+def named(paths: Paths) -> tuple[str, ...]:
+    """Return paths or patterns as text; raise InvalidArgumentError for what is neither."""
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    for path in given:
+        if not isinstance(path, (str, os.PathLike)):
+            raise InvalidArgumentError(f"a path is a text or a Path, not {path!r:.80}")
+    if not given:
+        raise InvalidArgumentError("no paths were given; a dataset of files needs at least one")
+    return tuple(os.fspath(path) for path in given)
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """Return the files of paths and patterns; those of a pattern are sorted.
+
+    Raises NotFoundError for a path without a file, and for a pattern or folder without files.
+    """
+    return [path for name in names for path in _expanded(name)]
+
+
+def _expanded(name: str) -> list[str]:
+    if is_url(name):
+        return _expanded_url(name)
+    local = name.removeprefix("file://")
+    if os.path.isfile(local):  # also if its name has a character of patterns
+        return [local]
+    if os.path.isdir(local):
+        found = [os.path.join(local, file) for file in os.listdir(local) if not file.startswith(".")]
+    elif glob.has_magic(local):
+        found = glob.glob(local, recursive=True)
+    else:
+        raise _none_at(name, "there is no such file")
+    return _some(name, [path for path in found if os.path.isfile(path)])
+
+
+def _expanded_url(url: str) -> list[str]:
+    fs, path = filesystem(url)
+    with explained(url):
+        if glob.has_magic(path):
+            found = fs.glob(path)
+        elif url.startswith(("http://", "https://")):  # a server has no folders; opening says what is wrong
+            return [url]
+        elif fs.isdir(path):
+            found = [one["name"] for one in fs.ls(path, detail=True) if one["type"] == "file"]
+        elif fs.exists(path):
+            return [url]
+        else:
+            raise _none_at(url, "there is no such file")
+        return _some(url, [fs.unstrip_protocol(one) for one in found])
+
+
+def _some(name: str, found: list[str]) -> list[str]:
+    if not found:
+        kind = "the pattern matches no file" if glob.has_magic(name) else "the folder has no files"
+        raise _none_at(name, kind)
+    return sorted(found)
+
+
+def _none_at(name: str, kind: str) -> NotFoundError:
+    where = "" if is_url(name) or os.path.isabs(name) else f" (in {os.getcwd()})"
+    return NotFoundError(
+        f"{name!r}{where}: {kind}. Every worker opens the files itself: check the path, and that all workers "
+        "see it (a shared folder, or a URL such as s3://bucket/...)"
+    )
+
+
+def listed(count: int, run: Pass) -> Iterator[Block]:
+    """Yield the numbers of the files that this pass reads, of a list of ``count``."""
+    yield run.own(range(count))  # type: ignore[misc]  # a range is a block
+
+
+def is_url(name: str) -> bool:
+    """Whether a path is a URL that fsspec opens.
+
+    >>> is_url("s3://bucket/a.csv"), is_url("data/a.csv"), is_url("file:///data/a.csv")
+    (True, False, False)
+    """
+    return "://" in name and not name.startswith("file://")
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """Return (fsspec's file system, path) of a URL.
+
+    Raises MissingExtra without fsspec or the package of the protocol, InvalidArgumentError for an unknown
+    protocol.
+    """
+    protocol = url.partition("://")[0]
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise MissingExtra("remote", url) from None
+    try:
+        found: tuple[Any, str] = url_to_fs(url)
+    except ImportError as error:
+        if protocol in EXTRAS:
+            raise MissingExtra(EXTRAS[protocol], url) from error
+        raise InvalidArgumentError(f"{url!r} cannot be opened: {error}") from None
+    except ValueError as error:
+        raise InvalidArgumentError(f"{url!r} cannot be opened: {error}") from None
+    return found
+
+
+def compression_of(path: str, compression: str | None) -> str:
+    """Return how a file is compressed, by its ending if ``compression`` is None; "" if it is not.
+
+    >>> compression_of("a.csv.gz", None), compression_of("a.csv", None), compression_of("a.bin", "gzip")
+    ('gzip', '', 'gzip')
+    """
+    if compression is None:
+        return _ENDINGS.get(os.path.splitext(path.lower())[1], "")
+    if compression not in ("", *_OPENERS):
+        raise InvalidArgumentError(
+            f"no compression {compression!r}; {choices(compression, _OPENERS)}, '' for none, or None for the "
+            "one of the file's ending"
+        )
+    return compression
+
+
+@contextmanager
+def open_file(path: str, compression: str | None = None) -> Iterator[BinaryIO]:
+    """Open a file for reading, inside a ``with``; what it raises names the file.
+
+    - ``path``: a local path or an fsspec URL
+    - ``compression``: "gzip", "bz2", "xz", "" for none, None to go by the ending (.gz, .bz2, .xz)
+    """
+    how = compression_of(path, compression)
+    with explained(path):
+        if is_url(path):
+            fs, where = filesystem(path)
+            raw: Any = io.BufferedReader(fs.open(where, "rb"), READ_BYTES)
+        else:
+            raw = open(path, "rb", buffering=READ_BYTES if how else -1)  # noqa: SIM115
+        with raw:
+            if not how:
+                yield raw
+                return
+            with _OPENERS[how](raw) as opened:
+                yield cast(BinaryIO, io.BufferedReader(opened, READ_BYTES))
+
+
+@contextmanager
+def compressed(file: Any, path: str, compression: str | None) -> Iterator[BinaryIO]:
+    """Return a file that compresses into ``file`` what is written, inside a ``with``."""
+    how = compression_of(path, compression)
+    if not how:
+        yield file
+        return
+    with _OPENERS[how](file, "wb") as opened:
+        yield opened
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Say of which file a failure inside a ``with`` is."""
+    try:
+        yield
+    except (NotFoundError, StorageError, DataLossError):
+        raise
+    except FileNotFoundError:
+        raise _none_at(path, "there is no such file") from None
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise DataLossError(
+            f"{path} cannot be decompressed: {error}. The file is cut or damaged, or not compressed at all: "
+            "copy it again, or say compression=''"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error

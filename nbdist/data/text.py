@@ -1,0 +1,217 @@
+"""Text files: lines, and CSV with typed columns.
+
+Dataset.text_lines("corpus-*.txt.gz")                        # "a line", "another"
+Dataset.csv("iris.csv", columns={"width": "f4", "kind": str})   # {"width": np.float32(1.4), "kind": "a"}
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from nbdist.data.blocks import Block, Pass
+from nbdist.data.files import expand, open_file
+from nbdist.errors import DataLossError, InvalidArgumentError, choices
+
+LINES = 1024  # in a block
+SAMPLED = 1000  # rows from which the types of columns are found
+
+
+@contextmanager
+def open_text(
+    path: str, compression: str | None, encoding: str, newline: str | None = None
+) -> Iterator[TextIO]:
+    """Open a text file for reading, inside a ``with``; a damaged character names the file."""
+    with open_file(path, compression) as file:
+        try:
+            yield io.TextIOWrapper(file, encoding, newline=newline)
+        except UnicodeDecodeError as error:
+            raise DataLossError(
+                f"{path} is not {encoding} text: {error}. Say encoding=..., compression=... if it is "
+                "compressed, or read it with Dataset.tfrecords or from_generator if it is no text"
+            ) from None
+
+
+def lines(names: Sequence[str], compression: str | None, encoding: str, run: Pass) -> Iterator[Block]:
+    """Yield the lines of files, without their ends."""
+    for path in run.own(expand(names)):
+        with open_text(path, compression, encoding) as file:
+            while block := [line.rstrip("\r\n") for line in itertools.islice(file, LINES)]:
+                yield block
+
+
+Columns = Sequence[str] | Mapping[str, DTypeLike]
+
+
+class CsvRows:
+    """The rows of CSV files, as dicts of one value for each column.
+
+    - ``columns``: names of the columns to keep, or their dtypes by name; None keeps all. Types that are not
+      given follow from the first rows of the first file: int64, float64, or text
+    - ``header``: whether each file begins with names; or the names, if no file has them
+    - ``defaults``: values of empty fields, by column; without one, an empty field is nan in a column of
+      floats, "" in one of text, and an error in one of whole numbers
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        columns: Columns | None,
+        header: bool | Sequence[str],
+        delimiter: str,
+        defaults: Mapping[str, Any],
+        compression: str | None,
+        encoding: str,
+        on_error: str,
+    ) -> None:
+        self._names, self._columns, self._header = names, columns, header
+        self._delimiter, self._defaults, self._on_error = delimiter, dict(defaults), on_error
+        self._compression, self._encoding = compression, encoding
+        self._types: dict[str, np.dtype[Any]] | None = None
+
+    def __call__(self, run: Pass) -> Iterator[Block]:
+        """Yield the rows of all files."""
+        paths = expand(self._names)
+        types = self._types = self._types or self._types_of(paths[0])
+        for path in run.own(paths):
+            with closing(self._rows(path)) as rows:
+                names = next(rows)[1]
+                missing = [name for name in types if name not in names]
+                if missing:
+                    raise InvalidArgumentError(
+                        f"{path} has no column {missing[0]!r}; {choices(missing[0], names)}"
+                    )
+                places = {name: names.index(name) for name in types}
+                while block := list(itertools.islice(rows, LINES)):
+                    yield self._typed(path, block, len(names), places, types, run)
+
+    def _rows(self, path: str) -> Generator[tuple[int, list[str]]]:
+        """Yield (line, fields): first the header, then each row that is not empty."""
+        with open_text(path, self._compression, self._encoding, newline="") as file:
+            reader = csv.reader(file, delimiter=self._delimiter, strict=True)
+            try:
+                if self._header is True:
+                    head = next(reader, None)
+                    if head is None:
+                        raise DataLossError(f"{path} is empty; expected a header line with names")
+                    yield 1, head
+                elif self._header is False:
+                    first = next(reader, [])
+                    yield 0, [f"column{number}" for number in range(len(first))]
+                    yield reader.line_num, first
+                else:
+                    yield 0, list(self._header)
+                for fields in reader:
+                    if fields:
+                        yield reader.line_num, fields
+            except csv.Error as error:
+                raise DataLossError(
+                    f"{path}, line {reader.line_num}: {error}. Correct the line (a quote that is not closed?)"
+                ) from None
+
+    def _types_of(self, path: str) -> dict[str, np.dtype[Any]]:
+        """Return the columns to keep, with their types."""
+        with closing(self._rows(path)) as rows:
+            names = next(rows)[1]
+            sample = [fields for _, fields in itertools.islice(rows, SAMPLED) if len(fields) == len(names)]
+        wanted = names if self._columns is None else list(self._columns)
+        for name in wanted:
+            if name not in names:
+                raise InvalidArgumentError(f"{path} has no column {name!r}; {choices(name, names)}")
+        if isinstance(self._columns, Mapping):
+            return {name: np.dtype(kind) for name, kind in self._columns.items()}
+        columns = {name: [fields[names.index(name)] for fields in sample] for name in wanted}
+        return {name: _type_of(column, name in self._defaults) for name, column in columns.items()}
+
+    def _typed(
+        self,
+        path: str,
+        block: list[tuple[int, list[str]]],
+        width: int,
+        places: dict[str, int],
+        types: dict[str, np.dtype[Any]],
+        run: Pass,
+    ) -> Block:
+        """Return rows as dicts; column by column, and one by one if that fails."""
+        rows = [fields for _, fields in block if len(fields) == width]
+        if len(rows) == len(block):
+            try:
+                table = list(zip(*rows, strict=True))
+                found = [self._column(name, table[place], types[name]) for name, place in places.items()]
+                return [dict(zip(places, values, strict=True)) for values in zip(*found, strict=True)]
+            except (ValueError, OverflowError):
+                pass
+        typed: list[Any] = []
+        for line, fields in block:
+            try:
+                if len(fields) != width:
+                    raise DataLossError(
+                        f"{path}, line {line}: {len(fields)} fields, and the others have {width}. Quote a "
+                        f"field that contains {self._delimiter!r}, correct the line, or leave such lines out "
+                        "with on_error='skip'"
+                    )
+                typed.append(
+                    {name: self._one(path, line, name, fields[places[name]], types[name]) for name in places}
+                )
+            except DataLossError as error:
+                run.leave_out(error, self._on_error)
+        return typed
+
+    def _one(self, path: str, line: int, name: str, field: str, kind: np.dtype[Any]) -> Any:
+        try:
+            return self._column(name, [field], kind)[0]
+        except (ValueError, OverflowError):
+            remedy = f"defaults={{{name!r}: ...}}" if field == "" else f"columns={{{name!r}: str}}"
+            raise DataLossError(
+                f"{path}, line {line}: column {name!r} is {field!r:.80}, not {_word(kind)} ({kind}). "
+                f"Correct it, say {remedy}, or leave such lines out with on_error='skip'"
+            ) from None
+
+    def _column(self, name: str, fields: Sequence[str], kind: np.dtype[Any]) -> Sequence[Any]:
+        """Return the values of a column; raise ValueError if one has another type."""
+        if "" in fields:
+            if name in self._defaults:
+                fields = [field or str(self._defaults[name]) for field in fields]
+            elif kind.kind == "f":
+                fields = [field or "nan" for field in fields]
+        if kind.kind in "US":
+            return fields
+        if kind.kind == "b":
+            return [np.bool_(_TRUTH[field.strip().lower()]) for field in fields]
+        return np.array(fields, kind)  # type: ignore[return-value]  # an array is one
+
+
+class _Truth(dict[str, bool]):
+    def __missing__(self, field: str) -> bool:
+        raise ValueError(field)
+
+
+_TRUTH = _Truth({"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False})
+
+
+def _type_of(fields: Sequence[str], has_default: bool) -> np.dtype[Any]:
+    """Return the narrowest of int64, float64 and text that all fields have."""
+    given = [field for field in fields if field]
+    for kind in (np.int64, np.float64):
+        if kind is np.int64 and len(given) < len(fields) and not has_default:
+            continue  # nan stands for what is missing
+        try:
+            np.array(given, kind)
+        except (ValueError, OverflowError):
+            continue
+        if given:
+            return np.dtype(kind)
+    return np.dtype(str)
+
+
+def _word(kind: np.dtype[Any]) -> str:
+    return {"i": "a whole number", "u": "a whole number", "f": "a number", "b": "true or false"}.get(
+        kind.kind, "a value"
+    )

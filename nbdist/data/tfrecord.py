@@ -1,0 +1,165 @@
+"""TFRecord files: records of bytes with their lengths and checksums, as TensorFlow writes and reads them.
+
+    record = length u8, masked crc32c u4 of the length, data, masked crc32c u4 of the data   (little-endian)
+    masked = the checksum rotated right by 15 bits, plus 0xa282ead8
+
+A record knows its file and number, so that what cannot be parsed later can be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from nbdist.data.blocks import Block, Pass
+from nbdist.data.files import compressed, expand, filesystem, is_url, open_file
+from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra
+
+CHUNK = 1 << 18  # bytes read at once
+LARGEST = 1 << 31  # bytes of a record; a length above it is damage
+_LENGTH = struct.Struct("<QI")
+_CHECK = struct.Struct("<I")
+
+
+class Record(bytes):
+    """The bytes of a record; ``place`` says of which file, and the number there (the first is 0)."""
+
+    path: str
+    number: int
+
+    @property
+    def place(self) -> str:
+        """Where the record is from, for messages."""
+        return f"record {self.number} of {self.path}"
+
+
+def records(names: Sequence[str], compression: str | None, on_error: str, run: Pass) -> Iterator[Block]:
+    """Yield the records of files.
+
+    Raises DataLossError with the file, the record's number and its offset in the (uncompressed) file for a
+    cut or damaged record; with ``on_error`` "skip" it is left out, and after a damaged length the rest of
+    the file with it.
+    """
+    for path in run.own(expand(names)):
+        with open_file(path, compression) as file:
+            yield from _records(file, path, on_error, run)
+
+
+def _records(file: BinaryIO, path: str, on_error: str, run: Pass) -> Iterator[Block]:
+    checksum = masked_crc32c()
+    data, start, base, number = b"", 0, 0, 0  # `base` is the offset of `data` in the file
+    while True:
+        fresh = file.read(CHUNK)
+        data, base, start = data[start:] + fresh, base + start, 0
+        block: list[Record] = []
+        need = 0
+        while len(data) - start >= 12:
+            length, check = _LENGTH.unpack_from(data, start)
+            if checksum(data[start : start + 8]) != check or length > LARGEST:
+                if block:
+                    yield list(block)
+                run.leave_out(_damaged("corrupted", base + start, number, path, "its length"), on_error)
+                return  # where the next one begins is unknown
+            end = start + 16 + length
+            if end > len(data):
+                need = end - len(data)
+                break
+            record = Record(data[start + 12 : end - 4])
+            record.path, record.number = path, number
+            if checksum(record) != _CHECK.unpack_from(data, end - 4)[0]:
+                run.leave_out(_damaged("corrupted", base + start, number, path, "its data"), on_error)
+            else:
+                block.append(record)
+            start, number = end, number + 1
+        if block:
+            yield list(block)
+        if need > CHUNK:  # a large record: the rest of it at once
+            data, base, start = data[start:] + file.read(need - CHUNK), base + start, 0
+        if not fresh:
+            if start < len(data):
+                run.leave_out(_damaged("truncated", base + start, number, path, ""), on_error)
+            return
+
+
+def _damaged(how: str, offset: int, number: int, path: str, part: str) -> DataLossError:
+    why = f": the checksum of {part} is wrong" if part else ": the file ends inside it"
+    return DataLossError(
+        f"{how} record at {offset} in {path} (record {number}){why}. Copy or write the file again, or leave "
+        "such records out with on_error='skip'; a compressed file needs its ending or compression='gzip'"
+    )
+
+
+def write_tfrecords(
+    path: str | os.PathLike[str], records: Iterable[bytes], *, compression: str | None = None
+) -> int:
+    """Write records of bytes into a TFRecord file, which TensorFlow reads too; return their number.
+
+    - ``path``: a local path or an fsspec URL. A local file appears under its name when it is complete
+    - ``records``: bytes, such as those of :func:`make_example`
+    - ``compression``: "gzip", "bz2", "xz", "" for none; None goes by the path's ending. TensorFlow reads
+      "gzip", and has to be told: ``TFRecordDataset(path, compression_type="GZIP")``
+
+    Raises MissingExtra without ``nbdist[data]``, InvalidArgumentError for a record that is not bytes.
+
+    >>> import tempfile, os
+    >>> from nbdist.data import Dataset
+    >>> path = os.path.join(tempfile.mkdtemp(), "two.tfrecord")
+    >>> write_tfrecords(path, [b"one", b"two"])
+    2
+    >>> list(Dataset.tfrecords(path))
+    [b'one', b'two']
+    """
+    name, count = os.fspath(path), 0
+    with _created(name) as raw, compressed(raw, name, compression) as file:
+        for record in records:
+            if not isinstance(record, (bytes, bytearray, memoryview)):
+                raise InvalidArgumentError(
+                    f"record {count} is of type {type(record).__name__}; expected bytes (make_example makes "
+                    "them of named values)"
+                )
+            file.write(framed(record))
+            count += 1
+    return count
+
+
+def framed(record: bytes | bytearray | memoryview) -> bytes:
+    """Return a record with its length and checksums."""
+    checksum = masked_crc32c()
+    head = len(record).to_bytes(8, "little")
+    data = bytes(record)
+    return b"".join([head, _CHECK.pack(checksum(head)), data, _CHECK.pack(checksum(data))])
+
+
+@contextlib.contextmanager
+def _created(name: str) -> Iterator[BinaryIO]:
+    if is_url(name):
+        fs, where = filesystem(name)
+        with fs.open(where, "wb") as file:
+            yield file
+        return
+    target = Path(name.removeprefix("file://"))
+    draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+    try:
+        with draft.open("wb") as file:
+            yield file
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def masked_crc32c() -> Callable[[bytes], int]:
+    """Return the function from bytes to their masked CRC-32C; raise MissingExtra without google-crc32c."""
+    try:
+        from google_crc32c import value
+    except ImportError:
+        raise MissingExtra("data", "TFRecord files: their checksums") from None
+
+    def masked(data: bytes) -> int:
+        crc: int = value(data)
+        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+    return masked

@@ -1,0 +1,266 @@
+"""Transforms that make, choose or combine elements; threads that are left by none of them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import until
+
+from nbdist.data import Dataset
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+
+Source = Any
+
+
+def numbers(dataset: Dataset) -> list[int]:
+    return [int(element) for element in dataset]
+
+
+def listed(count: int) -> Dataset:
+    return Dataset.from_generator(lambda: iter(range(count)))
+
+
+def workers() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("nbdist-")]
+
+
+both = pytest.mark.parametrize("source", [Dataset.range, listed])
+threads = pytest.mark.parametrize("calls", [None, 1, 3])
+
+
+# Map and filter
+
+
+@both
+@threads
+def test_map_keeps_the_order_however_many_threads(source: Source, calls: int | None) -> None:
+    assert numbers(source(50).map(lambda n: n * n, calls)) == [n * n for n in range(50)]
+    assert sorted(numbers(source(50).map(lambda n: n * n, calls, deterministic=False))) == [
+        n * n for n in range(50)
+    ]
+
+
+def test_map_in_threads_is_concurrent_and_no_wider_than_asked() -> None:
+    together = threading.Barrier(3, timeout=30)
+    for _ in listed(6).map(lambda n: together.wait(), 3):
+        pass
+    assert not together.broken
+
+
+def test_without_a_fixed_order_what_is_ready_comes_first() -> None:
+    late = threading.Event()
+
+    def work(n: int) -> int:
+        if n == 0:
+            assert late.wait(30)
+        return n
+
+    seen = []
+    for n in listed(5).map(work, 2, deterministic=False):
+        seen.append(n)
+        late.set()
+    assert sorted(seen) == list(range(5))
+    assert seen[0] != 0
+
+
+@threads
+def test_what_a_function_raises_has_a_note_of_the_element(calls: int | None) -> None:
+    def fails(n: int) -> int:
+        if n == 7:
+            raise KeyError("seven")
+        return n
+
+    with pytest.raises(KeyError, match="seven") as caught:
+        numbers(listed(20).map(fails, calls))
+    assert caught.value.__notes__ == ["raised by fails for element 7 of this pass (the first is 0)"]
+    until(lambda: not workers())
+
+
+def test_a_generator_that_fails_in_a_later_epoch_has_a_note() -> None:
+    passes = iter([3, 3, 0])
+
+    def make() -> Any:
+        count = next(passes)
+        yield from range(2)
+        if not count:
+            raise OSError("the disk is detached")
+
+    dataset = Dataset.from_generator(make)
+    assert [numbers(dataset), numbers(dataset)] == [[0, 1], [0, 1]]
+    with pytest.raises(OSError, match="detached") as caught:
+        numbers(dataset)
+    assert "after 2 elements of this pass" in caught.value.__notes__[0]
+
+
+def test_threads_end_when_an_iterator_is_dropped_or_something_after_them_fails() -> None:
+    iterator = iter(listed(1000).map(lambda n: n, 2).prefetch(2).map(lambda n: n, 2))
+    next(iterator)
+    assert workers()
+    del iterator
+    until(lambda: not workers())
+
+    def fails(n: int) -> None:
+        raise ValueError(n)
+
+    with pytest.raises(ValueError, match="0") as caught:
+        numbers(listed(1000).map(lambda n: n, 2).prefetch(2).map(fails))
+    until(lambda: not workers())  # though the traceback still has all frames
+    assert caught.value.__traceback__ is not None
+
+
+@both
+def test_filter(source: Source) -> None:
+    odd = source(10).filter(lambda n: n % 2)
+    assert numbers(odd) == [1, 3, 5, 7, 9]
+    assert odd.cardinality() is None
+    assert [part.tolist() for part in odd.batch(3)] == [[1, 3, 5], [7, 9]]
+    shuffled = source(30).shuffle(30, seed=1)
+    assert numbers(shuffled.filter(lambda n: n < 9)) == [
+        n for n in numbers(source(30).shuffle(30, seed=1)) if n < 9
+    ]
+    pairs = Dataset.from_arrays(np.arange(4), np.arange(4) % 2)
+    assert [int(a) for a, _ in pairs.filter(lambda a, b: b == 0)] == [0, 2]
+
+
+# Several datasets
+
+
+def test_zip_and_concatenate() -> None:
+    assert list(Dataset.range(3).zip(listed(5))) == [(0, 0), (1, 1), (2, 2)]
+    assert list(Dataset.zip((Dataset.range(2), Dataset.range(5, 9)))) == [(0, 5), (1, 6)]
+    assert Dataset.zip(Dataset.range(3), Dataset.range(5)).cardinality() == 3
+    named = Dataset.zip({"a": Dataset.range(2), "b": listed(2)})
+    assert list(named) == [{"a": 0, "b": 0}, {"a": 1, "b": 1}]
+    x, y = Dataset.from_arrays(np.eye(4)), Dataset.range(4)
+    assert Dataset.zip(x, y).batch(2).element_spec[0].shape == (None, 4)
+    assert numbers(Dataset.range(2).concatenate(listed(2), Dataset.range(1))) == [0, 1, 0, 1, 0]
+    assert Dataset.range(2).concatenate(Dataset.range(3)).cardinality() == 5
+    with pytest.raises(InvalidArgumentError, match="zip takes datasets, got 3"):
+        Dataset.range(2).zip(3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="different with_seed"):
+        Dataset.range(2).with_seed(1).zip(Dataset.range(2))
+
+
+def test_shuffles_inside_a_zip_have_their_own_orders_and_are_resumed() -> None:
+    def make() -> Dataset:
+        return Dataset.zip(Dataset.range(9).shuffle(9, seed=1), Dataset.range(9).shuffle(9, seed=2))
+
+    dataset = make()
+    epochs = [list(dataset) for _ in range(3)]
+    assert epochs[0] != epochs[1]
+    assert [a for a, _ in epochs[0]] != [b for _, b in epochs[0]]
+    again = make()
+    assert list(again) == epochs[0]
+    later = make()
+    later.reopen(again.opened)
+    assert [list(later), list(later)] == epochs[1:]
+
+
+def test_enumerate() -> None:
+    assert list(listed(2).enumerate(5)) == [(5, 0), (6, 1)]
+    assert Dataset.range(2).enumerate().element_spec[0].shape == ()
+
+
+# Interleave
+
+FACT = "454545455664646464656565656566"  # semantics.md, fact 12
+
+
+@threads
+def test_interleave_has_the_order_of_tensorflow(calls: int | None) -> None:
+    source = Dataset.from_arrays(np.array([4, 5, 6])).repeat(2)
+    found = source.interleave(
+        lambda v: Dataset.from_arrays(np.full(v, v)), cycle_length=2, num_parallel_calls=calls
+    )
+    assert "".join(str(n) for n in found) == FACT
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5), max_size=6),
+    cycle=st.integers(1, 4),
+    block=st.integers(1, 3),
+    calls=st.integers(1, 3),
+)
+def test_interleave_does_not_depend_on_threads(sizes: list[int], cycle: int, block: int, calls: int) -> None:
+    source = Dataset.from_generator(lambda: enumerate(sizes))
+
+    def inner(number: int, size: int) -> Dataset:
+        return Dataset.range(number * 10, number * 10 + size)
+
+    alone = numbers(source.interleave(inner, cycle, block))
+    assert numbers(source.interleave(inner, cycle, block, calls)) == alone
+    assert sorted(alone) == [n * 10 + k for n, size in enumerate(sizes) for k in range(size)]
+
+
+@threads
+def test_shuffles_inside_interleave_change_with_the_epoch_and_are_resumed(calls: int | None) -> None:
+    def make() -> Dataset:
+        inner = lambda n: Dataset.range(n, n + 8).shuffle(8, seed=3)
+        return Dataset.from_arrays(np.array([0, 10])).interleave(inner, 2, num_parallel_calls=calls)
+
+    dataset = make()
+    epochs = [numbers(dataset) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    later = make()
+    later.reopen((1,))
+    assert numbers(later) == epochs[1]
+    assert numbers(make().iterate(epoch=2)) == epochs[2]  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="returns a Dataset, and returned 1"):
+        numbers(listed(2).interleave(lambda n: 1, num_parallel_calls=calls))  # type: ignore[arg-type,return-value]
+
+
+# Cache
+
+
+@pytest.fixture(params=["memory", "file"])
+def cache_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path / "cache" if request.param == "file" else None
+
+
+def test_a_cache_is_complete_only_after_a_full_pass(cache_path: Path | None) -> None:
+    passes = []
+
+    def make() -> Any:
+        passes.append(1)
+        yield from ({"x": np.arange(n), "name": "abc"[n], "raw": b"\0", "n": n} for n in range(3))
+
+    dataset = Dataset.from_generator(make).cache(cache_path)
+    for element in dataset:
+        if element["n"] == 1:
+            break
+    first, second, third = (list(dataset) for _ in range(3))
+    assert len(passes) == 2
+    assert [one["x"].tolist() for one in first] == [[], [0], [0, 1]]
+    for other in (second, third):
+        assert [one["x"].tolist() for one in other] == [[], [0], [0, 1]]
+        assert [(one["name"], one["raw"], one["n"]) for one in other] == [
+            (one["name"], one["raw"], one["n"]) for one in first
+        ]
+    assert cache_path is None or [path.name for path in cache_path.parent.iterdir()] == ["cache"]
+
+
+def test_a_cache_has_the_first_epoch_whichever_pass_fills_it(cache_path: Path | None) -> None:
+    def make() -> Dataset:
+        return Dataset.range(9).shuffle(9, seed=1).cache(cache_path).batch(4).shuffle(3, seed=2)
+
+    expected = [[part.tolist() for part in make().iterate(epoch=n)] for n in range(3)]
+    assert sorted(expected[0]) == sorted(expected[2])
+    later = make()
+    later.reopen((0, 2))
+    assert [part.tolist() for part in later] == expected[2]
+
+
+def test_a_cache_file_of_another_pipeline_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    assert numbers(Dataset.range(3).cache(path)) == [0, 1, 2]
+    assert numbers(Dataset.range(3).cache(path)) == [0, 1, 2]
+    with pytest.raises(FailedPreconditionError, match="of another pipeline"):
+        list(Dataset.range(3).take(2).cache(path))
+    with pytest.raises(InvalidArgumentError, match="type object cannot"):
+        list(Dataset.from_generator(lambda: [object()]).cache(tmp_path / "other"))
