@@ -24,6 +24,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+LOSE_GPU = 0
+
+
+class CUDARuntimeError(RuntimeError):
+    """Has the name of CuPy's error."""
+
+
 WORKER_PHASES = {
     "starting": ("pull", "before"),
     "pulled": ("pull", "after"),
@@ -45,7 +52,8 @@ def fail_at(task: str, step: int, phase: str, mark: Path, signum: int = signal.S
     - ``step``: of a worker, from 2 on; of a parameter server, the number of the gradient that it receives
     - ``phase``: a key of `WORKER_PHASES` or `SERVER_PHASES`
     - ``mark``: a file that the failing process makes
-    - ``signum``: SIGKILL, or SIGSTOP for a process that stands still until it gets SIGCONT
+    - ``signum``: SIGKILL, or SIGSTOP for a process that stands still until it gets SIGCONT, or LOSE_GPU: it
+      gets CUDA's error for a GPU that is lost
     """
     assert step > 1
     assert phase in WORKER_PHASES | SERVER_PHASES
@@ -128,6 +136,8 @@ class Fault:
         return result
 
     def fail(self) -> None:
-        """Write the mark, and send the signal."""
+        """Write the mark, and send the signal or raise the error."""
         Path(self.mark).write_text(str(os.getpid()))
+        if self.signum == LOSE_GPU:
+            raise CUDARuntimeError("cudaErrorECCUncorrectable: uncorrectable ECC error encountered")
         os.kill(os.getpid(), self.signum)

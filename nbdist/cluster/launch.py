@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def start_cluster(
     )
     spec.check()
     start = _Startup(
-        plans, cluster_id or new_id(), timeout, report or (lambda line: None), launcher, settings
+        plans, cluster_id or new_id(), timeout, report or (lambda line: None), launcher, settings, use
     )
     asked = {
         "launcher": launcher,
@@ -135,8 +135,9 @@ class _Startup:
         report: Report,
         launcher: str,
         settings: dict[str, Any],
+        gpus: Sequence[str],
     ) -> None:
-        self.plans = plans
+        self.plans, self.gpus = plans, gpus
         self.launcher, self.settings = launcher, settings
         self.timeout = timeout
         self.report = report
@@ -182,6 +183,7 @@ class _Startup:
             "launcher": self.launcher,
             "settings": self.settings,
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans],
+            "gpus": list(self.gpus),
         }
 
     def _shared_environment(self) -> dict[str, str]:

@@ -148,7 +148,9 @@ class Change(ABC):
         engines = HubEngines(self._client)
         yield from self._until(lambda: none_of(ranks, engines.ids()), "to be forgotten by the hub")
         for info in starting:
-            self._forked[info.rank] = self._ask("fork", rank=info.rank)["pid"]
+            reply = self._ask("fork", rank=info.rank)
+            self._forked[info.rank] = reply["pid"]
+            self.notes += [f"{info.name}: {reply['note']}"] if reply.get("note") else []
         yield from self._until(lambda: ranks <= (engines.ids() or set()), "to register")
         views = {info.rank: self._client.direct_view(info.rank, block=False) for info in starting}
         keys, cluster_id = self._cluster.keys.to_dict(), self._cluster.id

@@ -224,6 +224,8 @@ class Context:
     """Whether progress is shown elsewhere, so that ``fit`` prints nothing."""
     epochs: int | None = None
     """The value of ``--epochs``; it overrides ``fit(epochs=...)``."""
+    on_error: Callable[[BaseException], object] = lambda error: None
+    """Called with an error before other replicas learn of it; it does not return if this process ends."""
     end_everywhere: Callable[[int], None] | None = None
     """Notifies the other replicas that a callback of the chief has ended a training, by its number."""
     rest_everywhere: Callable[[int], None] | None = None
@@ -268,7 +270,7 @@ class Context:
         It shares the control, what the user asked for and the states to continue from. ``own`` are its
         other fields.
         """
-        shared = {name: getattr(self, name) for name in ("control", "seed", "epochs", "states")}
+        shared = {name: getattr(self, name) for name in ("control", "seed", "epochs", "states", "on_error")}
         return Context(**{**shared, "quiet": True, "is_chief": False, **own})
 
 

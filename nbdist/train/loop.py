@@ -49,6 +49,7 @@ from nbdist.data import Dataset
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import backend_of, device_scope, to_device, to_host
 from nbdist.graph.compile.capture import notes_to
+from nbdist.graph.gpu_errors import SizedTensor, explained
 from nbdist.graph.kernel_cache import compiled_once
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
@@ -116,8 +117,19 @@ def train(
 
 def _train_on_device(context: Context, **settings: Any) -> History:
     """Train one replica, on the device of its context."""
-    with device_scope(context.device), notes_to(context.note):
+    memory = explained(context.device, partial(_sizes, **settings))
+    with device_scope(context.device), notes_to(context.note), memory:
         return _train(context, **settings)
+
+
+def _sizes(model: Trainable, optimizer: Optimizer, **settings: Any) -> list[SizedTensor]:
+    """Return what a training keeps for each variable: its value, its gradient and the optimizer's slots."""
+    slots = optimizer.get_slot_names()
+    kept = f"with its gradient and {len(slots)} slot{'s' * (len(slots) != 1)} of {type(optimizer).__name__}"
+    return [
+        SizedTensor(f"variable {name}", array.shape, array.dtype, 2 + len(slots), kept)
+        for name, array in model.variables
+    ]
 
 
 def _train(
@@ -220,6 +232,7 @@ def _train(
         context.progress.left_at = context.progress.step
         raise
     except BaseException as error:
+        context.on_error(error)
         replica.abort(error)
         raise
     finally:

@@ -36,7 +36,7 @@ from nbdist.errors import NbdistError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.task.agent import Agent, agent
-from nbdist.run.task.body import body_environment, filename, open_run, perform
+from nbdist.run.task.body import body_environment, end_without_gpu, filename, open_run, perform
 from nbdist.run.task.reporting import SEND_SECONDS, ActiveRun, Output
 from nbdist.run.task.signals import bodies_only, forget
 from nbdist.runtime.task import Task, current
@@ -287,6 +287,7 @@ def run_trial(
             write=Path(spec.folder) / STATE, read=Path(trial.resume) if trial.resume else None
         )
         live.context.ends_in_log = True
+        live.context.on_error = partial(end_without_gpu, task.name)
         seed_generators(trial.seed)
         collect = lambda spec, found: {"metrics": metrics_of(found, sweep.metric)}
         outcome = perform(spec, body, task, here, live, body_environment(live), collect)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from nbdist.cluster import gpus
 from nbdist.cluster.gpus import choose_gpus, gpu_problem, list_gpus, require_gpus, visible_devices
+from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.resources import plan_tasks
-from nbdist.errors import InvalidArgumentError, MissingExtra, UnavailableError
+from nbdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    MissingExtra,
+    TaskDiedError,
+    UnavailableError,
+)
+from nbdist.home import home
 
 
 class NVMLError(Exception):
@@ -178,3 +188,40 @@ def test_a_gpu_is_checked_again_once_its_problem_is_solved(monkeypatch: pytest.M
 def test_the_check_itself_fails_without_a_gpu() -> None:
     """The real check, with a name that no machine has."""
     assert "CUDARuntimeError" in gpu_problem("GPU-missing")
+
+
+LOSE_GPU = """
+from nbdist.run.task.body import end_without_gpu
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+end_without_gpu("worker 1", CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected"))
+"""
+
+
+@pytest.mark.engines
+def test_a_task_whose_gpu_is_lost_gets_another_one(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs that CUDA does not know: no process of the cluster loads it here."""
+    monkeypatch.setattr("nbdist.cluster.launch.list_gpus", lambda: ("GPU-a", "GPU-b", "GPU-c"))
+    monkeypatch.setattr("nbdist.cluster.launch.require_gpus", lambda names: None)
+    monkeypatch.delenv("CUPY_CACHE_DIR", raising=False)
+    cluster = start_cluster(workers=2, report=None)
+    try:
+        environment = "import os; [os.environ[n] for n in ('CUDA_VISIBLE_DEVICES', 'CUPY_CACHE_DIR')]"
+        kernels = str(home() / "kernels")
+        assert cluster.run(environment) == [["GPU-a", kernels], ["GPU-b", kernels]]
+        assert os.stat(kernels).st_mode & 0o777 == 0o700
+        died = r"because its GPU is lost[\s\S]*worker 1: its GPU is lost: cudaErrorNoDevice"
+        said: list[str] = []
+        with pytest.raises(TaskDiedError, match=died):
+            cluster.run(LOSE_GPU, on=1)
+        cluster.restart("worker:1", report=said.append)
+        assert "/job:worker/task:1: GPU GPU-b is lost: its process has GPU-c now" in said[-1]
+        assert cluster.run(environment, on=1) == [["GPU-c", kernels]]
+        with pytest.raises(TaskDiedError, match=died):
+            cluster.run(LOSE_GPU, on=1)
+        with pytest.raises(FailedPreconditionError, match="GPU-c is lost, and the cluster has no other"):
+            cluster.restart("worker:1", report=said.append)
+    finally:
+        cluster.stop()

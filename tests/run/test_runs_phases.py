@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from faults import SERVER_PHASES, WORKER_PHASES, fail_at
+from faults import LOSE_GPU, SERVER_PHASES, WORKER_PHASES, fail_at
 from waiting import until
 
 from nbdist.metrics.run_folder import read_run
@@ -107,6 +107,19 @@ def test_a_worker_dies_at_a_phase_of_its_step(
     run.wait()
     (restart,) = read_run(run.id).restarts
     assert (restart["task"], restart["problem"]) == (f"/job:worker/task:{worker}", "")
+    assert_all_counted(cluster, run, training)
+
+
+@pytest.mark.parametrize("training", ["async", "multi_worker"])
+def test_a_worker_that_loses_its_gpu_is_replaced(cluster: Cluster, tmp_path: Path, training: str) -> None:
+    """CUDA's error, injected into a step, ends the process: the others find a death, not a failed replica."""
+    over, mark = tmp_path / "over", tmp_path / "failed"
+    run = started(cluster, over, training, fail_at("/job:worker/task:1", STEP, "computed", mark, LOSE_GPU))
+    until(lambda: any(one["step"] is not None for one in read_run(run.id).restarts), during=run)
+    over.touch()
+    run.wait()
+    (restart,) = read_run(run.id).restarts
+    assert restart["lost"].endswith("ended because its GPU is lost (code 75)")
     assert_all_counted(cluster, run, training)
 
 

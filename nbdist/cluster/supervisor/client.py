@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.supervisor.process import CONTROLLER, short_path, socket_name
-from nbdist.errors import DeadlineExceededError, UnavailableError
+from nbdist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
+from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
 KILL_SECONDS = 2.0  # limit for a killed process to end
 SUPERVISOR_LOG = "supervisor.log"
@@ -108,8 +109,8 @@ class SupervisorClient:
     def ask(self, request: str, timeout: float = 5.0, **entries: Any) -> dict[str, Any]:
         """Send a request and return the reply.
 
-        Raises UnavailableError if the supervisor refuses it or has died, DeadlineExceededError if no reply
-        arrives within `timeout` seconds.
+        Raises UnavailableError if the supervisor refuses it or has died, FailedPreconditionError if it will
+        refuse it again, DeadlineExceededError if no reply arrives within `timeout` seconds.
         """
         with self._lock:
             self._next_id += 1
@@ -134,6 +135,8 @@ class SupervisorClient:
                 f"cluster {self.folder.name} was started by an older version of nbdist, which has no request "
                 f"{request!r}: stop it (%cluster stop) and start a new one"
             )
+        if reply.get("final"):
+            raise FailedPreconditionError(str(reply["error"]))
         if "error" in reply:
             raise UnavailableError(f"the cluster process refused {request!r}: {reply['error']}")
         return reply
@@ -270,6 +273,8 @@ def describe_exit(how: dict[str, Any]) -> str:
         except ValueError:
             name = str(how["signal"])
         return f"killed by {name}"
+    if how["code"] == GPU_LOST_STATUS:
+        return f"ended because its GPU is lost (code {GPU_LOST_STATUS})"
     return f"exited with code {how['code']}"
 
 

@@ -55,13 +55,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbdist.cluster.affinity import CORES_VARIABLE
 from nbdist.cluster.folder import is_busy
+from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
 if TYPE_CHECKING:
     from nbdist.cluster.launchers.spec import Launcher, LauncherSpec
@@ -86,6 +89,7 @@ class SupervisorProcess:
     def __init__(self, starter: socket.socket, plan: dict[str, Any], lock: int = -1) -> None:
         self.plan = plan
         self.folder = Path(plan["folder"])
+        self.gpus = Gpus(plan.get("gpus", ()))
         self.pid = os.getpid()
         self.lock = lock
         self.selector = selectors.DefaultSelector()
@@ -471,13 +475,18 @@ class ChangeLock:
         log = f"{supervisor.folder}/log/engine-{rank}.log"
         with suppress(OSError):  # the new process's exit must not quote the old one's log
             os.replace(log, f"{supervisor.folder}/log/engine-{rank}-before.log")
+        own = task["environment"].get("CUDA_VISIBLE_DEVICES")
+        lost = supervisor.exits.get(rank, {}).get("code") == GPU_LOST_STATUS or own in supervisor.gpus.lost
+        note = supervisor.gpus.replace(tasks, task) if lost else ""
+        if note is None:
+            return {"error": NO_OTHER_GPU.format(gpu=own), "final": True}
         become = supervisor.launcher.start(supervisor, rank, task["environment"], log)
         if become is not None:
             raise ChildProcess(become)
         pid = next(pid for pid, has in supervisor.children.items() if has == rank)
         change.forked.add(pid)
         supervisor.broadcast({"event": "forked", "pids": supervisor.pids()})
-        return {"pid": pid}
+        return {"pid": pid, "note": note}
 
     def _commit(
         self, supervisor: SupervisorProcess, change: MembershipChange, roster: list[dict[str, Any]]
@@ -499,6 +508,48 @@ class ChangeLock:
         self._aborted |= change.forked
         for rank in change.new_tasks.keys() & supervisor.exits.keys():
             remove_segments(supervisor, supervisor.exits.pop(rank)["pid"])
+
+
+# A task whose GPU is lost (Xid, uncorrectable memory error, off the bus) ends its process with a status of
+# its own. The next process gets another GPU, since the lost one would fail again at its first call.
+
+NO_OTHER_GPU = (
+    "GPU {gpu} is lost, and the cluster has no other that is free: see nvidia-smi and dmesg (Xid), continue "
+    "without this worker (--on, or %cluster shrink), or reset the GPU or reboot, and start a new cluster"
+)
+
+
+@dataclass
+class Gpus:
+    """The GPUs of a cluster by CUDA's names, and which of them are lost."""
+
+    names: Sequence[str]
+    lost: set[str] = field(default_factory=set)
+
+    def replace(self, tasks: Sequence[dict[str, Any]], task: dict[str, Any]) -> str | None:
+        """Give a task another GPU than its own, which is lost; return a note, None if none is free.
+
+        A GPU is free if fewer workers have it than had the lost one. The task is no longer bound to cores,
+        which were near the lost GPU.
+
+        >>> task = {"rank": 0, "environment": {"CUDA_VISIBLE_DEVICES": "GPU-1"}}
+        >>> Gpus(["GPU-1", "GPU-2"]).replace([task], task)
+        'GPU GPU-1 is lost: its process has GPU-2 now'
+        >>> Gpus(["GPU-2"]).replace([task], task) is None
+        True
+        """
+        own = task["environment"].get("CUDA_VISIBLE_DEVICES")
+        if own not in self.names:
+            return ""  # not one of the cluster's
+        used = Counter(one["environment"].get("CUDA_VISIBLE_DEVICES") for one in tasks)
+        self.lost.add(own)
+        free = [name for name in self.names if name not in self.lost and used[name] < used[own]]
+        if not free:
+            return None
+        new = min(free, key=lambda name: used[name])
+        task["environment"]["CUDA_VISIBLE_DEVICES"] = new
+        task["environment"].pop(CORES_VARIABLE, None)
+        return f"GPU {own} is lost: its process has {new} now"
 
 
 def _ranks(supervisor: SupervisorProcess) -> set[int]:

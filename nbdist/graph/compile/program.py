@@ -28,9 +28,11 @@ from nbdist.graph.compile.elementwise import BlockSizes, Blockwise, find_chains
 from nbdist.graph.compile.locking import Lock, Locks
 from nbdist.graph.compile.memory import lay_out, unneeded_after
 from nbdist.graph.compile.memory_order import may_be_reordered, thrifty_order
+from nbdist.graph.compile.partition import describe
 from nbdist.graph.compile.source import FunctionSource, Kernels, Memory, Written
-from nbdist.graph.compile.specs import Specs, value_order
+from nbdist.graph.compile.specs import Specs, size_of, value_order
 from nbdist.graph.compile.values import ValueKind, Values
+from nbdist.graph.gpu_errors import NAMED, SizedTensor, largest, megabytes
 from nbdist.graph.op import Shape
 from nbdist.graph.tensor import Tensor, Variable
 
@@ -62,11 +64,17 @@ class Program:
     """The array module that it is compiled for."""
     apart: frozenset[Tensor] = field(repr=False, default=frozenset())
     """What communicates, or holds locks while it runs."""
+    note: str = field(repr=False, default="")
+    """Names the largest buffers: a note for the error if memory runs out."""
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Run the calls; feeds first, then the arrays to write into."""
         with np.errstate(all="ignore"):  # inf and nan are values here; the training loop checks the loss
-            return self.function(*arrays)
+            try:
+                return self.function(*arrays)
+            except MemoryError as error:
+                error.add_note(self.note)
+                raise
 
     def traced(self, *arrays: Array) -> tuple[tuple[Array, ...], list[tuple[Tensor, float, float]]]:
         """Run the calls; return the fetched arrays, and (tensor, start, end) in seconds for each call.
@@ -81,7 +89,11 @@ class Program:
             marks.append(time.perf_counter())
 
         with np.errstate(all="ignore"):
-            results = self._marking(mark, *arrays)
+            try:
+                results = self._marking(mark, *arrays)
+            except MemoryError as error:
+                error.add_note(self.note)
+                raise
         spans = zip(self.nodes, marks[:-1], marks[1:], strict=True)
         return results, list(spans)
 
@@ -202,6 +214,18 @@ class _Plan:
         ]
         self.layout = lay_out(self.steps, self.values, self.chains)
 
+    def largest_buffers(self) -> str:
+        """Return the size of the planned buffers, and the largest values in them."""
+        values = [
+            node for node in self.order if self.values.kinds[node] in (ValueKind.COMPUTED, ValueKind.MADE)
+        ]
+        specs = self.values.specs
+        most = sorted(values, key=lambda node: size_of(specs[node]), reverse=True)[:NAMED]
+        named = [SizedTensor(describe(node), specs[node].shape, specs[node].dtype) for node in most]
+        return (
+            f"the program plans {megabytes(self.layout.peak_bytes)} of buffers; the largest: {largest(named)}"
+        )
+
     def program(
         self,
         kernels: Kernels | None,
@@ -211,6 +235,20 @@ class _Plan:
         fence: Lock | None = None,
     ) -> Program:
         """Allocate the memory; return the program."""
+        try:
+            return self._program(kernels, memory, written, locks, fence)
+        except MemoryError as error:
+            error.add_note(self.largest_buffers())
+            raise
+
+    def _program(
+        self,
+        kernels: Kernels | None,
+        memory: Memory,
+        written: Written,
+        locks: Locks,
+        fence: Lock | None,
+    ) -> Program:
         wanted = self.wanted
         source = FunctionSource(
             self.order,
@@ -244,4 +282,5 @@ class _Plan:
             chains=runs,
             xp=self.values.xp,
             apart=frozenset(source.apart),
+            note=self.largest_buffers(),
         )

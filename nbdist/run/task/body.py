@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +31,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.tensorboard import events_folder
@@ -93,6 +96,7 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
     task, here = current(), agent()
     with busy_with(clusters_folder() / task.cluster_id, spec.run), bodies_only():
         live = open_run(spec, task, here)
+        live.context.on_error = partial(end_without_gpu, task.name)
         here.body = spec, body
         try:
             outcome = perform(
@@ -103,6 +107,17 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
             here.body = None
             here.cached_outcome.drop(spec.run)
     return outcome
+
+
+def end_without_gpu(task: str, error: BaseException) -> None:
+    """End this engine's process if an error says that its GPU is lost, as a death would end it.
+
+    It ends at once: the driver answers no call for a lost GPU, so that a regular end could wait for ever, and
+    the other replicas have to find a process that is gone, not a replica that has failed.
+    """
+    if reason := lost_gpu(error):
+        print(f"{task}: its GPU is lost: {reason}", file=sys.__stderr__, flush=True)  # the engine's log
+        os._exit(GPU_LOST_STATUS)
 
 
 def perform(
@@ -141,6 +156,7 @@ def perform(
     except ReplicaLeft:
         outcome["left_at"] = live.context.progress.left_at
     except BaseException as error:
+        live.context.on_error(error)
         outcome["error"] = describe_error(error, control)
         cut_off = isinstance(error, (KeyboardInterrupt, *CUT_OFF)) and control.stop_requested
         if code is not None and cut_off:

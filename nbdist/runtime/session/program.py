@@ -20,6 +20,7 @@ from nbdist.errors import (
     InvalidArgumentError,
     NbdistError,
     ResourceExhaustedError,
+    UnavailableError,
 )
 from nbdist.graph.backend import Array, backend, to_device, to_host
 from nbdist.graph.compile.buffers import slab
@@ -27,6 +28,7 @@ from nbdist.graph.compile.locking import Lock
 from nbdist.graph.compile.partition import Edge, Piece, describe
 from nbdist.graph.compile.program import Kernels, Program, compile_program
 from nbdist.graph.device import DeviceSpec
+from nbdist.graph.gpu_errors import GPU_LOST_ADVICE, lost_gpu, out_of_memory
 from nbdist.graph.op import fits, show
 from nbdist.graph.ops.datasets import READS
 from nbdist.graph.tensor import Tensor, Variable
@@ -132,7 +134,8 @@ class PieceProgram:
         except ResourceExhaustedError as error:
             raise ResourceExhaustedError(f"{piece.device}: {error}") from None
         except MemoryError as error:
-            raise ResourceExhaustedError(f"no memory for the program on {piece.device}: {error}") from None
+            text = out_of_memory(error, piece.device)
+            raise ResourceExhaustedError(f"no memory for the program on {piece.device}: {text}") from None
 
     def _look_at_locks(self) -> None:
         """Take the locks from now on that others have put on variables."""
@@ -195,7 +198,9 @@ def located(error: Exception, node: Tensor, device: str) -> Exception:
     if isinstance(error, NbdistError):
         return type(error)(f"{error}, at {where}")
     if isinstance(error, MemoryError):
-        return ResourceExhaustedError(f"out of memory at {where}: {error}")
+        return ResourceExhaustedError(f"out of memory at {where}: {out_of_memory(error, device)}")
+    if reason := lost_gpu(error):
+        return UnavailableError(f"the GPU of {device} is lost: {reason}, at {where}. {GPU_LOST_ADVICE}")
     return InvalidArgumentError(f"{type(error).__name__} at {where}: {error}")
 
 

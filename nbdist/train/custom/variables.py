@@ -374,6 +374,7 @@ class StrategyVariables:
     def _cut_off(self, index: int, error: BaseException) -> None:
         if isinstance(error, (StepStopped, RetryStep)):
             return
+        self.local.all[index].context.on_error(error)
         for group in self.groups:
             if index < len(group.replicas):
                 group.replicas[index].abort(error)
