@@ -18,7 +18,7 @@ import numpy as np
 from nbdist import optim
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.graph.backend import backend_of, to_device
+from nbdist.graph.backend import all_to_host, backend_of, to_device
 from nbdist.graph.compile.program import Program
 from nbdist.graph.composite import Composite
 from nbdist.graph.op import show
@@ -47,6 +47,7 @@ from nbdist.train.custom.api import scoped
 from nbdist.train.loop import train
 
 Array: TypeAlias = np.ndarray[Any, Any]
+UNREAD = 100  # batches of an evaluation on a GPU whose sums are read together
 
 
 class Model:
@@ -412,19 +413,29 @@ class Model:
         return self._objective
 
     def _evaluate(self, dataset: Dataset, objective: Objective, values: Sequence[Array]) -> dict[str, float]:
-        names = ["loss", *self.metrics]
+        xp, names = backend_of(values[0]), ["loss", *self.metrics]
         sums, count = dict.fromkeys(names, 0.0), 0
         programs: dict[Any, Program] = {}
+        unread: list[Array] = []  # the sums of batches; on a GPU each read waits for it
+
+        def add_up() -> None:
+            for values in all_to_host(unread):
+                for name, value in zip(names, values, strict=True):
+                    sums[name] += float(value)
+            unread.clear()
+
         training, objective.to_check = objective.to_check, math.inf
         for batch in dataset.iterate(reuse_buffers=True):
             arrays = objective.prepare(batch if isinstance(batch, tuple) else (batch,))
-            arrays = tuple(to_device(a, backend_of(values[0])) for a in arrays)
+            arrays = tuple(to_device(a, xp) for a in arrays)
             shapes = tuple(a.shape for a in arrays)
             if shapes not in programs:
                 programs[shapes] = objective.evaluation_program(shapes, values)
-            for name, value in zip(names, programs[shapes](*arrays), strict=True):
-                sums[name] += float(value)
+            unread.append(xp.stack(programs[shapes](*arrays)))  # a copy: the next call overwrites the sums
+            if xp is np or len(unread) == UNREAD:
+                add_up()
             count += len(arrays[0])
+        add_up()
         objective.to_check = training
         if count == 0:
             raise InvalidArgumentError("there is nothing to evaluate: the data is empty")

@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from math import prod
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.backend import backend_of, to_device, to_host
+from nbdist.graph.backend import all_to_host, backend_of, scoped_device
 from nbdist.graph.compile.program import Program, compile_program, value_order
 from nbdist.graph.gradients import Gradient, gradients
 from nbdist.graph.op import Shape
@@ -135,6 +137,16 @@ class Network:
         )
 
 
+@dataclass
+class ResidentStates:
+    """A model's states on a GPU, while it is trained there."""
+
+    device: str
+    arrays: dict[Variable, Any]
+    newest: bool = False
+    """Whether a step has changed them since they were last on the host."""
+
+
 class Objective(Trainable):
     """A network with a loss and metrics: what the training loop trains.
 
@@ -155,6 +167,7 @@ class Objective(Trainable):
         held = network.by_variable(weights)
         self.variables = [(v.name, held[v]) for v in network.trainable]
         self.states = {v: held[v] for v in network.variables if not v.trainable}
+        self._resident: ResidentStates | None = None
         self.seed, self.training = 0, 0
         if not self.variables:
             raise InvalidArgumentError("the model has no weights: there is nothing to train")
@@ -192,6 +205,7 @@ class Objective(Trainable):
 
     def all_arrays(self, values: Sequence[Array]) -> list[Array]:
         """Return weights and states in the order of the layers, given the weights."""
+        self.fetch_states()
         held = dict(zip(self.network.trainable, values, strict=True)) | self.states
         return [held[v] for v in self.network.variables]
 
@@ -206,16 +220,22 @@ class Objective(Trainable):
     def twin(self) -> Objective:
         """Return the same for another replica: it has moving averages and such of its own."""
         twin = copy(self)
+        twin._resident = None
         twin.states = {v: array.copy() for v, array in self.states.items()}
         return twin
 
     def remember(self) -> Callable[[], object]:
         """Return what gives states the values back that they have now."""
-        before = {v: array.copy() for v, array in self.states.items()}
+        resident = self._resident
+        there = resident if resident is not None and resident.newest else None
+        arrays = self.states if there is None else there.arrays
+        before = {v: array.copy() for v, array in arrays.items()}
 
         def restore() -> None:
             for v, array in before.items():
-                np.copyto(self.states[v], array)
+                np.copyto(arrays[v], array)
+            if self._resident is not None:
+                self._resident.newest = there is not None
 
         return restore
 
@@ -261,7 +281,7 @@ class Objective(Trainable):
     ) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(x, y, scale, [draw,] *gradients) -> (loss, *metrics, *rows)``; it moves states."""
         xp = backend_of(values[0])
-        states = {v: to_device(array, xp) for v, array in self.states.items()}
+        states = self._states_of(xp)
         updates = self.network.training.updates
         feeds = [self.network.x, self.y, self.scale, *([self.network.draw] if self.draws else [])]
         # What is asked for first is computed first: where gradients are waited for, the last layer's.
@@ -287,16 +307,38 @@ class Objective(Trainable):
         targets = [states[v] for v in updates if isinstance(v, Variable)]
 
         def stateful(*arrays: Array) -> tuple[Array, ...]:
-            if xp is not np:  # programs for other shapes have moved them, or a step was undone
-                for v, state in states.items():
-                    state[...] = xp.asarray(self.states[v])
-            results = program(*arrays[:fed], *arrays[fed:][::forward], *targets)
             if xp is not np:
-                for v, state in states.items():
-                    np.copyto(self.states[v], to_host(state))
-            return results
+                self._bring_states()
+            return program(*arrays[:fed], *arrays[fed:][::forward], *targets)
 
         return stateful
+
+    def _states_of(self, xp: ModuleType) -> dict[Variable, Array]:
+        """Return the states on the device that this thread works for; a GPU's are those of all programs."""
+        if xp is np:
+            return self.states
+        if self._resident is None or self._resident.device != scoped_device():
+            self.fetch_states()
+            with_memory = {v: xp.empty(array.shape, array.dtype) for v, array in self.states.items()}
+            self._resident = ResidentStates(scoped_device(), with_memory)
+        self._bring_states()
+        return self._resident.arrays
+
+    def _bring_states(self) -> None:
+        """Have the GPU's states be the newest, before a step changes them."""
+        resident = self._resident
+        if resident is not None and not resident.newest:
+            for v, array in resident.arrays.items():
+                array.set(self.states[v])
+            resident.newest = True
+
+    def fetch_states(self) -> None:
+        """Bring states that a GPU has changed to the host, where they may be read and changed."""
+        resident = self._resident
+        if resident is not None and resident.newest:
+            for v, array in zip(resident.arrays, all_to_host(list(resident.arrays.values())), strict=True):
+                np.copyto(self.states[v], array)
+            resident.newest = False
 
     def parts(self) -> Parts:
         """Return the step as tensors."""
@@ -324,7 +366,7 @@ class Objective(Trainable):
     def evaluation_program(self, shapes: tuple[tuple[int, ...], ...], values: Sequence[Array]) -> Program:
         """Return ``program(x, y) -> (sum of losses, *sums of metrics)``."""
         xp = backend_of(values[0])
-        states = {v: to_device(array, xp) for v, array in self.states.items()}
+        states = self._states_of(xp)
         return compile_program(
             self._sums,
             feeds=[self.network.x, self.y],

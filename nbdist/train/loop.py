@@ -269,6 +269,7 @@ def _require_room(context: Context, model: Trainable, optimizer: Optimizer) -> N
 
 def _copy_to_model(model: Trainable, replica: Replica) -> None:
     """Copy the replica's values into the model."""
+    model.fetch_states()
     for (_, own), value in zip(model.variables, replica.values, strict=True):
         if own is not value:  # a table is trained in place
             np.copyto(own, to_host(value))

@@ -527,6 +527,10 @@ class Trainable(ABC):
         """Return what another replica of this process trains: the same, with states of its own."""
         return self
 
+    def fetch_states(self) -> None:
+        """Bring states, such as moving averages, to the host if a device has changed them."""
+        return
+
     def remember(self) -> Callable[[], object]:
         """Return what undoes what the next step does to states, such as moving averages."""
         return lambda: None

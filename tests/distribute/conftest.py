@@ -38,9 +38,12 @@ def servers() -> Iterator[Callable[[int, int], list[Server]]]:
 
 @pytest.fixture
 def town(servers: Callable[[int, int], list[Server]]) -> Town:
-    def make(workers: int, ps: int = 1, **options: Any) -> InGraphStrategy:
+    def make(workers: int, ps: int = 1, gpus: bool = False, **options: Any) -> InGraphStrategy:
         made = servers(workers, ps)
         devices = [f"{one.name}/device:CPU:0" for one in made]
+        for number, one in enumerate(made[: workers if gpus else 0]):
+            one.sessions.kinds = ("CPU:0", f"GPU:{number}")
+            devices[number] = f"{one.name}/device:GPU:{number}"
         return InGraphStrategy(made[0].target, devices[:workers], devices[workers:], **options)
 
     return make

@@ -1,6 +1,6 @@
 """Every strategy on GPUs computes what it does on CPUs, in ``fit`` and in loops of one's own.
 
-The GPUs are a stand-in (tests/fake_cupy.py). Here are all strategies whose replicas run on devices. More on
+The GPUs are a stand-in (tests/fake_cupy.py). Here are all strategies, and in-graph placements. More on
 one strategy, and other paths: tests/train/test_train_device.py (one_device, mirrored: embeddings, averages,
 checkpoints, rates, counts), tests/train/test_train_resume.py (states),
 tests/runtime/test_runtime_session_devices.py (sessions), tests/graph/test_graph_cupy.py (every op).
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from fake_cupy import FakeCupy, counts
 from parameter_town import Town
-from strategy_contract import SEED, World, assert_alike, everywhere, fitted, looped
+from strategy_contract import SEED, World, assert_alike, everywhere, fitted, looped, points
 from thread_worlds import worlds
 
 from nbdist.data import Dataset
@@ -30,9 +30,9 @@ from nbdist.distribute import (
     Strategy,
 )
 from nbdist.graph import backend
-from nbdist.nn import BatchNorm, Dense, Dropout, Sequential
+from nbdist.nn import BatchNorm, Dense, Dropout, Embedding, Flatten, Sequential
 from nbdist.optim import SGD, Adam
-from nbdist.train.context import Context
+from nbdist.train.context import Context, use
 from nbdist.train.custom.api import end_loops
 
 GRADIENTS = 4 * (784 * 100 + 112 + 1008 + 16)
@@ -136,6 +136,63 @@ def test_gpus_compute_what_cpus_do(name: str, api: str) -> None:
             results.append(everywhere(world, APIS[api]))
     for on_cpus, on_gpus in zip(*results, strict=True):
         assert_alike(on_gpus, on_cpus, rtol=1e-3, atol=1e-4)
+
+
+def layers() -> list[Any]:
+    return [Dense(16, "tanh"), Dropout(0.3), BatchNorm(), Dense(3, "softmax")]
+
+
+def split_layers(how: str) -> list[Any]:
+    return [Dense(16, "tanh", split=how), Dense(3, "softmax")]
+
+
+def embedding() -> list[Any]:
+    return [Embedding(12, 4), Flatten(), Dense(3, "softmax")]
+
+
+IN_GRAPH: dict[str, tuple[int, int, Callable[[], list[Any]], dict[str, Any]]] = {
+    "one tower": (1, 1, layers, {}),
+    "two towers": (2, 1, lambda: layers()[:2] + layers()[3:], {}),
+    "two towers without servers": (2, 0, embedding, {}),
+    "stages": (2, 1, lambda: layers()[:2] + layers()[3:], {"stages": 2, "micro_batches": 2}),
+    "stages, 1f1b": (
+        2,
+        0,
+        lambda: layers()[:2] + layers()[3:],
+        {"stages": 2, "micro_batches": 2, "schedule": "1f1b"},
+    ),
+    "split by columns": (2, 1, lambda: split_layers("columns"), {}),
+    "split by rows": (2, 1, lambda: split_layers("rows"), {}),
+}
+
+
+@pytest.mark.parametrize("data", ["client", "workers"])
+@pytest.mark.parametrize("name", IN_GRAPH)
+def test_towers_on_gpus_compute_what_one_cpu_does(town: Callable[..., Any], name: str, data: str) -> None:
+    workers, servers, made, options = IN_GRAPH[name]
+    x, y = points(45)
+    if made is embedding:
+        x = np.arange(45)[:, None] % 12
+    found = []
+    optimizer = SGD(0.3) if made is embedding else Adam(0.01)  # which differ for rows and whole tables
+    for strategy in (town(workers, servers, gpus=True, data=data), OneDeviceStrategy()):
+        with use(Context(strategy=strategy, seed=SEED, quiet=True)):
+            model = Sequential(made(), **options)
+            model.compile(optimizer, metrics=["accuracy"])
+            history = model.fit(
+                Dataset.from_arrays(x, y).shuffle(50).batch(10), epochs=2, validation_data=(x, y)
+            )
+        found.append([*model.get_weights(), *map(np.array, history.history.values())])
+    assert_alike(*found, rtol=1e-3, atol=1e-4)
+
+
+def test_asynchronous_towers_on_gpus(town: Callable[..., Any]) -> None:
+    with use(Context(strategy=town(2, 1, gpus=True, synchronous=False), seed=SEED, quiet=True)):
+        model = Sequential(layers())
+        model.compile(SGD(0.1))
+        history = model.fit(Dataset.from_arrays(*points(45)).batch(10), epochs=2)
+    assert history.global_step == 2 * 2 * 5
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
 
 
 def cost_of_a_step(name: str, api: Callable[[Strategy, int], object]) -> dict[str, float]:

@@ -254,6 +254,22 @@ def train(strategy: Strategy, hidden: int = 5, rate: float = 0.01) -> list[Any]:
     return weights
 
 
+def test_states_and_evaluations_wait_for_a_gpu_once(fake_gpu: None) -> None:
+    """Moving averages are read at the end, the sums of all batches of an evaluation together."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((80, 6), np.float32), rng.integers(0, 3, 80)
+    found = []
+    for epochs in (1, 3):
+        model = Sequential([BatchNorm(), Dense(4, "relu"), BatchNorm(), Dense(3, "softmax")], seed=1)
+        model.compile(SGD(0.1), metrics=["accuracy"])
+        with contexts.use(contexts.Context(device="GPU:0", quiet=True)):
+            counts.clear()
+            data = Dataset.from_arrays(x, y).batch(8)
+            model.fit(data, epochs=epochs, validation_data=data)
+            found.append(counts["host wait"])
+    assert found[1] - found[0] == 2 * (10 + 1)
+
+
 @pytest.mark.parametrize(
     ("network", "launches", "copies"),
     [
