@@ -6,6 +6,9 @@ position (``cupy.matmul`` takes no positional ``out``), if an operand is a host 
 the thread's current one, or if ``ufunc.at`` has no atomic operation for the dtype. Kernels of our own are run
 from their source (host_kernels.py); CuPy's kernels, their order and all speeds are not tested.
 
+Work on a stream is done at once, unless a call before it waits for other ranks (fake_nccl.py); then it is
+done after that call. Each thread has a default stream for each device.
+
 A recording stream records its thread's calls without executing them; a launch of the graph executes them
 again, on the same memory. While a thread records, CuPy refuses cuBLAS and cuSOLVER, waits for the GPU and
 reads by the host raise as CUDA does, and the recording is invalid. A copy of host memory goes through a
@@ -18,8 +21,10 @@ import functools
 import inspect
 import re
 import threading
+import time
 import types
-from collections import Counter
+import weakref
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,8 +42,15 @@ C_TYPES = re.compile(r"\b(?:int|bool|Py_ssize_t|_ndarray_base)\s+(?=\w)")
 
 counts: Counter[str] = Counter()
 """What would happen on a GPU: "launch", "host wait", "bytes to host", "copy to device", "allocation", and
-"pinned bytes" of host memory."""
+"pinned bytes" of host memory; "event wait": the host has polled an event."""
+_counting = threading.Lock()
 _thread = threading.local()
+
+
+def add_count(what: str, number: int = 1) -> None:
+    """Add to `counts`, from any thread."""
+    with _counting:
+        counts[what] += number
 
 
 class Device:
@@ -60,11 +72,40 @@ class Device:
     def __exit__(self, *error: object) -> None:
         _thread.device = self._before.pop()
 
+    @property
+    def pci_bus_id(self) -> str:
+        return f"0000:{self.id:02X}:00.0"
+
 
 def current_device() -> int:
     """Return the number of this thread's current device."""
     number: int = getattr(_thread, "device", 0)
     return number
+
+
+_memory: dict[int, tuple[int, int]] = {}
+"""End and device of the memory of arrays whose address was taken, by their beginning."""
+
+
+def address_of(array: DeviceArray) -> int:
+    """Return the address of an array's memory, which `memory_at` knows from now on."""
+    whole = array.host
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    begin, end = np.lib.array_utils.byte_bounds(whole)
+    if begin not in _memory:
+        weakref.finalize(whole, _memory.pop, begin, None)
+    _memory[begin] = end, array.number
+    address: int = array.host.ctypes.data
+    return address
+
+
+def memory_at(address: int) -> tuple[int, int]:
+    """Return the device that an address is of, and the bytes from there to the end of the memory."""
+    for begin, (end, device) in _memory.copy().items():
+        if begin <= address < end:
+            return device, end - address
+    raise RuntimeError(f"cudaErrorIllegalAddress: {address:#x}")
 
 
 class DeviceArray:
@@ -76,8 +117,11 @@ class DeviceArray:
     __module__ = "cupy"  # as in CuPy's own arrays
     __array_priority__ = 100
 
-    def __init__(self, host: np.ndarray[Any, Any]) -> None:
-        self.host, self.number = host, current_device()
+    def __init__(self, host: np.ndarray[Any, Any], number: int | None = None) -> None:
+        self.host, self.number = host, current_device() if number is None else number
+
+    def __reduce__(self) -> Any:
+        return DeviceArray, (self.host,)
 
     @property
     def device(self) -> Device:
@@ -91,7 +135,8 @@ class DeviceArray:
     itemsize = property(lambda self: self.host.itemsize)
     strides = property(lambda self: self.host.strides)
     flags = property(lambda self: self.host.flags)
-    T = property(lambda self: DeviceArray(self.host.T))
+    data = property(lambda self: types.SimpleNamespace(ptr=address_of(self)))
+    T = property(lambda self: DeviceArray(self.host.T, self.number))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -155,7 +200,7 @@ class DeviceArray:
         if recording() is not None and blocking:
             raise RuntimeError("the current stream is capturing, so synchronous API calls are not allowed")
         assert recording() is None, "a copy to the host is recorded"
-        counts["bytes to host"] += self.nbytes
+        add_count("bytes to host", self.nbytes)
         if out is None:
             assert blocking, "memory that is not pinned is not copied to in the background"
             out = np.empty(self.shape, self.dtype)
@@ -163,7 +208,8 @@ class DeviceArray:
         assert (out.shape, out.dtype) == (self.shape, self.dtype)
         assert out.flags.c_contiguous
         if blocking:
-            counts["host wait"] += 1
+            add_count("host wait")
+            (stream or get_current_stream()).drain()
             np.copyto(out, self.host)
         else:
             assert stream is not None
@@ -177,7 +223,7 @@ class DeviceArray:
         assert self.flags.c_contiguous
         if self.number != current_device():
             raise ValueError("Array device must be same as the current device")
-        counts["copy to device"] += 1
+        add_count("copy to device")
         np.copyto(self.host, arr)
 
 
@@ -232,12 +278,12 @@ def up(value: Any) -> Any:
 def count_call(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Count a launch unless a call returned a view; and an allocation if its result has memory of its own."""
     if not isinstance(result, (np.ndarray, np.generic)):
-        counts["launch"] += 1
+        add_count("launch")
         return
     hosts = [one.host for one in (*args, *kwargs.values()) if isinstance(one, DeviceArray)]
     shares = isinstance(result, np.ndarray) and any(np.may_share_memory(result, host) for host in hosts)
-    counts["launch"] += not shares or any(result is host for host in hosts)
-    counts["allocation"] += not shares
+    add_count("launch", not shares or any(result is host for host in hosts))
+    add_count("allocation", not shares)
 
 
 def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -246,8 +292,12 @@ def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     def call(convert: Callable[[Any], Any] = down) -> Any:
         return function(*map(convert, args), **{name: convert(v) for name, v in kwargs.items()})
 
-    recorded = recording()
-    if recorded is None:
+    put: Callable[[Callable[[], Any]], object]
+    if (recorded := recording()) is not None:
+        put = recorded.append
+    elif get_current_stream().blocked:
+        put = get_current_stream().put_call
+    else:
         result = call()
         count_call(result, args, kwargs)
         return up(result)
@@ -261,16 +311,16 @@ def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with np.errstate(all="ignore"):
         result = call(copied)  # on copies: only to find the memory of the result
     if not isinstance(result, (np.ndarray, np.generic)):
-        recorded.append(call)
+        put(call)
         return result
     for value in (*args, *kwargs.values()):
         if isinstance(value, DeviceArray) and result is copies.get(id(value)):
-            recorded.append(call)
+            put(call)
             return value
     if any(np.shares_memory(result, copy) for copy in copies.values()):
         return up(call())  # a view is not a device operation
     made = DeviceArray(np.full_like(result, np.nan if np.asarray(result).dtype.kind in "fc" else 0))
-    recorded.append(lambda: np.copyto(made.host, call()))
+    put(lambda: np.copyto(made.host, call()))
     return made
 
 
@@ -314,7 +364,7 @@ class Graph:
     def launch(self, stream: Any = None) -> None:
         assert recording() is None, "a graph is launched while another is recorded"
         self.launches += 1
-        counts["launch"] += 1
+        add_count("launch")
         for call in self.calls:
             call()
 
@@ -336,18 +386,24 @@ def recording() -> list[Callable[[], Any]] | None:
     return get_current_stream().recorded
 
 
+def _streams() -> dict[int, Stream]:
+    streams: dict[int, Stream] = _thread.__dict__.setdefault("streams", {})
+    return streams
+
+
 def get_current_stream() -> Stream:
-    """Return this thread's current stream."""
-    streams: list[Stream] = _thread.__dict__.setdefault("streams", [])
-    if not streams:
-        streams.append(Stream(null=True))
-    return streams[-1]
+    """Return this thread's current stream of its current device."""
+    streams, device = _streams(), current_device()
+    if device not in streams:
+        streams[device] = Stream(null=True)
+    return streams[device]
 
 
 class Stream:
-    """A stream of a GPU; the current one is a property of a thread."""
+    """A stream of a GPU; the current one is a property of a thread and a GPU."""
 
     graphs: list[Graph] = []
+    _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 
     @bound(lambda self, null=False, non_blocking=False, ptds=False, priority=None: None)
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
@@ -355,19 +411,73 @@ class Stream:
         self.recorded: list[Callable[[], Any]] | None = None
         self.invalid = False
         self.pending: list[Copy] = []
+        self.device, self.ptr = current_device(), id(self)
+        self._before: list[Stream] = []
+        self._work: deque[Callable[[], bool]] = deque()
+        self._lock = threading.RLock()
+        self.put_so_far = self.done_so_far = 0
+        Stream._streams[self.ptr] = self
+
+    @classmethod
+    def at(cls, ptr: int) -> Stream:
+        """Return the stream with this handle."""
+        return cls._streams[ptr]
 
     def __enter__(self) -> Stream:
-        get_current_stream()
-        _thread.streams.append(self)
+        with Device(self.device):
+            self._before.append(get_current_stream())
+        _streams()[self.device] = self
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert _thread.streams.pop() is self
+        assert _streams()[self.device] is self
+        _streams()[self.device] = self._before.pop()
+
+    def put(self, work: Callable[[], bool]) -> None:
+        """Queue work, which returns whether it is done; it is tried until then."""
+        with self._lock:
+            self._work.append(work)
+            self.put_so_far += 1
+            self.advance()
+
+    def put_call(self, call: Callable[[], Any]) -> None:
+        """Queue a call, which is done when it returns."""
+        device = current_device()
+
+        def work() -> bool:
+            with Device(device):
+                call()
+            return True
+
+        self.put(work)
+
+    def advance(self) -> None:
+        """Do what can be done, in order."""
+        with self._lock:
+            while self._work and self._work[0]():
+                self._work.popleft()
+                self.done_so_far += 1
+
+    @property
+    def blocked(self) -> bool:
+        """Whether work waits on this stream."""
+        if self._work:
+            self.advance()
+        return bool(self._work)
+
+    def drain(self) -> None:
+        """Wait for all work."""
+        limit = time.monotonic() + 20
+        while self.blocked:
+            assert time.monotonic() < limit, "the work of a stream does not end"
+            time.sleep(1e-4)
 
     @bound(cupy.cuda.Stream.wait_event)
     def wait_event(self, event: Event) -> None:
-        assert event.recorded, "the event has not been recorded"
+        assert event.stream is not None, "the event has not been recorded"
         event.complete()
+        if not event.reached:
+            self.put(lambda: event.reached)
 
     @bound(cupy.cuda.Stream.begin_capture)
     def begin_capture(self, mode: int | None = None) -> None:
@@ -394,31 +504,45 @@ class Stream:
             raise RuntimeError("cudaErrorStreamCaptureUnsupported")
         self.waits += 1
         Event().record(self).complete()
+        self.drain()
 
 
 class Event:
-    """An event: all work before it is done at once here, except copies to pinned memory."""
+    """An event: it is done when the work before it is, and copies to pinned memory when one waits for it."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
-        self.recorded = False
+        self.stream: Stream | None = None
+        self._at, self._polled = 0, False
         self._before: list[Copy] = []
 
     @bound(cupy.cuda.Event.record)
     def record(self, stream: Stream | None = None) -> Event:
         assert recording() is None, "cudaErrorCapturedEvent when it is used outside of the graph"
-        stream = stream or get_current_stream()
-        self.recorded = True
+        self.stream = stream = stream or get_current_stream()
+        self._at, self._polled = stream.put_so_far, False
         stream.pending = [copy for copy in stream.pending if not copy.done]
         self._before = list(stream.pending)
         return self
 
     @property
+    def reached(self) -> bool:
+        """Whether the stream has done the work before it, except for copies."""
+        assert self.stream is not None
+        self.stream.advance()
+        return self.stream.done_so_far >= self._at
+
+    @property
     def done(self) -> bool:
-        return all(copy.done for copy in self._before)
+        if not self._polled:
+            self._polled = True
+            add_count("event wait")
+        return self.reached and all(copy.done for copy in self._before)
 
     def synchronize(self) -> None:
         """Have the host wait for it."""
-        counts["host wait"] += not self.done
+        add_count("host wait", not all(copy.done for copy in self._before))
+        if self.stream is not None:
+            self.stream.drain()
         self.complete()
 
     def complete(self) -> None:
@@ -426,12 +550,16 @@ class Event:
             copy.make()
 
 
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
 class PinnedMemory:
     """Host memory of its own, outside of CuPy's pool."""
 
     def __init__(self, size: int) -> None:
         assert size > 0
-        counts["pinned bytes"] += size
+        add_count("pinned bytes", size)
         self.memory = np.full(size, 255, np.uint8)
 
 
@@ -569,7 +697,7 @@ class FakeCupy(FakeModule):
         self.ElementwiseKernel = ElementwiseKernel
         self.cuda = types.SimpleNamespace(
             Device=Device,
-            runtime=types.SimpleNamespace(getDeviceCount=lambda: gpus),
+            runtime=types.SimpleNamespace(getDeviceCount=lambda: gpus, CUDARuntimeError=CUDARuntimeError),
             Event=Event,
             Stream=Stream,
             MemoryPool=MemoryPool,
@@ -595,8 +723,8 @@ class FakeCupy(FakeModule):
         if isinstance(value, DeviceArray):
             return value if dtype in (None, value.dtype) else value.astype(dtype)
         stage(np.asarray(value).nbytes)
-        counts["copy to device"] += 1
-        counts["allocation"] += 1
+        add_count("copy to device")
+        add_count("allocation")
         return DeviceArray(np.array(value, dtype, order=order))  # type: ignore[call-overload]
 
     array = asarray

@@ -106,7 +106,7 @@ class CentralStorageStrategy(Strategy):
         """Return this replica's end of a group for values other than gradients."""
         if self._threads is None:
             return super().form_value_group()
-        return self._threads.group(self.replica_index)
+        return self._threads.value_group(self.replica_index)
 
 
 class SharingReplica(OneDevice):

@@ -29,12 +29,13 @@ class MirroredStrategy(AllReduceStrategy):
     - ``devices``: devices of this process, such as ["GPU:0", "GPU:1"]; a CPU may occur several times. None
       takes those of the workers of the surrounding run, which have to be on one host
     - ``collective``: the kind of all-reduce between workers: "auto" (shared memory, and NCCL if each worker
-      has a GPU), or one of "shm", "ring", "hierarchical", "nccl", "mpi". The threads of ``devices`` reduce
-      in the memory of their process instead
+      has a GPU), or one of "shm", "ring", "hierarchical", "nccl", "mpi". Between the threads of ``devices``:
+      "auto" (NCCL if each has a GPU of its own, else host memory), "local" (host memory) or "nccl"
     - ``world``: the replicas; None for those of the surrounding run
 
-    Raises InvalidArgumentError for workers on several hosts, a name that is not a device, or ``devices`` in a
-    run of several workers.
+    Raises InvalidArgumentError for workers on several hosts, a name that is not a device, ``devices`` in a
+    run of several workers, or a collective that they do not have. Training raises UnavailableError if "nccl"
+    is not available, or two of ``devices`` are one GPU.
 
     >>> MirroredStrategy(["CPU:0", "CPU:0"]).num_replicas_in_sync
     2
@@ -50,7 +51,7 @@ class MirroredStrategy(AllReduceStrategy):
         world: World | None = None,
     ) -> None:
         super().__init__(collective, world=world)
-        self._threads = Threads(devices, self.world) if devices is not None else None
+        self._threads = Threads(devices, self.world, collective) if devices is not None else None
         if self._threads is not None:
             self.num_replicas_in_sync = len(self._threads.devices)
             self.takes_rows = all(name.startswith("CPU") for name in self._threads.devices)  # all alike
@@ -74,7 +75,7 @@ class MirroredStrategy(AllReduceStrategy):
         """Return this replica's end of a group for values other than gradients."""
         if self._threads is None:
             return super().form_value_group()
-        return self._threads.group(self.replica_index)
+        return self._threads.value_group(self.replica_index)
 
     def form(self) -> Collective:
         """Return this replica's end of a group of all."""

@@ -46,7 +46,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbdist.data import Dataset
-from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
+from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError, UnavailableError
 from nbdist.graph.backend import backend_of, device_scope, to_device, to_host
 from nbdist.graph.compile.capture import notes_to
 from nbdist.graph.gpu_errors import SizedTensor, explained
@@ -505,7 +505,7 @@ class _Loop:
 
 @contextmanager
 def run_replicas(others: Sequence[Callable[[], object]], control: Control) -> Iterator[None]:
-    """Run ``others`` on threads while the block runs; leave when all have ended, raising the first error."""
+    """Run ``others`` on threads while the block runs; leave when all have ended, raising the first cause."""
     errors: list[BaseException] = []
 
     def guarded(one: Callable[[], object]) -> None:
@@ -533,7 +533,9 @@ def run_replicas(others: Sequence[Callable[[], object]], control: Control) -> It
     if errors:
         if control.aborted is not None and aborted is None:
             control.aborted = aborted  # the abort was for these threads only
-        raise errors[0]
+        # A failure aborts the others, whose errors may come first and only repeat it: raise the cause.
+        causes = [e for e in errors if not isinstance(e, (AbortedError, UnavailableError))]
+        raise (causes or errors)[0]
 
 
 def _fail(errors: list[BaseException], control: Control, error: BaseException) -> None:

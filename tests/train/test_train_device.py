@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_cupy import DeviceArray, Event, FakeCupy, Stream, counts, current_device
+from fake_nccl import FakeNccl
 
 from nbdist.data import Dataset
 from nbdist.distribute import MirroredStrategy, OneDeviceStrategy, Strategy, get_replica_context
-from nbdist.errors import InvalidArgumentError
+from nbdist.distribute.all_reduce import AllReduceReplica
+from nbdist.errors import InvalidArgumentError, UnavailableError
 from nbdist.graph import backend
 from nbdist.graph.tensor import Variable
 from nbdist.nn import (
@@ -37,10 +41,13 @@ from nbdist.train.strategy import OneDevice
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = FakeCupy()
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
+    module, nccl = FakeCupy(), FakeNccl()
     monkeypatch.setattr(backend, "_cupy", lambda: module)
     monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
+    yield nccl
+    assert nccl.clashes == [], "replicas made different calls"
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.5), Adam(0.01)], ids=["sgd", "adam"])
@@ -215,13 +222,59 @@ def test_values_on_a_device_are_reduced_there(fake_gpu: None) -> None:
     np.testing.assert_array_equal(total.get(), [0.0, 1.0, 2.0])
 
 
-def test_replicas_compute_on_their_own_devices(fake_gpu: None) -> None:
+@pytest.mark.parametrize(
+    ("devices", "kind", "note"),
+    [
+        (["GPU:1", "GPU:0"], "nccl", ""),
+        (["GPU:0", "GPU:0"], "local", "through host memory: NCCL is not available: rank 0 (device GPU:0)"),
+        (["CPU:0", "GPU:1"], "local", "through host memory: NCCL needs a GPU for each replica"),
+        (["CPU:0", "CPU:0"], "local", ""),
+    ],
+    ids=str,
+)
+def test_replicas_compute_on_their_own_devices(
+    fake_gpu: FakeNccl, capsys: pytest.CaptureFixture[str], devices: list[str], kind: str, note: str
+) -> None:
     """An array of another GPU than the thread's is an error here; so each replica's are on its own."""
+    for a, b in zip(train(MirroredStrategy(devices)), train(OneDeviceStrategy()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    printed = capsys.readouterr().out
+    assert f"2 replicas, gradients by all-reduce ({kind})" in printed
+    assert note in printed
+    assert ("through host memory" in printed) == bool(note)
+    assert bool(fake_gpu.calls) == (kind == "nccl")
+    assert [one.destroyed for one in fake_gpu.communicators] == [True, True] * (kind == "nccl")
+
+
+def test_devices_and_collectives_that_cannot_be_are_refused(fake_gpu: FakeNccl) -> None:
     with pytest.raises(InvalidArgumentError, match="no device 'GPU:2'"):
         train(MirroredStrategy(["GPU:0", "GPU:2"]))
-    weights = train(MirroredStrategy(["GPU:0", "GPU:1"]))
-    for a, b in zip(weights, train(OneDeviceStrategy()), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    with pytest.raises(InvalidArgumentError, match="no collective 'shm'"):
+        MirroredStrategy(["GPU:0", "GPU:1"], "shm")
+    with pytest.raises(UnavailableError, match="NCCL needs a GPU for each replica, got GPU:0, CPU:0"):
+        train(MirroredStrategy(["GPU:0", "CPU:0"], "nccl"))
+    train(MirroredStrategy(["GPU:0", "GPU:1"], "local"))
+    assert not fake_gpu.calls
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_replica_that_fails_frees_one_that_waits_for_nccl(
+    fake_gpu: FakeNccl, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    pushes, push = Counter[int](), AllReduceReplica.push
+
+    def third_fails(replica: AllReduceReplica) -> None:
+        rank = replica._group.rank
+        pushes[rank] += 1
+        if (rank, pushes[rank]) == (failing, 3):
+            raise ValueError("no third step")
+        push(replica)
+
+    monkeypatch.setattr(AllReduceReplica, "push", third_fails)
+    with pytest.raises(ValueError, match="no third step"):
+        train(MirroredStrategy(["GPU:0", "GPU:1"]))
+    assert pushes == {0: 3, 1: 3}
+    assert [one.aborted for one in fake_gpu.communicators] == [True, True]
 
 
 def test_buckets_on_a_gpu_are_reduced_on_a_stream_of_their_own(
@@ -270,36 +323,44 @@ def test_states_and_evaluations_wait_for_a_gpu_once(fake_gpu: None) -> None:
     assert found[1] - found[0] == 2 * (10 + 1)
 
 
+MLP = [Dense(100, "relu"), Dense(10, "softmax")]
+CNN = [Conv2D(8, 3, activation="relu"), MaxPool2D(2), Flatten(), Dropout(0.2), Dense(10, "softmax")]
+
+
 @pytest.mark.parametrize(
-    ("network", "launches", "copies"),
-    [
-        ([Dense(100, "relu"), Dense(10, "softmax")], 28, 2),
-        (
-            [Conv2D(8, 3, activation="relu"), MaxPool2D(2), Flatten(), Dropout(0.2), Dense(10, "softmax")],
-            38,
-            3,
-        ),
-    ],
-    ids=["mlp", "cnn"],
+    ("network", "mirrors", "launches", "copies"),
+    [(MLP, 0, 28, 2), (CNN, 0, 38, 3), (MLP, 1, 28, 2), (MLP, 2, 29, 2)],
+    ids=["mlp", "cnn", "mlp on a mirror", "mlp on two mirrors"],
 )
 def test_what_a_step_costs_a_gpu(
-    fake_gpu: None, network: list[Any], launches: int, copies: int, capsys: pytest.CaptureFixture[str]
+    fake_gpu: None,
+    network: list[Any],
+    mirrors: int,
+    launches: int,
+    copies: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The host waits once a step, for three numbers: loss, accuracy, and whether gradients are finite."""
+    """The host waits once a step, for three numbers: loss, accuracy, and whether gradients are finite.
+
+    Of several replicas each also waits for its sums, which stay on its GPU.
+    """
     shape = (64, 28, 28, 1) if len(network) > 2 else (64, 784)
     x, y = np.random.default_rng(0).random(shape, np.float32), np.arange(64) % 10
     found = []
     for steps in (3, 13):
         capsys.readouterr()
-        model = Sequential(network, seed=1)
-        model.compile(Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
-        with contexts.use(contexts.Context(device="GPU:0", quiet=True)):
+        gpus = [f"GPU:{number}" for number in range(mirrors)]
+        strategy = MirroredStrategy(gpus) if gpus else OneDeviceStrategy()
+        with contexts.use(contexts.Context(device="GPU:0", strategy=strategy, quiet=True)):
+            model = Sequential(network, seed=1)
+            model.compile(Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
             counts.clear()
             model.fit(Dataset.from_arrays(x, y).batch(64).repeat(), steps_per_epoch=steps, epochs=1)
             found.append(counts.copy())
-    step = {name: (number - found[0][name]) / 10 for name, number in found[1].items()}
+    step = {name: (number - found[0][name]) / 10 / max(mirrors, 1) for name, number in found[1].items()}
     assert (step["host wait"], step["bytes to host"]) == (1, 12)
+    assert step.get("event wait", 0) == max(mirrors - 1, 0)
     assert step["launch"] <= launches
     assert step["copy to device"] <= copies
-    (note,) = capsys.readouterr().out.splitlines()
+    note = capsys.readouterr().out.splitlines()[-1]
     assert "calls runs as 4 CUDA graphs; between them" in note

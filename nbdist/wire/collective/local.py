@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from nbdist.wire.collective.base import (
-    AbortCheck,
     Collective,
     Endpoint,
     GroupBroken,
@@ -22,7 +21,15 @@ from nbdist.wire.collective.base import (
     Member,
     rank_labels,
 )
-from nbdist.wire.collective.call import REDUCING, CollectiveCall, combine, compare
+from nbdist.wire.collective.call import (
+    REDUCING,
+    CollectiveCall,
+    check_out,
+    combine,
+    compare,
+    cupy_of,
+    is_on_device,
+)
 from nbdist.wire.rpc.frame import Array
 
 
@@ -43,9 +50,31 @@ class LocalCollective(Collective):
         self._rendezvous = rendezvous
         self._timeout = timeout
 
+    def check(self) -> None:
+        """Raise the reason if the group is broken."""
+        super().check()
+        try:
+            self._rendezvous.check()
+        except GroupBroken as broken:
+            raise broken.failure.error() from None
+
+    def peek(self) -> str:
+        """Return whether another thread "waits" in a call that this one has not begun, or has "left"."""
+        return self._rendezvous.peek()
+
+    def _on_device(self, call: CollectiveCall, x: Any, out: Any) -> Array:
+        if self.size > 1:
+            return super()._on_device(call, x, out)
+        check_out(call, out, self.rank)
+        return self._run(call, x, cupy_of(x).empty(call.out_shape(0), call.result) if out is None else out)
+
     def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        if is_on_device(x):  # of one rank alone
+            if out is not x:
+                out[...] = x
+            return
         begun = time.perf_counter()
-        self._rendezvous.meet(self.rank, self.sequence, call, x, out, self._timeout, self.abort_check)
+        self._rendezvous.meet(self, call, x, out)
         self.waited += time.perf_counter() - begun
 
     def _announce_failure(self, failure: GroupFailure) -> None:
@@ -103,23 +132,15 @@ class ThreadRendezvous:
         self._left: set[int] = set()
         self._failure: GroupFailure | None = None
 
-    def meet(
-        self,
-        rank: int,
-        sequence: int,
-        call: CollectiveCall,
-        x: Array,
-        out: Array,
-        timeout: float | None,
-        abort_check: AbortCheck,
-    ) -> None:
-        """Execute a call together with the other threads."""
+    def meet(self, rank: LocalCollective, call: CollectiveCall, x: Array, out: Array) -> None:
+        """Execute a call of a rank together with the other threads."""
+        timeout, abort_check = rank._timeout, rank.abort_check
         with self._changed:
-            self._check()
+            self.check()
             number = self._rounds
-            self._here[rank] = (call, x, out)
+            self._here[rank.rank] = (call, x, out)
             if len(self._here) == len(self._labels):
-                self._finish(sequence)
+                self._finish(rank.sequence)
                 return
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._done(number, deadline, abort_check.max_sleep):
@@ -127,13 +148,11 @@ class ThreadRendezvous:
         with self._changed:
             if self._rounds != number:
                 return
-            self._check()
+            self.check()
             missing = sorted(set(range(len(self._labels))) - self._here.keys())
             labels = " and ".join(self._labels[other] for other in missing)
             what = "has left the group" if self._has_left() else f"did not make the call within {timeout} s"
-            raise GroupBroken(
-                GroupFailure("UnavailableError", f"{labels} {what}: {call.text}, collective #{sequence}")
-            )
+            raise GroupBroken(GroupFailure("UnavailableError", f"{labels} {what}: {rank.doing}"))
 
     def _done(self, number: int, deadline: float | None, max_sleep: float | None) -> bool:
         """Wait up to `max_sleep` seconds; return whether the call is done, has failed or timed out."""
@@ -162,9 +181,14 @@ class ThreadRendezvous:
             self._left.add(rank)
             self._changed.notify_all()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise GroupBroken if the group is broken."""
         if self._failure is not None:
             raise GroupBroken(self._failure)
+
+    def peek(self) -> str:
+        """Return "waits" if a thread is in a call, "left" if one has left, for a thread that is in none."""
+        return "waits" if self._here else "left" if self._left else ""
 
     def _finish(self, sequence: int) -> None:
         failure = compare(

@@ -2,12 +2,13 @@
 
     group = form(member, exchange, "nccl")      # or "auto", if every rank has its own GPU
     group.all_reduce(gradient, out=gradient)    # on the current stream; returns when the result is complete
+    groups = gpu_thread_group(names, [0, 1])    # or the ranks are threads of this process
 
-The control group (shared memory or sockets) executes calls on NumPy arrays, barriers, and the reductions that
-NCCL does not have: int16, uint16, and products, minima and maxima of complex numbers; these copy the values
-through host memory. It also detects ranks that have died. A call that `CallHistory` expects costs no message;
-any other call is compared between the ranks first. NCCL combines ranks in its own order, and its minimum and
-maximum may ignore NaNs.
+The control group (shared memory, sockets, or the memory of the threads' process) executes calls on NumPy
+arrays, barriers, and the reductions that NCCL does not have: int16, uint16, and products, minima and maxima
+of complex numbers; these copy the values through host memory. It also detects ranks that have died. A call
+that `CallHistory` expects costs no message; any other call is compared between the ranks first. NCCL combines
+ranks in its own order, and its minimum and maximum may ignore NaNs.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from nbdist.errors import (
 )
 from nbdist.wire.collective.base import AbortCheck, Collective, Endpoint, GroupBroken, GroupFailure, Member
 from nbdist.wire.collective.call import REDUCING, CollectiveCall, check_out, compare, is_on_device
+from nbdist.wire.collective.local import thread_group
 from nbdist.wire.rpc.frame import Array
 
 SPINS = 2000  # polls of an event before the thread sleeps between them
 POLL_SECONDS = 50e-6
 CHECK_SECONDS = 0.02  # between two checks of the other ranks
-ABORT_SECONDS = 2.0  # for NCCL to abort a communicator
+END_SECONDS = 2.0  # for NCCL to abort or to destroy a communicator
 GRACE_SECONDS = 1.0  # for a call to complete after another rank has left
 UNIQUE_ID_BYTES = 128
 INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -55,8 +57,17 @@ class NcclCollective(Collective):
     kind = "nccl"
     over_network = True
 
-    def __init__(self, member: Member, control: Collective, gpu: CupyDevice) -> None:
+    def __init__(
+        self,
+        member: Member,
+        control: Collective,
+        gpu: CupyDevice,
+        ends: list[threading.Thread] | None = None,
+    ) -> None:
         super().__init__(member.rank, member.labels, member.check)
+        # Ranks that are threads of one process share `ends`, and the interpreter's lock, which polls hold.
+        self._spins, self._enders = (SPINS, 1) if ends is None else (1, self.size)
+        self._ends: list[threading.Thread] = [] if ends is None else ends
         self._hosts, self._bind = member.hosts, member.bind
         self._control, self._gpu = control, gpu
         control.parent = self
@@ -114,7 +125,7 @@ class NcclCollective(Collective):
             self._connect()
             self._launch = Launch(self._gpu, self._communicator, self.rank)
         done, _in_use = self._launch(call, x, out)
-        for _ in range(SPINS):
+        for _ in range(self._spins):
             if done():
                 return
         checked = time.monotonic()
@@ -184,27 +195,35 @@ class NcclCollective(Collective):
         self._communicator = made[0]
 
     def _drop(self) -> None:
-        """Abort the communicator's work on the GPU. Call it in the rank's own thread, which calls NCCL.
+        """Abort the communicator's work on the GPU.
 
-        Where a peer was killed, NCCL's abort itself may hang (NVIDIA/nccl #829, #863, #1013). So a thread of
-        its own calls it, and is left behind after two seconds; the next group has another communicator.
+        Where a peer was killed, NCCL's abort itself may hang (NVIDIA/nccl #829, #863, #1013). So it is left
+        behind after two seconds; the next group has another communicator.
         """
-        communicator, self._communicator, self._launch = self._communicator, None, None
-        if communicator is None:
-            return
+        if self._communicator is not None:
+            self._end("abort").join(END_SECONDS)
 
-        def abort() -> None:
+    def _end(self, how: str) -> threading.Thread:
+        """Abort or destroy the communicator, in a thread of its own."""
+        communicator, self._communicator, self._launch = self._communicator, None, None
+
+        def end() -> None:
             try:
                 with self._gpu.cupy.cuda.Device(self._gpu.number):
-                    communicator.abort()
+                    getattr(communicator, how)()
             except Exception as error:  # the call that failed is raised; the next group is a new one
-                self.notes.append(f"NCCL's abort failed on {self._me}: {error}")
+                self.notes.append(f"NCCL's {how} failed on {self._me}: {error}")
 
-        thread = threading.Thread(target=abort, name="nbdist nccl abort", daemon=True)
+        thread = threading.Thread(target=end, name=f"nbdist nccl {how}", daemon=True)
         thread.start()
-        thread.join(ABORT_SECONDS)
-        if thread.is_alive():
-            self.notes.append(f"NCCL's abort did not end within {ABORT_SECONDS:.0f} s on {self._me}")
+        return thread
+
+    def _is_broken(self) -> bool:
+        try:
+            self.check()
+        except NbdistError:
+            return True
+        return False
 
     def _announce_failure(self, failure: GroupFailure) -> None:
         self._control.break_with(failure)
@@ -213,10 +232,49 @@ class NcclCollective(Collective):
         """Nothing to do: the control group announces it when it is closed."""
 
     def _release(self) -> None:
+        """Destroy the communicator; the last of a process's ranks waits.
+
+        NCCL waits for all ranks of the host there. One thread may close all ranks of a process in turn, and a
+        rank of another process may be late, so that this has a time limit.
+        """
+        if self._is_broken():
+            self._drop()
         if self._communicator is not None:
-            self._communicator.destroy()
-            self._communicator = self._launch = None
+            self._ends.append(self._end("destroy"))
         self._control.close()
+        if len(self._ends) == self._enders:
+            limit = time.monotonic() + END_SECONDS
+            for thread in self._ends:
+                thread.join(max(0.0, limit - time.monotonic()))
+
+
+def gpu_thread_group(
+    names: Sequence[str], gpus: Sequence[int], check: Callable[[], None] | None = None
+) -> list[Collective]:
+    """Return the ranks of a group of threads of this process, one for each of CuPy's GPUs with these numbers.
+
+    NumPy arrays are reduced in the memory of the process. `check` is that of a Member, for all ranks. Each
+    thread connects to NCCL by itself, in its first call that needs it; such calls have to come from a thread
+    of their own for each rank, all in one order, as those of processes do. Raises UnavailableError if two
+    ranks have the same GPU, or without NCCL, and MissingExtra without CuPy.
+    """
+    found = [gpu_here(number) for number in gpus]
+    control = thread_group(names, check=check)
+    ends: list[threading.Thread] = []
+    members = [
+        Member(
+            rank=rank,
+            hosts=("here",) * len(names),
+            names=tuple(names),
+            incarnation=0,
+            prefix="",
+            check=local.abort_check,
+        )
+        for rank, local in enumerate(control)
+    ]
+    if failure := not_one_each(members[0], [{"gpu": gpu.place} for gpu in found]):
+        raise UnavailableError(f"NCCL is not available: {failure}")
+    return [NcclCollective(*each, ends) for each in zip(members, control, found, strict=True)]
 
 
 class NcclEndpoint(Endpoint):
@@ -292,8 +350,11 @@ def interface_of(address: str) -> str:
     )
 
 
-def gpu_here() -> CupyDevice:
-    """Return this thread's current GPU; raise MissingExtra or UnavailableError if it cannot use NCCL."""
+def gpu_here(number: int | None = None) -> CupyDevice:
+    """Return a GPU of this process, by default this thread's current one.
+
+    Raises MissingExtra or UnavailableError if it cannot use NCCL.
+    """
     cupy = _cupy()
     try:
         seen = cupy.cuda.runtime.getDeviceCount()
@@ -307,7 +368,7 @@ def gpu_here() -> CupyDevice:
             'CuPy finds no NCCL; install the one of its CUDA version: pip install "nbdist[gpu]" brings '
             "nvidia-nccl-cu13"
         )
-    device = cupy.cuda.Device()
+    device = cupy.cuda.Device() if number is None else cupy.cuda.Device(number)
     return CupyDevice(cupy, nccl, device.id, device.pci_bus_id)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from examples import examples
-from fake_nccl import FakeGpus, GpuArray
+from fake_cupy import DeviceArray
+from fake_nccl import FakeGpus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -51,8 +52,7 @@ class World:
         return [future.exception(SECONDS) or future.result() for future in futures]
 
     def close(self) -> None:
-        for rank in self.ranks:
-            rank.close()
+        self.all(lambda rank: rank.close())
         self._pool.shutdown()
 
 
@@ -276,7 +276,7 @@ class CollectiveContract:
 
         def on_device(group: Collective) -> list[Any]:
             group = getattr(group, "bare", group)  # without a wrapper that copies host arrays to a GPU
-            x, out = GpuArray(values[group.rank].copy()), GpuArray(np.empty((5, 7), "f4"))
+            x, out = DeviceArray(values[group.rank].copy()), DeviceArray(np.empty((5, 7), "f4"))
             assert group.all_reduce(x, "sum", out) is out
             results = [
                 out,
@@ -284,7 +284,7 @@ class CollectiveContract:
                 group.reduce_scatter(x, "sum"),
                 group.all_gather(x),
                 group.broadcast(x, group.size - 1),
-                group.all_reduce(GpuArray(np.arange(3)), "mean"),
+                group.all_reduce(DeviceArray(np.arange(3)), "mean"),
                 group.all_reduce(x, "sum", x),
             ]
             assert results[-1] is x
@@ -292,11 +292,11 @@ class CollectiveContract:
                 InvalidArgumentError, match=r"numpy.ndarray; it has to be float32 \(5, 7\) on"
             ):
                 group.all_reduce(x, "sum", np.empty((5, 7), "f4"))
-            with pytest.raises(InvalidArgumentError, match=r"cupy\.GpuArray"):
+            with pytest.raises(InvalidArgumentError, match=r"cupy\.DeviceArray"):
                 group.all_reduce(values[0], "sum", x)
             with pytest.raises(InvalidArgumentError, match=r"is float32 \(7, 5\); it has to be"):
                 group.all_reduce(x, "sum", x.T)
-            assert all(isinstance(result, GpuArray) for result in results)
+            assert all(isinstance(result, DeviceArray) for result in results)
             return [result.get() for result in results]
 
         for rank, results in enumerate(worlds(3).all(on_device)):

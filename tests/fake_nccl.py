@@ -1,105 +1,33 @@
 """A fake of CuPy with NCCL, on host memory, for tests without a GPU.
 
-Each thread is a rank with a GPU and a stream of queued work. An NCCL call completes when all ranks have
-reached it on their streams; later work on the stream runs after it. A call that a rank never makes stays
-incomplete until it is aborted. Different calls that are matched, which would hang or corrupt memory on GPUs,
-are recorded in `clashes`.
+An NCCL call completes when all ranks have reached it on their streams; later work on the stream runs after
+it. A call that a rank never makes stays incomplete until it is aborted. Different calls that are matched,
+which would hang or corrupt memory on GPUs, are recorded in `clashes`. A call refuses arguments that are not
+integers of C, types and operations that NCCL lacks, and memory that is too small or on another GPU than its
+communicator's. The ranks of a communicator are threads: of one process with `FakeCupy` and its devices, each
+of a process of its own with `FakeGpus`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import operator
 import threading
-import types
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import fake_cupy
 import numpy as np
-from fake_cupy import DeviceArray, FakeCupy
+from fake_cupy import FakeCupy, Stream, add_count, current_device, memory_at
 
 DTYPES = {1: "i1", 2: "u1", 3: "i4", 4: "u4", 5: "i8", 6: "u8", 7: "f2", 8: "f4", 9: "f8"}
 OPS: dict[int, np.ufunc] = {1: np.add, 2: np.multiply, 3: np.maximum, 4: np.minimum}
-
-
-class GpuArray(DeviceArray):
-    """An array on a GPU, with the attributes that NCCL needs; assignments run in stream order."""
-
-    __module__ = "cupy"  # as in CuPy's own arrays
-
-    nbytes = property(lambda self: self.host.nbytes)
-    flags = property(lambda self: types.SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
-    data = property(lambda self: types.SimpleNamespace(ptr=self.host.ctypes.data))
-    T = property(lambda self: GpuArray(self.host.T))
-
-    def __reduce__(self) -> Any:
-        return GpuArray, (self.host,)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        def assign() -> bool:
-            self.host[key] = value.host if isinstance(value, DeviceArray) else value
-            return True
-
-        stream().put(assign)
-
-
-class Queue:
-    """A stream: executes its work in order, until an item that cannot complete yet."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], bool]] = deque()
-        self.put_so_far = self.done_so_far = 0
-        self.ptr = id(self)
-
-    def put(self, work: Callable[[], bool]) -> None:
-        self._waiting.append(work)
-        self.put_so_far += 1
-        self.advance()
-
-    def advance(self) -> None:
-        while self._waiting and self._waiting[0]():
-            self._waiting.popleft()
-            self.done_so_far += 1
-
-
-_here = threading.local()
-
-
-def stream() -> Queue:
-    if not hasattr(_here, "stream"):
-        _here.stream = Queue()
-    queue: Queue = _here.stream
-    return queue
-
-
-class Event:
-    def __init__(self, disable_timing: bool = False) -> None:
-        self._stream, self._at = stream(), 0
-
-    def record(self, queue: Queue) -> None:
-        self._stream, self._at = queue, queue.put_so_far
-
-    @property
-    def done(self) -> bool:
-        self._stream.advance()
-        return self._stream.done_so_far >= self._at
-
-
-class Device(fake_cupy.Device):
-    """A device; each thread has its own PCI bus id."""
-
-    @property
-    def pci_bus_id(self) -> str:
-        return getattr(_here, "place", None) or f"0000:{threading.get_ident():x}"
+SECONDS = 20
 
 
 class NcclError(RuntimeError):
-    pass
-
-
-class CUDARuntimeError(RuntimeError):
     pass
 
 
@@ -118,15 +46,17 @@ class FakeNccl:
     NcclError = NcclError
     NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = OPS
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[], str] = lambda: fake_cupy.Device().pci_bus_id) -> None:
+        self.place = place
         for number, name in DTYPES.items():
             size = f"{np.dtype(name).itemsize * 8}"
             kind = {"i": "INT", "u": "UINT", "f": "FLOAT"}[name[0]]
             setattr(self, f"NCCL_{kind}{size}", number)
         self._ids = itertools.count(1)
         self._lock = threading.RLock()
-        self._worlds: dict[bytes, threading.Barrier] = {}
+        self._worlds: dict[bytes, World] = {}
         self._meetings: dict[tuple[bytes, int], Meeting] = {}
+        self.communicators: list[Communicator] = []
         self.clashes: list[str] = []
         self.calls = 0
         self.NcclCommunicator = lambda size, name, rank: Communicator(self, size, name, rank)
@@ -140,10 +70,20 @@ class FakeNccl:
     def groupEnd(self) -> None:
         pass
 
-    def enter(self, name: bytes, size: int) -> None:
+    def enter(self, name: bytes, size: int, rank: int) -> World:
+        """Connect a rank; return when all have."""
         with self._lock:
-            barrier = self._worlds.setdefault(name, threading.Barrier(size, timeout=20))
-        barrier.wait()
+            world = self._worlds.setdefault(name, World(size))
+            world.places[rank] = self.place()
+        world.all_here.wait()
+        if len(set(world.places.values())) < size:
+            raise NcclError("NCCL_ERROR_INVALID_USAGE: duplicate GPU detected")
+        return world
+
+    def release(self) -> None:
+        """End the threads that wait for ranks which never come."""
+        for world in self._worlds.values():
+            world.all_here.abort()
 
     def meet(self, name: bytes, number: int, size: int, rank: int, call: tuple[Any, ...]) -> bool:
         """Join a call; return whether it is complete."""
@@ -159,6 +99,15 @@ class FakeNccl:
                 else:
                     perform(calls)
             return meeting.done
+
+
+class World:
+    """The ranks of a communicator: the GPU of each, and whether all have come and gone."""
+
+    def __init__(self, size: int) -> None:
+        self.places: dict[int, str] = {}
+        self.all_here = threading.Barrier(size, timeout=SECONDS)
+        self.all_gone = threading.Barrier(size, timeout=SECONDS)
 
 
 def perform(calls: list[tuple[Any, ...]]) -> None:
@@ -192,29 +141,55 @@ class Communicator:
             raise TypeError(f"Argument 'commId' has incorrect type or length: {type(name).__name__}")
         self._nccl, self._size, self._rank, self._name = nccl, size, rank, name
         self._calls, self.aborted, self.destroyed = 0, False, False
-        nccl.enter(self._name, size)
+        self._device = current_device()
+        self._world = nccl.enter(name, size, rank)
+        nccl.communicators.append(self)
 
-    def _put(self, *call: Any) -> None:
-        number = self._calls
+    def _put(
+        self, what: str, count: int, kind: int, op: int, root: int, sent: int, taken: int, stream: int
+    ) -> None:
+        """Queue a call, if it is one that NCCL accepts."""
+        gone = self.aborted or self.destroyed
+        assert not gone, "the communicator is gone"
+        for number in (count, kind, op, root, sent, taken, stream):
+            if isinstance(number, bool) or operator.index(number) < 0:
+                raise TypeError(f"{what}: {number!r} is not a size, a number or an address")
+        if kind not in DTYPES or op not in (0, *OPS) or not root < self._size:
+            raise NcclError(f"NCCL_ERROR_INVALID_ARGUMENT: {what} of type {kind}, op {op}, root {root}")
+        queue = Stream.at(stream)
+        if queue.device != self._device:
+            raise NcclError(
+                f"{what} on a stream of GPU {queue.device}, the communicator is on {self._device}"
+            )
+        one = count * np.dtype(DTYPES[kind]).itemsize
+        self._check(what, sent, one * self._size if what == "reduceScatter" else one)
+        if what != "reduce" or self._rank == root:
+            self._check(what, taken, one * self._size if what == "allGather" else one)
+        number, call = self._calls, (what, count, kind, op, root, sent, taken)
         self._calls += 1
-        stream().put(
-            lambda: self.aborted or self._nccl.meet(self._name, number, self._size, self._rank, call)
-        )
+        add_count("launch")
+        queue.put(lambda: self.aborted or self._nccl.meet(self._name, number, self._size, self._rank, call))
+
+    def _check(self, what: str, address: int, nbytes: int) -> None:
+        device, room = memory_at(address)
+        if device != self._device:
+            raise NcclError(f"{what}: memory of GPU {device}, the communicator is on {self._device}")
+        assert room >= nbytes, f"{what} of {nbytes} bytes, the array has {room}"
 
     def allReduce(self, given: int, taken: int, count: int, kind: int, op: int, stream: int) -> None:
-        self._put("allReduce", count, kind, op, 0, given, taken)
+        self._put("allReduce", count, kind, op, 0, given, taken, stream)
 
     def reduceScatter(self, given: int, taken: int, count: int, kind: int, op: int, stream: int) -> None:
-        self._put("reduceScatter", count, kind, op, 0, given, taken)
+        self._put("reduceScatter", count, kind, op, 0, given, taken, stream)
 
     def reduce(self, given: int, taken: int, count: int, kind: int, op: int, root: int, stream: int) -> None:
-        self._put("reduce", count, kind, op, root, given, taken)
+        self._put("reduce", count, kind, op, root, given, taken, stream)
 
     def allGather(self, given: int, taken: int, count: int, kind: int, stream: int) -> None:
-        self._put("allGather", count, kind, 0, 0, given, taken)
+        self._put("allGather", count, kind, 0, 0, given, taken, stream)
 
     def broadcast(self, given: int, taken: int, count: int, kind: int, root: int, stream: int) -> None:
-        self._put("broadcast", count, kind, 0, root, given, taken)
+        self._put("broadcast", count, kind, 0, root, given, taken, stream)
 
     def check_async_error(self) -> None:
         if self._nccl.clashes:
@@ -222,46 +197,33 @@ class Communicator:
 
     def abort(self) -> None:
         self.aborted = True  # the ranks' streams advance when their events are polled
+        self._world.all_gone.abort()
 
     def destroy(self) -> None:
+        """Wait for the ranks of this host, which have to destroy theirs too."""
+        with suppress(threading.BrokenBarrierError):
+            self._world.all_gone.wait()
         self.destroyed = True
 
 
+_here = threading.local()
+
+
+class Device(fake_cupy.Device):
+    """A device; each thread has its own PCI bus id."""
+
+    @property
+    def pci_bus_id(self) -> str:
+        return getattr(_here, "place", None) or f"0000:{threading.get_ident():x}"
+
+
 class FakeGpus(FakeCupy):
-    """The fake of `cupy`, with one GPU for each thread.
+    """The fake of `cupy`, with one GPU for each thread, which stands for a process.
 
     ``nccl`` stands in for the module `cupy.cuda.nccl`, which `cupy.cuda` lacks until it is imported.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.devices, self.nccl = 1, FakeNccl()
-        self.cuda = types.SimpleNamespace(
-            Device=Device,
-            Event=Event,
-            get_current_stream=stream,
-            runtime=types.SimpleNamespace(
-                getDeviceCount=lambda: self.devices, CUDARuntimeError=CUDARuntimeError
-            ),
-        )
-
-    def asarray(self, value: Any, dtype: Any = None, order: Any = "K") -> DeviceArray:
-        return value if isinstance(value, GpuArray) else GpuArray(np.array(value, dtype, order=order))
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "empty":
-            return lambda shape, dtype: GpuArray(np.empty(shape, dtype))
-        if name == "ascontiguousarray":
-            return lambda v, dtype=None: GpuArray(np.ascontiguousarray(v.host, dtype))
-        if name == "true_divide":
-            return divide_in_order
-        return super().__getattr__(name)
-
-
-def divide_in_order(one: GpuArray, other: Any, out: GpuArray) -> GpuArray:
-    def divide() -> bool:
-        np.true_divide(one.host, other, out=out.host)
-        return True
-
-    stream().put(divide)
-    return out
+        self.devices, self.nccl = 1, FakeNccl(lambda: Device().pci_bus_id)
+        self.cuda.Device, self.cuda.runtime.getDeviceCount = Device, lambda: self.devices
