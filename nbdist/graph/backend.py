@@ -102,6 +102,15 @@ def backend_of(array: Array) -> ModuleType:
     return np if isinstance(array, np.ndarray) else _cupy()
 
 
+def device_of_array(array: Array) -> str:
+    """Return the device that holds an array.
+
+    >>> device_of_array(np.zeros(1))
+    'CPU:0'
+    """
+    return "CPU:0" if isinstance(array, np.ndarray) else f"GPU:{array.device.id}"
+
+
 def to_device(array: Array, xp: ModuleType) -> Array:
     """Return an array with these values on the device of ``xp``, in C order; itself if it is there."""
     # Programs take variables to be in C order; CuPy would keep the order of a Fortran array.

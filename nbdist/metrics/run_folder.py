@@ -99,6 +99,8 @@ class RunFile:
     """Workers that were lost and replaced: the task, how and when, the new process, and where it joined."""
     resizes: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """Workers that were added or have left: the task, when, and the step at which it joined or left."""
+    devices: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """Where each replica trained, from where its arrays were (see `nbdist.run.devices`)."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -196,7 +198,7 @@ _VALID: Mapping[str, _Check] = {
     "status": _is_text, "error": _is_text, "code": _is_text, "seed": _is_whole_or_none,
     "versions": _is_mapping, "cluster": _is_mapping, "options": _is_mapping, "trained": _is_flag_or_none,
     "paused": _is_seconds, "resumed_from": _is_text, "restarts": _is_list_of_mappings,
-    "resizes": _is_list_of_mappings,
+    "resizes": _is_list_of_mappings, "devices": _is_list_of_mappings,
 }  # fmt: skip
 _EXPECTED: Mapping[_Check, str] = {
     _is_text: "a text", _is_time: "a time in seconds since 1970", _is_whole_or_none: "a whole number or null",

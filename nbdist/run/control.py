@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nbdist.cluster.resources import count_cores
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -73,6 +74,7 @@ def progress_message(context: Context) -> dict[str, Any]:
     progress["paused"] = one.rested + rested if stopped else control.rested()
     if one.state == "running" and control.waits:
         progress["state"] = "paused"
+    progress |= {"devices": [*context.devices], "gpu": context.gpu, "cores": count_cores()}
     return progress
 
 

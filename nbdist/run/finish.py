@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.run_folder import RunFile, read_run, write_run
 from nbdist.run.body_error import error_from_record
+from nbdist.run.devices import ReplicaDevice
 from nbdist.run.monitor import RunMonitor
 from nbdist.run.outcome import keep_light, unpack
 from nbdist.runtime.task import TaskInfo
@@ -85,7 +86,13 @@ def ended_at(record: RunFile, outcomes: Mapping[int, Mapping[str, Any]]) -> floa
     return record.ended or (max(ends) if ends and all(ends) else time.time())
 
 
-def write(record: RunFile, status: str, error: NbdistError | None, monitor: RunMonitor) -> None:
+def write(
+    record: RunFile,
+    status: str,
+    error: NbdistError | None,
+    monitor: RunMonitor,
+    devices: Sequence[ReplicaDevice] = (),
+) -> None:
     """Write a run's end into run.json, and its histories. Raises OSError if the disk is full.
 
     The first client that sees the end writes it. A second one must not: it may have seen the cluster end
@@ -101,9 +108,10 @@ def write(record: RunFile, status: str, error: NbdistError | None, monitor: RunM
         )
     ended = ended_at(record, monitor.outcomes)
     has_trained = trained(monitor.outcomes) or bool(monitor.store.series or monitor.sessions)
+    trained_on = [one.to_config() for one in devices if one.devices]
     record = dataclasses.replace(
         record, status=status, ended=ended, error=str(error or ""), trained=has_trained,
-        paused=monitor.tally.paused(time.monotonic()),
+        paused=monitor.tally.paused(time.monotonic()), devices=trained_on,
     )  # fmt: skip
     write_run(record, wait=bool(monitor.store.series))  # a plain cell need not wait for the disk
     if trained(monitor.outcomes):

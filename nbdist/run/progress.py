@@ -68,6 +68,12 @@ class ReplicaStanding:
     """When it was added to the run and where it joined, or where it left; of the last such change."""
     begun: int = 0
     """How many of its steps it has left out, because it was added after others had made them."""
+    devices: tuple[str, ...] = ()
+    """The devices that hold its arrays; empty before it trains."""
+    gpu: Mapping[str, Any] | None = None
+    """The last sample of its GPU (see `nbdist.metrics.gpu_usage`)."""
+    cores: int = 0
+    """How many cores its process may use."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,9 @@ class _Replica:
     change: str = ""
     begun: int = 0
     """Steps that it has left out."""
+    devices: tuple[str, ...] = ()
+    gpu: Mapping[str, Any] | None = None
+    cores: int = 0
     left_out: int | None = None
     """How many of the present training, as it says itself."""
 
@@ -199,6 +208,8 @@ class ProgressTracker:
         # A busy client also receives the beginning of a pause late.
         self._began = min(self._began, now - own - latest.paused)
         latest.rate = progress.get("learning_rate")
+        latest.devices = tuple(progress.get("devices") or latest.devices)
+        latest.gpu, latest.cores = progress.get("gpu") or latest.gpu, progress.get("cores") or latest.cores
         self.checkpoint = progress.get("checkpoint") or self.checkpoint
         if latest.state == PAUSED:  # what its rate is measured with stands still
             latest.past = deque((t + now - latest.at, own, s, e) for t, own, s, e in latest.past)
@@ -348,6 +359,9 @@ class ProgressTracker:
                     latest.restarts,
                     latest.change,
                     latest.begun,
+                    latest.devices,
+                    latest.gpu,
+                    latest.cores,
                 )
                 for i, latest in enumerate(self._latest)
             ],

@@ -23,6 +23,7 @@ VERSION = 1
 SECONDS = 1.0  # between two writes
 FIELDS = (
     "step", "global_step", "total", "by_updates", "examples", "dropped", "skipped", "rested", "learning_rate",
+    "devices", "cores", "gpu",
 )  # fmt: skip
 DIGITS = 6  # of seconds
 log = logging.getLogger(__name__)

@@ -35,6 +35,7 @@ from nbdist.run import finish
 from nbdist.run.backfill import collect, steps_of
 from nbdist.run.body_error import Hint
 from nbdist.run.control import KEPT_SECONDS, RunControls
+from nbdist.run.devices import ReplicaDevice, replica_devices, trained_on
 from nbdist.run.follow import InterruptDebounce, RunFollower, View
 from nbdist.run.history import Labelled
 from nbdist.run.monitor import RunMonitor
@@ -421,6 +422,35 @@ class Run(Labelled):
         return {}
 
     @property
+    def devices(self) -> dict[str, list[str]]:
+        """The devices on which each replica has trained, by its task's name: where its arrays were.
+
+        Such as {"/job:worker/task:0": ["GPU:0"]}; replicas that have not trained are left out. `trained_on`
+        says the same in one line, with the names of the GPUs.
+        """
+        return {one.task: list(one.devices) for one in self.replica_devices() if one.devices}
+
+    @property
+    def trained_on(self) -> str:
+        """The devices on which the replicas have trained, in one line; empty if none has trained.
+
+        Such as "2 workers on CPU (8 cores)", or "worker 0: NVIDIA H100 80GB HBM3 GPU-8f3a… (GPU:0)".
+        """
+        return trained_on(self.replica_devices())
+
+    def replica_devices(self, standing: Standing | None = None) -> list[ReplicaDevice]:
+        """Return where each replica trains, or has trained, as of a standing of this run; None for now.
+
+        From run.json if no replica has told this client.
+        """
+        standing = standing or self.standing()
+        found = replica_devices(self.tasks, [*self._workers, *self._towers], standing.replicas)
+        if any(one.devices for one in found):
+            return found
+        recorded = map(ReplicaDevice.from_config, self._record.devices)
+        return [one for one in recorded if one is not None]
+
+    @property
     def seconds(self) -> float:
         """Seconds of training, from the first point of a loss to the last, without pauses."""
         return training_seconds(self.store, self.tally)
@@ -568,7 +598,7 @@ class Run(Labelled):
             self.notes.append(self._monitor.stuck)
         if self._record.status not in finish.ENDED:
             try:
-                finish.write(self._record, self.status, self.error, self._monitor)
+                finish.write(self._record, self.status, self.error, self._monitor, self.replica_devices())
             except OSError as error:
                 self.notes.append(f"run.json could not be written: {error}")
         if self._ownership is not None:
@@ -640,7 +670,8 @@ class Run(Labelled):
         return replace(found, state=self.status, seconds_left=None, elapsed=elapsed)
 
     def __repr__(self) -> str:
-        return f"<Run {self.id}: {self.status}, {len(self.tasks)} replicas>"
+        where = f"; trained on {self.trained_on}" if self.trained_on else ""
+        return f"<Run {self.id}: {self.status}, {len(self.tasks)} replicas{where}>"
 
 
 class TakeOver(Protocol):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nbdist.errors import AbortedError
-from nbdist.graph.backend import Array
+from nbdist.graph.backend import Array, device_of_array
 from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.runtime.groups import World
@@ -246,6 +246,10 @@ class Context:
     """In an in-graph run, the context of a tower by its number: for independent towers, each on a
     thread of its own. The same number gives the same context throughout a run. Towers that step together
     report through the strategy's ``on_tower`` instead, and this context's recorder takes validation only."""
+    devices: list[str] = field(default_factory=list)
+    """The devices that hold the arrays of this process's replicas, as far as they have trained."""
+    gpu: dict[str, Any] | None = None
+    """The last sample of this process's GPU (see `nbdist.metrics.gpu_usage`)."""
     world: World = field(default_factory=World)
     """All replicas of the run."""
     metric_names: list[str] = field(default_factory=list)
@@ -264,13 +268,20 @@ class Context:
             self.noted.add(text)
             print(text)
 
+    def see_arrays(self, arrays: Iterable[Array]) -> None:
+        """Note on which devices a training has its arrays."""
+        for array in arrays:
+            if (device := device_of_array(array)) not in self.devices:
+                self.devices.append(device)
+
     def derive(self, **own: Any) -> Context:
         """Return the context of another replica in this process, by default not the chief.
 
-        It shares the control, what the user asked for and the states to continue from. ``own`` are its
-        other fields.
+        It shares the control, what the user asked for, the states to continue from and the devices that
+        were used. ``own`` are its other fields.
         """
-        shared = {name: getattr(self, name) for name in ("control", "seed", "epochs", "states", "on_error")}
+        names = ("control", "seed", "epochs", "states", "on_error", "devices")
+        shared = {name: getattr(self, name) for name in names}
         return Context(**{**shared, "quiet": True, "is_chief": False, **own})
 
 

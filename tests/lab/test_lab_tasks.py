@@ -21,7 +21,6 @@ from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import NotFoundError
-from nbdist.lab.readers import tasks as usage
 from nbdist.lab.readers.clusters import Clusters
 from nbdist.lab.readers.tasks import (
     ELSEWHERE,
@@ -33,6 +32,7 @@ from nbdist.lab.readers.tasks import (
     measure,
     steady,
 )
+from nbdist.metrics.gpu_usage import load_nvml
 
 KEYS = {
     "cluster", "rank", "name", "job", "index", "host", "pid", "device", "state", "cpu", "memory", "gpu",
@@ -210,19 +210,26 @@ def test_gpus_of_tasks(
     clusters: Clusters, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeNvml(processes=[{}, {sleeper.pid: 64 * MEGABYTE}])
-    usage._nvml.cache_clear()
+    load_nvml.cache_clear()
     monkeypatch.setitem(sys.modules, "pynvml", fake.module())
     tasks = [a_task(0, sleeper.pid, device="GPU:0"), a_task(1, os.getpid(), "ps", index=0)]
     with a_cluster("mine", tasks, gpus=["1"]):
         clusters.poll()
         rows = ClusterTasks(FakeRuns(), clusters)
-        used = {"use": 90, "memory": 64 * MEGABYTE, "total": 80 << 30}
+        used: dict[str, Any] = {
+            "use": 90,
+            "memory": 64 * MEGABYTE,
+            "total": 80 << 30,
+            "power": 610,
+            "temperature": 67,
+        }
+        used["history"] = [90]
         assert [row["gpu"] for row in rows.poll("mine")] == [used, None]
         fake.fails["nvmlDeviceGetMemoryInfo"] = OSError("lost")
         failed, ps = rows.poll("mine")
         assert (failed["gpu"], failed["note"]) == (None, "its GPU cannot be measured: NVML failed: lost")
         assert ps["note"] is None
-    usage._nvml.cache_clear()
+    load_nvml.cache_clear()
 
 
 def test_cpu_usage_is_averaged() -> None:

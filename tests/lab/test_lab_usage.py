@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from fake_pynvml import FakeNvml, NVMLError, NVMLError_NotSupported
 
-from nbdist.lab.readers import tasks
-from nbdist.lab.readers.tasks import GpuMonitor, nvml_problem
+from nbdist.lab.readers.tasks import HISTORY, GpuMonitor
+from nbdist.metrics.gpu_usage import load_nvml, nvml_problem
 
 MB = 1 << 20
 
@@ -17,9 +17,9 @@ MB = 1 << 20
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Reset the cached NVML module for each test."""
-    tasks._nvml.cache_clear()
+    load_nvml.cache_clear()
     yield
-    tasks._nvml.cache_clear()
+    load_nvml.cache_clear()
 
 
 @pytest.fixture
@@ -48,10 +48,12 @@ def test_each_process_has_its_device_and_its_own_memory(nvml: FakeNvml) -> None:
     nvml.processes = [{7: 500 * MB + 1, 9: 3 * MB}, {8: None}]
     used, problem = GpuMonitor().poll({7: "0", 8: "GPU-1", 9: "0", 10: "1"})
     assert problem is None
-    assert used[7] == {"use": 10, "memory": 500 * MB, "total": 80 << 30}
-    assert used[8] == {"use": 90, "memory": None, "total": 80 << 30}  # unknown to the driver
+    first = {"use": 10, "total": 80 << 30, "power": 100, "temperature": 41, "history": [10]}
+    second = {"use": 90, "total": 80 << 30, "power": 610, "temperature": 67, "history": [90]}
+    assert used[7] == first | {"memory": 500 * MB}
+    assert used[8] == second | {"memory": None}  # unknown to the driver
     assert used[9]["memory"] == 3 * MB
-    assert used[10] == {"use": 90, "memory": None, "total": 80 << 30}  # not used yet
+    assert used[10] == second | {"memory": None}  # not used yet
     assert nvml.started == 1
 
 
@@ -72,6 +74,20 @@ def test_small_changes_are_not_reported(nvml: FakeNvml) -> None:
     assert gpus.poll({7: "0"})[0][7]["use"] == 12
 
 
+def test_the_use_of_the_last_minute_is_kept(nvml: FakeNvml) -> None:
+    now = 0.0
+    gpus = GpuMonitor(clock=lambda: now)
+    for use in range(0, 100, 2):
+        nvml.use[0] = use
+        used, _ = gpus.poll({7: "0"})
+        now += 1.0  # a point for every second poll
+    assert used[7]["history"] == list(range(0, 100, 4))
+    for _ in range(100):
+        used, _ = gpus.poll({7: "0"})
+        now += 1.0
+    assert used[7]["history"] == [98] * HISTORY
+
+
 def test_a_missing_device_is_named(nvml: FakeNvml) -> None:
     used, problem = GpuMonitor().poll({7: "0", 8: "5", 9: "MIG-x"})
     assert used.keys() == {7}
@@ -84,6 +100,8 @@ def test_a_missing_device_is_named(nvml: FakeNvml) -> None:
         ("nvmlDeviceGetUtilizationRates", "use"),
         ("nvmlDeviceGetMemoryInfo", "total"),
         ("nvmlDeviceGetComputeRunningProcesses", "memory"),
+        ("nvmlDeviceGetPowerUsage", "power"),
+        ("nvmlDeviceGetTemperature", "temperature"),
     ],
 )
 def test_a_figure_that_a_device_does_not_have(nvml: FakeNvml, name: str, missing: str) -> None:

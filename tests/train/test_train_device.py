@@ -58,8 +58,9 @@ def test_training_on_a_device_equals_training_on_the_host(fake_gpu: None, optimi
     for device in ("CPU:0", "GPU:0"):
         model = Sequential([Dense(5, "sigmoid"), Dense(4, "relu"), Dense(3, "softmax")], seed=1)
         model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-        with contexts.use(contexts.Context(device=device, quiet=True)):
+        with contexts.use(contexts.Context(device=device, quiet=True)) as context:
             history = model.fit(Dataset.from_arrays(x, y).batch(16), epochs=3, validation_data=(x, y))
+        assert context.devices == [device]
         results.append((model.get_weights(), history.history))
     (host, host_history), (device_weights, device_history) = results
     for a, b in zip(host, device_weights, strict=True):

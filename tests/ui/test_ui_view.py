@@ -10,6 +10,7 @@ import pytest
 
 from nbdist.errors import NbdistError, TaskDiedError, WorkerError
 from nbdist.metrics.store import RunStore
+from nbdist.run.devices import ReplicaDevice
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, ReplicaStanding, Standing
 from nbdist.run.run import Run
@@ -36,6 +37,9 @@ class FakeRun:
         self.asked: list[tuple[str, float | None]] = []
         self.controls = SimpleNamespace(act=lambda kind, rate: self.asked.append((kind, rate)))
         self.tally = ProgressTracker(len(TASKS), bool(options.get("synchronous")))
+
+    def replica_devices(self, standing: Standing) -> list[ReplicaDevice]:
+        return [ReplicaDevice(task, ("CPU:0",), cores=2) for task in self.tasks]
 
     def last_epoch(self, replica: int) -> dict[str, float]:
         return self.epochs.get(replica, {})
@@ -87,6 +91,9 @@ class FakeDisplay:
 
     def progress(self, status: Any) -> None:
         self.calls.append(("progress", status))
+
+    def gpus(self, gpus: Any) -> None:
+        self.calls.append(("gpus", gpus))
 
     def output(self, task: str, text: str) -> None:
         self.calls.append(("output", (task, text)))
@@ -156,6 +163,7 @@ def test_the_whole_progress_is_passed_on(displays: list[FakeDisplay]) -> None:
         "steps_per_second": 20.0,
         "examples_per_second": 200.0, "seconds_left": 3.0, "elapsed": 1.0, "note": "",
         "learning_rate": None, "checkpoint": None, "in_session": False,
+        "trained_on": "2 workers on CPU (2 cores)", "warning": "",
     }  # fmt: skip
     assert replicas[0] == {"state": "running", "step": 10, "steps_per_second": 10.0, "staleness": None} | {
         "spent": dict.fromkeys(("data", "compute", "exchange", "wait"), 0.0),

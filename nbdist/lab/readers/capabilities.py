@@ -11,9 +11,9 @@ from nbdist.cluster.resources import count_cores
 from nbdist.errors import UnavailableError
 from nbdist.home import home_path
 from nbdist.lab.readers.files import find_home
-from nbdist.lab.readers.tasks import nvml_problem
 from nbdist.lab.state import VERSION
 from nbdist.lab.tensorboard.manager import problem as tensorboard_problem
+from nbdist.metrics.gpu_usage import nvml_problem
 from nbdist.runtime.server import nbdist_version
 
 

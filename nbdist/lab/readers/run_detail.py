@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -14,17 +15,29 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nbdist.errors import InvalidArgumentError, NotAllowedError, NotFoundError
+from nbdist.errors import InvalidArgumentError, NbdistError, NotAllowedError, NotFoundError
 from nbdist.lab.readers.files import find_home, is_id, open_regular, read_bounded
 from nbdist.lab.readers.run_curves import load_store
-from nbdist.lab.readers.run_record import ACTIVE, LONGEST, RunRecord, listed, record_of
+from nbdist.lab.readers.run_record import (
+    ACTIVE,
+    LONGEST,
+    MAX_PROGRESS_BYTES,
+    RunRecord,
+    listed,
+    mapping,
+    record_of,
+    text,
+    whole,
+)
 from nbdist.lab.readers.runs import Item, Runs
 from nbdist.metrics.store import RunStore
+from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
 from nbdist.run.options import Options
 from nbdist.ui.flags import DISTRIBUTE_FLAGS
 from nbdist.ui.formatting import jsonable, shorten
 from nbdist.ui.frozen.run import run_data
 from nbdist.ui.frozen.summary import Summary
+from nbdist.ui.gpus import gpus_over_time
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.run_feed import Chart, plan_charts
 
@@ -139,6 +152,7 @@ def summary_of(
     finals = {name: values[-1] for chart in charts for name in chart.names
               if len(values := store.aggregate(name)[1])}  # fmt: skip
     alone = item["replicas"] == 1 or record.synchronous
+    devices = list(record.devices) or devices_now(Path(item["folder"]), record)
     return Summary(
         run_id=item["id"],
         title=item["name"],
@@ -153,7 +167,35 @@ def summary_of(
             *([f"continues run {record.resumed_from}"] if record.resumed_from else []),
             *more,
         ],
+        trained_on=trained_on(devices),
+        warning=device_warning(devices),
+        gpus=gpus_over_time(store, {i: one.known_gpu for i, one in enumerate(devices)}),
     )
+
+
+def devices_now(folder: Path, record: RunRecord) -> list[ReplicaDevice]:
+    """Return where the replicas of a run train, from the progress files of its folder."""
+    found = []
+    for number, rank in enumerate(record.workers):
+        file = f"progress-{number if record.in_graph else rank:04d}.json"
+        name = record.names.get(rank, f"rank {rank}")
+        try:
+            said = mapping(json.loads(read_bounded(folder / file, MAX_PROGRESS_BYTES)))
+        except (OSError, ValueError, RecursionError, NbdistError):  # none yet, or damaged
+            said = {}
+        gpu, (assigned, host) = mapping(said.get("gpu")), record.places.get(rank, ("", ""))
+        entries = {
+            "task": name,
+            "devices": listed(said.get("devices")),
+            "assigned": assigned or "CPU:0",
+            "gpu": text(gpu.get("id")),
+            "model": text(gpu.get("model")),
+            "total": whole(gpu.get("total")) or 0,
+            "cores": whole(said.get("cores")) or 0,
+            "host": host,
+        }
+        found.append(ReplicaDevice.from_config(entries) or ReplicaDevice(name))
+    return found
 
 
 def record_in(item: Item) -> RunRecord:

@@ -21,6 +21,7 @@ from typing import Any
 from nbdist.metrics import run_folder
 from nbdist.metrics.run_folder import STATUSES
 from nbdist.metrics.store import RunStore
+from nbdist.run.devices import ReplicaDevice
 from nbdist.run.history import Labels, error_line
 from nbdist.run.progress import BUSY, PAUSED, ProgressTracker, Standing
 from nbdist.text import cut_middle
@@ -60,6 +61,10 @@ class RunRecord:
     """Whether it trained or logged metrics; None if its run.json does not say."""
     resumed_from: str = ""
     """The run whose training it continues."""
+    places: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """The device that each task was started with, and its host, by rank."""
+    devices: tuple[ReplicaDevice, ...] = ()
+    """Where its replicas trained, written when the run ends."""
 
     @property
     def active(self) -> bool:
@@ -124,6 +129,10 @@ def record_of(run_id: str, content: bytes, changed: float) -> RunRecord:
         owner=owner_of(cluster.get("owner")),
         trained=found["trained"] if isinstance(found.get("trained"), bool) else None,
         resumed_from=text(found.get("resumed_from")),
+        places={rank: (text(one.get("device")), text(one.get("host"))) for rank, one in ranked.items()},
+        devices=tuple(
+            one for entries in listed(found.get("devices")) if (one := ReplicaDevice.from_config(entries))
+        ),
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import psutil
@@ -16,6 +16,7 @@ from nbdist.errors import NbdistError
 from nbdist.lab.readers.cluster_file import TaskEntry
 from nbdist.lab.readers.clusters import Clusters, ClusterStatus
 from nbdist.lab.readers.processes import find_process
+from nbdist.metrics.gpu_usage import Gpu, load_nvml, read_devices
 from nbdist.wire.hosts import host_identity
 
 ELSEWHERE = "it is on another host: its CPU and memory cannot be read from here"
@@ -291,60 +292,64 @@ def read_process(process: psutil.Process) -> ProcessUsage | None:
     return None
 
 
-# GPU use of the tasks, from NVIDIA's library (NVML, `pip install nbdist[gpu]`).
-#
-# It is loaded at the first use. If it is missing, a message tells why.
+# GPU use of the tasks, from NVIDIA's library (NVML, see nbdist.metrics.gpu_usage).
 
-Usage = dict[str, int | None]
-
-
-def nvml_problem() -> str | None:
-    """Return why GPUs of this host cannot be measured; None if they can. The answer is cached."""
-    return _nvml()[1]
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A device: its use in percent, its memory in bytes, and the memory of each process."""
-
-    use: int | None
-    total: int | None
-    by_pid: Mapping[int, int | None]
+HISTORY, HISTORY_SECONDS = 30, 2.0  # points of the small curve of a GPU's use, and the seconds between two
+Usage = dict[str, Any]
 
 
 class GpuMonitor:
-    """Measures the GPU use of tasks, with the hysteresis of `steady`."""
+    """Measures the GPU use of tasks, with the hysteresis of `steady`, and keeps a minute of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._before: dict[int, Usage] = {}
+        self._due = -math.inf
 
     def poll(self, wanted: Mapping[int, str]) -> tuple[dict[int, Usage], str | None]:
-        """Return (usage by pid, problem) for pids with their assigned GPUs."""
+        """Return (usage by pid, problem) for pids with their assigned GPUs.
+
+        A usage has "use" (percent), "memory" (bytes of the process), "total", "power" (watts) and
+        "temperature" (degrees Celsius), None where the device has no such figure; "history" has the use at
+        intervals of `HISTORY_SECONDS`.
+        """
         if not wanted:
             self._before = {}
             return {}, None
-        nvml, problem = _nvml()
+        nvml, problem = load_nvml()
         if problem is not None:
             return {}, problem
         try:
             devices = read_devices(nvml, set(wanted.values()))
         except Exception as error:  # NVML's errors, and others of its wrapper when a driver fails
             return {}, f"NVML failed: {error}"
+        due = self._clock() >= self._due
+        if due:
+            self._due = self._clock() + HISTORY_SECONDS
         found = {}
         for pid, name in wanted.items():
             if (device := device_of(pid, name, devices)) is not None:
-                found[pid] = self._steady(pid, device)
+                found[pid] = self._steady(pid, device, due)
         self._before = found
         missing = sorted(set(wanted.values()) - devices.keys())
         return found, f"NVML knows no GPU {', '.join(missing)}" if missing else None
 
-    def _steady(self, pid: int, device: Gpu) -> Usage:
+    def _steady(self, pid: int, device: Gpu, due: bool) -> Usage:
         before = self._before.get(pid, {})
         memory = device.by_pid.get(pid)
+        use = None if device.use is None else steady(before.get("use"), device.use)
+        history = before.get("history", [])
+        if due and use is not None:
+            history = [*history, use][-HISTORY:]
         return {
-            "use": None if device.use is None else steady(before.get("use"), device.use),
+            "use": use,
             "memory": None if memory is None else steady(before.get("memory"), memory, MEGABYTE),
             "total": device.total,
+            "power": None if device.power is None else steady(before.get("power"), device.power, 5.0),
+            "temperature": None
+            if device.temperature is None
+            else steady(before.get("temperature"), device.temperature),
+            "history": history,
         }
 
 
@@ -353,7 +358,7 @@ def device_of(pid: int, name: str, devices: Mapping[str, Gpu]) -> Gpu | None:
 
     CUDA may number devices in another order than NVML (fastest first), so the listing takes precedence.
 
-    >>> one, other = Gpu(5, 100, {}), Gpu(90, 200, {7: 50})
+    >>> one, other = Gpu(use=5), Gpu(use=90, by_pid={7: 50})
     >>> device_of(7, "0", {"0": one, "1": other}) is other, device_of(8, "0", {"0": one}) is one
     (True, True)
     """
@@ -361,43 +366,3 @@ def device_of(pid: int, name: str, devices: Mapping[str, Gpu]) -> Gpu | None:
     if given is not None and pid in given.by_pid:
         return given
     return next((device for device in devices.values() if pid in device.by_pid), given)
-
-
-def read_devices(nvml: Any, names: Iterable[str]) -> dict[str, Gpu]:
-    """Return the devices that NVML knows, by their CUDA names (numbers or UUIDs)."""
-    found = {}
-    for name in sorted(names):
-        try:
-            handle = (
-                nvml.nvmlDeviceGetHandleByIndex(int(name))
-                if name.isdecimal()
-                else nvml.nvmlDeviceGetHandleByUUID(name)
-            )
-        except nvml.NVMLError:  # there is none, or it is lost, or this user may not ask; others are measured
-            continue
-        use = _or_none(nvml, lambda one: int(nvml.nvmlDeviceGetUtilizationRates(one).gpu), handle)
-        total = _or_none(nvml, lambda one: int(nvml.nvmlDeviceGetMemoryInfo(one).total), handle)
-        listed = _or_none(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
-        found[name] = Gpu(use, total, {int(one.pid): one.usedGpuMemory for one in listed})
-    return found
-
-
-def _or_none(nvml: Any, ask: Any, handle: Any) -> Any:
-    """Return a figure from NVML; None if it has none (a MIG slice has no use, a lost GPU nothing)."""
-    try:
-        return ask(handle)
-    except nvml.NVMLError:
-        return None
-
-
-@cache
-def _nvml() -> tuple[Any, str | None]:
-    try:
-        import pynvml
-    except ImportError:
-        return None, 'pynvml is not installed: pip install "nbdist[gpu]"'
-    try:
-        pynvml.nvmlInit()
-    except Exception as error:  # no driver, a wrong version, or no permission
-        return None, f"NVML cannot be used here: {error}"
-    return pynvml, None

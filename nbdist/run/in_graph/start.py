@@ -131,7 +131,14 @@ def _live(
     folder = private_folder(Path(spec.folder))
     context = make_context(spec, client, client.agent)
     events = [events_folder(folder, info.name) if spec.tensorboard else None for info in towers]
-    reported = Towers(folder, len(towers), context, events, [info.name for info in towers])
+    reported = Towers(
+        folder,
+        len(towers),
+        context,
+        events,
+        [info.name for info in towers],
+        [info.device for info in towers],
+    )
     context.towers = reported.context
     context.strategy = in_graph_strategy(cluster, spec, towers, servers, context, reported)
     client.agent.traces.sources.append(lambda run: reported.spans(client.name) if run == spec.run else ())

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from nbdist.cluster.resources import count_cores
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.timeline import Span, covered
@@ -31,7 +32,8 @@ MOST_TRACES = 4  # the newest; each is some hundred spans
 class Towers:
     """Recorders, contexts and progress of ``count`` towers; ``context`` is that of the body.
 
-    ``events`` are folders for TensorBoard's files, one for each; ``tasks`` are the names of their workers.
+    ``events`` are folders for TensorBoard's files, one for each; ``tasks`` are the names of their workers,
+    ``devices`` those of these workers on which the ops of a tower are placed.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class Towers:
         context: Context,
         events: Sequence[Path | None] = (),
         tasks: Sequence[str] = (),
+        devices: Sequence[str] = (),
     ) -> None:
-        self.main, self._tasks = context, list(tasks)
+        self.main, self._tasks, self._devices = context, list(tasks), list(devices)
         self._towers = [
             _Tower(Recorder(folder / f"metrics-{i:04d}.log", replica=i, events=into))
             for i, into in enumerate(events or [None] * count)
@@ -104,8 +107,15 @@ class Towers:
     def replicas(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of every tower."""
         return [
-            (i, asdict(self._progress(tower)), tower.recorder.flush()) for i, tower in enumerate(self._towers)
+            (i, {**asdict(self._progress(tower)), **self._device(i)}, tower.recorder.flush())
+            for i, tower in enumerate(self._towers)
         ]
+
+    def _device(self, i: int) -> dict[str, Any]:
+        """Return where the ops of a tower run, once it trains: each op runs where it is placed, or fails."""
+        tower, device = self._towers[i], self._devices[i : i + 1]
+        trains = tower.progress.step or (tower.context is not None and tower.context.progress.step)
+        return {"devices": device, "cores": count_cores()} if device and trains else {}
 
     def troubles(self) -> list[str]:
         """Return what the disk has refused so far."""

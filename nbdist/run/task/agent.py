@@ -128,6 +128,7 @@ class Agent:
             self._step_log = (live.run, live.context.step_log)
         ended = threading.Event()
         live.cancel, intervals = ended.set, live.intervals()
+        live.watch_gpu(self.task.device)
 
         def send() -> None:
             if ended.is_set():
@@ -139,6 +140,7 @@ class Agent:
 
     def end(self, live: ActiveRun) -> None:
         """Send the last messages and free the task. Called by the body, on the main thread."""
+        live.leave_gpu()
         sent = threading.Event()
 
         def last() -> None:

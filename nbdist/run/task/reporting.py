@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from nbdist.metrics.gpu_usage import GpuSampler, own_gpu
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.control import progress_message
@@ -31,6 +32,7 @@ from nbdist.train.context import Context
 from nbdist.wire.rpc.frame import Frame
 
 SEND_SECONDS = 0.1  # between two messages of a replica
+GPU_SECONDS = 1.0  # between two samples of its GPU
 
 
 class ActiveRun:
@@ -41,6 +43,27 @@ class ActiveRun:
         self.cancel: Callable[[], None] = lambda: None
         self._progress: dict[int, ProgressFile] = {}
         self._shown_troubles: list[str] = []
+        self._sampler: GpuSampler | None = None
+
+    def watch_gpu(self, device: str) -> None:
+        """Measure the GPU of this task until `leave_gpu`: for the view, and once it trains for its log."""
+        gpu = own_gpu(device)
+        if gpu is not None:
+            self._sampler = GpuSampler(gpu, self._see_gpu, self._record_gpu, GPU_SECONDS)
+            self._sampler.start()
+
+    def leave_gpu(self) -> None:
+        """Measure no more."""
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    def _see_gpu(self, sample: dict[str, Any]) -> None:
+        self.context.gpu = sample
+
+    def _record_gpu(self, series: str, value: float) -> None:
+        progress, recorder = self.context.progress, self.recorder
+        if progress.trainings or progress.sessions or recorder.names:  # a plain cell leaves no metrics
+            recorder.add(recorder.series(series), progress.step, value)
 
     def replicas(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of each replica that this body trains."""

@@ -317,7 +317,9 @@ class VariableGroup(NoVariables):
         if replica.joins_at:
             replica.close()
             raise FailedPreconditionError(refused)
-        return on_device(replica, context.device)
+        replica = on_device(replica, context.device)
+        context.see_arrays(replica.values)
+        return replica
 
     @property
     def joint(self) -> bool:

@@ -22,6 +22,7 @@ from IPython.display import publish_display_data
 
 from nbdist.errors import NbdistError, WorkerError
 from nbdist.metrics.run_folder import duration
+from nbdist.run.devices import device_warning, trained_on
 from nbdist.run.progress import ABSENT, LEFT, LOST, PAUSED, RESTARTING, SILENT, ReplicaStanding, Standing
 from nbdist.run.run import Run, training_seconds
 from nbdist.run.task.reporting import Displayed
@@ -39,6 +40,7 @@ from nbdist.ui.frozen.summary import (
     short_task,
     with_short_tasks,
 )
+from nbdist.ui.gpus import Gpus, gpus_over_time
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.run_feed import plan_charts
@@ -98,6 +100,7 @@ class LiveDisplay:
         self.transcripts = {task: Transcript() for task in tasks}
         self.status: Mapping[str, Any] = {}
         self.marks: Sequence[Mark] = ()
+        self.over_time: Gpus = []
         self.controls = PageControls()
         self.line_due = float("-inf")
         self.show_due: float | None = None
@@ -120,6 +123,7 @@ class LiveDisplay:
         self.view = self._make_view()
         self.view.progress(self.status)
         self.view.mark(self.marks)
+        self.view.gpus(self.over_time)
         display(self.view, display_id=self.display_id)
 
     def _make_view(self) -> LiveView:
@@ -147,6 +151,7 @@ class LiveDisplay:
             display(view)
             view.progress(self.status)
             view.mark(summary.marks)
+            view.gpus(list(map(dict, summary.gpus)))
             view.finish(summary.state)
             view.close_when_left()  # the output itself, so that a slow page needs no further message
 
@@ -194,6 +199,13 @@ class LiveDisplay:
             self.marks = marks
             if self.view is not None:
                 self.view.mark(marks)
+
+    def gpus(self, gpus: Gpus) -> None:
+        """Set the GPUs of the replicas over time (see `nbdist.ui.gpus`)."""
+        with self.lock:
+            self.over_time = gpus
+            if self.view is not None:
+                self.view.gpus(gpus)
 
     def output(self, task: str, printed: str) -> None:
         """Append what a task printed."""
@@ -267,6 +279,7 @@ class RunView:
         self._tasks = run.tasks
         self._unit = unit_of(run)
         self._marks = Marks()
+        self._gpus: list[object] = []  # the samples of the GPUs that the view has
         self._thread: int | None = None  # the thread that shows the run, if another thread follows it
         self._display = LiveDisplay(
             run.store, run.tasks, title_of(run), run_id=run.id, charts=run.options.live, again=again(run)
@@ -297,6 +310,11 @@ class RunView:
         self._display.set_tasks(self._tasks)
         if self._marks.see(standing, self._tasks, time.monotonic()):
             self._display.mark(self._marks.all())
+        samples: list[object] = [replica.gpu for replica in standing.replicas]
+        if samples != self._gpus:
+            self._gpus = samples
+            self._display.gpus(gpus_of(self._run, standing))
+        devices = self._run.replica_devices(standing)
         self._display.progress(
             {
                 "state": with_short_tasks(standing.state),
@@ -328,6 +346,8 @@ class RunView:
                     for i, replica in enumerate(standing.replicas)
                 },
                 "note": note_on(standing.replicas, self._tasks),
+                "trained_on": trained_on(devices),
+                "warning": device_warning(devices),
             }
         )
 
@@ -420,7 +440,7 @@ def summary_of(run: Run) -> Summary:
     """Return the summary of a finished run."""
     trained = {i: run.store.last(i, "loss") for i in range(len(run.tasks)) if "loss" in run.store.series}
     whole = run.tally.standing(time.monotonic(), run.store)
-    standing = whole.replicas
+    standing, devices = whole.replicas, run.replica_devices(whole)
     lost = {i for i, replica in enumerate(standing) if replica.state == LOST}
     left = {i for i, replica in enumerate(standing) if replica.state == LEFT}
     rows: list[dict[str, Any]] = []
@@ -465,7 +485,17 @@ def summary_of(run: Run) -> Summary:
         error=in_a_line(run.error) if run.error else None,
         rows=rows,
         remarks=[*remarks_on(run, standing), *map(with_short_tasks, whole.servers)],
+        trained_on=trained_on(devices),
+        warning=device_warning(devices),
+        gpus=gpus_of(run, whole),
     )
+
+
+def gpus_of(run: Run, standing: Standing) -> Gpus:
+    """Return the GPUs of a run's replicas over time; those of run.json if no replica has told its own."""
+    said = {i: dict(replica.gpu) for i, replica in enumerate(standing.replicas) if replica.gpu}
+    recorded = enumerate(run.replica_devices(standing))
+    return gpus_over_time(run.store, said or {i: one.known_gpu for i, one in recorded})
 
 
 def title_of(run: Run) -> str:

@@ -10,6 +10,7 @@ from nbdist.text import clip, cut_note
 from nbdist.ui.ansi import part, plain, spans, styled
 from nbdist.ui.formatting import Room, first_of, fitting, longest, shorten
 from nbdist.ui.frozen.summary import Summary, apart, headline, is_plain, marks_line, number, short_task
+from nbdist.ui.gpus import gpu_rows
 
 MOST_COLUMNS = 8
 FEW_LETTERS = 100  # characters of names side by side
@@ -39,10 +40,15 @@ def html(summary: Summary, picture: str | None, room: Room, columns: int = 1) ->
         )
     if summary.marks and picture is not None:
         parts.append(f"<p><small>{line(marks_line(summary), MARKS_ROOM)}</small></p>")
+    if summary.trained_on:
+        parts.append(f"<p><small>trained on {line(summary.trained_on, 600)}</small></p>")
+    if summary.warning:
+        parts.append(f"<p><small>⚠ {line(summary.warning, 600)}</small></p>")
     if summary.checkpoint:
         parts.append(f"<p><small>checkpoint: <code>{line(summary.checkpoint, 500)}</code></small></p>")
     parts.append(metrics_table(apart(summary), room.metrics))
     parts.append(rows_table(summary.rows, room.rows))
+    parts.append(rows_table(gpu_rows(summary.gpus, summary.tasks), room.metrics))
     parts += outputs(summary, room.outputs)
     return "\n".join(part for part in parts if part)
 
@@ -143,10 +149,15 @@ def text(summary: Summary, room: Room) -> str:
         parts.append(shorten(summary.error, room.error))
     if summary.marks:
         parts.append(clip(marks_line(summary), 1500))
+    if summary.trained_on:
+        parts.append(f"trained on {clip(summary.trained_on, 600)}")
+    if summary.warning:
+        parts.append(f"⚠ {clip(summary.warning, 600)}")
     if summary.checkpoint:
         parts.append(f"checkpoint: {clip(summary.checkpoint, 500)}")
     parts.append(metrics_text(apart(summary), room.metrics))
     parts.append(rows_text(summary.rows, room.rows))
+    parts.append(rows_text(gpu_rows(summary.gpus, summary.tasks), room.metrics))
     parts += outputs_as_text(summary.outputs, room.outputs)
     return "\n\n".join(part for part in parts if part)
 

@@ -24,6 +24,7 @@ from nbdist.ui.formatting import Room, first_of, jsonable, well_formed
 from nbdist.ui.frozen.render import html, text
 from nbdist.ui.frozen.run_figure import columns_of, picture
 from nbdist.ui.frozen.summary import Summary, axis_words, is_plain
+from nbdist.ui.gpus import fewer_points
 from nbdist.ui.widgets.run_feed import Chart, course, plan_charts
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
 #      "marks": [{"step": 120, "kind": "rate", "text": "learning rate 0.1 → 0.01"}],
 #      "remarks": ["worker 1 was lost"], "metrics": {"loss": 0.12},
 #      "charts": [{"title": "loss", "train": "loss", "validation": "val_loss"}],
+#      "trained_on": "2 workers on CPU (8 cores)", "warning": "",
+#      "gpus": [{"replica": 0, "model": "NVIDIA H100", "id": "GPU-8f3a...", "total": 85899345920,
+#                "use": {"seconds": "0 1 2", "values": "0 87 91"}, "memory": {...}, ...}],
 #      "series": [{"name": "loss", "replica": "mean", "kind": "trend", "steps": "0 10", "values": "2.3 nan"},
 #                 {"name": "loss", "replica": 0, "kind": "points", "steps": "0 1", "values": "2.31 2.4"}],
 #      "left_out": 0}
@@ -101,6 +105,9 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
         "checkpoint": summary.checkpoint and clip(summary.checkpoint, 1000),
         "marks": [{**asdict(mark), "text": clip(mark.text)} for mark in summary.marks[:MOST_MARKS]],
         "remarks": [clip(remark) for remark in summary.remarks],
+        "trained_on": clip(summary.trained_on, 600),
+        "warning": clip(summary.warning, 600),
+        "gpus": fewer_points(summary.gpus, limit // 4),
         "metrics": {clip(name): jsonable(value) for name, value in first_of(summary.metrics, MOST_METRICS)},
         "charts": [
             {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from nbdist.metrics.run_folder import duration
 from nbdist.numbers import is_whole
@@ -45,6 +45,9 @@ class Summary:
     error: str | None = None  # one line; the cell shows the traceback
     rows: Sequence[Mapping[str, object]] = ()
     remarks: Sequence[str] = ()  # remarks on faults, such as a lost replica
+    trained_on: str = ""  # the devices that held the replicas' arrays, in one line
+    warning: str = ""  # a GPU that was not used, and what to do
+    gpus: Sequence[Mapping[str, Any]] = ()  # the GPUs of the replicas over time (see nbdist.ui.gpus)
 
 
 SIGNS: Mapping[MarkKind, str] = {"rate": "◆", "pause": "■", "checkpoint": "▼", "lost": "✕", "restart": "▲"}

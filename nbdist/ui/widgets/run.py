@@ -25,6 +25,7 @@ from nbdist.run.progress import ABSENT
 from nbdist.text import clip
 from nbdist.ui.formatting import jsonable
 from nbdist.ui.frozen.summary import Mark
+from nbdist.ui.gpus import Gpus
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.base import StreamingView
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
@@ -67,6 +68,8 @@ class LiveView(StreamingView):
         self.status_is_new = True
         self.marks: list[dict[str, Any]] = []
         self.marks_are_new = False
+        self.over_time: Gpus = []
+        self.gpus_are_new = False
         self.transcripts = {task: Transcript() for task in tasks} if transcripts is None else transcripts
         self.shown: dict[str, tuple[int, str]] = {}
         """By task: the position in its transcript, and the open line, that the page has."""
@@ -82,7 +85,8 @@ class LiveView(StreamingView):
 
         Keys: state, step, total, epoch and epochs (None in loops without fit), unit ("steps" or "updates"),
         steps_per_second, examples_per_second,
-        seconds_left, elapsed (seconds), note, learning_rate (in force; None where there is none to set),
+        seconds_left, elapsed (seconds), note, trained_on and warning (of its devices, in words),
+        learning_rate (in force; None where there is none to set),
         in_session (whether a body trains in a monitored session, whose hooks save its checkpoints),
         checkpoint (the latest: number, step, path, error), and per_replica, a mapping of replica to its
         state, step, steps_per_second, staleness, restart (when it was replaced, in words) and ``spent``
@@ -101,6 +105,11 @@ class LiveView(StreamingView):
     def mark(self, marks: Iterable[Mark]) -> None:
         """Set the marks on the curves: events and their steps."""
         self.marks, self.marks_are_new = [asdict(mark) for mark in marks], True
+
+    def gpus(self, gpus: Gpus) -> None:
+        """Set the GPUs of the replicas over time (see `nbdist.ui.gpus`)."""
+        self.gpus_are_new = self.gpus_are_new or gpus != self.over_time
+        self.over_time = gpus
 
     def output(self, task: str, text: str) -> None:
         """Append text that a task has printed."""
@@ -159,6 +168,8 @@ class LiveView(StreamingView):
             content["progress"] = self.status
         if self.marks_are_new or (snapshot and self.marks):
             content["marks"] = self.marks
+        if self.gpus_are_new or (snapshot and self.over_time):
+            content["gpus"] = self.over_time
         if available := self.available.news(self.feed.store.series, now, anew=snapshot):
             content["available"] = available
         if printed := self._new_output(snapshot):
@@ -166,7 +177,7 @@ class LiveView(StreamingView):
         if not (len(content) > 2 or update.parts):
             return
         content["replaced"] = update.replaced
-        self.snapshot_wanted = self.status_is_new = self.marks_are_new = False
+        self.snapshot_wanted = self.status_is_new = self.marks_are_new = self.gpus_are_new = False
         self._send_numbered(content, update, now)
 
     def _send_numbered(self, content: dict[str, Any], update: RunUpdate, now: float) -> None:

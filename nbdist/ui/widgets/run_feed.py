@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nbdist.metrics.gpu_usage import GPU_SERIES
 from nbdist.metrics.series import decimate
 from nbdist.metrics.store import ENTRY, by_curve
 from nbdist.ui.widgets.frames import CLOCK, MEAN, TREND, Records, records
@@ -218,7 +219,9 @@ class Feed:
 # The choice of the charts and their series.
 
 MOST_CHARTS = 6  # drawn at a time; the run's folder and `run.metrics()` have every series
-NOT_CURVES = frozenset({"staleness", "step_ms", "data_ms", "compute_ms", "exchange_ms", "wait_ms"})
+NOT_CURVES = frozenset(
+    {"staleness", "step_ms", "data_ms", "compute_ms", "exchange_ms", "wait_ms", *GPU_SERIES.values()}
+)
 VALIDATION = "val_"
 
 
