@@ -51,9 +51,10 @@ lock:
 chromium: .venv/test.stamp
 	$(BIN)/python scripts/programs.py chromium ip
 
-# On a machine with a GPU: installs, tests and checks what needs one, and writes artifacts/gpu-report.txt.
+# On a machine with a GPU: installs, tests, checks and measures, and writes artifacts/gpu-report.txt.
+# EXTRA=gpu12 for drivers of CUDA 12.
+EXTRA := gpu
 gpu: .venv/gpu.stamp
-	$(BIN)/python -m pytest tests -m gpu
 	$(BIN)/python scripts/gpu_check.py
 
 clean:
@@ -82,7 +83,7 @@ PAGES := $(shell find widget/src labextension/src labextension/style labextensio
 	touch $@
 
 .venv/gpu.stamp: .venv/test.stamp
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[gpu,test]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRA),test]"
 	touch $@
 
 .venv/bench.stamp: .venv/demo.stamp

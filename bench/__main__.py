@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 from bench import faults, frame, kills, recovery, report
 from bench.script import NotThere
 from bench.table import BENCHMARKS, chosen
+from bench.table_gpu import REHEARSAL
 
 
 def main() -> int:
@@ -35,6 +37,7 @@ def main() -> int:
 def run_one(benchmark: frame.Benchmark | frame.Survey, rounds: int, peers_only: bool) -> bool:
     """Run and report one benchmark; return whether its bar is met."""
     print(report.heading(benchmark), flush=True)
+    alone: list[frame.Outcome] = []
     try:
         if isinstance(benchmark, frame.Survey):
             return peers_only or survey(benchmark, rounds)
@@ -42,18 +45,26 @@ def run_one(benchmark: frame.Benchmark | frame.Survey, rounds: int, peers_only: 
             print(report.peer_summary(benchmark, [benchmark.peer() for _ in range(rounds)]), flush=True)
             return True
         result = frame.run(
-            benchmark,
+            replace(benchmark, ours=lambda: kept(benchmark.ours(), alone)),
             rounds,
             lambda number, ours, peer: print(
                 report.round_line(number, ours, peer, benchmark.unit), flush=True
             ),
         )
     except NotThere as problem:
-        print(f"    not run: {problem}", flush=True)
+        print(f"    not measured: {problem}", flush=True)
+        if alone and isinstance(benchmark, frame.Benchmark):
+            print(f"    nbdist alone: {alone[-1]['value']:.4g} {benchmark.unit}, no ratio", flush=True)
         return False
     print(report.summary(benchmark, result), flush=True)
-    report.keep(result)
+    if not REHEARSAL:
+        report.keep(result)
     return result.met
+
+
+def kept(outcome: frame.Outcome, outcomes: list[frame.Outcome]) -> frame.Outcome:
+    outcomes.append(outcome)
+    return outcome
 
 
 def survey(wanted: frame.Survey, rounds: int) -> bool:

@@ -10,10 +10,13 @@ import os
 import tempfile
 from typing import Any
 
-from bench.sync_work import WORKERS, WORKS, chosen
+from bench.script import not_measured
+from bench.sync_work import WORKERS, WORKS, options, scaled
 
 BODY = """
 import time
+from argparse import Namespace
+
 from bench import sync_work
 from bench.nbdist_multi_worker import compiled
 
@@ -22,7 +25,7 @@ class Clock(nb.train.Callback):
         self.end = time.monotonic()  # one clock for all processes of a host
         self.begin = self.end if epoch == 0 else self.begin
 
-work, clock = sync_work.WORKS[{name!r}], Clock()
+work, clock = sync_work.scaled({options!r}), Clock()
 batches = nb.data.Dataset.from_arrays(*work.data()).batch(sync_work.BATCH).repeat()
 model = compiled({name!r})
 epochs = 1 + work.steps // work.warm_up  # the first is the warm-up
@@ -32,16 +35,25 @@ print("CLOCK", clock.begin, clock.end)
 
 
 def main() -> None:
-    name = chosen()
+    given = options()
+    work, gpus = scaled(given), "auto" if given.device.startswith("GPU") else "none"
+    from nbdist.cluster.gpus import list_gpus
     from nbdist.cluster.launch import start_cluster
     from nbdist.metrics.run_folder import run_folder
     from nbdist.ui.api import launch
 
+    if gpus == "auto" and (found := len(list_gpus())) < WORKERS:
+        raise not_measured(f"{WORKERS} workers need {WORKERS} GPUs, and this host has {found}")
     with tempfile.TemporaryDirectory() as home:
         os.environ["NBDIST_HOME"] = os.path.join(home, "nbdist")
-        cluster = start_cluster(workers=WORKERS, threads=1, report=None)
+        cluster = start_cluster(workers=WORKERS, threads=1, gpus=gpus, report=None)
         try:
-            run = launch(BODY.format(name=name), strategy="multi_worker", live=False, cluster=cluster)
+            run = launch(
+                BODY.format(name=given.work, options=given),
+                strategy="multi_worker",
+                live=False,
+                cluster=cluster,
+            )
             spans = []
             for rank in range(WORKERS):
                 words = (run_folder(run.id) / f"output-{rank:04d}.log").read_text().split()
@@ -50,7 +62,7 @@ def main() -> None:
         finally:
             cluster.stop()
     seconds = max(end for _, end in spans) - min(begin for begin, _ in spans)
-    outcome = WORKS[name].outcome(seconds, run.model.get_weights())
+    outcome = work.outcome(seconds, run.model.get_weights())
     outcome["check"]["updates"] = run.global_step
     print(json.dumps(outcome))
 

@@ -9,15 +9,37 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bench.frame import Outcome
 
 ROOT = Path(__file__).parent.parent
+NOT_MEASURED = "not measured: "
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class NotThere(Exception):
     """A side has not been written, or cannot run here."""
+
+
+def not_measured(why: str) -> SystemExit:
+    """Return what a script raises if it cannot run here: the reason is printed in place of a figure."""
+    return SystemExit(f"{NOT_MEASURED}{why}")
+
+
+def need_torch(device: str) -> tuple[Any, str]:
+    """Return PyTorch and its name of a device, with float32 products that are not rounded to TF32."""
+    try:
+        import torch
+    except ImportError:
+        raise not_measured("torch is not installed") from None
+    if not device.startswith("GPU"):
+        torch.set_num_threads(1)
+        return torch, "cpu"
+    if not torch.cuda.is_available():
+        raise not_measured("torch is installed without CUDA")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    return torch, f"cuda:{device.partition(':')[2] or 0}"
 
 
 def here(module: str, *arguments: object, timeout: float = 300) -> Callable[[], Outcome]:
@@ -50,6 +72,8 @@ def outcome(python: str, module: str, arguments: tuple[object, ...], timeout: fl
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise NotThere(f"bench/{module}.py did not end within {timeout:g} s") from None
+    if (last := errors.strip().rpartition("\n")[2]).startswith(NOT_MEASURED):
+        raise NotThere(last.removeprefix(NOT_MEASURED))
     if process.returncode or not output.strip():
         raise NotThere(f"bench/{module}.py failed:\n{errors[-2000:]}")
     result: Outcome = json.loads(output.strip().splitlines()[-1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,11 @@ class Work:
         own = BATCH // WORKERS
         x, y = x.reshape(-1, WORKERS, own, *x.shape[1:]), y.reshape(-1, WORKERS, own)
         return np.ascontiguousarray(x[:, rank]), np.ascontiguousarray(y[:, rank])
+
+    def batches(self) -> tuple[Array, NDArray[np.int64]]:
+        """Return all examples, as (batches, examples of a batch, ...)."""
+        x, y = self.data()
+        return x.reshape(-1, BATCH, *x.shape[1:]), y.reshape(-1, BATCH)
 
     def outcome(self, seconds: float, weights: Sequence[Array]) -> dict[str, Any]:
         """Return images per second of all workers, and what all sides have to agree on."""
@@ -81,8 +86,17 @@ WORKS = {
 }
 
 
-def chosen() -> str:
-    """Return the name of the work that the command line asks for."""
+def options() -> argparse.Namespace:
+    """Return the work that the command line asks for, and its device and steps if it names them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", choices=list(WORKS), required=True)
-    return str(parser.parse_args().work)
+    parser.add_argument("--device", default="CPU:0", help="CPU:0 or GPU:0")
+    parser.add_argument("--warm-up", type=int)
+    parser.add_argument("--steps", type=int)
+    return parser.parse_args()
+
+
+def scaled(options: argparse.Namespace) -> Work:
+    """Return the work of the command line, for as many steps as that names."""
+    work = WORKS[options.work]
+    return replace(work, warm_up=options.warm_up or work.warm_up, steps=options.steps or work.steps)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bench.allreduce_work import SIZES
 from bench.frame import Bar, Benchmark, Goal, Survey, close
 from bench.script import elsewhere, here
+from bench.table_gpu import GPU_BENCHMARKS, REHEARSAL
 from bench.table_sweep import SWEEPS
+from nbdist.wire.collective.nccl import has_driver
 
 # Both sides make the same number of updates on the same data from the same weights. Asynchronous workers
 # apply them in a different order each time, which changes the figures in the third digit.
@@ -376,12 +378,21 @@ BENCHMARKS: list[Benchmark | Survey] = [
         here("nbdist_checkpoint", "--value", "save", "--ps", 3),
         None,
     ),
+    *GPU_BENCHMARKS,
 ]
 
 
 def chosen(names: list[str]) -> list[Benchmark | Survey]:
-    """Return the benchmarks that ``names`` selects: by key, by the part before its first dot, or "all"."""
-    picked = [b for b in BENCHMARKS if any(n in ("all", b.key) or b.key.startswith(f"{n}.") for n in names)]
+    """Return the benchmarks that ``names`` selects: by key, by the part before its first dot, or "all".
+
+    All leaves out those that need a GPU on a host without one.
+    """
+    every = {b.key for b in BENCHMARKS if b not in GPU_BENCHMARKS or REHEARSAL or has_driver()}
+    picked = [
+        b
+        for b in BENCHMARKS
+        if any((n == "all" and b.key in every) or n == b.key or b.key.startswith(f"{n}.") for n in names)
+    ]
     known = {b.key for b in BENCHMARKS} | {b.key.split(".")[0] for b in BENCHMARKS} | {"all"}
     for name in names:
         if name not in known:

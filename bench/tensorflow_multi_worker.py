@@ -13,12 +13,12 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.sync_work import WORKERS, WORKS, chosen
+from bench.sync_work import WORKERS, WORKS, options
 from bench.tensorflow_async_ps import free_ports
 
 
 def main() -> None:
-    name = chosen()
+    name = options().work
     processes = multiprocessing.get_context("spawn")
     here, there = processes.Pipe()
     ports = free_ports(WORKERS)

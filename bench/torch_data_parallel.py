@@ -1,4 +1,4 @@
-"""Peer of P3 and P4: PyTorch's DistributedDataParallel over gloo, a process of one thread per worker.
+"""Peer of P3, P4 and g3: PyTorch's DistributedDataParallel over gloo, or NCCL on GPUs; a process per worker.
 
 Prints images per second of both workers together.
 """
@@ -9,19 +9,28 @@ import json
 import multiprocessing
 import tempfile
 import time
+from argparse import Namespace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench.sync_work import WORKERS, WORKS, chosen
+from bench.script import need_torch, not_measured
+from bench.sync_work import WORKERS, WORKS, options, scaled
 
 
 def main() -> None:
-    name = chosen()
+    given = options()
+    torch, device = need_torch(given.device)
+    if device != "cpu" and torch.cuda.device_count() < WORKERS:
+        raise not_measured(
+            f"{WORKERS} workers need {WORKERS} GPUs, and torch has {torch.cuda.device_count()}"
+        )
     processes = multiprocessing.get_context("spawn")
     here, there = processes.Pipe()
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [processes.Process(target=train, args=(name, rank, folder, there)) for rank in range(WORKERS)]
+        ranks = [
+            processes.Process(target=train, args=(given, rank, folder, there)) for rank in range(WORKERS)
+        ]
         for one in ranks:
             one.start()
         there.close()  # so that nothing is waited for when all workers have failed
@@ -31,22 +40,22 @@ def main() -> None:
     print(json.dumps(outcome))
 
 
-def train(name: str, rank: int, folder: str, pipe: Connection) -> None:
+def train(given: Namespace, rank: int, folder: str, pipe: Connection) -> None:
     """Be one worker; the first sends the outcome."""
-    import torch
+    torch, device = need_torch(given.device.replace("GPU:0", f"GPU:{rank}"))
     import torch.distributed as dist
     from torch.nn import CrossEntropyLoss
     from torch.nn.parallel import DistributedDataParallel
 
-    work = WORKS[name]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{Path(folder) / 'store'}", rank=rank, world_size=WORKERS)
-    images, numbers = work.share(rank)
-    x, y = torch.from_numpy(images), torch.from_numpy(numbers)
-    if name == "cnn":
-        # Not contiguous(): with one channel that leaves strides which PyTorch takes for channels last.
-        x = x.permute(0, 1, 4, 2, 3).clone(memory_format=torch.contiguous_format)
-    model, loss = network(name), CrossEntropyLoss()
+    work, name = scaled(given), given.work
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    backend, store = "gloo" if device == "cpu" else "nccl", f"file://{Path(folder) / 'store'}"
+    dist.init_process_group(backend, store, rank=rank, world_size=WORKERS)
+    x, y = tensors_of(name, *work.share(rank))
+    if device != "cpu":
+        x, y = x.pin_memory(), y.pin_memory()
+    model, loss = network(name).to(device), CrossEntropyLoss()
     optimizer = optimizer_of(name, model)
     parallel = DistributedDataParallel(model)
     begin = 0.0
@@ -56,7 +65,8 @@ def train(name: str, rank: int, folder: str, pipe: Connection) -> None:
             begin = time.perf_counter()
         batch = step % len(x)
         optimizer.zero_grad()
-        value = loss(parallel(x[batch]), y[batch])
+        images, numbers = (part[batch].to(device, non_blocking=True) for part in (x, y))
+        value = loss(parallel(images), numbers)
         value.backward()
         optimizer.step()
         value.item()  # all sides report the loss of every step
@@ -65,6 +75,17 @@ def train(name: str, rank: int, folder: str, pipe: Connection) -> None:
     if rank == 0:
         pipe.send(work.outcome(seconds, weights_of(name, model)))
     dist.destroy_process_group()
+
+
+def tensors_of(name: str, images: Any, numbers: Any) -> tuple[Any, Any]:
+    """Return batches as PyTorch takes them."""
+    import torch
+
+    x, y = torch.from_numpy(images), torch.from_numpy(numbers)
+    if name == "cnn":
+        # Not contiguous(): with one channel that leaves strides which PyTorch takes for channels last.
+        x = x.permute(0, 1, 4, 2, 3).clone(memory_format=torch.contiguous_format)
+    return x, y
 
 
 def network(name: str) -> Any:
@@ -99,7 +120,7 @@ def weights_of(name: str, model: Any) -> list[Any]:
     """Return the weights in the order and the layout of the first weights."""
     from bench.cnn_work import to_channels_last
 
-    found = [p.detach().numpy() for p in model.parameters()]
+    found = [p.detach().cpu().numpy() for p in model.parameters()]
     return to_channels_last(found) if name == "cnn" else [value.T for value in found]
 
 

@@ -1,11 +1,17 @@
-"""make gpu: a PASS or FAIL line for each path that runs on a GPU, and a report file.
+"""make gpu: tests, checks, benchmarks and a profile of all that runs on a GPU, and one report file.
 
     python scripts/gpu_check.py                    # on a machine with a GPU
     python scripts/gpu_check.py --on-cpu           # rehearses it with NumPy: what needs a GPU is left out
 
-The checks: CUDA, its compiler and NCCL; every op against NumPy; a compiled program, also as a CUDA graph;
-`fit` on one GPU and on all of this process; a cluster with a worker for each GPU, with its environment,
-memory limit and NCCL; measurements by NVML. The exit status is 1 if a check fails.
+1. The checks, a PASS or FAIL line each: CUDA, its compiler and NCCL; every op against NumPy; a compiled
+   program, also as a CUDA graph; `fit` on one GPU and on all of this process; a cluster with a worker for
+   each GPU, with its environment, cores, memory limit and NCCL; measurements by NVML.
+2. The tests that need a GPU.
+3. The benchmarks g1 (a step against PyTorch), g2 (all-reduce against NCCL) and g3 (training on two GPUs
+   against PyTorch's DDP), see bench/table_gpu.py. What cannot be measured here is said.
+4. Host waits, copies and launches of a step, by Nsight Systems.
+
+The exit status is 1 if a check or a test fails, or if both sides of a benchmark computed different things.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import argparse
 import importlib
 import os
 import platform
+import subprocess
 import sys
 import time
 import traceback
@@ -41,14 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--on-cpu", action="store_true", help="rehearse the checks with NumPy")
     parser.add_argument("--report", type=Path, default=REPORT, help=f"the report file (default {REPORT})")
+    parser.add_argument("--tests", default="tests", help="where to look for tests that need a GPU")
+    parser.add_argument("--benchmarks", nargs="*", default=["g1", "g2", "g3"], help="which to run")
     options = parser.parse_args(arguments)
     machine = Machine(backend("CPU:0" if options.on_cpu else "GPU:0"))
     report = Report()
     report.say(f"nbdist GPU check, {time.strftime('%Y-%m-%d %H:%M')}, {platform.platform()}")
+    if not machine.on_gpu:
+        report.say("REHEARSAL WITHOUT A GPU: it shows that this script works, and nothing about a GPU")
     report.say(", ".join(f"{name} {version}" for name, version in versions().items()))
     for name, check in CHECKS.items():
         if machine.on_gpu or name not in ONLY_ON_GPU:
             report.run(name, check, machine)
+    report.run("tests that need a GPU", lambda machine: run_tests(options.tests), machine)
+    if options.benchmarks:
+        run_benchmarks(report, machine, options.benchmarks)
+    report.say("P15 is left out: there is no code that trains a torch module yet")
+    run_profile(report)
     options.report.parent.mkdir(exist_ok=True)
     options.report.write_text("\n".join(report.lines) + "\n")
     print(f"report: {options.report}")
@@ -194,7 +210,8 @@ for dtype in ("f2", "f4", "f8", "i8"):
     if total != size * (size + 1) / 2:
         raise RuntimeError(f"the sum of {dtype} is {total}")
 limit = xp.get_default_memory_pool().get_limit() if nb.task.device.startswith("GPU") else 0
-found = [nb.collective.kind(), nb.task.device, os.environ["CUDA_VISIBLE_DEVICES"], limit]
+cores = os.environ.get("NBDIST_CORES", "all")
+found = [nb.collective.kind(), nb.task.device, os.environ["CUDA_VISIBLE_DEVICES"], limit, cores]
 """
 
 
@@ -205,12 +222,12 @@ def check_cluster(machine: Machine) -> str:
     cluster = nb.start_cluster(workers=count, gpus=gpus, gpu_memory=0.5, report=None)
     try:
         run = nb.launch(ON_WORKER, fetch=("found",), cluster=cluster, live=False)
-        kind, device, visible, limit = run.results["found"]
+        kind, device, visible, limit, cores = run.results["found"]
     finally:
         cluster.stop()
     require(not machine.on_gpu or count == 1 or kind == "nccl", f"collective {kind}, not nccl")
     require(not machine.on_gpu or (device == "GPU:0" and limit > 0), f"{device}, memory limit {limit}")
-    return f"{count} workers by {kind}; the first has {device} ({visible}), {limit:,} bytes"
+    return f"{count} workers by {kind}; the first has {device} ({visible}), {limit:,} bytes, cores {cores}"
 
 
 def check_nvml(machine: Machine) -> str:
@@ -221,6 +238,41 @@ def check_nvml(machine: Machine) -> str:
     found, problem = GpuMonitor().poll(wanted)
     require(problem is None, str(problem))
     return str(found[os.getpid()])
+
+
+def run_tests(folder: str) -> str:
+    """The tests with the marker gpu; without a GPU they are skipped."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "gpu", folder]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+    lines = ended.stdout.strip().splitlines() or [ended.stderr.strip()]
+    require(ended.returncode == 0, "\n".join(lines[-20:]))
+    return lines[-1].strip("= ")
+
+
+def run_benchmarks(report: Report, machine: Machine, names: Sequence[str]) -> None:
+    """Run benchmarks; their lines go into the report."""
+    command = [sys.executable, "-m", "bench", *names, "--rounds", "5" if machine.on_gpu else "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment |= {} if machine.on_gpu else {"NBDIST_BENCH_REHEARSAL": "1"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            report.say(line.rstrip())
+            report.failed += line.startswith("Traceback") or "DIFFERENT RESULTS" in line
+
+
+def run_profile(report: Report) -> None:
+    """Count what a step waits for, by Nsight Systems."""
+    sys.path.insert(0, str(ROOT))
+    from bench import gpu_profile
+
+    try:
+        for line in gpu_profile.report():
+            report.say(f"profile: {line}")
+    except SystemExit as problem:
+        report.say(f"profile: {problem}")
 
 
 def require(condition: object, problem: str) -> None:

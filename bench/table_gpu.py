@@ -1,0 +1,69 @@
+"""The benchmarks that need GPUs: G1 and G2, and P3 and P4 on GPUs (g3).
+
+python -m bench g1 g2 g3                                # on a machine with GPUs
+NBDIST_BENCH_REHEARSAL=1 python -m bench g1 g2 g3       # on the host, few steps: the scripts, no figures
+"""
+
+from __future__ import annotations
+
+import os
+
+from bench.frame import Bar, Benchmark, close
+from bench.gpu_allreduce import perf_program
+from bench.script import elsewhere, here
+
+REHEARSAL = bool(os.environ.get("NBDIST_BENCH_REHEARSAL"))
+NAME = "REHEARSAL WITHOUT A GPU, NO FIGURES: " if REHEARSAL else ""
+DEVICE = ("--device", "CPU:0" if REHEARSAL else "GPU:0")
+STEPS = {"mlp": (5, 10), "cnn": (2, 4)} if REHEARSAL else {"mlp": (100, 5000), "cnn": (50, 200)}
+SIZES = {"1MB": 1_000_000} if REHEARSAL else {"64MB": 64_000_000, "256MB": 256_000_000}
+NCCL_PEER = "nccl-tests" if perf_program() else "cupy"
+REHEARSE = ("--rehearse",) if REHEARSAL else ()
+WORKS = (("mlp", "784-100-10 sigmoid, SGD"), ("cnn", "28x28 CNN (Conv 32, Conv 64, pool, Dense 64), Adam"))
+
+
+def steps(work: str) -> tuple[object, ...]:
+    warm_up, timed = STEPS[work]
+    return ("--work", work, *DEVICE, "--warm-up", warm_up, "--steps", timed)
+
+
+GPU_BENCHMARKS: list[Benchmark] = [
+    *(
+        Benchmark(
+            f"g1.{work}",
+            f"{NAME}one GPU, {what}, batch 100, float32 without TF32, batches from the host",
+            "images/s",
+            "PyTorch, eager",
+            here("nbdist_step", *steps(work)),
+            elsewhere("torch_step", *steps(work)),
+            Bar(">=", 1.5 if work == "mlp" else 1.0),
+            close(1e-3 if work == "mlp" else 2e-2),  # Adam turns rounding into steps
+        )
+        for work, what in WORKS
+    ),
+    *(
+        Benchmark(
+            f"g2.{size}",
+            f"{NAME}all-reduce of {size} of float32 in place, a rank on each GPU of this host",
+            "GB/s of the bus",
+            "nccl-tests" if NCCL_PEER == "nccl-tests" else "NCCL through CuPy",
+            here("gpu_allreduce", "--side", "nbdist", "--bytes", nbytes, *REHEARSE),
+            here("gpu_allreduce", "--side", NCCL_PEER, "--bytes", nbytes, *REHEARSE),
+            Bar(">=", 0.95),
+        )
+        for size, nbytes in SIZES.items()
+    ),
+    *(
+        Benchmark(
+            f"g3.{work}",
+            f"{NAME}synchronous on 2 GPUs, {what}, batch 50 for each of 2 workers",
+            "images/s",
+            "PyTorch, DistributedDataParallel over NCCL",
+            here("nbdist_multi_worker", *steps(work)),
+            elsewhere("torch_data_parallel", *steps(work)),
+            Bar(">=", 4 if work == "mlp" else 0.9),
+            close(1e-3 if work == "mlp" else 2e-2),
+        )
+        for work, what in WORKS
+    ),
+]
