@@ -25,6 +25,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "collective": ("nbdist.collective", None),
     "horovod": ("nbdist.horovod", None),
     "summary": ("nbdist.summary", None),
+    "estimator": ("nbdist.estimator", None),
     "Graph": ("nbdist.graph.tensor", "Graph"),
     "Tensor": ("nbdist.graph.tensor", "Tensor"),
     "Variable": ("nbdist.graph.tensor", "Variable"),

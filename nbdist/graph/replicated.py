@@ -50,6 +50,9 @@ class ReplicaRules(Protocol):
     def watch(self, loss: Tensor) -> None:
         """Record a loss that is minimized: the step fails if it is NaN or infinite."""
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the part that a loss has in the sum over all replicas, which is minimized."""
+
     def update(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]], counter: Variable | None, name: str
     ) -> Tensor:
@@ -63,6 +66,9 @@ class VariableOwner(Protocol):
     """Host arrays with the variables' values; not current while an optimizer trains."""
     savers: list[tuple[Sequence[Variable], Callable[[Sequence[Any], Path], bool]]]
     """Writes a model to a file, given its weights; returns False if it does not exist."""
+
+    def host_value(self, variable: Variable) -> Any:
+        """Return a variable's host array, made with its initial value at the first call."""
 
     def evaluate(self, tensor: Any, feeds: Any) -> Any:
         """Return the value of a tensor; runs the assignments that it depends on."""

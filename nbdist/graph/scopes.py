@@ -25,6 +25,7 @@ from nbdist.graph.replicated import ReplicaRules, VariableOwner
 
 if TYPE_CHECKING:
     from nbdist.graph.tensor import Tensor, Variable
+    from nbdist.graph.variables import VariableStore
 
 Line = tuple[str, int, str]
 """The place in the code that made a tensor: file, line, function."""
@@ -74,6 +75,8 @@ class Graph:
         """The strategy that owns the variables' values, if any."""
         self.hint = ""
         """A hint for errors about a tensor of another graph."""
+        self.store: VariableStore | None = None
+        """Variables that are made once and used again, while a model function is recorded anew."""
         self._names: dict[str, int] = {}
 
     @contextlib.contextmanager

@@ -8,9 +8,11 @@ Initial values are drawn on each variable's device, when its initializer runs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -77,14 +79,31 @@ def get_variable(
     graph = default_graph()
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"get_variable: a variable has a name, got {name!r}")
+    rules = {"aggregation": aggregation, "synchronization": synchronization}
+    new = partial(_new, name, shape, dtype, initializer, trainable, partitioner, **rules)
+    if graph.store is not None:
+        return graph.store.get(name, shape, dtype, new)
     if graph.taken(name):
         raise InvalidArgumentError(
             f"get_variable: {graph.scope.name + name!r} exists already in this graph; give the new "
             "variable another name or a name scope, or keep the first one and use it again"
         )
+    return new()
+
+
+def _new(
+    name: str,
+    shape: Any,
+    dtype: Any,
+    initializer: Any,
+    trainable: bool,
+    partitioner: Partitioner | None,
+    **rules: str | None,
+) -> Variable | PartitionedVariable:
+    graph = default_graph()
     full = graph.scope.name + name
-    start = _start(graph, full, shape, dtype, initializer)
-    rules = {"aggregation": aggregation, "synchronization": synchronization}
+    own = full if graph.store is None else full.removeprefix(graph.store.prefix)
+    start = _start(graph, own, shape, dtype, initializer)
     if partitioner is None:
         return _made(name, start, (0,) * len(start.shape), start.shape, trainable, **rules)
     pieces = parts_of(full, start.shape, partitioner(shape=start.shape, dtype=start.dtype))
@@ -94,6 +113,92 @@ def get_variable(
         shards.append(_made(f"{name}/part_{number}", start, part.start, size, trainable, **rules))
         shards[-1].part = part
     return PartitionedVariable(full, start.shape, shards)
+
+
+class VariableStore:
+    """Variables that `get_variable` makes once by name, and returns when a function is recorded anew.
+
+    A model function is called for each form of its arguments, each time below a name scope of its own. In the
+    store a variable has its name without that scope. ``prefix`` is put before the names in the graph.
+
+    >>> from nbdist.graph.scopes import name_scope
+    >>> store = VariableStore()
+    >>> with Graph().as_default():
+    ...     for number in range(2):
+    ...         with name_scope("call"), store.recording():
+    ...             w = get_variable("w", (2,))
+    >>> w.name, list(store.variables)
+    ('w', ['w'])
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+        self.variables: dict[str, Variable | PartitionedVariable] = {}
+        self._scope = ""
+        self._used: set[str] = set()
+        self._layers: dict[str, int] = {}
+        self._models: set[int] = set()
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Have the default graph take its variables from the store, inside a ``with``."""
+        graph = default_graph()
+        outer, graph.store = graph.store, self
+        self._scope, self._used, self._layers, self._models = graph.scope.name, set(), {}, set()
+        try:
+            yield
+        finally:
+            graph.store = outer
+
+    def get(
+        self, name: str, shape: Any, dtype: Any, new: Callable[[], Variable | PartitionedVariable]
+    ) -> Variable | PartitionedVariable:
+        """Return the variable of a name in the current scope; ``new`` makes it the first time."""
+        graph = default_graph()
+        key = (graph.scope.name + name).removeprefix(self._scope)
+        if key in self._used:
+            raise InvalidArgumentError(
+                f"get_variable: {key!r} exists already; give the second variable another name or a name scope"
+            )
+        self._used.add(key)
+        if key not in self.variables:
+            within = key.removesuffix(name)
+            with graph.within(replace(graph.scope, name=self.prefix + within, control=())):
+                self.variables[key] = new()
+            for variable in self.parts(key).values():
+                if graph.owner is not None:
+                    graph.owner.host_value(variable)
+        found = self.variables[key]
+        wanted = found.shape if shape is None else _sizes(name, shape)
+        if found.shape != wanted or (dtype is not None and found.dtype != np.dtype(dtype)):
+            raise InvalidArgumentError(
+                f"get_variable: {key!r} is {found.dtype} {show(found.shape)}, and is asked for as "
+                f"{np.dtype(dtype or found.dtype)} {show(wanted)}"
+            )
+        return found
+
+    def layer_scope(self, name: str) -> Scope:
+        """Return the scope of the next layer of that name in a recording: ``dense/``, ``dense_1/``, ..."""
+        count = self._layers.get(name, 0)
+        self._layers[name] = count + 1
+        return Scope(name=f"{self._scope}{name}{f'_{count}' if count else ''}/")
+
+    def first_call(self, model: object) -> bool:
+        """Return whether a model is called for the first time in this recording."""
+        first = id(model) not in self._models
+        self._models.add(id(model))
+        return first
+
+    def parts(self, key: str) -> dict[str, Variable]:
+        """Return a variable as the parts that have values, by name: itself, or its shards."""
+        found = self.variables[key]
+        if isinstance(found, Variable):
+            return {key: found}
+        return {f"{key}/part_{number}": shard for number, shard in enumerate(found.shards)}
+
+    def all(self) -> dict[str, Variable]:
+        """Return all parts by name, in order of creation."""
+        return {name: v for key in self.variables for name, v in self.parts(key).items()}
 
 
 def set_random_seed(seed: int) -> None:

@@ -6,8 +6,9 @@ fetches their newest values whenever it is read.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,18 +110,23 @@ class ModelCalls:
                 graph.owner.finish()
 
     def _in(self, model: Model, network: Network, graph: Graph) -> ModelCopy:
+        store = graph.store
+        first = store is not None and store.first_call(self)
         if graph in self._recorded:
+            if store is not None and first:  # other models of this recording get their names of before
+                for layer in model.layers:
+                    store.layer_scope(type(layer).__name__.lower())
             return self._recorded[graph]
         self.finish()  # where it was trained before: there is one that has its newest weights
         held: list[dict[str, Variable]] = []
         arrays = iter(model.weights)
-        with graph.within(Scope()):
-            for layer, ones in zip(model.layers, network.held, strict=True):
-                with name_scope(type(layer).__name__.lower()):
-                    held.append({name: _variable(name, v, next(arrays)) for name, v in ones.items()})
+        for layer, ones in zip(model.layers, network.held, strict=True):
+            kind = type(layer).__name__.lower()
+            with _layer_scope(graph, kind):
+                held.append({name: _variable(graph, name, v, next(arrays)) for name, v in ones.items()})
         model.trainings += 1
         found = ModelCopy(held, seed_of(model.seed), model.trainings)
-        if graph.owner is not None:
+        if graph.owner is not None and store is None:
             graph.owner.host_values.update(zip(found.variables, model.weights, strict=True))
             graph.owner.savers.append((found.variables, partial(_save, weakref.ref(model))))
         self._recorded[graph] = found
@@ -153,13 +159,24 @@ def seed_of(wanted: int | None) -> int:
     return int(np.random.default_rng(seed).integers(1 << 62)) if seed is None else int(seed)
 
 
-def _variable(name: str, like: Variable, value: np.ndarray[Any, Any]) -> Variable:
-    if like.trainable:
-        return Variable(value, name=name)
+@contextlib.contextmanager
+def _layer_scope(graph: Graph, kind: str) -> Iterator[None]:
+    """The scope of a layer's variables: a new one in the graph, or that of an earlier recording."""
+    if graph.store is not None:
+        with graph.within(graph.store.layer_scope(kind)):
+            yield
+    else:
+        with graph.within(Scope()), name_scope(kind):
+            yield
+
+
+def _variable(graph: Graph, name: str, like: Variable, value: np.ndarray[Any, Any]) -> Variable:
     # Each replica moves states by its own part of the batch; the client gets the first one's, as in fit.
-    return Variable(
-        value, trainable=False, name=name, aggregation="only_first_replica", synchronization="on_read"
-    )
+    own = {} if like.trainable else {"aggregation": "only_first_replica", "synchronization": "on_read"}
+    new = partial(Variable, value, trainable=like.trainable, name=name, **own)
+    found = new() if graph.store is None else graph.store.get(name, value.shape, value.dtype, new)
+    assert isinstance(found, Variable)
+    return found
 
 
 def example_shape(x: Any) -> tuple[int, ...]:

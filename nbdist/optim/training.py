@@ -41,6 +41,8 @@ def compute_gradients(loss: Any, var_list: Any, grad_loss: Any) -> Pairs:
     """Return the gradient of a loss with respect to each variable, None where it does not depend on it."""
     if not isinstance(loss, Tensor):
         raise InvalidArgumentError(f"a loss is a tensor, got {loss!r}")
+    if loss.graph.rules is not None:
+        loss = loss.graph.rules.scaled(loss)
     given = trainable_variables(loss.graph) if var_list is None else _listed(var_list)
     variables = [shard for v in given for shard in (v.shards if isinstance(v, PartitionedVariable) else [v])]
     if not variables:
@@ -63,7 +65,7 @@ def minimize(
             f"{loss!r} depends on none of the variables {_names(pairs)}; look at what it is computed from"
         )
     if loss.graph.rules is not None:
-        loss.graph.rules.watch(loss)
+        loss.graph.rules.watch(loss.graph.rules.scaled(loss))
     return apply_gradients(optimizer, pairs, global_step, name)
 
 

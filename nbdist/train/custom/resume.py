@@ -11,7 +11,7 @@ of the loops (`LoopPosition`), and the values of `nbdist.train.state`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,7 +124,7 @@ def join(context: Context) -> None:
         context.states.writer.begin(state.step)
     progress.step, progress.skipped, progress.global_step = state.step, 0, state.updates
     for number, owner in enumerate(loop.owners):
-        owner.restore(RestoredLoop(found, number, owner))
+        owner.restore(RestoredLoop.of(found, number, owner))
 
 
 def joined_state(context: Context) -> JoinedState:
@@ -168,6 +168,36 @@ def save(context: Context) -> None:
         )
 
 
+def loop_state(owner: StrategyVariables) -> tuple[dict[str, Any], list[Array], list[dict[str, Array]]]:
+    """Return the variables of one strategy as they are now: names and groups, values, slots.
+
+    A group is what one optimizer trains: its variables, its settings, its updates and its learning rate.
+    """
+    trained: dict[str, tuple[Array, dict[str, Array]]] = {}
+    groups: list[dict[str, Any]] = []
+    for group in owner.groups:
+        if not group.replicas:
+            continue
+        found: ReplicaState = group.replicas[0].state()
+        own = [v.name for v in group.trained]
+        trained.update(zip(own, zip(found.values, found.slots, strict=True), strict=True))
+        rate = group.replicas[0].learning_rate
+        groups.append({
+            "variables": own,
+            "updates": found.updates,
+            "given_rate": group.given_rate,
+            "rate": group.given_rate if rate is None else rate,
+            "optimizer": settings_of(group.optimizer),
+        })  # fmt: skip
+    names, arrays, slots = list[str](), list[Array](), list[dict[str, Array]]()
+    for v, array in owner.first_values().items():
+        value, kept = trained.get(v.name, (array, {}))
+        names.append(v.name)
+        arrays.append(value)
+        slots.append(kept)
+    return {"names": names, "groups": groups}, arrays, slots
+
+
 def _now(context: Context) -> tuple[State, dict[str, Any], list[Array], list[dict[str, Array]]]:
     names: list[str] = []
     arrays: list[Array] = []
@@ -175,27 +205,11 @@ def _now(context: Context) -> tuple[State, dict[str, Any], list[Array], list[dic
     groups: list[dict[str, Any]] = []
     progress, loop = context.progress, context.loop
     for number, owner in enumerate(loop.owners):
-        trained: dict[str, tuple[Array, dict[str, Array]]] = {}
-        for group in owner.groups:
-            if not group.replicas:
-                continue
-            found: ReplicaState = group.replicas[0].state()
-            own = [f"{number}/{v.name}" for v in group.trained]
-            trained.update(zip(own, zip(found.values, found.slots, strict=True), strict=True))
-            rate = group.replicas[0].learning_rate
-            groups.append({
-                "variables": own,
-                "updates": found.updates,
-                "given_rate": group.given_rate,
-                "rate": group.given_rate if rate is None else rate,
-                "optimizer": settings_of(group.optimizer),
-            })  # fmt: skip
-        for v, array in owner.first_values().items():
-            name = f"{number}/{v.name}"
-            value, kept = trained.get(name, (array, {}))
-            names.append(name)
-            arrays.append(value)
-            slots.append(kept)
+        of, values, kept = loop_state(owner)
+        names += [f"{number}/{name}" for name in of["names"]]
+        groups += [{**one, "variables": [f"{number}/{v}" for v in one["variables"]]} for one in of["groups"]]
+        arrays += values
+        slots += kept
     config = {
         "names": names,
         "shapes": [list(array.shape) for array in arrays],  # in a file, a scalar is an array of one
@@ -219,30 +233,56 @@ def _now(context: Context) -> tuple[State, dict[str, Any], list[Array], list[dic
 class RestoredLoop:
     """What a strategy's variables take from a saved state, each when it is made."""
 
-    def __init__(self, found: SavedState, number: int, owner: StrategyVariables) -> None:
-        saved = found.state.loop or {}
-        self._owner, self._number, self._mark = owner, number, found.mark
-        indices = {name: i for i, name in enumerate(saved["names"]) if name.startswith(f"{number}/")}
-        shapes = saved["shapes"]
-        self.values = {name: found.arrays[i].reshape(shapes[i]) for name, i in indices.items()}
-        self._slots = {name: found.slots[i] if i < len(found.slots) else {} for name, i in indices.items()}
-        self._groups = {tuple(one["variables"]): one for one in saved["groups"]}
-        self.joins = owner.context.loop.joined
+    def __init__(
+        self,
+        owner: StrategyVariables,
+        values: dict[str, Array],
+        slots: dict[str, dict[str, Array]],
+        groups: Sequence[dict[str, Any]],
+        *,
+        mark: int = 0,
+        joins: bool = False,
+        updates_before: int = 0,
+    ) -> None:
+        self._owner, self._mark, self._slots = owner, mark, slots
+        self.values = values
+        self._groups = {tuple(one["variables"]): one for one in groups}
+        self.joins = joins
         """Whether it is the state of other replicas that go on, and not that of a file."""
-        self.alike = {name.partition("/")[2] for name in indices} if self.joins else set[str]()
+        self.alike = set(values) if joins else set[str]()
         """Names of the variables that the others have, which are alike on all."""
-        before = saved["updates_before"]
-        self.updates_before = before[number] if number < len(before) else 0
+        self.updates_before = updates_before
+
+    @classmethod
+    def of(cls, found: SavedState, number: int, owner: StrategyVariables) -> RestoredLoop:
+        """Return what the run's strategy of that number has in a saved state."""
+        saved = found.state.loop or {}
         if saved["family"] != owner.strategy.family:
             raise InvalidArgumentError(
                 f"the saved state is one of {saved['family']} replicas, and strategy {owner.strategy.name} "
                 f"has {owner.strategy.family} ones: continue it with the strategy and the --sync or --async "
                 "of the run"
             )
+        mine, shapes, before = f"{number}/", saved["shapes"], saved["updates_before"]
+        indices = {n.removeprefix(mine): i for i, n in enumerate(saved["names"]) if n.startswith(mine)}
+        groups = [
+            {**one, "variables": [v.removeprefix(mine) for v in one["variables"]]}
+            for one in saved["groups"]
+            if all(v.startswith(mine) for v in one["variables"])
+        ]
+        return cls(
+            owner,
+            {name: found.arrays[i].reshape(shapes[i]) for name, i in indices.items()},
+            {name: found.slots[i] if i < len(found.slots) else {} for name, i in indices.items()},
+            groups,
+            mark=found.mark,
+            joins=owner.context.loop.joined,
+            updates_before=before[number] if number < len(before) else 0,
+        )
 
     def give(self, variable: Any, array: Array) -> None:
         """Copy the saved value of a variable into its array, the first time."""
-        value = self.values.pop(f"{self._number}/{variable.name}", None)
+        value = self.values.pop(variable.name, None)
         if value is None:
             return
         if (value.shape, value.dtype) != (array.shape, array.dtype):
@@ -291,7 +331,7 @@ class RestoredLoop:
         return self._groups.get(self._names(group))
 
     def _names(self, group: VariableGroup) -> tuple[str, ...]:
-        return tuple(f"{self._number}/{v.name}" for v in group.trained)
+        return tuple(v.name for v in group.trained)
 
     def _slots_of(self, saved: dict[str, Any]) -> list[dict[str, Array]]:
         return [self._slots[name] for name in saved["variables"]]
@@ -309,7 +349,7 @@ def finish_states(context: Context, whole: bool) -> None:
         context.progress.trainings = context.trainings
     if states is None or not context.is_chief or not loop.begun:
         return
-    left = [name.partition("/")[2] for owner in loop.owners for name in owner.not_restored]
+    left = [name for owner in loop.owners for name in owner.not_restored]
     if whole and left:
         print(f"variables of the saved state that this run did not make: {', '.join(left[:MOST_NAMED])}")
     if states.writer is None:

@@ -60,6 +60,13 @@ class Runner:
                 except RetryStep:  # replicas were lost, and the others repeat the step
                     arguments = self._cut_again(arguments)
 
+    def prepare(self, function: Callable[..., Any], arguments: Any) -> None:
+        """Trace a function for arguments of this form, as `run` does at its first call."""
+        with use_here(self.variables.context):
+            count = len(self.variables.local.all)
+            for i in range(count):
+                self._call(function, of_replica(tuple(arguments), i, count), i)
+
     def _run(self, function: Callable[..., Any], arguments: Any) -> Any:
         variables = self.variables
         count = len(variables.local.all)
@@ -95,7 +102,7 @@ class Runner:
         variables = self.variables
         variables.handle_control()
         variables.context.control.check()
-        stop = variables.context.control.stop_requested
+        stop = variables.context.control.stop_requested or variables.stop_requested
         training = [group for group in variables.groups if group.replicas]
         for group in training:
             if not group.agreed and not variables.ended:

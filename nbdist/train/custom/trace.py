@@ -139,6 +139,11 @@ class Tracing:
         self.replicas: int = strategy.num_replicas_in_sync
         self.copied = copied
         """Variables of which a reading is a copy, because they are assigned."""
+        self.share: Tensor | None = None
+        """This replica's share of the global batch; None if losses are given as parts of a sum."""
+        self.optimizers: list[Optimizer] | None = None
+        """Optimizers of earlier traces, which later ones continue with; None: each is one."""
+        self._scaled: dict[Tensor, Tensor] = {}
         self._read: dict[Variable, Tensor] = {}
         self._directly: set[Variable] = set()
 
@@ -170,6 +175,14 @@ class Tracing:
         """Take note of a loss."""
         self.trace.watched.append(loss)
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return a loss times the replica's share, if losses are means over a replica's examples."""
+        if self.share is None:
+            return loss
+        if loss not in self._scaled:
+            self._scaled[loss] = loss * self.share.astype(loss.dtype)
+        return self._scaled[loss]
+
     def update(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]], counter: Variable | None, name: str
     ) -> Tensor:
@@ -182,6 +195,7 @@ class Tracing:
                     "apply them once"
                 )
             trained.add(v)
+        optimizer = self._known(optimizer)
         gradients = [_gradient(g, v) for g, v in pairs]
         mark = record("group", name=name)
         variables = tuple(v for _, v in pairs)
@@ -192,6 +206,21 @@ class Tracing:
         """Return the op that brings the replicas' values together."""
         self.trace.in_order = self.trace.communicates = True
         return record("all_reduce", value, op=how)
+
+    def _known(self, optimizer: Optimizer) -> Optimizer:
+        """Return the optimizer that an earlier trace has used at this place."""
+        if self.optimizers is None:
+            return optimizer
+        number = len(self.trace.applied)
+        if number == len(self.optimizers):
+            self.optimizers.append(optimizer)
+        known = self.optimizers[number]
+        if type(known) is not type(optimizer) or known.config(0.0) != optimizer.config(0.0):
+            raise InvalidArgumentError(
+                f"{self.trace.name} trains with {optimizer!r}, and has trained with {known!r}: "
+                "let the optimizer's settings depend on params only"
+            )
+        return known
 
     @contextlib.contextmanager
     def plainly(self) -> Iterator[None]:

@@ -54,6 +54,10 @@ class StrategyVariables:
         self.groups: list[VariableGroup] = []
         self.ended = False
         """Whether the training was asked to stop, or another replica has left it."""
+        self.stop_requested = False
+        """Whether this process asks the others to stop before their next step."""
+        self.at_finish: Callable[[], object] | None = None
+        """Called before replicas finish, while they still have what their optimizers keep."""
         self.steps = self.context.progress.step
         self.updates_before = 0
         """Updates of the run before those that are trained now."""
@@ -65,7 +69,7 @@ class StrategyVariables:
         self.recorder = StepRecorder(self.context)
         loop = self.context.loop
         self._restored = (
-            None if loop.restored is None else RestoredLoop(loop.restored, len(loop.owners), self)
+            None if loop.restored is None else RestoredLoop.of(loop.restored, len(loop.owners), self)
         )
         loop.owners.append(self)
         self.boundary = Boundary(
@@ -161,6 +165,17 @@ class StrategyVariables:
             self.strategy.admit_to_loop(lambda: joined_state(self.context))
             for group in self.groups:
                 group.stepped = False  # the new processes do not end what was stepped without them
+
+    def continue_from(self, restored: RestoredLoop) -> None:
+        """Begin the next training with these values, slots and counts; not one that is resumed by its run."""
+        if self._restored is None or not self._restored.values:
+            self._restored = restored
+            self.restore_values()
+
+    def count_from(self, counter: Variable, value: int) -> None:
+        """Begin to count steps at a number, in a variable that the next training counts them in."""
+        self.host_value(counter)[...] = value
+        self._counted[counter] = value
 
     def handle_control(self) -> None:
         """Handle new messages of the run's control, if something is trained."""
@@ -310,6 +325,9 @@ class StrategyVariables:
 
     def finish(self) -> None:
         """Wait until all replicas' updates are applied, fetch the final values, and close the replicas."""
+        if self.at_finish is not None and self._training():
+            with contextlib.suppress(StepStopped):
+                self.at_finish()
         for group in [g for g in self.groups if g.replicas]:
             self.local.each(group.finish)
             self._copy_to_host(group)

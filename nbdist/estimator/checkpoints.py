@@ -1,0 +1,165 @@
+"""The checkpoints of an Estimator: values of variables, slots of its optimizers, and how far it is.
+
+    checkpoints = ModelCheckpoints(model_dir, keep=5)
+    checkpoints.save(Trained(step, values, slots, groups))
+    found = load_newest(model_dir)
+
+They are those of `nb.train.Saver`: `nb.train.latest_checkpoint` finds them, and a session restores variables
+from them by name. A slot is saved as ``variable/optimizer/slot``, as sessions name it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nbdist.checkpoint.folder import open_folder
+from nbdist.checkpoint.state import candidates
+from nbdist.errors import DataLossError, NotFoundError
+from nbdist.graph.backend import Array
+from nbdist.graph.ops.state import group
+from nbdist.graph.scopes import Graph
+from nbdist.graph.tensor import Placeholder, Tensor, Variable, placeholder
+from nbdist.runtime.session.session import Session
+from nbdist.train.saver import Saver, checkpoint_state, list_variables, load_variable
+
+BASENAME = "model.ckpt"
+GLOBAL_STEP = "global_step"
+GROUPS = "nbdist/optimizers"
+"""A variable with JSON: what each optimizer trains, its settings, and how many updates it has made."""
+
+
+@dataclass
+class Trained:
+    """A model at one step.
+
+    - ``step``: the global step
+    - ``values``: values of variables by name
+    - ``slots``: by variable, then by slot
+    - ``groups``: for each optimizer its ``variables``, ``optimizer``, ``updates``, ``given_rate``, ``rate``
+    """
+
+    step: int
+    values: dict[str, Array]
+    slots: dict[str, dict[str, Array]] = field(default_factory=dict)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return everything by its name in a checkpoint."""
+        arrays = {GLOBAL_STEP: np.array(self.step, np.int64), **self.values}
+        for one in self.groups:
+            for variable in one["variables"]:
+                for slot, array in self.slots.get(variable, {}).items():
+                    arrays[_slot_name(variable, one, slot)] = array
+        arrays[GROUPS] = np.frombuffer(json.dumps(self.groups).encode(), np.uint8)
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Trained:
+        """Undo :meth:`to_arrays`; of another program's checkpoint all arrays are values."""
+        values = dict(arrays)
+        step = int(values.pop(GLOBAL_STEP, np.int64(0)))
+        groups = json.loads(bytes(values.pop(GROUPS))) if GROUPS in values else []
+        slots: dict[str, dict[str, Array]] = {}
+        for one in groups:
+            for variable in one["variables"]:
+                slots[variable] = {slot: values.pop(_slot_name(variable, one, slot)) for slot in one["slots"]}
+        return cls(step, values, slots, groups)
+
+
+def _slot_name(variable: str, of: Mapping[str, Any], slot: str) -> str:
+    return f"{variable}/{str(of['optimizer']['name']).lower()}/{slot}"
+
+
+class ModelCheckpoints:
+    """Writes the checkpoints of one folder; the oldest are deleted.
+
+    - ``model_dir``: a folder or an fsspec URL
+    - ``keep``, ``hours``: ``max_to_keep`` and ``keep_checkpoint_every_n_hours`` of the Saver
+    """
+
+    def __init__(self, model_dir: str, keep: int | None = 5, hours: float = 10_000.0) -> None:
+        self.model_dir, self._keep, self._hours = model_dir, keep, hours
+        self._form: Any = None
+        self._saver: Saver | None = None
+        self._session: Session
+        self.saved_step: int | None = None
+        """The step of the last checkpoint that was begun."""
+
+    def save(self, trained: Trained) -> str:
+        """Begin to write a checkpoint; return its path. Files are written in the background.
+
+        Raises StorageError, of the last one too, if it cannot be written.
+        """
+        arrays = trained.to_arrays()
+        form = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        if form != self._form:
+            self._open(form)
+        assert self._saver is not None
+        self._session.run(self._assign, {self._fed[name]: array for name, array in arrays.items()})
+        self.saved_step = trained.step
+        return self._saver.save(
+            self._session, f"{self.model_dir.rstrip('/')}/{BASENAME}", trained.step, wait=False
+        )
+
+    def wait(self) -> None:
+        """Wait until all files are written."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def close(self) -> None:
+        """Wait, and free the copies of the values."""
+        self.wait()
+        if self._saver is not None:
+            self._session.close()
+            self._saver, self._form = None, None
+
+    def _open(self, form: dict[str, Any]) -> None:
+        if self._saver is None:
+            state = checkpoint_state(self.model_dir)
+            known = [] if state is None else list(state.all_model_checkpoint_paths)
+        else:
+            self._saver.wait()
+            self._session.close()
+            known = self._saver.last_checkpoints
+        variables: dict[str, Variable] = {}
+        self._fed: dict[str, Placeholder] = {}
+        with Graph().as_default() as graph:
+            for name, (shape, dtype) in form.items():
+                variables[name] = Variable(np.zeros(shape, dtype), trainable=False, name="value")
+                self._fed[name] = placeholder(dtype, shape)
+            self._assign: Tensor = group(*(v.assign(self._fed[name]) for name, v in variables.items()))
+            self._session = Session(graph=graph)
+            self._saver = Saver(variables, max_to_keep=self._keep, keep_checkpoint_every_n_hours=self._hours)
+        self._saver.recover_last_checkpoints(known)
+        self._form = form
+
+
+def load(path: str) -> Trained:
+    """Return the model that a checkpoint has; raises NotFoundError, or DataLossError if it is damaged."""
+    return Trained.from_arrays({name: load_variable(path, name) for name, _ in list_variables(path)})
+
+
+def load_newest(model_dir: str) -> tuple[str, Trained] | None:
+    """Return path and content of the newest checkpoint that can be read; None if a folder has none.
+
+    Raises the error of the newest one if all are damaged.
+    """
+    failed: DataLossError | None = None
+    folder = open_folder(model_dir)
+    for base in candidates(folder):
+        path = folder.path(base)
+        try:
+            return path, load(path)
+        except DataLossError as error:
+            failed = failed or error
+            print(f"{error}; the checkpoint before it is used")
+        except NotFoundError:  # it was deleted since
+            continue
+    if failed is not None:
+        raise failed
+    return None

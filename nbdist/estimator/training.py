@@ -1,0 +1,463 @@
+"""`train`: an Estimator's steps under a strategy, with hooks, checkpoints and summaries.
+
+    restore ─► batches ─► strategy.run(step) ─► hooks ─► checkpoint, summaries ─► the final checkpoint
+
+All replicas run it. The chief writes; a hook of any replica ends the training of all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nbdist.data import Dataset
+from nbdist.errors import InvalidArgumentError
+from nbdist.estimator.checkpoints import ModelCheckpoints, Trained
+from nbdist.estimator.model_function import TrainingFunction
+from nbdist.estimator.spec import RunConfig
+from nbdist.graph.backend import Array
+from nbdist.graph.sparse import dense
+from nbdist.graph.tensor import Tensor, Variable
+from nbdist.summary import FileWriter, SummaryOp
+from nbdist.train.custom.api import active_runner
+from nbdist.train.custom.reduce import PerReplica, of_replica
+from nbdist.train.custom.resume import RestoredLoop, loop_state
+from nbdist.train.custom.trace import tree_leaves, tree_map
+from nbdist.train.monitored.coordinator import Coordinator
+from nbdist.train.monitored.hooks import (
+    CheckpointSaverHook,
+    CheckpointSaverListener,
+    SecondOrStepTimer,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from nbdist.train.strategy import Strategy
+
+SAVE_SECONDS = 600.0
+
+
+class Training:
+    """One call of ``Estimator.train``.
+
+    - ``config``: of the Estimator
+    - ``strategy``: whose replicas train
+    - ``function``: the training step in the strategy's graph
+    - ``restored``: where the training begins; None for initial values
+    - ``model_dir``: the folder of checkpoints and summaries
+    - ``hooks``: SessionRunHooks of all replicas
+    - ``listeners``: CheckpointSaverListeners of the chief
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        strategy: Strategy,
+        function: TrainingFunction,
+        restored: Trained | None,
+        model_dir: str,
+        hooks: Sequence[SessionRunHook],
+        listeners: Sequence[CheckpointSaverListener],
+    ) -> None:
+        self._strategy, self._config, self._model_dir = strategy, config, model_dir
+        self._runner = active_runner(strategy)
+        self._variables = self._runner.variables
+        self._graph = self._variables.graph
+        self._graph.seed = config.tf_random_seed
+        self._function, self._store, self._global_step = function, function.store, function.global_step
+        self._hooks, self._listeners = list(hooks), list(listeners)
+        self._is_chief = self._variables.context.is_chief
+        for hook in hooks:
+            if isinstance(hook, CheckpointSaverHook):
+                raise InvalidArgumentError(
+                    "an Estimator saves its checkpoints itself: give RunConfig(save_checkpoints_steps=...) "
+                    "and saving_listeners instead of a CheckpointSaverHook"
+                )
+        self._begin_from(restored)
+        self._session = TrainingSession(self)
+        self._last: Trained | None = None
+        self._coordinator = Coordinator()
+        self._summaries = _Summaries(self) if self._is_chief and config.save_summary_steps else None
+        self._checkpoints = _Checkpoints(self, self._listeners) if self._is_chief else None
+
+    @property
+    def global_step(self) -> int:
+        """The step that this replica knows of; its own last one may not be in the variable yet."""
+        made = self._variables.steps - self._steps_before
+        return max(int(self._variables.host_value(self._global_step)), self._begun_at + made)
+
+    def run(self, dataset: Dataset, last_step: int | None) -> Array | None:
+        """Train to the data's end or ``last_step``; return the last loss, None if no step was made."""
+        variables, loss, begun = self._variables, None, False
+        variables.ended, variables.stop_requested = False, False
+        variables.at_finish = self._keep_last if self._is_chief else None
+        try:
+            with self._strategy.scope():
+                for share, features, labels in self._batches(dataset):
+                    if not begun:
+                        begun = True
+                        self._begin(share, features, labels)
+                    if self._coordinator.should_stop():
+                        variables.stop_requested = True  # all replicas agree on it before the next batch
+                        continue
+                    loss = self._step(share, features, labels)
+                    if last_step is not None and self.global_step >= last_step:
+                        break
+                self._strategy.finish()
+                self._end(begun)
+        except BaseException:
+            for hook in self._hooks:
+                hook.abort()
+            if self._summaries is not None:
+                self._summaries.close()
+            raise
+        finally:
+            variables.at_finish = None
+        return loss
+
+    def _keep_last(self) -> None:
+        """Keep what the optimizers have at the end, which the last checkpoint needs."""
+        last = self.trained()
+        self._last = replace(
+            last, slots=tree_map(np.array, last.slots), values=tree_map(np.array, last.values)
+        )
+
+    def final(self) -> Trained:
+        """Return the model after the last update of all replicas."""
+        if self._last is None:
+            return self.trained()
+        values = {name: np.array(self._variables.host_value(v)) for name, v in self._store.all().items()}
+        return replace(self._last, step=self.global_step, values=values)
+
+    def trained(self) -> Trained:
+        """Return the model and its optimizers as they are now."""
+        state, arrays, slots = loop_state(self._variables)
+        values, kept = {}, {}
+        own = {v.name: name for name, v in self._store.all().items()}
+        for name, value, of in zip(state["names"], arrays, slots, strict=True):
+            if name in own:
+                values[own[name]], kept[own[name]] = (
+                    np.asarray(value),
+                    {k: np.asarray(a) for k, a in of.items()},
+                )
+        groups = [
+            {
+                **one,
+                "variables": [own[v] for v in one["variables"]],
+                "slots": list(_first_slots(one, own, kept)),
+            }
+            for one in state["groups"]
+            if set(one["variables"]) <= set(own)
+        ]
+        return Trained(self.global_step, values, kept, groups)
+
+    def _begin_from(self, restored: Trained | None) -> None:
+        """Give variables, as they are made, the values of a checkpoint, and optimizers their slots."""
+        self._begun_at = 0 if restored is None else restored.step
+        self._steps_before = self._variables.steps
+        self._variables.count_from(self._global_step, self._begun_at)
+        if restored is None:
+            return
+        before = self._store.prefix
+        values = {before + name: value for name, value in restored.values.items()}
+        slots = {before + name: kept for name, kept in restored.slots.items()}
+        groups = [{**one, "variables": [before + v for v in one["variables"]]} for one in restored.groups]
+        self._variables.continue_from(RestoredLoop(self._variables, values, slots, groups))
+
+    def _batches(self, dataset: Dataset) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield each batch's share, features and labels, of each replica of this process.
+
+        A replica without examples gets one with the share 0, whose gradient is 0.
+        """
+        runner, last = self._runner, list[Any]()
+        alone = self._strategy.num_replicas_in_sync == 1
+        for element in self._strategy.distribute_dataset(dataset):
+            features, labels = split_element(element)
+            if alone:
+                yield None, features, labels
+                continue
+            count = len(self._variables.local.all)
+            parts = [of_replica((features, labels), i, count) for i in range(count)]
+            shares = []
+            for i, part in enumerate(parts):
+                leaves = [a for a in tree_leaves(part) if a is not None]
+                scale = next((known[2] for known in runner.yielded if known[0] is leaves[0]), 0.0)
+                if not len(leaves[0]):
+                    parts[i] = self._one_example(part, last)
+                shares.append(np.array(1.0 / scale if scale else 0.0, np.float32))
+            last = parts
+            joined = parts[0] if count == 1 else _join(parts)
+            yield shares[0] if count == 1 else PerReplica(tuple(shares)), *joined
+
+    def _one_example(self, part: Any, last: list[Any]) -> Any:
+        """Return one example in place of none, from the whole batch."""
+        runner = self._runner
+        wholes = {id(known[0]): known[3] for known in runner.yielded}
+
+        def one(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            taken = np.array(wholes[id(leaf)][:1])
+            runner.yielded.append((taken, 0, 0.0, wholes[id(leaf)]))
+            return taken
+
+        return tree_map(one, part)
+
+    def _begin(self, share: Any, features: Any, labels: Any) -> None:
+        """Record the model, and begin the hooks."""
+        self._runner.prepare(self._function.step(), (share, features, labels))
+        recording = self._function.first
+        assert recording is not None
+        self._hooks += recording.spec.training_hooks
+        if self._is_chief:
+            self._hooks += recording.spec.training_chief_hooks
+        with self._graph.as_default():
+            for hook in self._hooks:
+                hook.begin()
+        session: Any = self._session
+        for hook in self._hooks:
+            hook.after_create_session(session, self._coordinator)
+        for one in (self._checkpoints, self._summaries):
+            if one is not None:
+                one.begin()
+
+    def _step(self, share: Any, features: Any, labels: Any) -> Array:
+        recording = self._function.first
+        assert recording is not None
+        session: Any = self._session
+        asked: list[Any] = []
+        contexts = []
+        for hook in self._hooks:
+            context = SessionRunContext(SessionRunArgs(recording.spec.train_op), session)
+            wanted = hook.before_run(context)
+            if wanted is not None and wanted.feed_dict:
+                raise InvalidArgumentError(
+                    f"{type(hook).__name__} feeds values, and an Estimator's batches are those of its input "
+                    "function: put them into the Dataset"
+                )
+            contexts.append(context)
+            asked.append(None if wanted is None else wanted.fetches)
+        extra = self._summaries.wanted() if self._summaries is not None else {}
+        names = [*extra.values(), *(n for tree in asked for n in self._names(tree))]
+        results = self._strategy.run(self._function.step(names), (share, features, labels))
+        own = of_replica(results, 0, len(self._variables.local.all))
+        for hook, context, tree in zip(self._hooks, contexts, asked, strict=True):
+            values = None if tree is None else self._values(tree, own)
+            hook.after_run(context, SessionRunValues(values))
+            if context.stop_requested:
+                self._coordinator.request_stop()
+        step, loss = self.global_step, np.asarray(own["loss"])
+        if self._summaries is not None:
+            self._summaries.add(step, loss, {tag: own[name] for tag, name in extra.items()})
+        if self._checkpoints is not None and self._checkpoints.save_if_due(step):
+            self._coordinator.request_stop()
+        return loss
+
+    def _end(self, begun: bool) -> None:
+        if not begun:
+            return
+        session: Any = self._session
+        for hook in self._hooks:
+            hook.end(session)
+        if self._summaries is not None:
+            self._summaries.close()
+        if self._checkpoints is not None:
+            self._checkpoints.end(self.global_step)
+
+    def _names(self, tree: Any) -> Iterator[str]:
+        """Yield the names of the tensors that a hook fetches, but for variables."""
+        recording = self._function.first
+        assert recording is not None
+        for leaf in tree_leaves(tree):
+            for one in leaf.fetched if isinstance(leaf, SummaryOp) else [leaf]:
+                if isinstance(one, str):
+                    if self._variable(one) is None:
+                        yield one.removesuffix(":0")
+                elif isinstance(one, Variable) or (
+                    one is not None and one.op is not None and not one.op.has_value
+                ):
+                    continue
+                elif one is not None:
+                    yield recording.name_of(one)
+
+    def _values(self, tree: Any, results: dict[str, Any]) -> Any:
+        recording = self._function.first
+        assert recording is not None
+
+        def one(leaf: Any) -> Any:
+            if isinstance(leaf, SummaryOp):
+                return {
+                    tag.removeprefix(recording.scope): float(results[recording.name_of(t)])
+                    for tag, t in zip(leaf.tags, leaf.fetched, strict=True)
+                }
+            if isinstance(leaf, str):
+                variable = self._variable(leaf)
+                return results[leaf.removesuffix(":0")] if variable is None else self._session.run(variable)
+            if isinstance(leaf, Variable):
+                return self._session.run(leaf)
+            return results.get(recording.name_of(leaf)) if leaf is not None else None
+
+        return tree_map(one, tree)
+
+    def _variable(self, name: str) -> Variable | None:
+        name = name.removesuffix(":0")
+        return self._global_step if name == "global_step" else self._store.all().get(name)
+
+
+class TrainingSession:
+    """What hooks of an Estimator get as their session: it reads variables of the strategy.
+
+    - ``training``: the training under way
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    @property
+    def graph(self) -> Any:
+        """The strategy's graph."""
+        return self._training._graph
+
+    def run(self, fetches: Any, feed_dict: Any = None) -> Any:
+        """Return the values of variables, or of tensors computed from variables alone, in a pytree."""
+        training = self._training
+
+        def one(leaf: Any) -> Any:
+            if isinstance(leaf, str):
+                found = training._variable(leaf)
+                if found is None:
+                    raise InvalidArgumentError(
+                        f"the session of an Estimator's hook has no variable {leaf!r}; fetch a tensor of the "
+                        "step with before_run"
+                    )
+                leaf = found
+            if leaf is training._global_step:
+                return np.int64(training.global_step)
+            return training._strategy.read(dense(leaf) if not isinstance(leaf, Tensor) else leaf)
+
+        return tree_map(one, fetches)
+
+    def should_stop(self) -> bool:
+        """Return whether a hook has asked to stop."""
+        return self._training._coordinator.should_stop()
+
+
+class _Checkpoints:
+    """When the chief saves."""
+
+    def __init__(self, training: Training, listeners: Sequence[CheckpointSaverListener]) -> None:
+        config = training._config
+        seconds = config.save_checkpoints_secs
+        if seconds is None and config.save_checkpoints_steps is None:
+            seconds = SAVE_SECONDS
+        self._timer = SecondOrStepTimer(seconds, config.save_checkpoints_steps)
+        self._training, self._listeners = training, listeners
+        self._files = ModelCheckpoints(
+            training._model_dir, config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours
+        )
+
+    def begin(self) -> None:
+        for listener in self._listeners:
+            listener.begin()
+        step = self._training.global_step
+        self._timer.update_last_triggered_step(step)
+        if step == 0:
+            self._save(step)
+
+    def save_if_due(self, step: int) -> bool:
+        """Save if it is time; return whether a listener ends the training."""
+        if not self._timer.should_trigger_for_step(step):
+            return False
+        self._timer.update_last_triggered_step(step)
+        return self._save(step)
+
+    def end(self, step: int) -> None:
+        if self._files.saved_step != step:
+            self._save(step, self._training.final())
+        for listener in self._listeners:
+            listener.end(self._training._session, step)  # type: ignore[arg-type]
+        self._files.close()
+
+    def _save(self, step: int, trained: Trained | None = None) -> bool:
+        session: Any = self._training._session
+        for listener in self._listeners:
+            listener.before_save(session, step)
+        self._files.save(trained or self._training.trained())
+        if self._listeners:
+            self._files.wait()
+        stops = [bool(listener.after_save(session, step)) for listener in self._listeners]
+        return any(stops)
+
+
+class _Summaries:
+    """The chief's loss, speed and summaries, for TensorBoard and as lines of its output."""
+
+    def __init__(self, training: Training) -> None:
+        self._training, self._writer = training, FileWriter(training._model_dir)
+        self._timer = SecondOrStepTimer(every_steps=training._config.save_summary_steps)
+        lines = training._config.log_step_count_steps
+        self._lines = None if lines is None else SecondOrStepTimer(every_steps=lines)
+        self._printed: tuple[float, int] | None = None
+        self._due = False
+
+    def begin(self) -> None:
+        self._written: tuple[float, int] | None = None
+
+    def wanted(self) -> dict[str, str]:
+        """Return the tensors of this step's summaries, by tag."""
+        recording = self._training._function.first
+        assert recording is not None
+        self._due = self._timer.should_trigger_for_step(self._training.global_step + 1)
+        return recording.summaries if self._due else {}
+
+    def add(self, step: int, loss: Array, values: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if self._due:
+            self._timer.update_last_triggered_step(step)
+            points = {"loss": float(loss), **{tag: float(value) for tag, value in values.items()}}
+            if self._written is not None and step > self._written[1]:
+                points["global_step/sec"] = (step - self._written[1]) / (now - self._written[0])
+            self._written = now, step
+            self._writer.add_summary(points, step)
+        if self._lines is not None and self._lines.should_trigger_for_step(step):
+            self._lines.update_last_triggered_step(step)
+            speed = ""
+            if self._printed is not None and step > self._printed[1]:
+                speed = f", {(step - self._printed[1]) / (now - self._printed[0]):.1f} steps/s"
+            self._printed = now, step
+            print(f"step {step}: loss {float(loss):.4g}{speed}")
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def split_element(element: Any) -> tuple[Any, Any]:
+    """Return features and labels of a dataset's element; labels are None where it is not a pair."""
+    if isinstance(element, tuple):
+        if len(element) == 2:
+            return element[0], element[1]
+        raise InvalidArgumentError(
+            "an input function's dataset has elements (features, labels), or features, not tuples of "
+            f"{len(element)}"
+        )
+    return element, None
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    columns = [list(tree_leaves(part)) for part in parts]
+    rows = iter(zip(*columns, strict=True))
+
+    def one(_: Any) -> Any:
+        row = next(rows)
+        return None if row[0] is None else PerReplica(row)
+
+    return tree_map(one, parts[0])
+
+
+def _first_slots(group: dict[str, Any], own: dict[str, str], kept: dict[str, Any]) -> Sequence[str]:
+    return list(kept[own[group["variables"][0]]]) if group["variables"] else []

@@ -1,0 +1,85 @@
+"""Estimators under every strategy, on engines: with synchronous ones they make the steps of one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nbdist as nb
+from nbdist.cluster.cluster import Cluster
+from nbdist.run.options import Options
+from nbdist.run.start import start_run
+
+BODY = """
+import numpy as np
+from nbdist.estimator import Estimator, EstimatorSpec, RunConfig
+images, labels, test_images, test_labels = nb.data.digits()
+
+def model_fn(features, labels, mode, params):
+    hidden = np.tanh(features @ nb.get_variable("w", (64, 16)))
+    logits = hidden @ nb.get_variable("v", (16, 10)) + nb.get_variable("b", (10,), initializer="zeros")
+    loss = np.mean(nb.nn.functional.sparse_softmax_cross_entropy(labels, logits))
+    if mode == "eval":
+        right = np.argmax(logits, axis=-1) == labels
+        return EstimatorSpec(mode, loss=loss, eval_metric_ops={"accuracy": right.astype(np.float32)})
+    optimizer = nb.optim.SGD(params["rate"], momentum=0.9)
+    train_op = optimizer.minimize(loss, global_step=nb.train.get_or_create_global_step())
+    return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+def train_data():
+    return nb.data.Dataset.from_arrays(images, labels).batch(50).repeat()
+
+estimator = Estimator(model_fn, folder, RunConfig(save_checkpoints_steps=40), {"rate": 0.05})
+estimator.train(train_data, max_steps=60)
+estimator.train(train_data, max_steps=steps)
+if on_tasks and nb.task.is_chief:
+    test_data = lambda: nb.data.Dataset.from_arrays(test_images, test_labels).batch(100)
+    print(estimator.evaluate(test_data)["accuracy"])
+"""
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "one_device": {"strategy": "one_device"},
+    "mirrored": {"strategy": "mirrored"},
+    "multi_worker": {"strategy": "multi_worker"},
+    "central": {"strategy": "central"},
+    "ps-sync": {"strategy": "ps", "synchronous": True},
+    "ps-async": {"strategy": "ps"},
+    "elastic": {"strategy": "elastic"},
+}
+SYNCHRONOUS = ("mirrored", "multi_worker", "central", "ps-sync")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one device computes."""
+    folder = tmp_path_factory.mktemp("one")
+    exec(compile(BODY, "body", "exec"), {"nb": nb, "folder": str(folder), "steps": 120, "on_tasks": False})
+    return values(folder)
+
+
+def values(folder: Path) -> dict[str, Any]:
+    path = nb.train.latest_checkpoint(folder)
+    return {name: nb.train.load_variable(path, name) for name in ("w", "v", "b", "global_step")}
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_steps_of_one_device(
+    cluster: Cluster, tmp_path: Path, expected: dict[str, Any], name: str
+) -> None:
+    options = Options(**STRATEGIES[name])
+    run = start_run(
+        BODY, options, cluster=cluster, names={"folder": str(tmp_path), "steps": 120, "on_tasks": True}
+    ).wait()
+    assert run.status == "finished", run.error
+    found = values(tmp_path)
+    if name in SYNCHRONOUS:
+        assert found["global_step"] == 120
+        for variable, value in expected.items():
+            np.testing.assert_allclose(found[variable], value, rtol=1e-3, atol=1e-4, err_msg=variable)
+    else:
+        assert 120 <= found["global_step"] <= 126
+        right = np.argmax(np.tanh(nb.data.digits()[2] @ found["w"]) @ found["v"] + found["b"], axis=1)
+        assert np.mean(right == nb.data.digits()[3]) > 0.7
