@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.data import blocks, elements, files, parallel, text, tfrecord
+from nbdist.data import blocks, elements, files, grouping, parallel, processes, text, tfrecord
 from nbdist.data.blocks import Blocks, Pass, Shuffle, Skipped
 from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.example import Features, parse_example
@@ -235,9 +235,7 @@ class Dataset:
         """
         size = whole_number("batch: batch_size", batch_size, 1)
         stage = self._stage
-        count = stage.count
-        if count is not None and count != math.inf:
-            count = count // size if drop_remainder else -(-count // size)
+        count = self._batches(size, bool(drop_remainder))
         length = size if drop_remainder or stage.count == math.inf else None
         spec = stage.spec and rebuild(
             stage.spec, [replace(leaf, shape=(length, *leaf.shape)) for leaf in leaves_of(stage.spec)]
@@ -305,15 +303,21 @@ class Dataset:
         function: Callable[..., Any],
         num_parallel_calls: int | None = None,
         deterministic: bool = True,
+        *,
+        workers: int | None = None,
     ) -> Dataset:
         """Return ``function(element)``, or ``function(*element)`` for elements that are tuples.
 
         - ``function``: called once for each element; after :meth:`batch` that is once for a batch
         - ``num_parallel_calls``: threads that call it (1 or more), for functions that wait or that compute
           in NumPy; None calls it in the thread that iterates
+        - ``workers``: processes that call it instead (1 or more), for functions that compute in Python.
+          They are forked when a pass begins; elements and results travel in shared memory and are arrays,
+          numbers, text and bytes, in tuples, dicts and lists. Nothing that the function changes comes back
         - ``deterministic``: whether elements keep their order however long each takes
 
-        What the function raises is raised in the pass, with a note that names the element.
+        What the function raises is raised in the pass, with a note that names the element; a process that
+        dies is an UnavailableError.
 
         >>> list(Dataset.range(3).map(lambda number: number * 10, num_parallel_calls=2))
         [np.int64(0), np.int64(10), np.int64(20)]
@@ -321,8 +325,15 @@ class Dataset:
         if not callable(function):
             raise InvalidArgumentError(f"map takes a function of an element, got {function!r}")
         stage = self._stage
-        if num_parallel_calls is None:
-            made: Blocks = partial(elements.mapped, stage.blocks, stage.rows, function)
+        if workers is not None:
+            if num_parallel_calls is not None:
+                raise InvalidArgumentError("map: give num_parallel_calls (threads) or workers (processes)")
+            count = whole_number("map: workers", workers, 1)
+            made: Blocks = partial(
+                processes.mapped, stage.blocks, stage.rows, function, count, bool(deterministic)
+            )
+        elif num_parallel_calls is None:
+            made = partial(elements.mapped, stage.blocks, stage.rows, function)
         else:
             threads = whole_number("map: num_parallel_calls", num_parallel_calls, 1)
             made = partial(parallel.mapped, stage.blocks, stage.rows, function, threads, bool(deterministic))
@@ -421,6 +432,159 @@ class Dataset:
                 parallel.interleaved, stage.blocks, stage.rows, inner, cycle, block, threads, token
             )
         step = ("interleave", cycle, block, token)
+        return self._then(step, made, rows=None, count=None, spec=None)
+
+    @classmethod
+    def sample_from(
+        cls,
+        datasets: Sequence[Dataset],
+        weights: Sequence[float] | None = None,
+        seed: int | None = None,
+        stop_on_empty: bool = False,
+    ) -> Dataset:
+        """Return elements of several datasets, each drawn from a random one.
+
+        - ``datasets``: one or more
+        - ``weights``: how often each is drawn from, 0 or more in any unit; None draws evenly
+        - ``seed``: fixes the sequence of passes, as for :meth:`shuffle`
+        - ``stop_on_empty``: end with the first that ends; otherwise the others continue
+
+        >>> len(list(Dataset.sample_from([Dataset.range(3), Dataset.range(4)], [1, 3], seed=0)))
+        7
+        """
+        parts = _datasets("sample_from", datasets)
+        shares = [1.0] * len(parts) if weights is None else [float(one) for one in weights]
+        if len(shares) != len(parts) or not all(0 <= one < math.inf for one in shares) or not any(shares):
+            raise InvalidArgumentError(
+                f"sample_from: weights are {weights!r:.80}; expected {len(parts)} numbers of 0 or more, not "
+                "all 0"
+            )
+        given = None if seed is None else whole_number("sample_from: seed", seed, 0)
+        token = secrets.randbits(63)
+        counts = [part._stage.count for part in parts]
+        known = None if stop_on_empty or None in counts or 0 in shares else sum(filter(None, counts))
+        how, each = Shuffle(1, given, True, token), [part._elements for part in parts]
+        made = partial(elements.sampled, each, shares, how, bool(stop_on_empty))
+        same = all(part._stage.spec == parts[0]._stage.spec for part in parts)
+        spec = parts[0]._stage.spec if same else None
+        tail = (tuple(shares), given, token)
+        return _combined("sample_from", parts, (), made, count=known, spec=spec, tail=tail)
+
+    def scan(self, initial_state: Any, function: Callable[[Any, Any], tuple[Any, Any]]) -> Dataset:
+        """Return the outputs of ``state, output = function(state, element)``, from ``initial_state`` on.
+
+        >>> sums = Dataset.range(4).scan(0, lambda total, n: (total + n, total + n))
+        >>> [int(n) for n in sums]
+        [0, 1, 3, 6]
+        """
+        if not callable(function):
+            raise InvalidArgumentError(f"scan takes a function of (state, element), got {function!r}")
+        made = partial(elements.scanned, self._stage.blocks, self._stage.rows, initial_state, function)
+        return self._then(("scan",), made, rows=None, spec=None)
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = 0,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """Return batches of elements of different shapes, padded at the ends of their axes.
+
+        - ``batch_size``: 1 or more
+        - ``padded_shapes``: the structure of an element, with a list of sizes for each array (``[]`` for a
+          single value); None in a list, or instead of all, is the largest of each batch
+        - ``padding_values``: one value, or the structure of an element
+        - ``drop_remainder``: whether a smaller last batch is left out
+
+        A pass raises InvalidArgumentError for an array that is larger, or has other axes.
+
+        >>> lengths = Dataset.range(1, 4).map(lambda n: np.full(n, n))
+        >>> [batch.tolist() for batch in lengths.padded_batch(2)]
+        [[[1, 0], [2, 2]], [[3, 3, 3]]]
+        """
+        size = whole_number("padded_batch: batch_size", batch_size, 1)
+        shapes = None if padded_shapes is None else leaves_of(padded_shapes)
+        if shapes is not None and not all(isinstance(shape, list) for shape in shapes):
+            raise InvalidArgumentError(
+                f"padded_batch: padded_shapes is {padded_shapes!r:.80}; expected the structure of an element "
+                "with a list for each array, such as {'x': [None, 3], 'y': []}"
+            )
+        stage, values = self._stage, leaves_of(padding_values)
+        made = partial(
+            grouping.padded_batches, stage.blocks, stage.rows, size, shapes, values, bool(drop_remainder)
+        )
+        count = self._batches(size, bool(drop_remainder))
+        step = ("padded_batch", size, repr(shapes), repr(values), bool(drop_remainder))
+        return self._then(step, made, rows=None, count=count, spec=None)
+
+    def bucket_by_length(
+        self,
+        length_of: Callable[..., int],
+        boundaries: Sequence[int],
+        batch_sizes: Sequence[int],
+        padding_values: Any = 0,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """Return padded batches of elements of similar lengths, so that little is padding.
+
+        - ``length_of``: of an element to its length
+        - ``boundaries``: ascending; the first bucket has lengths below the first, the last all others
+        - ``batch_sizes``: of each bucket, one more than there are boundaries
+        - ``padding_values``, ``drop_remainder``: as for :meth:`padded_batch`
+
+        >>> words = Dataset.from_generator(lambda: [np.ones(n) for n in (1, 9, 2, 8)])
+        >>> [batch.shape for batch in words.bucket_by_length(len, [5], [2, 2])]
+        [(2, 2), (2, 9)]
+        """
+        if not callable(length_of):
+            raise InvalidArgumentError(f"bucket_by_length takes a function of an element, got {length_of!r}")
+        edges = [whole_number("bucket_by_length: a boundary", edge, 1) for edge in boundaries]
+        sizes = [whole_number("bucket_by_length: a batch size", size, 1) for size in batch_sizes]
+        if sorted(set(edges)) != edges or len(sizes) != len(edges) + 1:
+            raise InvalidArgumentError(
+                f"bucket_by_length: boundaries are {edges} and batch_sizes {sizes}; expected ascending "
+                "boundaries, and one batch size more than there are"
+            )
+        stage, values = self._stage, leaves_of(padding_values)
+        made = partial(
+            grouping.bucketed, stage.blocks, stage.rows, length_of, edges, sizes, values, bool(drop_remainder)
+        )
+        step = ("bucket_by_length", tuple(edges), tuple(sizes), repr(values), bool(drop_remainder))
+        return self._then(step, made, rows=None, count=None, spec=None)
+
+    def unbatch(self) -> Dataset:
+        """Return the rows of each batch as elements.
+
+        >>> [int(n) for n in Dataset.range(5).batch(2).unbatch()]
+        [0, 1, 2, 3, 4]
+        """
+        stage = self._stage
+        spec = stage.spec and rebuild(
+            stage.spec, [replace(leaf, shape=leaf.shape[1:]) for leaf in leaves_of(stage.spec)]
+        )
+        made = partial(grouping.unbatched, stage.blocks, stage.rows)
+        return self._then(("unbatch",), made, rows=None, count=None, spec=spec)
+
+    def window(
+        self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False
+    ) -> Dataset:
+        """Return windows of ``size`` elements, stacked along a new first axis as batches are.
+
+        - ``size``: elements in a window, 1 or more
+        - ``shift``: elements between the beginnings of two windows, 1 or more; None is ``size``
+        - ``stride``: elements between two in a window, 1 or more
+        - ``drop_remainder``: whether windows at the end with fewer elements are left out
+
+        >>> [w.tolist() for w in Dataset.range(5).window(3, shift=1, drop_remainder=True)]
+        [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+        """
+        length = whole_number("window: size", size, 1)
+        moves = length if shift is None else whole_number("window: shift", shift, 1)
+        apart = whole_number("window: stride", stride, 1)
+        stage = self._stage
+        made = partial(grouping.windows, stage.blocks, stage.rows, length, moves, apart, bool(drop_remainder))
+        step = ("window", length, moves, apart, bool(drop_remainder))
         return self._then(step, made, rows=None, count=None, spec=None)
 
     def cache(self, path: str | os.PathLike[str] | None = None) -> Dataset:
@@ -565,6 +729,13 @@ class Dataset:
         step = ("shuffle", how.size, how.seed, how.reshuffle, how.token)
         return self._then(step, partial(blocks.shuffle, self._stage.blocks, how))
 
+    def _batches(self, size: int, drop_remainder: bool) -> float | None:
+        """Return how many batches of ``size`` there are, as far as that is known."""
+        count = self._stage.count
+        if count is None or count == math.inf:
+            return count
+        return count // size if drop_remainder else -(-count // size)
+
     def _then(self, step: Step, made: Blocks, **changes: Any) -> Dataset:
         steps = (*self._stage.steps, step)
         return Dataset(replace(self._stage, blocks=made, steps=steps, **changes), self._salt)
@@ -586,14 +757,16 @@ class Dataset:
         return self._stage.blocks, self._stage.rows
 
 
-def _combined(name: str, parts: list[Dataset], values: Step, made: Blocks, **known: Any) -> Dataset:
+def _combined(
+    name: str, parts: list[Dataset], values: Step, made: Blocks, tail: Step = (), **known: Any
+) -> Dataset:
     """Return the dataset that a step makes of several."""
     salts = {part._salt for part in parts}
     if len(salts) > 1:
         raise InvalidArgumentError(
             f"{name}: the datasets have different with_seed(...); call with_seed on the result"
         )
-    step = (name, *values, *(Inner(part._stage.steps) for part in parts))
+    step = (name, *values, *(Inner(part._stage.steps) for part in parts), *tail)
     shards = max(part.shards for part in parts)
     return Dataset(_Stage(made, None, steps=(step,), shards=shards, **known), *salts)
 

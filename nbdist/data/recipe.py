@@ -24,7 +24,7 @@ Array: TypeAlias = NDArray[Any]
 MAX_STEPS = 256
 MAX_DEPTH = 16  # of tuples and dicts in each other
 MAX_BITS = 256  # of a number: a seed may be large
-WITH_FUNCTION = ("from_generator", "map", "filter", "scan", "interleave")
+WITH_FUNCTION = ("from_generator", "map", "filter", "scan", "interleave", "bucket_by_length")
 NUMBERS = "biufc"  # the kinds of dtypes that travel
 
 

@@ -264,3 +264,104 @@ def test_a_cache_file_of_another_pipeline_is_refused(tmp_path: Path) -> None:
         list(Dataset.range(3).take(2).cache(path))
     with pytest.raises(InvalidArgumentError, match="type object cannot"):
         list(Dataset.from_generator(lambda: [object()]).cache(tmp_path / "other"))
+
+
+# Batches of unequal elements, and windows
+
+
+def test_padded_batch() -> None:
+    def make(n: int) -> dict[str, Any]:
+        return {"x": np.full((n, 2), n, np.float32), "n": n}
+
+    lengths = listed(4).map(make)
+    first, second = lengths.padded_batch(3, padding_values={"x": -1, "n": 0})
+    assert first["x"].shape == (3, 2, 2)
+    assert first["x"][1].tolist() == [[1, 1], [-1, -1]]
+    assert first["n"].tolist() == [0, 1, 2]
+    assert second["x"].dtype == np.float32
+    fixed = lengths.padded_batch(3, {"x": [5, None], "n": []}, drop_remainder=True)
+    assert [batch["x"].shape for batch in fixed] == [(3, 5, 2)]
+    with pytest.raises(
+        InvalidArgumentError, match="array 0 has 3 values on axis 0, and padded_shapes allows 2"
+    ):
+        list(lengths.padded_batch(4, {"x": [2, 2], "n": []}))
+    with pytest.raises(InvalidArgumentError, match="has 1 shapes, and an element has 2 arrays"):
+        list(lengths.padded_batch(4, [2]))
+    with pytest.raises(InvalidArgumentError, match="a list for each array"):
+        lengths.padded_batch(4, 3)
+    assert Dataset.range(5).padded_batch(2).cardinality() == 3
+
+
+@given(lengths=st.lists(st.integers(1, 30), max_size=40), drop=st.booleans())
+def test_buckets_have_every_element_once_and_only_similar_ones(lengths: list[int], drop: bool) -> None:
+    edges, sizes = [5, 15], [4, 3, 2]
+    source = Dataset.from_generator(lambda: (np.full(n, n) for n in lengths))
+    batches = list(source.bucket_by_length(len, edges, sizes, drop_remainder=drop))
+    seen = []
+    for batch in batches:
+        own = [int(row[0]) for row in batch]
+        seen += own
+        bucket = {np.searchsorted(edges, n, side="right") for n in own}
+        assert len(bucket) == 1
+        assert len(own) == sizes[bucket.pop()] or not drop
+        assert batch.shape[1] == max(own)
+        assert [int((row != 0).sum()) for row in batch] == own
+    assert drop or sorted(seen) == sorted(lengths)
+
+
+def test_buckets_that_cannot_be() -> None:
+    with pytest.raises(InvalidArgumentError, match="one batch size more"):
+        Dataset.range(3).bucket_by_length(int, [5], [2])
+    with pytest.raises(InvalidArgumentError, match="ascending"):
+        Dataset.range(3).bucket_by_length(int, [5, 5], [2, 2, 2])
+
+
+def test_unbatch_undoes_batch() -> None:
+    rows = Dataset.from_arrays({"x": np.eye(5), "y": (np.arange(5),)})
+    again = rows.batch(2).unbatch()
+    assert [one["y"][0] for one in again] == list(range(5))
+    assert again.element_spec == rows.element_spec
+    with pytest.raises(InvalidArgumentError, match="single value"):
+        list(Dataset.range(3).unbatch())
+
+
+@given(
+    count=st.integers(0, 12),
+    size=st.integers(1, 4),
+    shift=st.integers(1, 6),
+    stride=st.integers(1, 3),
+    drop=st.booleans(),
+)
+def test_windows_are_those_of_slices(count: int, size: int, shift: int, stride: int, drop: bool) -> None:
+    found = [w.tolist() for w in listed(count).window(size, shift, stride, drop)]
+    expected = [
+        list(range(start, min(count, start + (size - 1) * stride + 1), stride))
+        for start in range(0, count, shift)
+        if not drop or start + (size - 1) * stride < count
+    ]
+    assert found == expected
+
+
+def test_scan() -> None:
+    sums = listed(4).map(lambda n: n + 1).scan(10, lambda total, n: (total + n, (n, total + n)))
+    assert list(sums) == list(sums) == [(1, 11), (2, 13), (3, 16), (4, 20)]
+    with pytest.raises(InvalidArgumentError, match=r"returns \(state, output\), and returned 1"):
+        list(listed(2).scan(0, lambda state, n: 1))  # type: ignore[arg-type,return-value]
+
+
+def test_samples_of_several_datasets() -> None:
+    def make(**options: Any) -> Dataset:
+        parts = [Dataset.range(100), Dataset.range(1000, 1300)]
+        return Dataset.sample_from(parts, [1, 3], seed=4, **options)
+
+    first, second = numbers(make()), numbers(make().iterate(epoch=1))  # type: ignore[arg-type]
+    assert sorted(first) == sorted(second) == [*range(100), *range(1000, 1300)]
+    assert first != second
+    assert numbers(make()) == first
+    assert make().cardinality() == 400
+    early = first[:120]
+    assert 15 < sum(n < 100 for n in early) < 45, "a quarter comes from the first"
+    assert len(numbers(make(stop_on_empty=True))) < 400
+    assert numbers(Dataset.sample_from([Dataset.range(3), Dataset.range(9)], [1, 0])) == [0, 1, 2]
+    with pytest.raises(InvalidArgumentError, match="expected 2 numbers of 0 or more"):
+        Dataset.sample_from([Dataset.range(1), Dataset.range(1)], [1])

@@ -37,7 +37,7 @@ records = files.interleave(
 dataset = (
     records.shuffle(20)
     .map(lambda record: data.parse_example(record, features), num_parallel_calls=2)
-    .map(lambda row: (row["x"], row["y"]))
+    .map(lambda row: (row["x"], row["y"]), workers=2)
     .batch(14)
     .prefetch(2)
 )
