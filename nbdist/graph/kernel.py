@@ -23,7 +23,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 
 FLOATS = ("float16", "float32", "float64")
-INTEGERS = ("int32", "int64")
+INTEGERS = ("int64", "int32", "int64")
 WARP = 32
 """The threads that run together; those of a warp that shares a row exchange values."""
 
@@ -32,6 +32,7 @@ WIDE = """
 template <typename A> struct Wide { typedef A type; };
 template <> struct Wide<float16> { typedef float type; };
 """
+COMPUTE_IN_W = "typedef Wide<T>::type W;\n"
 # A warp reads a row 32 elements at a time, so that its threads read neighbours. It combines their partial
 # results in five exchanges, and needs no shared memory (Harris 2007; PyTorch's softmax of short rows).
 OVER_WARP = """
@@ -57,7 +58,7 @@ class Kernel:
     - ``inputs``, ``outputs``: parameters as CuPy writes them, such as ``"T x, raw T table, float64 rate"``.
       One letter is a type that the arrays decide; a ``raw`` array is indexed by the body
     - ``body``: statements that compute one element; ``i`` is its number
-    - ``types``: the dtypes that each letter may stand for
+    - ``types``: the dtypes that the tests compile it for: of each letter as many, which are used together
     - ``preamble``: functions that the body calls, in addition to those of `WIDE` and `OVER_WARP`
     - ``rows``: whether a warp computes one row. Then ``i / 32`` is the row, ``i % 32`` the thread in the warp
     """

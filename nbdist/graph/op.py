@@ -57,7 +57,8 @@ class Op:
     op computes each element of its value from one element of each input, so that it can be run block by
     block. A kernel may overwrite an input that has no later use if its index is in ``in_place`` (by
     default all inputs of an elementwise op, none of others). ``scratch(*specs, **attrs)`` returns the
-    dtype of memory of the value's shape that the kernel takes before ``out``, None for none. Of the inputs
+    dtype of memory of the value's shape that NumPy's kernel takes before ``out``, None for none; a GPU's
+    kernel takes none, because it keeps inner values in registers. Of the inputs
     in ``shape_only`` only the shape is read. An op that ``writes`` changes those inputs (variables)
     in place (it ``replaces`` them if it does not read their old values); its value is the first of them.
     The kernel of an ``external`` op (a send, a data source) comes from the executor of the program.

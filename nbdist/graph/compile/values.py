@@ -205,7 +205,12 @@ def may_overwrite(node: Tensor, i: Tensor) -> bool:
 def scratch_dtype(node: Tensor, values: Values) -> np.dtype[Any] | None:
     """Return the dtype of the scratch memory that a value's kernel takes; None if it takes none."""
     op = node.op
-    if op is None or op.scratch is None or values.kinds[node] is not ValueKind.COMPUTED:
+    if (
+        values.xp is not np
+        or op is None
+        or op.scratch is None
+        or values.kinds[node] is not ValueKind.COMPUTED
+    ):
         return None
     return op.scratch(*(values.specs[i] for i in node.inputs), **node.attrs)
 

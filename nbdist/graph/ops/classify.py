@@ -13,10 +13,59 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
+from nbdist.graph.kernel import COMPUTE_IN_W, FLOATS, INTEGERS, Kernel, into_new, register_kernel
 from nbdist.graph.op import Example, Op, Spec, floating, number_dtype, register, show, whole
 from nbdist.graph.tensor import record
 
 TINY = 1e-7  # keeps logarithms and quotients of probabilities finite, as in Keras
+
+
+# On a GPU a warp computes a row, in three passes.
+ROW_MAXIMUM = """
+const long long start = i / 32 * classes, lane = i % 32;
+W top = x[start];
+for (long long k = lane; k < classes; k += 32) top = W(x[start + k]) > top ? W(x[start + k]) : top;
+top = largest_of_warp(top);
+"""
+ROW_TOTAL = """
+W total = 0;
+for (long long k = lane; k < classes; k += 32) total += exp(W(x[start + k]) - top);
+total = sum_of_warp(total);
+"""
+SOFTMAX = register_kernel(
+    Kernel(
+        "softmax",
+        "raw T x, int64 classes",
+        "raw T y",
+        COMPUTE_IN_W
+        + ROW_MAXIMUM
+        + ROW_TOTAL
+        + "for (long long k = lane; k < classes; k += 32) "
+        + "y[start + k] = T(exp(W(x[start + k]) - top) / total);",
+        rows=True,
+    )
+)
+LOG_SOFTMAX = register_kernel(
+    Kernel(
+        "log_softmax",
+        "raw T x, int64 classes",
+        "raw T y",
+        COMPUTE_IN_W
+        + ROW_MAXIMUM
+        + ROW_TOTAL
+        + "total = log(total); for (long long k = lane; k < classes; k += 32) "
+        + "y[start + k] = T(W(x[start + k]) - top - total);",
+        rows=True,
+    )
+)
+
+
+def _by_rows(kernel: Kernel, xp: Any) -> Callable[[Array, Array], None]:
+    return lambda x, out: kernel(xp, x, x.shape[-1], out, size=_rows_of(x))
+
+
+def _rows_of(x: Array) -> int:
+    return int(x.size // max(x.shape[-1], 1))
 
 
 def _softmax_kernel(xp: Any) -> Callable[[Array, Array], None]:
@@ -35,12 +84,14 @@ def _softmax_kernel(xp: Any) -> Callable[[Array, Array], None]:
         total(out, -1, None, row, True)
         np.divide(out, row, out)
 
-    return kernel if xp is np else lambda x, out: xp.copyto(out, _softmax(xp, x))
+    return kernel if xp is np else _by_rows(SOFTMAX, xp)
 
 
 def _softmax(xp: Any, x: Array) -> Array:
-    e = xp.exp(x - xp.max(x, axis=-1, keepdims=True))
-    return e / xp.sum(e, axis=-1, keepdims=True)  # type: ignore[no-any-return]
+    if xp is not np:
+        return into_new(xp, x.shape, x.dtype, lambda out: _by_rows(SOFTMAX, xp)(x, out))
+    e = np.exp(x - np.max(x, axis=-1, keepdims=True))
+    return e / np.sum(e, axis=-1, keepdims=True)  # type: ignore[no-any-return]
 
 
 def _over_last(name: str) -> Callable[[Spec], Spec]:
@@ -71,8 +122,10 @@ register(
 
 
 def _log_softmax(xp: Any, x: Array) -> Array:
-    shifted = x - xp.max(x, axis=-1, keepdims=True)
-    return shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))  # type: ignore[no-any-return]
+    if xp is not np:
+        return into_new(xp, x.shape, x.dtype, lambda out: _by_rows(LOG_SOFTMAX, xp)(x, out))
+    shifted = x - np.max(x, axis=-1, keepdims=True)
+    return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))  # type: ignore[no-any-return]
 
 
 def _log_softmax_kernel(xp: Any) -> Callable[..., None]:
@@ -92,7 +145,7 @@ def _log_softmax_kernel(xp: Any) -> Callable[..., None]:
         np.log(row, row)
         np.subtract(out, row, out)
 
-    return kernel if xp is np else lambda x, powers, out: xp.copyto(out, _log_softmax(xp, x))
+    return kernel if xp is np else _by_rows(LOG_SOFTMAX, xp)
 
 
 register(
@@ -109,15 +162,29 @@ register(
 )
 
 
+ONE_HOT = register_kernel(
+    Kernel(
+        "one_hot",
+        "raw I labels, int64 depth",
+        "raw T out",
+        "out[i] = T((long long)labels[i / depth] == i % depth);",
+        types={"T": (*FLOATS, "bool"), "I": (*INTEGERS, "int64")},
+    )
+)
+
+
 def _one_hot(xp: Any, labels: Array, depth: int, dtype: Any) -> Array:
-    return (labels[..., None] == xp.arange(depth)).astype(dtype)  # type: ignore[no-any-return]
+    if xp is not np:
+        write = _one_hot_kernel(xp, depth, dtype)
+        return into_new(xp, (*labels.shape, depth), dtype, lambda out: write(labels, out))
+    return (labels[..., None] == np.arange(depth)).astype(dtype)  # type: ignore[no-any-return]
 
 
 def _one_hot_kernel(xp: Any, depth: int, dtype: Any) -> Callable[[Array, Array], Any]:
-    classes: Array = xp.arange(depth)
-    if xp is np:
-        return lambda labels, out: np.equal(labels[..., None], classes, out)
-    return lambda labels, out: xp.copyto(out, labels[..., None] == classes)
+    if xp is not np:
+        return lambda labels, out: ONE_HOT(xp, labels, depth, out, size=out.size)
+    classes = np.arange(depth)
+    return lambda labels, out: np.equal(labels[..., None], classes, out)
 
 
 def _one_hot_spec(labels: Spec, depth: int, dtype: Any) -> Spec:
@@ -174,24 +241,71 @@ def _require_classes(labels: Array, classes: int) -> None:
     )
 
 
-def _picked(xp: Any, x: Array, labels: Array) -> Array:
-    """Return the element of each row at the index of its label.
-
-    An invalid label raises with NumPy. On a GPU it gives NaN, because checking labels would stall the GPU.
-    """
-    classes = x.shape[-1]
-    if xp is np:
-        _require_classes(labels, classes)
-        return xp.take_along_axis(x, labels[..., None], -1)[..., 0]  # type: ignore[no-any-return]
-    inside = (labels >= 0) & (labels < classes)
-    found = xp.sum(xp.where(labels[..., None] == xp.arange(classes), x, x.dtype.type(0)), axis=-1)
-    return xp.where(inside, found, x.dtype.type(np.nan))  # type: ignore[no-any-return]
+# A label that is not a class raises with NumPy. On a GPU it gives NaN: to check labels would stall the GPU.
+OF_LABEL = """
+const long long label = labels[row];
+const bool inside = label >= 0 && label < classes;
+const W missing = sqrt(W(-1));
+"""
+LOG_LIKELIHOOD = register_kernel(
+    Kernel(
+        "pick_log_likelihood",
+        "raw T p, raw I labels, int64 classes, float64 tiny",
+        "raw T out",
+        COMPUTE_IN_W
+        + "const long long row = i;"
+        + OF_LABEL
+        + "const W picked = inside ? W(p[row * classes + label]) : missing;"
+        + "out[row] = T(-log(picked < W(tiny) ? W(tiny) : picked));",
+        types={"T": FLOATS, "I": INTEGERS},
+    )
+)
+CROSS_ENTROPY = register_kernel(
+    Kernel(
+        "sparse_cross_entropy",
+        "raw T x, raw T p, raw I labels, int64 classes",
+        "raw T out",
+        COMPUTE_IN_W
+        + "const long long row = i / 32;"
+        + OF_LABEL
+        + ROW_MAXIMUM
+        + """
+        W share = p[start];
+        for (long long k = lane; k < classes; k += 32)
+          share = W(p[start + k]) > share ? W(p[start + k]) : share;
+        share = largest_of_warp(share);
+        if (lane == 0) out[row] = T(inside ? top - W(x[start + label]) - log(share) : missing);
+        """,
+        types={"T": FLOATS, "I": INTEGERS},
+        rows=True,
+    )
+)
+CROSS_ENTROPY_GRAD = register_kernel(
+    Kernel(
+        "sparse_cross_entropy_grad",
+        "raw T g, raw T p, raw I labels, int64 classes",
+        "raw T out",
+        COMPUTE_IN_W
+        + "const long long row = i / classes;"
+        + OF_LABEL
+        + "const W hot = i % classes == label;"
+        + "out[i] = T((inside ? W(g[row]) : missing) * (W(p[i]) - hot));",
+        types={"T": FLOATS, "I": INTEGERS},
+    )
+)
 
 
 def _log_likelihood(xp: Any, p: Array, labels: Array) -> Array:
     """-log of the probability given to the true class; TINY keeps it finite, as in Keras."""
-    picked = _picked(xp, p, labels)
-    return -xp.log(xp.maximum(picked, p.dtype.type(TINY)))  # type: ignore[no-any-return]
+    if xp is not np:
+        return into_new(xp, labels.shape, p.dtype, lambda out: _pick_kernel(xp)(p, labels, out))
+    return -np.log(np.maximum(_picked(p, labels), np.asarray(TINY, p.dtype)))  # type: ignore[no-any-return]
+
+
+def _picked(x: Array, labels: Array) -> Array:
+    """Return the element of each row at the index of its label. For NumPy arrays."""
+    _require_classes(labels, x.shape[-1])
+    return np.take_along_axis(x, labels[..., None], -1)[..., 0]
 
 
 def _labels_spec(p: Spec, labels: Spec) -> Spec:
@@ -216,11 +330,13 @@ def _labels_spec(p: Spec, labels: Spec) -> Spec:
 
 
 def _pick_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
+    if xp is not np:
+        return lambda p, labels, out: LOG_LIKELIHOOD(xp, p, labels, p.shape[-1], TINY, out, size=labels.size)
     rows: list[Any] = []
 
     def kernel(p: Array, labels: Array, out: Array) -> None:
-        if p.ndim != 2 or xp is not np:
-            out[...] = _log_likelihood(xp, p, labels)
+        if p.ndim != 2:
+            out[...] = _log_likelihood(np, p, labels)
             return
         if not rows:
             rows.extend((np.arange(len(p)), p.dtype.type(TINY)))
@@ -255,18 +371,24 @@ def _sparse_forward(xp: Any, logits: Array, p: Array, labels: Array) -> Array:
 
     It does not use the probability of the true class, which would be 0 where the loss is large.
     """
-    largest = xp.max(logits, axis=-1) - _picked(xp, logits, labels)
-    return largest - xp.log(xp.max(p, axis=-1))  # type: ignore[no-any-return]
+    if xp is not np:
+        return into_new(xp, labels.shape, p.dtype, lambda out: _sparse_kernel(xp)(logits, p, labels, out))
+    largest = np.max(logits, axis=-1) - _picked(logits, labels)
+    return largest - np.log(np.max(p, axis=-1))  # type: ignore[no-any-return]
 
 
 def _sparse_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]:
     """The same with planned memory; the kernel owns the memory of the picked elements."""
+    if xp is not np:
+        return lambda logits, p, labels, out: CROSS_ENTROPY(
+            xp, logits, p, labels, p.shape[-1], out, size=_rows_of(p)
+        )
     rows: list[Array] = []
     largest: Any = np.maximum.reduce
 
     def kernel(logits: Array, p: Array, labels: Array, out: Array) -> None:
-        if p.ndim != 2 or xp is not np:
-            out[...] = _sparse_forward(xp, logits, p, labels)
+        if p.ndim != 2:
+            out[...] = _sparse_forward(np, logits, p, labels)
             return
         if not rows:
             rows.extend((np.arange(len(p)), np.empty_like(out)))
@@ -298,19 +420,21 @@ register(
 
 
 def _sparse_grad(xp: Any, g: Array, p: Array, labels: Array) -> Array:
-    if xp is np:
-        _require_classes(labels, p.shape[-1])
-    else:  # as in the forward direction
-        g = xp.where((labels >= 0) & (labels < p.shape[-1]), g, g.dtype.type(np.nan))
-    return g[..., None] * (p - _one_hot(xp, labels, p.shape[-1], p.dtype))  # type: ignore[no-any-return]
+    if xp is not np:
+        return into_new(xp, p.shape, p.dtype, lambda out: _sparse_grad_kernel(xp)(g, p, labels, out))
+    _require_classes(labels, p.shape[-1])
+    result: Array = g[..., None] * (p - _one_hot(np, labels, p.shape[-1], p.dtype))
+    return result
 
 
 def _sparse_grad_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]:
+    if xp is not np:
+        return lambda g, p, labels, out: CROSS_ENTROPY_GRAD(xp, g, p, labels, p.shape[-1], out, size=p.size)
     rows: list[Any] = []
 
     def kernel(g: Array, p: Array, labels: Array, out: Array) -> None:
-        if p.ndim != 2 or xp is not np:
-            out[...] = _sparse_grad(xp, g, p, labels)
+        if p.ndim != 2:
+            out[...] = _sparse_grad(np, g, p, labels)
             return
         if not rows:
             rows.extend((np.arange(len(p)), np.may_share_memory(out, p)))

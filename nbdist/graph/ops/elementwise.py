@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from nbdist.graph.backend import Array
+from nbdist.graph.kernel import COMPUTE_IN_W, FLOATS, Kernel, into_new, register_kernel
 from nbdist.graph.op import Example, Op, Spec, broadcast, number_array, number_dtype, register
 from nbdist.graph.tensor import FUNCTIONS, Constant, Tensor, constant, record, symbolic
 
@@ -112,30 +113,43 @@ def _coefficients(degree: int) -> tuple[float, ...]:
     return tuple(float(c) for c in np.polynomial.chebyshev.chebfit(nodes, values, degree))
 
 
-def _erf(xp: Any, x: Array) -> Array:
+ERF = register_kernel(
+    Kernel(
+        "erf",
+        "S x",
+        "T y",
+        COMPUTE_IN_W + "y = T(erf(W(x)));",
+        types={"S": (*FLOATS, "int32"), "T": (*FLOATS, "float64")},
+    )
+)
+
+
+def _erf(x: Array) -> Array:
     x = x if x.dtype.kind == "f" else x.astype(np.float64)
-    size = xp.minimum(xp.abs(x), LARGEST)
+    size = np.minimum(np.abs(x), LARGEST)
     t = 2 / (2 + size)
     low = 2 / (2 + LARGEST)
     place = (t - low) * (2 / (1 - low)) - 1
-    twice, b1, b2 = 2 * place, xp.zeros_like(place), xp.zeros_like(place)
+    twice, b1, b2 = 2 * place, np.zeros_like(place), np.zeros_like(place)
     first, *rest = _coefficients(22 if x.dtype.itemsize > 4 else 10)
     for c in reversed(rest):  # Clenshaw 1955
         b1, b2 = twice * b1 - b2 + c, b1
-    tail = t * xp.exp(place * b1 - b2 + first - size * size)
-    return xp.copysign(1 - tail, x)  # type: ignore[no-any-return]
+    tail = t * np.exp(place * b1 - b2 + first - size * size)
+    return np.copysign(1 - tail, x)  # type: ignore[no-any-return]
 
 
-def _kernel(xp: Any) -> Callable[[Array, Array], None]:
+def _erf_kernel(xp: Any) -> Callable[[Array, Array], None]:
     """Compute block by block, so that the passes of a polynomial run in the L1 cache."""
+    if xp is not np:
+        return lambda x, out: ERF(xp, x, out)
 
     def kernel(x: Array, out: Array) -> None:
-        if xp is not np or not x.flags.c_contiguous:
-            out[...] = _erf(xp, x)
+        if not x.flags.c_contiguous:
+            out[...] = _erf(x)
             return
         source, target = x.reshape(-1), out.reshape(-1)
         for start in range(0, source.size, BLOCK):
-            target[start : start + BLOCK] = _erf(np, source[start : start + BLOCK])
+            target[start : start + BLOCK] = _erf(source[start : start + BLOCK])
 
     return kernel
 
@@ -266,13 +280,31 @@ def _mask_dtype(condition: Spec, a: Spec, b: Spec) -> np.dtype[Any] | None:
     return np.dtype(f"i{a.dtype.itemsize}")
 
 
+WHERE = register_kernel(
+    Kernel(
+        "where",
+        "C condition, A a, B b",
+        "T out",
+        "out = condition ? T(a) : T(b);",
+        types={
+            "C": ("bool",) * 4,
+            "A": (*FLOATS, "int64"),
+            "B": (*FLOATS, "float32"),
+            "T": (*FLOATS, "float64"),
+        },
+    )
+)
+
+
 def _where_kernel(xp: Any) -> Callable[..., None]:
     """Select without a branch per element: branches of a random condition are mispredicted."""
+    if xp is not np:
+        return lambda condition, a, b, out: WHERE(xp, condition, a, b, out)
 
     def kernel(condition: Array, a: Array, b: Array, *mask_and_out: Array) -> None:
         out = mask_and_out[-1]
-        if len(mask_and_out) == 1 or xp is not np:
-            xp.copyto(out, xp.where(condition, a, b))
+        if len(mask_and_out) == 1:
+            np.copyto(out, np.where(condition, a, b))
             return
         mask = mask_and_out[0]
         np.negative(condition.view(np.int8), mask)  # all bits set where the condition is true
@@ -365,11 +397,11 @@ def _sigmoid_grad_kernel(xp: Any) -> Callable[..., None]:
     """g * (y - y * y); the output may be g, so y - y * y needs separate memory."""
 
     def kernel(g: Array, y: Array, work: Array, out: Array) -> None:
-        xp.multiply(y, y, work)
-        xp.subtract(y, work, work)
-        xp.multiply(g, work, out)
+        np.multiply(y, y, work)
+        np.subtract(y, work, work)
+        np.multiply(g, work, out)
 
-    return kernel
+    return kernel if xp is np else lambda g, y, out: SIGMOID_GRAD(xp, g, y, out)
 
 
 def _full_like(value: float) -> Callable[..., Tensor]:
@@ -405,34 +437,48 @@ def _clip(x: Any, low: Any, high: Any) -> Tensor:
     return x if high is None else np.minimum(x, high)  # type: ignore[no-any-return]
 
 
-def _same(x: Spec) -> Spec:
-    return Spec(x.shape, x.dtype if x.dtype.kind == "f" else np.dtype(np.float64))
+def _same(x: Spec | Array) -> np.dtype[Any]:
+    return x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
+
+
+SIGMOID = register_kernel(
+    Kernel(
+        "sigmoid",
+        "S x",
+        "T y",
+        COMPUTE_IN_W + "y = T(W(1) / (exp(-W(x)) + W(1)));",
+        types={"S": (*FLOATS, "int32"), "T": (*FLOATS, "float64")},
+    )
+)
+SIGMOID_GRAD = register_kernel(
+    Kernel(
+        "sigmoid_grad",
+        "G g, Y y",
+        "T out",
+        COMPUTE_IN_W + "out = T(W(g) * (W(y) - W(y) * W(y)));",
+        types={"G": FLOATS, "Y": FLOATS, "T": FLOATS},
+    )
+)
 
 
 def _sigmoid_kernel(xp: Any) -> Callable[[Array, Array], None]:
     """Logistic function in place; exp may overflow to inf, whose reciprocal is the right 0."""
 
     def kernel(x: Array, out: Array) -> None:
-        xp.negative(x, out, dtype=out.dtype)
-        xp.exp(out, out)
-        xp.add(out, 1, out)
-        xp.reciprocal(out, out)
+        np.negative(x, out, dtype=out.dtype)
+        np.exp(out, out)
+        np.add(out, 1, out)
+        np.reciprocal(out, out)
 
-    return kernel
-
-
-def _sigmoid(xp: Any, x: Array) -> Array:
-    out: Array = xp.empty(x.shape, _same(Spec(x.shape, x.dtype)).dtype)
-    _sigmoid_kernel(xp)(x, out)
-    return out
+    return kernel if xp is np else lambda x, out: SIGMOID(xp, x, out)
 
 
 register(
     Op(
         "sigmoid",
-        forward=_sigmoid,
+        forward=lambda xp, x: into_new(xp, x.shape, _same(x), lambda out: _sigmoid_kernel(xp)(x, out)),
         into=_sigmoid_kernel,
-        spec=_same,
+        spec=lambda x: Spec(x.shape, _same(x)),
         vjp=lambda np, g, y, x: (record("sigmoid_grad", g, y),),
         elementwise=True,
         examples=_unary_examples(-3, 3),
@@ -467,12 +513,23 @@ register(
 )
 
 
+RELU_GRAD = register_kernel(
+    Kernel(
+        "relu_grad",
+        "T g, Y y",
+        "T out",
+        COMPUTE_IN_W + "out = T(W(g) * W(Wide<Y>::type(y) > 0));",
+        types={"T": FLOATS, "Y": FLOATS},
+    )
+)
+
+
 def _relu_grad_kernel(xp: Any) -> Callable[..., None]:
     def kernel(g: Array, y: Array, positive: Array, out: Array) -> None:
-        xp.greater(y, 0, positive)
-        xp.multiply(g, positive, out)
+        np.greater(y, 0, positive)
+        np.multiply(g, positive, out)
 
-    return kernel
+    return kernel if xp is np else lambda g, y, out: RELU_GRAD(xp, g, y, out)
 
 
 register(
@@ -492,9 +549,9 @@ register(
 register(
     Op(
         "erf",
-        forward=_erf,
-        into=_kernel,
-        spec=lambda x: Spec(x.shape, x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)),
+        forward=lambda xp, x: _erf(x) if xp is np else into_new(xp, x.shape, _same(x), partial(ERF, xp, x)),
+        into=_erf_kernel,
+        spec=lambda x: Spec(x.shape, _same(x)),
         vjp=lambda np, g, y, x: (g * TWO_OVER_ROOT_PI * np.exp(-x * x),),
         elementwise=True,
         examples=lambda rng: [Example((rng.uniform(-3, 3, s),), {}) for s in ((), (5,), (2, 3))],
