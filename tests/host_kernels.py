@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,7 +222,7 @@ def _library(source: str) -> Any:
 def _compile(source: str, path: Path) -> None:
     if shutil.which("g++") is None:
         raise RuntimeError("the tests run GPU kernels on the host with g++; on Debian: apt-get install g++")
-    made = path.with_suffix(f".{os.getpid()}")
+    made = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     command = [
         "g++",
         "-x",

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from examples import examples
+from fake_cupy import FakeCupy, counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist import optim
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph import backend
 from nbdist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 Array = np.ndarray[Any, Any]
@@ -111,6 +113,30 @@ def test_the_formula(
     single = trained(optimizer, p.astype(np.float32), [g.astype(np.float32) for g in gradients])
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, expected, rtol=2e-3, atol=2e-3 * max(scale, 1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("optimizer", [case[0] for case in CASES], ids=repr)
+def test_a_step_on_a_gpu_is_one_kernel_with_the_same_result(
+    optimizer: Optimizer, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's operations are those of NumPy, in their order; a GPU joins products and sums, though."""
+    module = FakeCupy()
+    monkeypatch.setattr(backend, "_cupy", lambda: module)
+    rng = np.random.default_rng(0)
+    p = rng.normal(size=300).astype(dtype)
+    ours, slots = module.array(p), optimizer.new_slots(p)
+    theirs = {name: module.array(array) for name, array in slots.items()}
+    for step in range(1, 51):
+        g = rng.normal(size=300).astype(dtype)
+        given = module.array(g)
+        counts.clear()
+        optimizer.apply(ours, given, theirs, step)
+        assert counts == {"launch": 1}
+        optimizer.apply(p, g, slots, step)
+    np.testing.assert_array_equal(ours.get(), p)
+    for name, array in slots.items():
+        np.testing.assert_array_equal(theirs[name].get(), array)
 
 
 def test_amsgrad_never_takes_larger_steps_than_its_largest_gradient_allows() -> None:

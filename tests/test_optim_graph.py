@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from examples import examples
+from fake_cupy import FakeCupy, counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -18,7 +19,10 @@ from hypothesis.extra.numpy import arrays
 from nbdist import optim
 from nbdist.data import Dataset
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph import backend
+from nbdist.graph.backend import to_host
 from nbdist.graph.compile.partition import partition
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
 from nbdist.graph.op import OPS
 from nbdist.graph.partitioned import PartitionedVariable
@@ -54,6 +58,36 @@ MAKERS = [
     lambda: Adagrad(0.1),
 ]
 every_optimizer = pytest.mark.parametrize("make", MAKERS, ids=lambda make: repr(make())[:48])
+
+
+@every_optimizer
+@pytest.mark.parametrize("rated", [False, True])
+def test_an_update_on_a_gpu_does_not_wait(make: Any, rated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of the step and a rate that is a tensor stay on the GPU: the program can be captured."""
+    module = FakeCupy()
+    monkeypatch.setattr(backend, "_cupy", lambda: module)
+    optimizer = make()
+    if rated:
+        optimizer.learning_rate = lambda step: 0.1 * 0.5 ** (step + 1)
+    with Graph().as_default():
+        w = Variable(np.linspace(-1, 1, 6), name="w")
+        changes = optimizer.minimize(np.sum(w * w)).control_inputs
+        variables = global_variables()
+        initial = {v: np.zeros(v.shape, v.dtype) for v in variables}
+        compile_program([v.initializer for v in variables], values=initial)()
+    results = []
+    for xp in (np, module):
+        held = {v: xp.asarray(array.copy()) for v, array in initial.items()}
+        program = compile_program(changes, values=held, xp=xp, capture=None)
+        for _ in range(4):
+            program()
+            counts.clear()
+        program()
+        waits = counts["host wait"] + counts["copy to device"]
+        assert waits == 0
+        results.append([to_host(array) for array in held.values()])
+    for host, ours in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, host, rtol=1e-12)
 
 
 def started() -> Session:

@@ -7,7 +7,46 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.graph.backend import backend_of
+from nbdist.graph.kernel import COMPUTE_IN_W, INTEGERS, Kernel, register_kernel
 from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
+
+SETTINGS = (
+    "T g, float64 rate, float64 learning_rate, float64 decay, float64 beta_1, float64 beta_2, float64 epsilon"
+)
+MOMENTS = """
+mean = T(W(mean) * W(beta_1) + W(g) * W(1 - beta_1));
+square = T(W(square) * W(beta_2) + W(g) * W(g) * W(1 - beta_2));
+"""
+STEP = "p = T(W(p) * W(1 - learning_rate * decay) - W(mean) / (sqrt(W(over)) + W(epsilon)) * W(rate));"
+ADAM = register_kernel(
+    Kernel(
+        "adam", SETTINGS, "T p, T mean, T square", COMPUTE_IN_W + MOMENTS + "const T over = square;" + STEP
+    )
+)
+ADAM_AMSGRAD = register_kernel(
+    Kernel(
+        "adam_amsgrad",
+        SETTINGS,
+        "T p, T mean, T square, T largest",
+        COMPUTE_IN_W
+        + MOMENTS
+        + "largest = W(square) > W(largest) || W(square) != W(square) ? square : largest;"
+        + "const T over = largest;"
+        + STEP,
+    )
+)
+# In a graph the number of the step is on the GPU. A double power for each parameter would take longer than
+# the rest of the step, so one thread computes the rate.
+ADAM_RATE = register_kernel(
+    Kernel(
+        "adam_rate",
+        "I step, float64 learning_rate, float64 beta_1, float64 beta_2",
+        "float64 rate",
+        "rate = learning_rate * sqrt(1 - pow(beta_2, double(step))) / (1 - pow(beta_1, double(step)));",
+        types={"I": INTEGERS},
+    )
+)
 
 
 @dataclass
@@ -43,6 +82,8 @@ class Adam(Optimizer):
 
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Change ``parameters`` in place; the gradient is only read."""
+        if backend_of(parameters) is not np:
+            return self._launch(parameters, gradient, slots, step)
         rate = self.learning_rate * (1 - self.beta_2**step) ** 0.5 / (1 - self.beta_1**step)
         room = scratch(parameters)
         for p, g, mean, square, *largest in blocks(parameters, gradient, *slots.values()):
@@ -61,6 +102,22 @@ class Adam(Optimizer):
             np.divide(mean, work, out=work)
             np.multiply(work, rate, out=work)
             np.subtract(p, work, out=p)
+        return None
+
+    def _launch(
+        self, parameters: Array, gradient: Array, slots: dict[str, Array], step: Any, decay: float = 0.0
+    ) -> None:
+        """The same on a GPU; ``step`` and the learning rate may be there, too."""
+        xp, betas = backend_of(parameters), (self.beta_1, self.beta_2)
+        rate: Any
+        if isinstance(step, int):
+            rate = self.learning_rate * (1 - self.beta_2**step) ** 0.5 / (1 - self.beta_1**step)
+        else:
+            rate = xp.empty((), np.float64)
+            ADAM_RATE(xp, step, self.learning_rate, *betas, rate)
+        kernel = ADAM_AMSGRAD if self.amsgrad else ADAM
+        settings = (rate, self.learning_rate, decay, *betas, self.epsilon)
+        kernel(xp, gradient, *settings, parameters, *slots.values())
 
 
 @dataclass
@@ -83,5 +140,7 @@ class AdamW(Adam):
 
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Change ``parameters`` in place; the gradient is only read."""
+        if backend_of(parameters) is not np:
+            return self._launch(parameters, gradient, slots, step, self.weight_decay)
         np.multiply(parameters, 1 - self.learning_rate * self.weight_decay, out=parameters)
-        super().apply(parameters, gradient, slots, step)
+        return super().apply(parameters, gradient, slots, step)

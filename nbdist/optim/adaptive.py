@@ -7,7 +7,40 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from nbdist.graph.backend import backend_of
+from nbdist.graph.kernel import COMPUTE_IN_W, Kernel, register_kernel
 from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
+
+
+def _rmsprop(centered: bool, momentum: bool) -> Kernel:
+    return Kernel(
+        "rmsprop" + "_centered" * centered + "_momentum" * momentum,
+        "T g, float64 rate, float64 rho, float64 momentum, float64 epsilon",
+        "T p, T square" + ", T mean" * centered + ", T velocity" * momentum,
+        COMPUTE_IN_W
+        + "square = T(W(square) * W(rho) + W(g) * W(g) * W(1 - rho)); W over = W(square) + W(epsilon);"
+        + "mean = T(W(mean) * W(rho) + W(g) * W(1 - rho)); over = over - W(mean) * W(mean);" * centered
+        + "W change = W(g) / sqrt(over) * W(rate);"
+        + "velocity = T(W(velocity) * W(momentum) + change); change = velocity;" * momentum
+        + "p = T(W(p) - change);",
+    )
+
+
+RMSPROP = {
+    (centered, momentum): register_kernel(_rmsprop(centered, momentum))
+    for centered in (False, True)
+    for momentum in (False, True)
+}
+ADAGRAD = register_kernel(
+    Kernel(
+        "adagrad",
+        "T g, float64 rate, float64 epsilon",
+        "T p, T square",
+        COMPUTE_IN_W
+        + "square = T(W(square) + W(g) * W(g));"
+        + "p = T(W(p) - W(g) / sqrt(W(square) + W(epsilon)) * W(rate));",
+    )
+)
 
 
 @dataclass
@@ -45,6 +78,10 @@ class RMSprop(Optimizer):
 
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Change ``parameters`` in place; the gradient is only read."""
+        if backend_of(parameters) is not np:
+            settings = (self.learning_rate, self.rho, self.momentum, self.epsilon)
+            kernel = RMSPROP[self.centered, bool(self.momentum)]
+            return kernel(backend_of(parameters), gradient, *settings, parameters, *slots.values())
         room = scratch(parameters)
         for p, g, *state in blocks(parameters, gradient, *slots.values()):
             kept = dict(zip(slots, state, strict=True))
@@ -54,6 +91,7 @@ class RMSprop(Optimizer):
                 np.multiply(velocity, self.momentum, out=velocity)
                 change = np.add(velocity, change, out=velocity)
             np.subtract(p, change, out=p)
+        return None
 
     def _change(self, g: Array, kept: dict[str, Array], work: Array) -> Array:
         square = kept["square"]
@@ -103,6 +141,9 @@ class Adagrad(Optimizer):
 
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Change ``parameters`` in place; the gradient is only read."""
+        if backend_of(parameters) is not np:
+            xp, square = backend_of(parameters), slots["square"]
+            return ADAGRAD(xp, gradient, self.learning_rate, self.epsilon, parameters, square)
         room = scratch(parameters)
         for p, g, square in blocks(parameters, gradient, slots["square"]):
             work = room[: len(p)]
@@ -113,3 +154,4 @@ class Adagrad(Optimizer):
             np.divide(g, work, out=work)
             np.multiply(work, self.learning_rate, out=work)
             np.subtract(p, work, out=p)
+        return None

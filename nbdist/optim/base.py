@@ -67,7 +67,9 @@ class Optimizer(ABC):
         - ``parameters``: a flat array, float32 or float64
         - ``gradient``: an array of the same length and dtype, which is only read
         - ``slots``: the arrays of ``new_slots(parameters)``, by name, changed in place
-        - ``step``: the number of the step, from 1
+        - ``step``: the number of the step, from 1; in a graph on a GPU an array of one there
+
+        The arrays are those of one GPU, or of NumPy. NumPy's functions take both; each call is a kernel.
         """
 
     def apply_rows(
@@ -189,19 +191,13 @@ class Optimizer(ABC):
 
 def scratch(parameters: Array) -> Array:
     """Return an array for what is computed in between, as long as a block of ``blocks``."""
-    found: Array = np.empty_like(parameters[: _block(parameters)])
-    return found
-
-
-def _block(array: Array) -> int:
-    return BLOCK if isinstance(array, np.ndarray) else max(len(array), 1)  # a GPU has no such caches
+    return np.empty_like(parameters[:BLOCK])
 
 
 def blocks(*arrays: Array) -> Iterator[list[Array]]:
     """Yield parts of flat arrays of one length, so small that a few of them stay in the nearest caches."""
-    size = _block(arrays[0])
-    for start in range(0, len(arrays[0]), size):
-        yield [array[start : start + size] for array in arrays]
+    for start in range(0, len(arrays[0]), BLOCK):
+        yield [array[start : start + BLOCK] for array in arrays]
 
 
 def number(name: str, value: Any, below: float = float("inf")) -> float:

@@ -9,6 +9,7 @@ takes the learning rate as one more input, the last one, and not from the attrib
 
 from __future__ import annotations
 
+from copy import copy
 from functools import lru_cache
 from typing import Any
 
@@ -31,10 +32,10 @@ def _apply(
     use_locking: bool = False,
     rated: bool = False,
 ) -> Array:
-    rule, rest = _rated(config, rest, rated)
+    rule, rest = _rated(xp, config, rest, rated)
     *state, gradient, step = rest
     kept = {name: _flat(array) for name, array in zip(slots, state, strict=True)}
-    rule.apply(_flat(variable), gradient.reshape(-1), kept, int(step))
+    rule.apply(_flat(variable), gradient.reshape(-1), kept, _number(xp, step))
     return variable
 
 
@@ -48,18 +49,29 @@ def _apply_sparse(
     rated: bool = False,
 ) -> Array:
     """Change the rows in question and nothing else: the time does not depend on how many there are."""
-    rule, rest = _rated(config, rest, rated)
+    rule, rest = _rated(xp, config, rest, rated)
     *state, values, indices, step = rest
-    rule.apply_rows(variable, values, indices, dict(zip(slots, state, strict=True)), int(step))
+    rule.apply_rows(variable, values, indices, dict(zip(slots, state, strict=True)), _number(xp, step))
     return variable
 
 
+def _number(xp: Any, step: Array) -> Any:
+    """Return the number of the step; on a GPU it stays there, because the host would wait for it."""
+    return int(step) if xp is np else step
+
+
 def _rated(
-    config: dict[str, Any], inputs: tuple[Array, ...], rated: bool
+    xp: Any, config: dict[str, Any], inputs: tuple[Array, ...], rated: bool
 ) -> tuple[Optimizer, tuple[Array, ...]]:
     """Return the rule to apply, and the inputs that are its own."""
     settings = tuple(config.items())
-    return (_rule(settings, float(inputs[-1])), inputs[:-1]) if rated else (_rule(settings), inputs)
+    if not rated:
+        return _rule(settings), inputs
+    if xp is np:
+        return _rule(settings, float(inputs[-1])), inputs[:-1]
+    rule = copy(_rule(settings))
+    rule.learning_rate = inputs[-1]
+    return rule, inputs[:-1]
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,30 @@ from typing import ClassVar
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import backend_of
+from nbdist.graph.kernel import COMPUTE_IN_W, Kernel, register_kernel
 from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
+
+SGD_KERNEL = register_kernel(
+    Kernel("sgd", "T g, float64 rate", "T p", COMPUTE_IN_W + "p = T(W(p) - W(g) * W(rate));")
+)
+MOMENTUM = "velocity = T(W(velocity) * W(momentum) - W(g) * W(rate));"
+SGD_MOMENTUM = register_kernel(
+    Kernel(
+        "sgd_momentum",
+        "T g, float64 rate, float64 momentum",
+        "T p, T velocity",
+        COMPUTE_IN_W + MOMENTUM + "p = T(W(p) + W(velocity));",
+    )
+)
+SGD_NESTEROV = register_kernel(
+    Kernel(
+        "sgd_nesterov",
+        "T g, float64 rate, float64 momentum",
+        "T p, T velocity",
+        COMPUTE_IN_W + MOMENTUM + "p = T(W(p) + W(velocity) * W(momentum) - W(g) * W(rate));",
+    )
+)
 
 
 @dataclass
@@ -39,6 +62,12 @@ class SGD(Optimizer):
 
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Change ``parameters`` in place; the gradient is only read."""
+        if backend_of(parameters) is not np:
+            xp = backend_of(parameters)
+            if not self.momentum:
+                return SGD_KERNEL(xp, gradient, self.learning_rate, parameters)
+            kernel = SGD_NESTEROV if self.nesterov else SGD_MOMENTUM
+            return kernel(xp, gradient, self.learning_rate, self.momentum, parameters, slots["velocity"])
         # It may be in memory that another core writes next.
         room = scratch(parameters)
         for p, g, *state in blocks(parameters, gradient, *slots.values()):
@@ -46,6 +75,7 @@ class SGD(Optimizer):
             if state:
                 change = self._with_momentum(p, change, state[0])
             np.subtract(p, change, out=p)
+        return None
 
     def _with_momentum(self, p: Array, change: Array, velocity: Array) -> Array:
         """Move the velocity on; return what is left to subtract."""

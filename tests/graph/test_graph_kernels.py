@@ -27,9 +27,11 @@ def sources(kernel: Kernel) -> list[str]:
         for strided in (False, True)[: 1 + (number == 1)]:
             name = f"nbdist_{kernel.name}_{number}_{strided}"
             made = real_cupy.ElementwiseKernel(**kernel.source | {"name": name})
-            # A parameter of a fixed type is a number, unless it is indexed or written.
+            # A parameter of a fixed type is a number, unless it is indexed or written; or an array of one.
             given = [
-                None if p.dtype and not p.raw and n < made.nin else np.zeros(1, letters.get(p.ctype, p.dtype))
+                None
+                if p.dtype and not p.raw and n < made.nin and not strided
+                else np.zeros(1, letters.get(p.ctype, p.dtype))
                 for n, p in enumerate(made.params[: made.nargs])
             ]
             types, type_map = types_of(made, given)

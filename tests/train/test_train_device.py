@@ -330,7 +330,7 @@ CNN = [Conv2D(8, 3, activation="relu"), MaxPool2D(2), Flatten(), Dropout(0.2), D
 
 @pytest.mark.parametrize(
     ("network", "mirrors", "launches", "copies"),
-    [(MLP, 0, 28, 2), (CNN, 0, 38, 3), (MLP, 1, 28, 2), (MLP, 2, 29, 2)],
+    [(MLP, 0, 16, 2), (CNN, 0, 26, 3), (MLP, 1, 16, 2), (MLP, 2, 17, 2)],
     ids=["mlp", "cnn", "mlp on a mirror", "mlp on two mirrors"],
 )
 def test_what_a_step_costs_a_gpu(
