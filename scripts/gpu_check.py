@@ -4,8 +4,8 @@
     python scripts/gpu_check.py --on-cpu           # rehearses it with NumPy: what needs a GPU is left out
 
 1. The checks, a PASS or FAIL line each: CUDA, its compiler and NCCL; every op against NumPy; a compiled
-   program, also as a CUDA graph; `fit` on one GPU and on all of this process; a cluster with a worker for
-   each GPU, with its environment, cores, memory limit and NCCL; measurements by NVML.
+   program, also as a CUDA graph; `fit` on one GPU, and by NCCL on all of this process; a cluster with a
+   worker for each GPU, with its environment, cores, memory limit and NCCL; measurements by NVML.
 2. The tests that need a GPU.
 3. The benchmarks g1 (a step against PyTorch), g2 (all-reduce against NCCL) and g3 (training on two GPUs
    against PyTorch's DDP), see bench/table_gpu.py. What cannot be measured here is said.
@@ -17,9 +17,12 @@ The exit status is 1 if a check or a test fails, or if both sides of a benchmark
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -181,22 +184,35 @@ def check_capture(machine: Machine) -> str:
 
 
 def check_fit(machine: Machine, devices: Sequence[str]) -> str:
-    """``fit`` with dropout; each device has computed, and the loss falls."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(2048, 784)).astype(np.float32), rng.integers(0, 10, 2048)
-    with nb.distribute.MirroredStrategy(list(devices)).scope():
-        layers = [nb.nn.Dense(2048, "relu"), nb.nn.Dropout(0.2), nb.nn.Dense(10, "softmax")]
-        model = nb.nn.Sequential(layers)
-        model.compile("sgd", "sparse_categorical_crossentropy")
-    begun = time.perf_counter()
-    losses = model.fit(x, y, epochs=5, batch_size=256).history["loss"]
-    milliseconds = (time.perf_counter() - begun) / STEPS * 1e3
+    """``fit`` with dropout: each device has computed, and several by NCCL what one of them does."""
+    losses, weights, kind, milliseconds = fit(devices)
     require(losses[-1] < losses[0], f"the loss did not fall: {losses}")
     for number in range(len(devices) if machine.on_gpu else 0):
         with machine.xp.cuda.Device(number):
             used = machine.xp.get_default_memory_pool().total_bytes()
         require(used > 0, f"nothing was computed on GPU {number}")
-    return f"{milliseconds:.1f} ms a step, compiling included"
+    if len(devices) > 1:
+        wanted = "nccl" if machine.on_gpu else "local"
+        require(kind == wanted, f"gradients by all-reduce {kind}, not {wanted}")
+        apart = max(float(np.max(np.abs(a - b))) for a, b in zip(weights, fit(devices[:1])[1], strict=True))
+        require(apart < 1e-4, f"weights are {apart} apart from those of one device")
+    return f"{milliseconds:.1f} ms a step, compiling included{f', all-reduce by {kind}' if kind else ''}"
+
+
+def fit(devices: Sequence[str]) -> tuple[list[float], list[Any], str, float]:
+    """Return losses and weights of ``fit``, the kind of its all-reduce if any, and milliseconds a step."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(512, 64)).astype(np.float32), rng.integers(0, 10, 512)
+    with nb.distribute.MirroredStrategy(list(devices)).scope():
+        layers = [nb.nn.Dense(256, "relu"), nb.nn.Dropout(0.2), nb.nn.Dense(10, "softmax")]
+        model = nb.nn.Sequential(layers, seed=1)
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    begun, said = time.perf_counter(), io.StringIO()
+    with contextlib.redirect_stdout(said):
+        losses = model.fit(nb.data.Dataset.from_arrays(x, y).batch(64), epochs=5).history["loss"]
+    found = re.search(r"gradients by all-reduce \((\w+)\)", said.getvalue())
+    milliseconds = (time.perf_counter() - begun) / STEPS * 1e3
+    return losses, model.get_weights(), found[1] if found else "", milliseconds
 
 
 ON_WORKER = """

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fake_cupy import FakeCupy, counts
+from fake_nccl import FakeNccl
+
+from nbdist.graph import backend
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "gpu_check.py"
 
@@ -28,3 +33,20 @@ def test_every_check_that_needs_no_gpu_passes(tmp_path: Path) -> None:
         "PASS ops", "PASS program", "PASS fit on one device", "PASS fit on all devices",
         "PASS cluster and NCCL", "PASS tests that need a GPU",
     ]  # fmt: skip
+
+
+def test_the_check_of_several_gpus_requires_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, nccl = FakeCupy(), FakeNccl()
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.setattr(backend, "_cupy", lambda: module)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
+    gpu_check = importlib.import_module("gpu_check")
+    machine = gpu_check.Machine(module)
+    counts.clear()
+    assert "all-reduce by nccl" in gpu_check.check_fit(machine, machine.devices)
+    with pytest.raises(RuntimeError, match="nothing was computed on GPU 2"):
+        gpu_check.check_fit(machine, ["GPU:0", "GPU:1", "GPU:1"])
+    monkeypatch.setattr(nccl, "available", False)
+    with pytest.raises(RuntimeError, match="all-reduce local, not nccl"):
+        gpu_check.check_fit(machine, machine.devices)
