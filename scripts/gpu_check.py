@@ -225,10 +225,43 @@ for dtype in ("f2", "f4", "f8", "i8"):
     total = float(nb.collective.all_reduce(x, "sum")[-1])
     if total != size * (size + 1) / 2:
         raise RuntimeError(f"the sum of {dtype} is {total}")
+rows = nb.collective.reduce_scatter(xp.ones((size + 1, 3), "f4"), "sum")  # an uneven share
+if float(rows.sum()) != size * rows.size:
+    raise RuntimeError(f"reduce_scatter gave {rows}")
 limit = xp.get_default_memory_pool().get_limit() if nb.task.device.startswith("GPU") else 0
 cores = os.environ.get("NBDIST_CORES", "all")
 found = [nb.collective.kind(), nb.task.device, os.environ["CUDA_VISIBLE_DEVICES"], limit, cores]
 """
+
+
+KILLED = """
+import os, signal
+from nbdist.graph.backend import backend
+
+x = backend(nb.task.device).ones(1 << 24, "f4")
+for step in range({steps}):
+    nb.collective.all_reduce(x, "mean", out=x)
+if nb.collective.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+nb.collective.all_reduce(x, "mean", out=x)
+"""
+NOTICED_SECONDS = 10.0
+
+
+def check_killed_peer(cluster: nb.Cluster) -> str:
+    """Kill a worker before the first all-reduce of a group and in the middle; the others must report it."""
+    took = []
+    for steps in (0, 20):
+        begun = time.perf_counter()
+        try:
+            nb.launch(KILLED.format(steps=steps), cluster=cluster, live=False)
+        except nb.errors.TaskDiedError:
+            took.append(time.perf_counter() - begun)
+        else:
+            raise RuntimeError("the death of a worker was not reported")
+        require(took[-1] < NOTICED_SECONDS, f"the others waited {took[-1]:.1f} s for a dead worker")
+        cluster.restart(report=lambda line: None)
+    return f"a killed peer is noticed, after {took[0]:.1f} and {took[1]:.1f} s with 20 calls"
 
 
 def check_cluster(machine: Machine) -> str:
@@ -239,11 +272,15 @@ def check_cluster(machine: Machine) -> str:
     try:
         run = nb.launch(ON_WORKER, fetch=("found",), cluster=cluster, live=False)
         kind, device, visible, limit, cores = run.results["found"]
+        killed = check_killed_peer(cluster) if count > 1 else "one worker: no peer to kill"
     finally:
         cluster.stop()
     require(not machine.on_gpu or count == 1 or kind == "nccl", f"collective {kind}, not nccl")
-    require(not machine.on_gpu or (device == "GPU:0" and limit > 0), f"{device}, memory limit {limit}")
-    return f"{count} workers by {kind}; the first has {device} ({visible}), {limit:,} bytes, cores {cores}"
+    if machine.on_gpu:
+        half = machine.xp.cuda.runtime.memGetInfo()[1] // 2
+        require(device == "GPU:0" and abs(limit - half) <= 1, f"{device}, memory limit {limit}, not {half}")
+    first = f"the first has {device} ({visible}), {limit:,} bytes, cores {cores}"
+    return f"{count} workers by {kind}; {first}; {killed}"
 
 
 def check_nvml(machine: Machine) -> str:

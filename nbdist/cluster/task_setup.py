@@ -34,11 +34,11 @@ def open_task(
         index,
         keys=cluster_keys,
         host=host,
+        devices=("CPU:0", device),
         segment_prefix=segment_prefix(cluster_id),
     )
     limit = os.environ.get(MEMORY_VARIABLE)
     server.sessions.store.limit = int(limit) if limit else None
-    server.sessions.kinds = tuple(dict.fromkeys(("CPU:0", device)))
     info = TaskInfo(
         job, index, rank, host_identity(), os.getpid(), server.address, device, server.incarnation
     )

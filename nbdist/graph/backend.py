@@ -78,6 +78,16 @@ def _gpu(device: str, index: int) -> Any:
     return cuda.Device(index)
 
 
+def device_kind(device: str) -> str:
+    """Return the short name of a device; InvalidArgumentError unless it is a CPU or a GPU.
+
+    >>> device_kind("/job:worker/task:1/device:gpu:0")
+    'GPU:0'
+    """
+    kind, index = _kind_and_index(device)
+    return f"{kind}:{index}"
+
+
 def _kind_and_index(device: str) -> tuple[str, int]:
     kind, _, index = device.rpartition("/")[2].removeprefix("device:").partition(":")
     if kind.upper() not in ("CPU", "GPU") or not (index or "0").isdecimal():

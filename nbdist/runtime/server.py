@@ -18,12 +18,13 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.graph.backend import device_kind
 from nbdist.runtime.session.cluster import add_target, remove_target, set_local_host
 from nbdist.runtime.session.executor import ExecutorConfig
 from nbdist.runtime.session.host import SessionHost
@@ -50,10 +51,13 @@ class Server:
       and encrypt every connection (CURVE): the same for all Servers and Sessions of a cluster. None makes new
       ones, and then only clients with ``server.keys`` can connect
     - ``host``: the address of the network interface to listen on; by default only this host can connect
+    - ``devices``: the devices on which sessions compute here: "CPU:0", and "GPU:0" and so on for GPUs of this
+      process (CUDA_VISIBLE_DEVICES selects them). CuPy is loaded when a session first uses one
     - ``segment_prefix``: the beginning of the names of shared memory files; None for one of this process,
       after removing files of processes that have died
 
-    Raises InvalidArgumentError for a task that the cluster lacks, FailedPreconditionError for a port in use.
+    Raises InvalidArgumentError for a task that the cluster lacks and for other devices than CPU:i and GPU:i,
+    FailedPreconditionError for a port in use.
 
         nb.ClusterKeys.create().save("keys.json")                  # once; mode 0600
         keys = nb.ClusterKeys.load("keys.json")                    # in each process
@@ -70,10 +74,12 @@ class Server:
         *,
         keys: ClusterKeys | None = None,
         host: str = "127.0.0.1",
+        devices: Sequence[str] = ("CPU:0",),
         segment_prefix: str | None = None,
     ) -> None:
         self.cluster = ClusterSpec(cluster)
         self.job, self.index = choose_task(self.cluster, job_name, task_index)
+        kinds = tuple(dict.fromkeys(device_kind(one) for one in devices))
         self.keys = keys or ClusterKeys.create()
         self.incarnation = secrets.randbits(63)
         port = _port_of(self.cluster.task_address(self.job, self.index))
@@ -95,7 +101,7 @@ class Server:
             remove_abandoned()
         prefix = segment_prefix or own_prefix()
         config = ExecutorConfig(self.keys, host_identity(), prefix, host)
-        self.sessions = SessionHost(config, self.job, self.index)
+        self.sessions = SessionHost(config, self.job, self.index, kinds)
         """The sessions' side of this task: its devices, and the variables that live here."""
         self.sessions.attach(self)
         add_target(self.target, self.keys)
@@ -104,7 +110,13 @@ class Server:
             self.start()
 
     @classmethod
-    def from_tf_config(cls, text: str | None = None, *, keys: ClusterKeys | None = None) -> Server:
+    def from_tf_config(
+        cls,
+        text: str | None = None,
+        *,
+        keys: ClusterKeys | None = None,
+        devices: Sequence[str] = ("CPU:0",),
+    ) -> Server:
         """Return a started Server of the task that TF_CONFIG names, for programs outside of notebooks.
 
         An engine of a cluster has a Server already: ``nb.task.server``.
@@ -112,6 +124,7 @@ class Server:
         - ``text``: TF_CONFIG, JSON with ``cluster`` (addresses by job) and ``task`` (``type`` and ``index``);
           None for the environment variable
         - ``keys``: the cluster's keys; None for the file that the environment variable NBDIST_KEYS names
+        - ``devices``: the devices on which sessions compute here, such as ("CPU:0", "GPU:0")
 
         The Server listens on all interfaces if its address is not one of this host's loopback. Raises
         InvalidArgumentError without a cluster, a task or keys.
@@ -137,7 +150,8 @@ class Server:
         job, index = str(task["type"]), int(task["index"])
         interface = cluster.task_address(job, index).rpartition(":")[0]
         local = interface in ("", "localhost") or interface.startswith("127.")
-        return cls(cluster, job, index, keys=keys, host="127.0.0.1" if local else "0.0.0.0")
+        host = "127.0.0.1" if local else "0.0.0.0"
+        return cls(cluster, job, index, keys=keys, host=host, devices=devices)
 
     @classmethod
     def create_local_server(cls) -> Server:

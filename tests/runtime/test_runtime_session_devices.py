@@ -16,6 +16,7 @@ from nbdist.graph import backend
 from nbdist.graph.ops.accumulators import ConditionalAccumulator
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, placeholder
+from nbdist.runtime.server import Server
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,15 @@ def test_values_cross_between_the_devices_of_a_task(graph: Graph, tasks: Tasks) 
             assert len(tasks["worker0"].sessions.store.names()) == 2
         until(lambda: tasks["worker0"].sessions.store.names() == ["w"])
         np.testing.assert_array_equal(session.run(w), [0.5, 1])
+
+
+def test_a_server_of_another_host_offers_its_gpus() -> None:
+    cluster = {"worker": ["127.0.0.1:0"]}
+    server = Server(cluster, start=False, devices=("CPU:0", "gpu:0", "/device:GPU:1", "GPU:0"))
+    assert [one.rpartition("device:")[2] for one in server.sessions.devices] == ["CPU:0", "GPU:0", "GPU:1"]
+    server.close()
+    with pytest.raises(InvalidArgumentError, match="no backend for device 'TPU:0'; expected CPU:<i> or GPU"):
+        Server(cluster, devices=["TPU:0"])
 
 
 def test_a_device_that_a_task_has_not(graph: Graph, tasks: Tasks) -> None:

@@ -315,6 +315,28 @@ class TestWaiting:
         assert any(isinstance(result, DeadlineExceededError) for result in results), results
         world.close()
 
+    def test_ranks_do_not_wait_for_one_that_fails_before_nccl_is_set_up(self) -> None:
+        """NCCL's initialization cannot be cancelled; it waits on, and later groups are not affected."""
+        world = World(formed(["here"] * 3))
+
+        def fail() -> None:
+            raise MemoryError("no room for a communicator")
+
+        world.ranks[2]._connect = fail  # type: ignore[attr-defined]
+        begun = time.monotonic()
+        results = world.all(lambda group: group.all_reduce(DeviceArray(np.ones(5, "f4"))))
+        assert time.monotonic() - begun < 2.0 + SLACK_SECONDS
+        assert isinstance(results[2], MemoryError)
+        for result in results[:2]:
+            assert isinstance(result, NbdistError), result
+            assert "rank 2 (" in str(result)
+        world.close()
+        again = World(formed(["here"] * 3))
+        sums = again.all(lambda group: group.all_reduce(DeviceArray(np.ones(5, "f4")), "sum").get())
+        for total in sums:
+            np.testing.assert_array_equal(total, np.full(5, 3, "f4"))
+        again.close()
+
     def test_an_error_of_nccl_reaches_all_ranks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = World(formed(["here"] * 3))
 
