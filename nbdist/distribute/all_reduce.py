@@ -43,9 +43,10 @@ from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
 CONTROL = "control"
-COUNT = 12  # all exact in a float of any size:
+COUNT = 13  # all exact in a float of any size:
 STOP, HAS_RATE, RATE = 0, 1, slice(2, 10)  # whether to stop; a learning rate
 JOINS, LEAVES = 10, 11  # whether others join; how many leave
+OVERFLOWS = 12  # how many have a gradient that overflowed: all leave the step out
 
 
 class AllReduceStrategy(GroupStrategy):
@@ -115,6 +116,7 @@ class AllReduceReplica(GroupReplica):
             view[...] = to_device(value, xp)
         self.values = interleaved(own, views, self.tables)
         self._slots = [optimizer.new_slots(flat) for flat in self._flats]
+        self._overflowed = False  # whether this replica's gradients of the step have overflowed
         self._wanted: float | None = None  # the learning rate that the next step sends to all
         self.begin_group(strategy, variables)
         try:
@@ -188,6 +190,7 @@ class AllReduceReplica(GroupReplica):
             self._control[RATE] = np.frombuffer(np.float64(self._wanted).tobytes(), np.uint8)
         self._control[JOINS] = self.others_wait
         self._control[LEAVES] = self.say_leaving()
+        self._control[OVERFLOWS] = self._overflowed
         if not self.resident:
             self._buckets.mark(CONTROL)
         try:
@@ -205,10 +208,19 @@ class AllReduceReplica(GroupReplica):
         self.note_changes(int(self._control[JOINS]), int(self._control[LEAVES]))
         if self._control[HAS_RATE]:
             self._take_rate()
+        self._overflowed = False
+        if self._control[OVERFLOWS]:
+            self.overflows += 1
+            return
         self.global_step += 1
         for flat, row, slots in zip(self._flats, self._buckets.rows, self._slots, strict=True):
             self._optimizer.apply(flat, row, slots, self.global_step)
         self._tables.apply(rows, self.global_step)
+
+    def overflow(self) -> None:
+        """Make the step's exchange, after which no replica applies the sums."""
+        self._overflowed = True
+        self.push()
 
     def _all_rows(self) -> list[RowGradient]:
         """Return the rows of all replicas, in the order of ranks, so that all add up alike.
@@ -284,14 +296,20 @@ class AllReduceReplica(GroupReplica):
 
         Some may have completed it when a death interrupted the others: all take the newest parameters.
         """
-        updates = self.global_step
+        made = self._made
         self.form_again(error)
-        return updates == self.global_step
+        return made == self._made
+
+    @property
+    def _made(self) -> int:
+        """How many steps all replicas have made, or left out together."""
+        return self.global_step + self.overflows
 
     def take_newest(self) -> None:
         """Take parameters, slots, step and learning rate of the replica with the most updates."""
         group = self._group
-        own = np.array([-1 if self.is_new else self.global_step, self._optimizer.learning_rate])
+        made = -1 if self.is_new else self._made
+        own = np.array([made, self._optimizer.learning_rate, self.global_step])
         known = group.all_gather(own)
         root = int(known[:, 0].argmax())
         if known[root, 0] < 0:
@@ -303,7 +321,8 @@ class AllReduceReplica(GroupReplica):
         if (known[:, 0] < 0).any():
             self.share_position(root)
         self._share_out()
-        self.global_step, self._optimizer.learning_rate = int(known[root, 0]), float(known[root, 1])
+        self.global_step, self._optimizer.learning_rate = int(known[root, 2]), float(known[root, 1])
+        self.overflows = int(known[root, 0]) - self.global_step
 
     def finish(self) -> None:
         """Do nothing: every update is applied when ``push`` returns."""

@@ -125,15 +125,18 @@ class SharingReplica(OneDevice):
         if backend(scoped_device()) is not np:
             self.memory = self._layout, parameters
         self._group = group
-        self._stop, self._stops = np.zeros(1, np.int64), False
+        self._flags, self._stops = np.zeros(2, np.int64), False  # whether to stop; whether this overflowed
 
     def push(self) -> None:
         """Sum the gradients of all; the first thread applies them."""
         group, waited = self._group, self._group.waited
         for _, gradient, _ in self._flats:
             group.all_reduce(gradient, "sum", out=gradient)
-        self._stops = bool(group.all_reduce(self._stop, "max")[0])
-        if group.rank == 0:
+        stops, overflowed = group.all_reduce(self._flags, "max")
+        self._stops, self._flags[1] = bool(stops), 0
+        if overflowed:
+            self.overflows += 1
+        elif group.rank == 0:
             super().push()
         else:
             self.global_step += 1
@@ -154,9 +157,14 @@ class SharingReplica(OneDevice):
         """Push zeros: take no part in this step's update."""
         Replica.skip(self)
 
+    def overflow(self) -> None:
+        """Have all threads leave this step out."""
+        self._flags[1] = 1
+        self.skip()
+
     def agree(self, stop: bool) -> bool:
         """Return whether any replica was asked to stop before the last step; the next push sends ``stop``."""
-        self._stop[0] = stop
+        self._flags[0] = stop
         return self._stops
 
     def end_epoch(self, stop: bool) -> bool:

@@ -32,7 +32,7 @@ from nbdist.runtime.ps.client import (
 )
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.shard import GradientStatistics
-from nbdist.runtime.ps.sync import APPLIED, DROPPED, Rules
+from nbdist.runtime.ps.sync import APPLIED, DROPPED, LEFT_OUT, Rules
 from nbdist.runtime.ps.trace import gradient_of, parameters_for
 from nbdist.runtime.tables import RowGradient
 from nbdist.train.context import Context
@@ -75,6 +75,8 @@ class ServedReplica(Replica):
         self._under_way: deque[int] = deque()
         self._slot = 0
         self._slots = SLOTS if rules.judged_apart else rules.depth
+        self._overflowed: set[int] = set()
+        """Slots with a mark instead of a gradient, which had overflowed."""
         self._pending: dict[int, list[int]] = {}
         """By slot: the servers that have a gradient of it for a step that is not complete."""
         self.dropped = 0
@@ -387,6 +389,20 @@ class ServedReplica(Replica):
         if self._rules.synchronous or self._rules.staleness is not None:
             super().skip()
 
+    def overflow(self) -> None:
+        """Have all servers leave out the step, of synchronous replicas; else only this gradient."""
+        self.overflows += 1
+        if not self._rules.synchronous:
+            self.skip()
+            return
+        self._overflowed.add(self._slot)
+        for gradient in self.gradients():
+            gradient.fill(np.nan)
+        if self.tables:
+            tables = [self.values[i] for i in self.tables]
+            self.take([RowGradient(np.zeros(1, np.int64), np.full_like(t[:1], np.nan)) for t in tables])
+        self.push()
+
     def finish(self) -> None:
         """Wait for all gradients of all replicas, and bring the final parameters."""
         while self._under_way:
@@ -471,6 +487,10 @@ class ServedReplica(Replica):
             self._pending[slot] = [number for number in everywhere if self._still_taken(number, slot)]
             return
         first, *others = [self._on(number, lambda link: link.outcome(slot)) for number in everywhere]
+        if slot in self._overflowed:
+            self._overflowed.remove(slot)
+        elif LEFT_OUT in (first[0], *(what for what, _ in others)):
+            self.overflows += 1
         if first[0] == DROPPED:
             self.dropped += 1
             return

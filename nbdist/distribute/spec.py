@@ -109,6 +109,7 @@ class TrainingSpec:
     - ``data``: in an in-graph run, whether the "client" feeds the batches or the "workers" read them
     - ``seed``: the seed of the run, 0 or more; None draws one
     - ``epochs``: overrides the epochs of each ``fit``; None does not
+    - ``precision``: the policy of models that are compiled without one
     - ``collective``: the kind of the groups that ``nb.collective`` uses
     - ``min_workers``: how many workers have to be left for training to continue after a death
     - ``awaits``: whether a step that needs a lost worker waits for its new process, which the run starts
@@ -121,6 +122,7 @@ class TrainingSpec:
     data: str = "client"
     seed: int | None = None
     epochs: int | None = None
+    precision: str = "float32"
     collective: str = "auto"
     min_workers: int = 1
     awaits: bool = False

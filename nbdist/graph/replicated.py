@@ -53,6 +53,9 @@ class ReplicaRules(Protocol):
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the part that a loss has in the sum over all replicas, which is minimized."""
 
+    def loss_scale(self, optimizer: Any) -> Tensor:
+        """Return the scale of an optimizer's loss in this step, one float32."""
+
     def update(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]], counter: Variable | None, name: str
     ) -> Tensor:

@@ -21,6 +21,7 @@ from nbdist.graph.op import show
 from nbdist.graph.scopes import Graph, Scope, default_graph, name_scope
 from nbdist.graph.sparse import dense
 from nbdist.graph.tensor import Tensor, Variable, placeholder
+from nbdist.nn import precision
 from nbdist.nn.layers import Training
 from nbdist.train.context import current
 from nbdist.train.custom.trace import Draw, tracing
@@ -65,8 +66,8 @@ class ModelCalls:
         ):
             for layer, weights in zip(model.layers, found.held, strict=True):
                 with name_scope(type(layer).__name__.lower()):
-                    value = layer.call(value, {**weights})
-            return value
+                    value = precision.call(layer, value, weights, network.precision)
+            return precision.output(value, network.precision)
         if trace is None:
             raise FailedPreconditionError(
                 "model(x, training=True): layers draw and keep averages in a function that strategy.run "
@@ -79,11 +80,11 @@ class ModelCalls:
         for number, (layer, weights) in enumerate(zip(model.layers, found.held, strict=True)):
             context.number = number
             with name_scope(type(layer).__name__.lower()):
-                value = layer.train(value, {**weights}, context)
+                value = precision.call(layer, value, weights, network.precision, context)
         for state, moved in context.updates.items():
             assert isinstance(state, Variable)
             state.assign(moved)
-        return value
+        return precision.output(value, network.precision)
 
     def variables(self, model: Model) -> list[Variable]:
         """Return the variables of the graph that is recorded now, or of the only one there is."""

@@ -41,8 +41,13 @@ class Loss(Measure):
 
 def _logits(predicted: Tensor, activation: str) -> Tensor | None:
     """Return what an activation was given, if ``predicted`` came right out of one."""
-    direct = predicted.op is not None and predicted.op.name == activation
-    return predicted.inputs[0] if direct else None
+    found = predicted
+    if found.type == "cast" and found.inputs[0].dtype.kind == "f":  # in mixed precision
+        found = found.inputs[0]
+    if found.type != activation:
+        return None
+    logits = found.inputs[0]
+    return logits if logits.dtype == predicted.dtype else logits.astype(predicted.dtype)
 
 
 def sparse_categorical_crossentropy(y: Tensor, predicted: Tensor, from_logits: bool = False) -> Tensor:

@@ -41,6 +41,7 @@ from nbdist.nn.metrics import get as get_metric
 from nbdist.nn.metrics import label as metric_label
 from nbdist.nn.network import Network, Objective
 from nbdist.nn.stages import Pipeline
+from nbdist.optim.precision import LossScale, LossScaleOptimizer, checked_precision, unscaled
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import MODEL, current, use_here
 from nbdist.train.custom.api import scoped
@@ -79,6 +80,8 @@ class Model:
         self.optimizer: optim.Optimizer | None = None
         self.loss: str | dict[str, Any] | None = None
         """The loss by name, with its settings if one is unusual."""
+        self.precision: str | None = None
+        """The policy that ``compile`` was given; None for the run's."""
         self.metrics: list[str] = []
         """The names of the metrics."""
         self._loss: Measure | None = None
@@ -120,7 +123,8 @@ class Model:
 
     def network_for(self, input_shape: Sequence[int], rng: np.random.Generator | None = None) -> Network:
         """Return the layers as a graph for examples of ``input_shape``, with values of ``rng``, if given."""
-        return Network(self.layers, tuple(int(n) for n in input_shape), rng, self.pipeline)
+        shape = tuple(int(n) for n in input_shape)
+        return Network(self.layers, shape, rng, self.pipeline, self.precision or current().precision)
 
     def take(self, network: Network, weights: list[Array]) -> None:
         """Set the weights to ``weights``, those of a ``network`` of these layers, without a copy."""
@@ -135,14 +139,19 @@ class Model:
         optimizer: str | optim.Optimizer = "sgd",
         loss: str | dict[str, Any] | Measure = "sparse_categorical_crossentropy",
         metrics: Sequence[str | dict[str, Any] | Measure] = (),
+        precision: str | None = None,
     ) -> None:
         """Choose how to train.
 
         - ``optimizer``: one of ``nb.optim``, or its name, such as "adam"
         - ``loss``: one of ``nb.nn.losses``, its name, such as "mse", or its config
         - ``metrics``: a list of ``nb.nn.metrics``, names, such as "accuracy", or configs
+        - ``precision``: "float32", or "mixed_float16" for products and activations in float16, with float32
+          weights and a loss scale (``nb.optim.LossScaleOptimizer`` has its settings); None for the run's
+          ``--precision``, which is "float32" by default
 
-        Raises InvalidArgumentError for an unknown name.
+        Raises InvalidArgumentError for an unknown name, and for weights that are not float32 in mixed
+        precision.
 
         >>> from nbdist.nn import Dense, Sequential
         >>> model = Sequential([Dense(10, activation="softmax")])
@@ -152,7 +161,9 @@ class Model:
         if isinstance(metrics, str):
             raise InvalidArgumentError(f"metrics is a list of names, got {metrics!r}; write [{metrics!r}]")
         measured = [(metric_label(m), get_metric(m)) for m in metrics]
+        policy = None if precision is None else checked_precision("precision", precision)
         self._loss, self.optimizer, self._measured = losses.get(loss), chosen, measured
+        self.precision = policy
         self.loss, self.metrics = self._loss.to_config(), [name for name, _ in measured]
         self._objective = None
         self._made_in = scoped() or self._made_in
@@ -231,7 +242,7 @@ class Model:
             return train(
                 objective,
                 dataset,
-                self._compiled(),
+                unscaled(self._compiled()),
                 epochs=int(epochs),
                 steps_per_epoch=None if steps_per_epoch is None else int(steps_per_epoch),
                 validate=check,
@@ -272,8 +283,7 @@ class Model:
         require_number_dtypes("predict", [x.dtype])
         if self._network is None:
             self.build(x.shape[1:])
-        network = self._network
-        assert network is not None
+        network = self._in_its_precision()
         if x.shape[1:] != network.shape:
             raise InvalidArgumentError(
                 f"the model takes examples of shape {network.shape}, got an array of shape {x.shape}"
@@ -299,6 +309,7 @@ class Model:
             return calling.predict(self, x, training)
         if self._network is None:
             self.build(calling.example_shape(x))
+        self._in_its_precision()
         return self._calls.call(self, x, training)
 
     @property
@@ -361,6 +372,12 @@ class Model:
             raise FailedPreconditionError("the model has no graph yet: fit it, or call build(input_shape)")
         return self._network.graph
 
+    @property
+    def loss_scale(self) -> float | None:
+        """The scale of the loss as ``fit`` has left it; None before a ``fit`` in mixed precision."""
+        scale = None if self._objective is None else self._objective.loss_scale
+        return None if scale is None else scale.value
+
     def to_config(self) -> dict[str, Any]:
         """Return everything but the weights as plain values."""
         return {
@@ -374,6 +391,7 @@ class Model:
             ],
             "seed": self.seed,
             "pipeline": asdict(self.pipeline),
+            "precision": self.precision,
         }
 
     @classmethod
@@ -382,7 +400,8 @@ class Model:
         layers = [layer_from_config(c) for c in config["layers"]]
         model = cls(layers, config["seed"], **config.get("pipeline", {}))
         if config["optimizer"] is not None:
-            model.compile(optim.from_config(config["optimizer"]), config["loss"], config["metrics"])
+            optimizer = optim.from_config(config["optimizer"])
+            model.compile(optimizer, config["loss"], config["metrics"], config.get("precision"))
         if config["input_shape"] is not None:
             model.build(config["input_shape"])
         return model
@@ -406,11 +425,28 @@ class Model:
         self._compiled()
         if self._network is None:
             self.build(example_shape(dataset))
+        network = self._in_its_precision()
         if self._objective is None:
-            assert self._network is not None
             assert self._loss is not None
-            self._objective = Objective(self._network, self._weights, self._loss, self._measured)
+            self._objective = Objective(network, self._weights, self._loss, self._measured, self._loss_scale)
         return self._objective
+
+    def _in_its_precision(self) -> Network:
+        """Return the graph of the layers, made anew if it was made before the precision was chosen."""
+        network = self._network
+        assert network is not None
+        if network.precision != (self.precision or current().precision):
+            self.take(self.network_for([n or 0 for n in network.shape]), self.weights)
+            assert self._network is not None
+        return self._network or network
+
+    @property
+    def _loss_scale(self) -> LossScale | None:
+        """Return the scale that a training in mixed precision begins with."""
+        if self._network is None or self._network.precision == "float32":
+            return None
+        optimizer = self._compiled()
+        return optimizer.loss_scale() if isinstance(optimizer, LossScaleOptimizer) else LossScale()
 
     def _evaluate(self, dataset: Dataset, objective: Objective, values: Sequence[Array]) -> dict[str, float]:
         xp, names = backend_of(values[0]), ["loss", *self.metrics]

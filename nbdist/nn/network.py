@@ -21,10 +21,11 @@ from nbdist.graph.gradients import Gradient, gradients
 from nbdist.graph.op import Shape
 from nbdist.graph.sparse import IndexedSlices, dense
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, name_scope, placeholder
-from nbdist.nn import losses
+from nbdist.nn import losses, precision
 from nbdist.nn.layers import Layer, Training
 from nbdist.nn.measures import Measure, one_per_example
 from nbdist.nn.stages import Pipeline
+from nbdist.optim.precision import LossScale
 from nbdist.train.strategy import Parts, Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -37,7 +38,8 @@ class Network:
 
     ``predicted`` is what the model gives; ``trained`` is what it gives in training, the same tensor if no
     layer makes a difference. ``variables`` holds weights and states in the order of the layers; ``drawn`` are
-    their initial values. Without ``rng`` the values are not drawn, and take no memory.
+    their initial values. Without ``rng`` the values are not drawn, and take no memory. ``precision`` is the
+    policy by which layers compute.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Network:
         shape: Shape,
         rng: np.random.Generator | None,
         pipeline: Pipeline = Pipeline(),  # noqa: B008 (frozen)
+        precision: str = "float32",
     ) -> None:
+        self.precision = precision
         self.drawn: list[Array] = []
         self.graph, self.shape, self.pipeline = Graph(), shape, pipeline
         self._made_by: list[list[Tensor]] = [[] for _ in layers]
@@ -62,9 +66,9 @@ class Network:
             for number, layer in enumerate(layers):
                 with name_scope(type(layer).__name__.lower()), self._noted(number):
                     self.held.append(self._variables_of(layer, value.shape[1:], rng))
-                    value = layer.call(value, {**self.held[-1]})
+                    value = self._call(layer, value, self.held[-1])
                 self.outputs.append(value.shape)
-            self.predicted = value
+            self.predicted = self._output(value)
             self.draw = placeholder(INT, (4,), name="draw")
             self.training = Training(self.draw)
             self.trained = self._train(layers, self.held)
@@ -82,6 +86,7 @@ class Network:
             if rng is not None:
                 self.drawn.append(np.require(initial, requirements=["C", "W"]))
         self.variables.extend(made.values())
+        precision.check_weights(layer, made, self.precision)
         self.counts.append(sum(prod(n or 0 for n in v.shape) for v in made.values()))
         return made
 
@@ -93,8 +98,16 @@ class Network:
             for number, (layer, weights) in enumerate(zip(layers, held, strict=True)):
                 self.training.number = number
                 with self._noted(number):
-                    value = layer.train(value, {**weights}, self.training)
-        return value
+                    value = self._call(layer, value, weights, self.training)
+        return self._output(value)
+
+    def _call(
+        self, layer: Layer, x: Tensor, weights: dict[str, Variable], training: Training | None = None
+    ) -> Tensor:
+        return precision.call(layer, x, weights, self.precision, training)
+
+    def _output(self, value: Tensor) -> Tensor:
+        return precision.output(value, self.precision)
 
     @contextmanager
     def _noted(self, number: int) -> Iterator[None]:
@@ -151,7 +164,8 @@ class Objective(Trainable):
     """A network with a loss and metrics: what the training loop trains.
 
     ``measured`` are metrics with what they are called. ``seed`` and ``training`` are what random numbers in
-    layers follow from, beside step and example.
+    layers follow from, beside step and example. With a ``loss_scale`` gradients are
+    those of the loss times the scale, divided by it.
     """
 
     def __init__(
@@ -160,8 +174,9 @@ class Objective(Trainable):
         weights: list[Array],
         loss: Measure,
         measured: Sequence[tuple[str, Measure]],
+        loss_scale: LossScale | None = None,
     ) -> None:
-        self.network, self.loss = network, loss
+        self.network, self.loss, self.loss_scale = network, loss, loss_scale
         self.metric_names = [name for name, _ in measured]
         self.devices_needed = network.devices_needed
         held = network.by_variable(weights)
@@ -187,6 +202,10 @@ class Objective(Trainable):
             self._sums = [
                 one_per_example(m(self.y, predicted)).sum() for m in (loss, *dict(measured).values())
             ]
+            like = np.broadcast_to(np.float32(0), ())
+            self._loss_scale = (
+                None if loss_scale is None else Variable(like, trainable=False, name="loss_scale")
+            )
             self._found = self._of_loss(network.trainable)
             self._gradients = [dense(g) for g in self._found]
         self._tables = tuple(
@@ -222,6 +241,7 @@ class Objective(Trainable):
         twin = copy(self)
         twin._resident = None
         twin.states = {v: array.copy() for v, array in self.states.items()}
+        twin.loss_scale = None if self.loss_scale is None else self.loss_scale.twin()
         return twin
 
     def remember(self) -> Callable[[], object]:
@@ -266,11 +286,13 @@ class Objective(Trainable):
         )
 
     def _of_loss(self, variables: list[Variable]) -> list[Gradient]:
-        found = gradients(self._loss, variables)
+        scale = self._loss_scale
+        found = gradients(self._loss if scale is None else self._loss * scale, variables)
         missing = [v.name for v, g in zip(variables, found, strict=True) if g is None]
         if missing:
             raise InvalidArgumentError(f"the loss does not depend on {', '.join(missing)}")
-        return [g for g in found if g is not None]
+        inverse = None if scale is None else 1 / scale
+        return [g if inverse is None else g * inverse for g in found if g is not None]
 
     def training_program(
         self,
@@ -282,6 +304,9 @@ class Objective(Trainable):
         """Return ``program(x, y, scale, [draw,] *gradients) -> (loss, *metrics, *rows)``; it moves states."""
         xp = backend_of(values[0])
         states = self._states_of(xp)
+        held = dict(zip(self.network.trainable, values, strict=True)) | states
+        if self._loss_scale is not None and self.loss_scale is not None:
+            held[self._loss_scale] = self.loss_scale.array(xp)
         updates = self.network.training.updates
         feeds = [self.network.x, self.y, self.scale, *([self.network.draw] if self.draws else [])]
         # What is asked for first is computed first: where gradients are waited for, the last layer's.
@@ -292,7 +317,7 @@ class Objective(Trainable):
             [self._loss, *self._metrics, *(part for one in rows for part in (one.values, one.indices))],
             feeds=feeds,
             shapes=[*shapes, (), *([(4,)] if self.draws else [])],
-            values=dict(zip(self.network.trainable, values, strict=True)) | states,
+            values=held,
             into=[*wanted, *updates.values()],
             xp=xp,
             capture=None,
@@ -342,6 +367,11 @@ class Objective(Trainable):
 
     def parts(self) -> Parts:
         """Return the step as tensors."""
+        if self.loss_scale is not None:
+            raise InvalidArgumentError(
+                f"in-graph replicas compute in float32, and the model has "
+                f"precision={self.network.precision!r}: drop it, or take --replication between-graph"
+            )
         updates = self.network.training.updates
         pipeline = self.network.pipeline
         return Parts(

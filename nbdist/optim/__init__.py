@@ -10,9 +10,13 @@ from nbdist.optim import ops as _ops  # a graph from afar may hold them
 from nbdist.optim.adam import Adam, AdamW
 from nbdist.optim.adaptive import Adagrad, RMSprop
 from nbdist.optim.base import Optimizer
+from nbdist.optim.precision import LossScaleOptimizer
 from nbdist.optim.sgd import SGD
 from nbdist.optim.table import OPTIMIZERS, from_config, get
 
-__all__ = ["OPTIMIZERS", "SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSprop", "from_config", "get"]
+__all__ = [
+    "OPTIMIZERS", "SGD", "Adagrad", "Adam", "AdamW", "LossScaleOptimizer", "Optimizer", "RMSprop",
+    "from_config", "get",
+]  # fmt: skip
 
 assert _ops

@@ -9,6 +9,7 @@ from nbdist.errors import InvalidArgumentError, choices
 from nbdist.optim.adam import Adam, AdamW
 from nbdist.optim.adaptive import Adagrad, RMSprop
 from nbdist.optim.base import Optimizer
+from nbdist.optim.precision import LossScaleOptimizer
 from nbdist.optim.sgd import SGD
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -20,6 +21,9 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 def from_config(config: dict[str, Any]) -> Optimizer:
     """Return the optimizer of a ``config`` that :meth:`Optimizer.to_config` returned."""
     settings = dict(config)
+    if settings.get("name") == LossScaleOptimizer.__name__:
+        del settings["name"]
+        return LossScaleOptimizer(from_config(settings.pop("inner")), **settings)
     kind = type(get(settings.pop("name")))
     known = {one.name for one in fields(kind)}
     if not set(settings) <= known:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.gradients import gradients
 from nbdist.graph.ops.state import group
 from nbdist.graph.partitioned import PartitionedVariable
 from nbdist.graph.scopes import Graph, Scope, control_dependencies
-from nbdist.graph.sparse import IndexedSlices
-from nbdist.graph.tensor import Tensor, Variable, constant, record
+from nbdist.graph.sparse import IndexedSlices, as_dtype
+from nbdist.graph.tensor import Tensor, Variable, constant, record, symbolic
 from nbdist.graph.variables import filled, trainable_variables
 
 if TYPE_CHECKING:
@@ -55,18 +55,37 @@ def compute_gradients(loss: Any, var_list: Any, grad_loss: Any) -> Pairs:
     return list(zip(gradients(loss, variables, grad_loss), variables, strict=True))
 
 
+def scaled_gradients(optimizer: Any, loss: Any, var_list: Any, grad_loss: Any) -> Pairs:
+    """Return the gradients of the scaled loss, divided by the scale in the variables' dtypes."""
+    rules = loss.graph.rules if isinstance(loss, Tensor) else None
+    if isinstance(loss, Tensor) and rules is None:
+        raise FailedPreconditionError(
+            "LossScaleOptimizer scales losses in fit, and in a function that strategy.run(function, args) "
+            "runs: a scale that changes from step to step belongs to the replicas of a strategy"
+        )
+    if rules is None:
+        return compute_gradients(loss, var_list, grad_loss)  # which says what is wrong with the loss
+    scale = rules.loss_scale(optimizer)
+    above = scale.astype(loss.dtype) if grad_loss is None else grad_loss * scale.astype(grad_loss.dtype)
+    pairs = compute_gradients(
+        loss, var_list, symbolic.broadcast_to(above, loss.shape) if loss.shape else above
+    )
+    inverse = 1 / scale
+    return [(None if g is None else as_dtype(g, v.dtype) * inverse.astype(v.dtype), v) for g, v in pairs]
+
+
 def minimize(
     optimizer: Optimizer, loss: Any, global_step: Any, var_list: Any, grad_loss: Any, name: str | None
 ) -> Tensor:
     """Return the op that computes the gradients of a loss and applies them."""
-    pairs = compute_gradients(loss, var_list, grad_loss)
+    pairs = optimizer.compute_gradients(loss, var_list, grad_loss)
     if all(g is None for g, _ in pairs):
         raise InvalidArgumentError(
             f"{loss!r} depends on none of the variables {_names(pairs)}; look at what it is computed from"
         )
     if loss.graph.rules is not None:
         loss.graph.rules.watch(loss.graph.rules.scaled(loss))
-    return apply_gradients(optimizer, pairs, global_step, name)
+    return optimizer.apply_gradients(pairs, global_step, name)
 
 
 def apply_gradients(optimizer: Optimizer, pairs: Iterable[Any], global_step: Any, name: str | None) -> Tensor:

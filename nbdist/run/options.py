@@ -12,6 +12,7 @@ from nbdist.distribute.registry import SETTINGS, STRATEGIES, default_strategy, n
 from nbdist.distribute.spec import COLLECTIVE, StrategySpec, TrainingSpec
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.numbers import is_whole
+from nbdist.optim.precision import checked_precision
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.train.state_writer import parse_interval
 from nbdist.wire.collective.registry import COLLECTIVES
@@ -38,6 +39,7 @@ class Options:
     ``resume`` is the id of the run whose newest state the body continues.
     ``max_restarts`` is how many lost workers, and servers of sessions, a run replaces (its restart budget);
     None is 3.
+    ``precision`` is the policy of models that are compiled without one.
     """
 
     strategy: str | None = None
@@ -51,6 +53,7 @@ class Options:
     show: bool = True
     background: bool = False
     epochs: int | None = None
+    precision: str = "float32"
     fetch: tuple[str, ...] = ()
     transport: str = "auto"
     backups: int | None = None
@@ -90,6 +93,12 @@ class Options:
             )
         if self.epochs is not None and not is_whole(self.epochs, 1):
             raise InvalidArgumentError(f"--epochs is a whole number above 0, got {self.epochs!r}")
+        checked_precision("--precision", self.precision)
+        if self.precision != "float32" and self.replication == "in-graph":
+            raise InvalidArgumentError(
+                f"--precision {self.precision} belongs to --replication between-graph: in-graph replicas "
+                "compute in float32. Drop one of the two"
+            )
         if self.seed is not None and not is_whole(self.seed, 0):
             raise InvalidArgumentError(f"--seed is a whole number of 0 or more, got {self.seed!r}")
         if self.max_restarts is not None and not is_whole(self.max_restarts, 0):
@@ -137,7 +146,9 @@ class Options:
     def wants_training(self) -> bool:
         """Whether something was asked for that has a meaning only for a body that trains."""
         chosen = self.strategy is not None or self.synchronous or self.data != "client"
-        return bool(chosen or self.settings().keys() - {COLLECTIVE.name} or self.epochs is not None)
+        return bool(chosen or self.settings().keys() - {COLLECTIVE.name} or self.epochs is not None) or (
+            self.precision != "float32"
+        )
 
     def resolve(self, has_servers: bool) -> Options:
         """Return the options for a cluster with or without parameter servers, with the strategy they imply.
@@ -175,6 +186,7 @@ class Options:
             data=self.data,
             seed=seed,
             epochs=self.epochs,
+            precision=self.precision,
         )
 
     def least(self, workers: int, servers: int) -> int | None:

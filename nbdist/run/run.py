@@ -411,7 +411,7 @@ class Run(Labelled):
 
     @property
     def skipped(self) -> int:
-        """Gradients of all replicas that contained NaN and were skipped, as ``fit(nan="skip")`` asks."""
+        """Gradients of all replicas that were left out: NaN (``fit(nan="skip")``), or with a loss scale."""
         return sum(outcome.get("skipped", 0) for outcome in self.outcomes.values())
 
     def last_epoch(self, replica: int) -> dict[str, float]:

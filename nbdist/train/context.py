@@ -226,6 +226,8 @@ class Context:
     """The value of ``--epochs``; it overrides ``fit(epochs=...)``."""
     on_error: Callable[[BaseException], object] = lambda error: None
     """Called with an error before other replicas learn of it; it does not return if this process ends."""
+    precision: str = "float32"
+    """The value of ``--precision``: the policy of models that are compiled without one."""
     end_everywhere: Callable[[int], None] | None = None
     """Notifies the other replicas that a callback of the chief has ended a training, by its number."""
     rest_everywhere: Callable[[int], None] | None = None
@@ -280,7 +282,7 @@ class Context:
         It shares the control, what the user asked for, the states to continue from and the devices that
         were used. ``own`` are its other fields.
         """
-        names = ("control", "seed", "epochs", "states", "on_error", "devices")
+        names = ("control", "seed", "epochs", "precision", "states", "on_error", "devices")
         shared = {name: getattr(self, name) for name in names}
         return Context(**{**shared, "quiet": True, "is_chief": False, **own})
 

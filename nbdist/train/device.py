@@ -106,6 +106,12 @@ class DeviceReplica(Replica):
         self._inner.skip()
         self._note()
 
+    def overflow(self) -> None:
+        """Have all replicas leave out this step that make it together."""
+        self._is_copying = False
+        self._inner.overflow()
+        self._note()
+
     def state(self) -> ReplicaState:
         """Return what continues the training: the host has it between two steps."""
         return self._inner.state()
@@ -191,7 +197,7 @@ class DeviceReplica(Replica):
         """Take over what the inner replica knows of its steps."""
         self.global_step, self.staleness = self._inner.global_step, self._inner.staleness
         self.waited, self.dropped = self._inner.waited, self._inner.dropped
-        self.unmade = self._inner.unmade
+        self.unmade, self.overflows = self._inner.unmade, self._inner.overflows
 
 
 def _memory_of(inner: Replica, xp: ModuleType) -> tuple[Layout, Array, bool]:

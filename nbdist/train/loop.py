@@ -58,6 +58,7 @@ from nbdist.train.boundary import Boundary, check_policy, describe_nonfinite, re
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, Control, current, save_variables
 from nbdist.train.device import on_device
+from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.resume import EpochBatches
 from nbdist.train.resume_loop import Config, ResumeAdapter
 from nbdist.train.step_timing import StepAccount
@@ -185,6 +186,7 @@ def _train(
         )
         if own.joins_at:
             batches.advance(own.joins_at)
+        resume.loss_scale = loop.scaling.state
         loop.save_state = resume.saver(own, history, batches)
         own.saved = resume.saved_slots
         own.position = lambda: resume.joined_state(own, history, batches.cursor_within(loop.steps_in_epoch))
@@ -330,6 +332,7 @@ class _Loop:
         self._ids: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._scales: dict[int, Array] = {}
         self._save = save
+        self.scaling = LossScaling(model.loss_scale, [replica], context)
         self.save_state: Callable[[int], float] | None = None
         """Saves the training's state if it is time, given the steps of this epoch; returns the seconds."""
         self.boundary = Boundary(
@@ -383,7 +386,8 @@ class _Loop:
             except StepStopped:
                 return self._ended()
             pulled, waited = clock(), replica.waited - waited
-            gradients, wrong = replica.gradients(), ""
+            self.scaling.judge()
+            gradients, wrong, overflow = replica.gradients(), "", False
             if mine:
                 restore = self.model.remember() if self.skip_nan else None
                 batch = batch if tables else prepare(arrays)
@@ -394,8 +398,10 @@ class _Loop:
                 rows = values[counted:]  # of each table: gradients, and where they belong
                 results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])
                 loss = float(results[0]) * (size / mine)
-                wrong = describe_nonfinite(loss, squares, [*gradients, *rows[::2]])
-                if tables and not wrong:
+                overflow = self.scaling.handles(loss, squares)
+                if not overflow:
+                    wrong = describe_nonfinite(loss, squares, [*gradients, *rows[::2]])
+                if tables and not wrong and not overflow:
                     replica.take([gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)])
                 if wrong and restore is None:
                     raise NanLossError(
@@ -407,7 +413,9 @@ class _Loop:
                     gradient.fill(0)
             computed, late = clock(), replica.waited
             try:
-                if wrong:
+                if overflow:
+                    replica.overflow()
+                elif wrong:
                     assert restore is not None
                     self._skip(wrong, restore)
                 else:
@@ -418,6 +426,7 @@ class _Loop:
             pushed, late = clock(), replica.waited - late
             paused = boundary.paused_since() if control.messages != handled else 0.0
             self.step += 1
+            self.scaling.made(self.step)
             rest = account.add(self.step, begun, waited, pulled, computed, late, pushed, paused)
             progress.step = self.step
             progress.examples += mine
@@ -432,6 +441,7 @@ class _Loop:
             replica.settle()
         except StepStopped:
             return self._ended()
+        self.scaling.judge()
         return True
 
     def _ended(self) -> bool:

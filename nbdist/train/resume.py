@@ -271,6 +271,8 @@ class State:
     """What must be the same in a training that continues this one."""
     steps: list[int] | None = None
     """The steps of each replica that are in the parameters, if replicas step independently."""
+    loss_scale: list[float] | None = None
+    """In mixed precision: the scale of the loss, and how many finite steps in a row it has had."""
     loop: dict[str, Any] | None = None
     """Of loops of one's own: their variables and their position; see `nbdist.train.custom.resume`."""
 

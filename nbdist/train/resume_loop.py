@@ -67,6 +67,8 @@ class ResumeAdapter:
         self._epochs, self._stopped_before = 0, context.control.stop_requested
         self._replicas = 1, 1
         self._place = DataCursor()
+        self.loss_scale: Callable[[], list[float] | None] = lambda: None
+        """Returns the scale of the loss after the last step; the training loop sets it."""
         self._before: list[int] | None = None  # steps of each replica in earlier runs, if they step apart
 
     def begin(self, dataset: Dataset, steps: int | None) -> tuple[Dataset, DataCursor]:
@@ -153,6 +155,7 @@ class ResumeAdapter:
                     array[...] = to_device(kept[name], backend_of(array))
         as_given, rate = self._given_rate == state.given_rate, self._rate_of(state)
         replica.resume(state.updates, rate, found.mark)
+        self._restore_scale(state)
         index = 0 if self._before is None else context.strategy.replica_index
         step = state.step if self._before is None else state.began + self._steps_before(index)
         if index == 0:
@@ -175,6 +178,11 @@ class ResumeAdapter:
                 if over
                 else f"training continues after step {state.step}, in epoch {state.place.epoch + 1}{at}"
             )
+
+    def _restore_scale(self, state: State) -> None:
+        if state.loss_scale is not None and self._model.loss_scale is not None:
+            value, good_steps = state.loss_scale
+            self._model.loss_scale.restore(value, int(good_steps))
 
     def saved_slots(self) -> RestoredState | None:
         """Return the optimizer's slots in the newest state of this training in the run's folder, if any.
@@ -208,6 +216,7 @@ class ResumeAdapter:
         for array, theirs in zip(own, joined.arrays, strict=True):
             np.copyto(array, theirs)
         self._model.draw_from(state.origin)
+        self._restore_scale(state)
         self._seed, self._began = state.seed, state.began
         history.resume(state.history)
         progress.step, progress.skipped = state.step, 0
@@ -334,6 +343,7 @@ class ResumeAdapter:
             history=history.state(),
             made_with=made_with,
             steps=None if found.steps is None else self._all_steps(found.steps),
+            loss_scale=self.loss_scale(),
         )
 
     def _all_steps(self, steps: Sequence[int]) -> list[int]:

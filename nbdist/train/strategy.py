@@ -27,6 +27,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import Array, backend, scoped_device, to_device
 from nbdist.graph.tensor import Placeholder, Tensor, Variable
 from nbdist.optim import Optimizer
+from nbdist.optim.precision import LossScale
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.tables import RowGradient, Tables
 
@@ -92,6 +93,8 @@ class Replica(ABC):
     """Seconds of all pulls so far that went by waiting for an answer."""
     dropped = 0
     """Gradients of this replica so far that came too late and were not applied."""
+    overflows = 0
+    """Steps so far that were left out because a gradient overflowed, here or on a replica in step."""
     unmade = 0
     """Steps so far that this replica has pushed and that were not made, because others had stopped before."""
     staleness: int | None = None
@@ -246,6 +249,14 @@ class Replica(ABC):
         for gradient in self.gradients():
             gradient.fill(0)
         self.push()
+
+    def overflow(self) -> None:
+        """Have all replicas leave out this step that make it together, since a gradient overflowed here.
+
+        Replicas that step by themselves leave out their own step.
+        """
+        self.overflows += 1
+        self.skip()
 
     @abstractmethod
     def finish(self) -> None:
@@ -492,6 +503,8 @@ class Trainable(ABC):
     metric_names: list[str]
     devices_needed = 1
     """Tasks that one replica is spread over, where replicas can be."""
+    loss_scale: LossScale | None = None
+    """The scale of the loss in mixed precision, for this replica; the program reads its array."""
     draws = False
     """Whether the program is also fed :meth:`draw`, because it has random numbers in it."""
 

@@ -54,6 +54,7 @@ def launch(
     live: tuple[str, ...] | bool = True,
     background: bool = False,
     epochs: int | None = None,
+    precision: str = "float32",
     fetch: tuple[str, ...] = (),
     cluster: Cluster | None = None,
     transport: str = "auto",
@@ -95,6 +96,8 @@ def launch(
     - ``max_restarts``: how many tasks (workers and parameter servers) that die or freeze are replaced during
       the run, 0 or more; None is 3
     - for "elastic": ``every``, ``alpha``
+    - ``precision``: what models compute in that are compiled without one: "float32", or "mixed_float16" (see
+      docs/gpus.md)
     - ``name``: the run's name in lists and views; None combines the notebook, the cell and the strategy
     - ``live``: False shows no view, names such as ("loss",) choose the curves
     - ``background``: return immediately and follow the run in the background, also in a plain script, so that
@@ -127,6 +130,7 @@ def launch(
         show=live is not False,
         background=background,
         epochs=epochs,
+        precision=precision,
         fetch=tuple(fetch),
         transport=transport,
         backups=backups,

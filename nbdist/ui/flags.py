@@ -12,6 +12,7 @@ from nbdist.cluster.gpus import parse_gpus
 from nbdist.cluster.launchers.registry import LAUNCHERS, all_settings, describe_launchers
 from nbdist.distribute.registry import STRATEGIES, default_strategy, headings, trial_strategies
 from nbdist.errors import InvalidArgumentError, nearest
+from nbdist.optim.precision import PRECISIONS
 from nbdist.run.options import DATA, REPLICATIONS
 from nbdist.sweep.parse import words
 from nbdist.sweep.pruners import PRUNERS
@@ -196,6 +197,9 @@ DISTRIBUTE_FLAGS = grouped({
         "--name": Flag("name", str, "NAME", "a name for the run"),
         "--seed": Flag("seed", int, "N", "seed of initial weights and shuffles"),
         "--epochs": Flag("epochs", int, "N", "overrides fit(epochs=...)"),
+        "--precision": Flag(
+            "precision", str, "|".join(PRECISIONS), "what models compute in (default float32)"
+        ),
         "--checkpoint-every": Flag(
             "checkpoint_every", str, "30s|500", "writes the training's state: every 30 s, or every 500 steps",
         ),

@@ -25,7 +25,7 @@ from nbdist.distribute import Strategy
 from nbdist.errors import InvalidArgumentError, NanLossError
 from nbdist.graph.tensor import Variable
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, load, losses
-from nbdist.optim import SGD, Adam, Optimizer
+from nbdist.optim import SGD, Adam, LossScaleOptimizer, Optimizer
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Checkpoints, Context, Control, use_here
 from nbdist.train.custom.api import local_results
@@ -122,6 +122,40 @@ def looped(
     return made.get_weights(), found
 
 
+def overflowing(strategy: Strategy, loop: bool) -> tuple[list[Array], float]:
+    """Train in mixed precision by two steps; in the first one the last example's gradient overflows.
+
+    Return the weights and the loss scale after that.
+    """
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    x[19], y = 1000, x[:, :1].copy()
+    y[19] = 0.5
+    optimizer = LossScaleOptimizer(Adam(0.1), initial_scale=4096)
+    with strategy.scope():
+        made = Sequential([Dense(1, kernel_initializer="zeros")], seed=1)
+        made.compile(optimizer, "mse", precision="mixed_float16")
+    data = Dataset.from_arrays(x, y).batch(20)
+    if not loop:
+        made.fit(data)
+        assert made.loss_scale is not None
+        return made.get_weights(), made.loss_scale
+
+    def step(x: Any, y: Any) -> None:
+        optimizer.minimize(compute_average_loss(losses.mean_squared_error(y, made(x, training=True)), 20))
+
+    for batch in strategy.distribute_dataset(data):
+        strategy.run(step, batch)
+    (scale,) = strategy_scales(strategy)
+    strategy.finish()
+    return made.get_weights(), scale
+
+
+def strategy_scales(strategy: Strategy) -> list[float]:
+    runner = strategy._runner
+    assert runner is not None
+    return [value for value, _ in runner.variables.scales]
+
+
 def assert_alike(ours: Any, theirs: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
@@ -177,6 +211,22 @@ class StrategyContract:
             world, lambda strategy, _: looped(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])
         ):
             assert_alike(weights, expected, rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize("loop", [False, True], ids=["fit", "loop"])
+    def test_a_gradient_that_overflows_on_one_replica_is_left_out_on_all(
+        self, world: World, loop: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        body = lambda strategy, context: (*overflowing(strategy, loop), context.progress.skipped)
+        expected, scale, _ = alone(body)
+        assert scale == 2048
+        capsys.readouterr()
+        results = everywhere(world, body)
+        for weights, scale, skipped in results:
+            assert_alike(weights, expected, rtol=2e-3, atol=1e-5)
+            assert_alike(weights, results[0][0], rtol=0, atol=0)
+            assert (scale, skipped) == (2048, 1)
+        text = "step 1: a gradient overflowed: no update is made; the loss scale is now 2048"
+        assert capsys.readouterr().out.count(text) == 1
 
     def test_shares_of_a_batch_may_be_empty(self, world: World) -> None:
         def body(strategy: Strategy, _: Context) -> list[list[list[int]]]:

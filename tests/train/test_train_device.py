@@ -32,7 +32,7 @@ from nbdist.nn import (
     load,
     losses,
 )
-from nbdist.optim import SGD, Adam
+from nbdist.optim import SGD, Adam, LossScaleOptimizer
 from nbdist.train import Callback
 from nbdist.train import context as contexts
 from nbdist.train.context import Checkpoints
@@ -365,3 +365,21 @@ def test_what_a_step_costs_a_gpu(
     assert step["copy to device"] <= copies
     note = capsys.readouterr().out.splitlines()[-1]
     assert "calls runs as 4 CUDA graphs; between them" in note
+
+
+def test_a_loss_scale_costs_no_wait_for_a_gpu(fake_gpu: None) -> None:
+    """The same wait as in float32; a step that is left out changes one number on the device."""
+    x, y = np.random.default_rng(0).random((64, 20), np.float32), np.arange(64) % 10
+    found = []
+    for steps in (3, 13):
+        model = Sequential([Dense(10, "relu"), Dense(10, "softmax")], seed=1)
+        optimizer = LossScaleOptimizer(Adam(0.01), initial_scale=2.0**32, dynamic_growth_steps=2)
+        model.compile(optimizer, metrics=["accuracy"], precision="mixed_float16")
+        context = contexts.Context(device="GPU:0", quiet=True)
+        with contexts.use(context):
+            counts.clear()
+            model.fit(Dataset.from_arrays(x, y).batch(64).repeat(), steps_per_epoch=steps, epochs=1)
+            found.append(counts.copy())
+    assert context.progress.skipped > 3
+    step = {name: (number - found[0][name]) / 10 for name, number in found[1].items()}
+    assert (step["host wait"], step["bytes to host"]) == (1, 12)

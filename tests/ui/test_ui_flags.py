@@ -32,6 +32,7 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--seed=-3", {"seed": -3}),
         ("--seed -3", {"seed": -3}),
         ("--epochs 10", {"epochs": 10}),
+        ("--precision mixed_float16", {"precision": "mixed_float16"}),
         ("--live loss,accuracy", {"live": ("loss", "accuracy")}),
         ("--live loss, --sync", {"live": ("loss",), "synchronous": True}),
         ("--no-live", {"show": False}),

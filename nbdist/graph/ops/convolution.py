@@ -17,6 +17,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import Example, Op, Spec, fits, register, show
+from nbdist.graph.ops.half import in_float32, product_forward
 from nbdist.graph.ops.windows import Pair, WindowAxis, axes_of, padded, pair, window_counts, windows_of
 from nbdist.graph.tensor import Tensor, record
 
@@ -121,7 +122,7 @@ def _planned(
 ) -> Callable[..., Callable[..., None]]:
     def into(xp: Any, **how: Any) -> Callable[..., None]:
         if xp is np:
-            return plan(**how)
+            return in_float32(plan(**how))
         return lambda *arrays: xp.copyto(arrays[-1], forward(xp, *arrays[:-1], **how))
 
     return into
@@ -310,7 +311,7 @@ def _bordered(x: Array, images: int, height: WindowAxis, width: WindowAxis) -> A
 register(
     Op(
         "conv2d",
-        forward=_forward,
+        forward=product_forward(_forward),
         into=_planned(_forward, forward_kernel),
         spec=_spec,
         vjp=_vjp,
@@ -399,7 +400,7 @@ def _columns_to_input(
 register(
     Op(
         "conv2d_to_input",
-        forward=_to_input,
+        forward=product_forward(_to_input),
         into=_planned(_to_input, input_kernel),
         spec=_gradient_spec(2, 1),
         vjp=lambda np, up, y, g, kernel, like, **how: (
@@ -436,7 +437,7 @@ def kernel_kernel(strides: Pair, padding: str, dilation: Pair = (1, 1)) -> Calla
 register(
     Op(
         "conv2d_to_kernel",
-        forward=_to_kernel,
+        forward=product_forward(_to_kernel),
         into=_planned(_to_kernel, kernel_kernel),
         spec=_gradient_spec(1, 2),
         vjp=lambda np, up, y, g, x, like, **how: (

@@ -19,6 +19,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import Example, Op, Spec, broadcast, normal_axes, register, show
 from nbdist.graph.ops.elementwise import fit_to
+from nbdist.graph.ops.half import in_float32, product_forward
 from nbdist.graph.tensor import FUNCTIONS, Tensor, constant, record, symbolic
 
 
@@ -64,7 +65,7 @@ def _einsum_kernel(xp: Any, inputs: tuple[str, ...], output: str) -> Callable[..
             planned.append(_plan(xp, inputs, output, arrays_and_out[:-1]))
         planned[0](*arrays_and_out)
 
-    return kernel
+    return in_float32(kernel) if xp is np else kernel
 
 
 def _einsum_forward(xp: Any, *xs: Array, inputs: tuple[str, ...], output: str) -> Array:
@@ -151,7 +152,7 @@ def _examples(rng: np.random.Generator) -> list[Example]:
 register(
     Op(
         "einsum",
-        forward=_einsum_forward,
+        forward=product_forward(_einsum_forward),
         into=_einsum_kernel,
         spec=_einsum_spec,
         vjp=_einsum_vjp,

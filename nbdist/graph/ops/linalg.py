@@ -27,6 +27,7 @@ from nbdist.graph.op import (
     whole_axes,
 )
 from nbdist.graph.ops.elementwise import fit_to
+from nbdist.graph.ops.half import in_float32, product_forward
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
@@ -109,7 +110,7 @@ def _matmul_spec(a: Spec, b: Spec) -> Spec:
 
 def _matmul_into(xp: Any) -> Callable[..., Any]:
     if xp is np:
-        return np.matmul
+        return in_float32(np.matmul)
 
     def product(a: Array, b: Array, out: Array) -> None:
         if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
@@ -338,7 +339,7 @@ register(
 register(
     Op(
         "matmul",
-        forward=lambda xp, a, b: xp.matmul(a, b),
+        forward=product_forward(lambda xp, a, b: xp.matmul(a, b)),
         into=_matmul_into,
         spec=_matmul_spec,
         vjp=_matmul_vjp,

@@ -44,6 +44,10 @@ class Layer(ABC):
     settings: ClassVar[tuple[str, ...]] = ()
     input_dtype: ClassVar[Any] = np.float32
     """What a model feeds if this is its first layer."""
+    computes_in: ClassVar[str] = "policy"
+    """What floating point inputs and weights are cast to in mixed precision: "policy", the policy's dtype
+    (float16); "float32", for layers that compute means or sums, with an output in the policy's dtype;
+    "input", nothing: the layer computes as its input is."""
     shards: int = 1
     """Tasks that the layer's own weights are split over, where the model is trained in-graph."""
 

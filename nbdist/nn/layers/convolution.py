@@ -123,6 +123,8 @@ class MaxPool2D(_Pool2D):
     MaxPool2D(pool_size=(3, 3), strides=(2, 2))
     """
 
+    computes_in = "input"
+
     def call(self, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
         """Return the layer's output."""
         return functional.max_pool2d(x, self.pool_size, self.strides, self.padding)
@@ -136,6 +138,8 @@ class AveragePool2D(_Pool2D):
     >>> AveragePool2D()
     AveragePool2D()
     """
+
+    computes_in = "float32"
 
     def call(self, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
         """Return the layer's output."""

@@ -85,6 +85,8 @@ class Dense(Layer):
 class Flatten(Layer):
     """(batch, a, b, ...) -> (batch, a*b*...)."""
 
+    computes_in = "input"
+
     def call(self, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
         """Return the layer's output."""
         sizes = [n for n in x.shape[1:] if n is not None]
@@ -99,6 +101,7 @@ class Reshape(Layer):
     """
 
     settings = ("target_shape",)
+    computes_in = "input"
 
     def __init__(self, target_shape: Sequence[int]) -> None:
         sizes = tuple(target_shape) if isinstance(target_shape, (tuple, list)) else (target_shape,)
@@ -124,6 +127,7 @@ class Activation(Layer):
     """The ``activation`` of a name, such as "relu", as a layer of its own."""
 
     settings = ("activation",)
+    computes_in = "input"
 
     def __init__(self, activation: str) -> None:
         self.activation = checked_activation(activation)
@@ -144,6 +148,7 @@ class Dropout(Layer):
     """
 
     settings = ("rate",)
+    computes_in = "input"
 
     def __init__(self, rate: float) -> None:
         self.rate = functional.checked_rate(rate)
@@ -168,6 +173,7 @@ class Embedding(Layer):
     """
 
     settings = ("input_dim", "output_dim", "embeddings_initializer")
+    computes_in = "input"
     input_dtype: ClassVar[Any] = np.int64
 
     def __init__(self, input_dim: int, output_dim: int, embeddings_initializer: str = "uniform") -> None:

@@ -16,6 +16,7 @@ from nbdist.nn.layers.base import Array, Layer, Training
 class _Norm(Layer):
     """Scale and shift of values that were made to have mean 0 and variance 1."""
 
+    computes_in = "float32"
     center: bool
     scale: bool
     epsilon: float

@@ -234,6 +234,7 @@ def make_context(spec: RunSpec, task: Task, here: Agent) -> contexts.Context:
         seed=spec.training.seed,
         quiet=True,
         epochs=spec.training.epochs,
+        precision=spec.training.precision,
     )
 
 

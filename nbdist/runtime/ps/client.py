@@ -31,7 +31,17 @@ from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.mailbox import ANSWER, COUNT, GLOBAL_STEP, RING, SLOTS, VERSION, Mailbox
 from nbdist.runtime.ps.restore import Offer
-from nbdist.runtime.ps.sync import APPLIED, COUNTED, DROPPED, REFUSED, STEPPED, STOPPED, TAKEN, Rules
+from nbdist.runtime.ps.sync import (
+    APPLIED,
+    COUNTED,
+    DROPPED,
+    LEFT_OUT,
+    REFUSED,
+    STEPPED,
+    STOPPED,
+    TAKEN,
+    Rules,
+)
 from nbdist.runtime.tables import RowGradient, chunks, no_rows
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.envelope import error_from
@@ -407,7 +417,9 @@ class Link(ABC):
         elif what != STEPPED:
             self._settled[slot] = what, staleness
             serial = self._unanswered.pop(slot, 0)
-            if what == APPLIED and serial > self._first_serial:  # else it is among those of the old process
+            if (
+                what in (APPLIED, LEFT_OUT) and serial > self._first_serial
+            ):  # else it is among those of the old process
                 self._acknowledged += 1
                 self._known = max(self._known, self._pushed.get(slot, 0) + staleness + 1)
 

@@ -18,7 +18,7 @@ from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.mailbox import BEGUN, CHANGES, COUNTERS, GLOBAL_STEP, VERSION, fence
 from nbdist.runtime.ps.restore import Restoration
-from nbdist.runtime.ps.sync import KEPT, REFUSED, Answer, Quorum, Rules, StalenessBound
+from nbdist.runtime.ps.sync import APPLIED, KEPT, LEFT_OUT, REFUSED, Answer, Quorum, Rules, StalenessBound
 from nbdist.runtime.tables import RowGradient, Tables
 
 Array = np.ndarray[Any, Any]
@@ -292,7 +292,8 @@ class ParameterShard:
             self.serials[one] = self._collected[one]
         self._collected.clear()
         total = self.accumulator.take(self.rules.needed, scale=self.rules.scale)
-        self._apply(total)
+        if not self._apply(total):
+            answers = [one._replace(what=LEFT_OUT) if one.what == APPLIED else one for one in answers]
         self.replicate(total)
         return Offered("applied", answers)
 
@@ -307,16 +308,20 @@ class ParameterShard:
             self.accumulator.forget()
         return answers
 
-    def _apply(self, gradient: Gradient) -> None:
+    def _apply(self, gradient: Gradient) -> bool:
+        """Make an update; return whether the optimizer has, which leaves out a marked gradient."""
         self.updates += 1
+        marked = self.quorum is not None and is_left_out(gradient)
+        if marked:
+            self.before -= 1  # the optimizer does not count it
         if self.rules.locking:
             self.counters[CHANGES] += 1  # odd: a replica that reads now reads again
             fence()
         self.counters[BEGUN] = self.updates  # a replica that outlives this process looks at it
-        for flat, change, slots in zip(self.flats, gradient, self.slots, strict=False):
+        for flat, change, slots in zip([] if marked else self.flats, gradient, self.slots, strict=False):
             assert not isinstance(change, RowGradient)
             self.optimizer.apply(flat, change, slots, self.before + self.updates)
-        if self.tables.arrays:
+        if self.tables.arrays and not marked:
             rows = [part for part in gradient if isinstance(part, RowGradient)]
             self.tables.apply(rows, self.before + self.updates)
         self.counters[VERSION] = self.updates  # under the lock: two threads must not write it out of order
@@ -325,10 +330,25 @@ class ParameterShard:
         if self.rules.locking:
             fence()
             self.counters[CHANGES] += 1
+        return not marked
 
 
 Gradient: TypeAlias = list[Array | RowGradient]
 """One array for each dtype of the parameters, then the rows of each table; rows are never overwritten."""
+
+
+def is_left_out(gradient: Gradient) -> bool:
+    """Return whether the sum of a step's gradients is marked: its first element is NaN.
+
+    No replica sends a gradient that is not finite. One whose gradient has overflowed (with a loss scale)
+    sends NaN instead, so that every server leaves the step out: the sum says it, without another message.
+
+    >>> is_left_out([np.ones(2) + np.full(2, np.nan)]), is_left_out([np.ones(2)])
+    (True, False)
+    """
+    arrays = (part.values if isinstance(part, RowGradient) else part for part in gradient)
+    first = next((array for array in arrays if array.size), None)
+    return first is not None and bool(np.isnan(first.flat[0]))
 
 
 @dataclass

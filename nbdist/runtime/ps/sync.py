@@ -447,6 +447,10 @@ REFUSED = 8
 """The replica was frozen or cut off, and the others have continued: its gradients are refused."""
 
 
+LEFT_OUT = 9
+"""The synchronous step is complete without an update, since a gradient overflowed: see `is_left_out`."""
+
+
 class Answer(NamedTuple):
     """The outcome of one gradient: its replica, and how many updates its parameters were behind."""
 

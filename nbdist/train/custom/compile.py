@@ -83,7 +83,8 @@ def _program(
     values: dict[Variable, Array],
     written: dict[Tensor, Callable[[], object]],
 ) -> Program:
-    extra = [d.fed for d in made.draws.values()] + ([made.replica] if made.replica is not None else [])
+    extra = [*(d.fed for d in made.draws.values()), *made.scales.values()]
+    extra += [] if made.replica is None else [made.replica]
     feeds = [*made.feeds, *extra]
     sizes: list[Shape] = [*shapes, *(t.shape for t in extra)]
     # Gradients are requested from the last variable's on: that is the order in which they are computed.

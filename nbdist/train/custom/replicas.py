@@ -21,10 +21,11 @@ import numpy as np
 from nbdist.errors import AbortedError, FailedPreconditionError, UnavailableError
 from nbdist.graph.backend import Array, backend, device_scope
 from nbdist.graph.tensor import Variable
-from nbdist.optim import SGD, Optimizer
+from nbdist.optim import SGD, LossScaleOptimizer, Optimizer
 from nbdist.runtime.ps.client import TrainingOver
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
+from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.step_timing import StepAccount
 from nbdist.train.strategy import Replica, Trainable
 from nbdist.wire.collective.base import Collective
@@ -45,6 +46,18 @@ class LocalReplica:
         self.xp = backend(context.device)
         self.arrays: dict[Variable, Array] = {}
         self.programs: dict[Any, Any] = {}
+        self.scalings: dict[LossScaleOptimizer, LossScaling] = {}
+        """The scale of the loss of each optimizer that has one, in the order of their first steps."""
+
+    def scaling(self, optimizer: LossScaleOptimizer, saved: Sequence[Sequence[float]]) -> LossScaling:
+        """Return an optimizer's scale; the n-th one that is made begins with the n-th of the saved ones."""
+        if optimizer not in self.scalings:
+            scale = optimizer.loss_scale()
+            if len(self.scalings) < len(saved):
+                value, good_steps = saved[len(self.scalings)]
+                scale.restore(value, int(good_steps))
+            self.scalings[optimizer] = LossScaling(scale, [], self.context)
+        return self.scalings[optimizer]
 
     @property
     def scope(self) -> AbstractContextManager[Any]:
@@ -386,11 +399,13 @@ class StepTimes:
             replica.pull()
         self.pulled, self.waited = time.perf_counter(), _waited(replicas) - waited
 
-    def push(self, replicas: Sequence[Replica], skip: bool = False) -> None:
-        """Push the gradients; with ``skip``, take no part in the update."""
+    def push(self, replicas: Sequence[Replica], skip: bool = False, overflow: bool = False) -> None:
+        """Push the gradients, or take no part in the update (``skip``), or have none made (``overflow``)."""
         self.computed, waited = time.perf_counter(), _waited(replicas)
         for replica in replicas:
-            if skip:
+            if overflow:
+                replica.overflow()
+            elif skip:
                 replica.skip()
             else:
                 replica.push()

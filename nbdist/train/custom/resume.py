@@ -218,6 +218,7 @@ def _now(context: Context) -> tuple[State, dict[str, Any], list[Array], list[dic
         "family": context.strategy.family,
         "position": loop.to_config(),
         "updates_before": [owner.updates_before for owner in loop.owners],
+        "scales": [owner.scales for owner in loop.owners],
     }
     place = DataCursor(opened=())
     return (
@@ -243,7 +244,9 @@ class RestoredLoop:
         mark: int = 0,
         joins: bool = False,
         updates_before: int = 0,
+        scales: Sequence[Sequence[float]] = (),
     ) -> None:
+        self.scales = scales
         self._owner, self._mark, self._slots = owner, mark, slots
         self.values = values
         self._groups = {tuple(one["variables"]): one for one in groups}
@@ -264,6 +267,7 @@ class RestoredLoop:
                 "of the run"
             )
         mine, shapes, before = f"{number}/", saved["shapes"], saved["updates_before"]
+        scales = saved.get("scales", [])
         indices = {n.removeprefix(mine): i for i, n in enumerate(saved["names"]) if n.startswith(mine)}
         groups = [
             {**one, "variables": [v.removeprefix(mine) for v in one["variables"]]}
@@ -278,6 +282,7 @@ class RestoredLoop:
             mark=found.mark,
             joins=owner.context.loop.joined,
             updates_before=before[number] if number < len(before) else 0,
+            scales=scales[number] if number < len(scales) else [],
         )
 
     def give(self, variable: Any, array: Array) -> None:

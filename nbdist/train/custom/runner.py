@@ -246,6 +246,10 @@ class Runner:
                 with suppress(StepStopped):
                     group.replicas[local.index].fetch()
         self.variables.count(local)
+        scalings = [local.scaling(one, self.variables.saved_scales) for one in call.trace.scales]
+        for scaling in scalings:
+            scaling.follow(replicas)
+            scaling.judge()
         program = self._program(call, local, updating)
         into = [gradient for replica in replicas for gradient in replica.gradients()]
         restore = self.variables.remember(call.trace.assigned, local) if self._skip_nan and replicas else None
@@ -257,7 +261,9 @@ class Runner:
         flats = [flat for replica in replicas for flat in replica.flat_gradients()]
         results, squares = read_values(found[: outputs + watched], [*flats, *rows[::2]])
         losses = results[outputs:]
-        wrong = self._wrong(call, losses, squares, [*into, *rows[::2]])
+        loss = self._loss(call, losses)
+        overflow = bool(scalings) and all(scaling.handles(loss, squares) for scaling in scalings)
+        wrong = "" if overflow else describe_nonfinite(loss, squares, [*into, *rows[::2]])
         if wrong and restore is None:
             raise NanLossError(
                 f"{wrong} at step {self.variables.steps + 1}; that gradient was not applied. Try a smaller "
@@ -267,13 +273,16 @@ class Runner:
         if wrong and restore is not None:
             restore()
             report_skipped(local.context.progress, self.variables.steps + 1, wrong)
-        elif tables:
+        elif tables and not overflow:
             gradients = [gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)]
             for replica in dict.fromkeys(tables):
                 replica.take([g for g, of in zip(gradients, tables, strict=True) if of is replica])
         values = iter([np.array(value) for value in results[:outputs]])
         returned = tree_map(lambda t: None if t is None else next(values), call.trace.outputs)
-        times.push(replicas, skip=bool(wrong))
+        times.push(replicas, skip=bool(wrong), overflow=overflow)
+        for scaling in scalings:
+            if replicas:
+                scaling.made(self.variables.steps + 1)
         if replicas and local.index == 0:
             boundary, messages = self.variables.boundary, self.variables.context.control.messages
             paused = boundary.paused_since() if messages != boundary.handled else 0.0
@@ -289,15 +298,15 @@ class Runner:
             np.array([d.seed, d.training, step, call.first_example], np.int64)
             for d in call.trace.draws.values()
         ]
+        draws += [local.scalings[one].array(local.xp) for one in call.trace.scales]
         if call.trace.replica is None:
             return draws
         return [*draws, np.array(local.context.strategy.replica_index, np.int32)]
 
-    def _wrong(self, call: Call, losses: Sequence[Array], squares: float, gradients: Sequence[Array]) -> str:
-        """Return a message that names the non-finite value of a step; a mean over no examples may be NaN."""
+    def _loss(self, call: Call, losses: Sequence[Array]) -> float:
+        """Return the sum of a step's losses; a mean over no examples may be NaN, and counts as 0."""
         empty = any(a.size == 0 for a in call.arrays)
-        loss = 0.0 if empty else sum(float(np.sum(x)) for x in losses)
-        return describe_nonfinite(loss, squares, gradients)
+        return 0.0 if empty else sum(float(np.sum(x)) for x in losses)
 
     def _program(self, call: Call, local: LocalReplica, updating: bool) -> Program:
         trained = call.trained if updating else []

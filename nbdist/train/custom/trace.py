@@ -23,7 +23,7 @@ from nbdist.graph.op import Shape, show
 from nbdist.graph.scopes import Graph, Scope
 from nbdist.graph.sparse import IndexedSlices, as_dtype, dense
 from nbdist.graph.tensor import NUMBERS, Placeholder, Tensor, Variable, placeholder, record
-from nbdist.optim import Optimizer
+from nbdist.optim import LossScaleOptimizer, Optimizer
 from nbdist.train.custom.sync_rules import assigned
 
 
@@ -69,6 +69,8 @@ class Trace:
     """Losses, which have to be numbers."""
     draws: dict[Any, Draw] = field(default_factory=dict)
     """By model."""
+    scales: dict[LossScaleOptimizer, Placeholder] = field(default_factory=dict)
+    """The scale of the loss, by optimizer."""
     replica: Placeholder | None = None
     """The number of the replica, if it is asked for."""
     communicates: bool = False
@@ -182,6 +184,12 @@ class Tracing:
         if loss not in self._scaled:
             self._scaled[loss] = loss * self.share.astype(loss.dtype)
         return self._scaled[loss]
+
+    def loss_scale(self, optimizer: LossScaleOptimizer) -> Tensor:
+        """Return the scale of an optimizer's loss, which each step is fed."""
+        if optimizer not in self.trace.scales:
+            self.trace.scales[optimizer] = placeholder(np.float32, (), name="loss_scale")
+        return self.trace.scales[optimizer]
 
     def update(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]], counter: Variable | None, name: str

@@ -248,6 +248,17 @@ class StrategyVariables:
                 self._restored.give(variable, array)
 
     @property
+    def saved_scales(self) -> Sequence[Sequence[float]]:
+        """The loss scales of the restored state, in the order in which optimizers first made steps."""
+        return () if self._restored is None else self._restored.scales
+
+    @property
+    def scales(self) -> list[list[float]]:
+        """The loss scales of this process's first replica, after its last step."""
+        found = [one.state() for local in self.local.made[:1] for one in local.scalings.values()]
+        return [scale for scale in found if scale is not None]
+
+    @property
     def not_restored(self) -> list[str]:
         """The names of variables of the restored state that were not made yet."""
         return [] if self._restored is None else list(self._restored.values)

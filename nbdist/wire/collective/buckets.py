@@ -185,8 +185,9 @@ class Buckets:
             if error is not None:
                 raise error
             if not self._overlap:
-                for row in self.rows:
-                    self._group.all_reduce(row, self._op, out=row)
+                with np.errstate(all="ignore"):  # inf and nan are values here, as in programs
+                    for row in self.rows:
+                        self._group.all_reduce(row, self._op, out=row)
         return self.views
 
     def close(self) -> None:
@@ -222,7 +223,8 @@ class Buckets:
                     full.wait()
                     if self._stopped:
                         return
-                    with nullcontext() if self._stream is None else self._stream.after(number):
+                    after = nullcontext() if self._stream is None else self._stream.after(number)
+                    with after, np.errstate(all="ignore"):
                         self._group.all_reduce(row, self._op, out=row)
             except BaseException as caught:  # `finish` raises it
                 error = caught

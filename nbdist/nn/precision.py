@@ -1,0 +1,57 @@
+"""Calls of layers in a precision: what inputs and weights are cast to.
+
+    value = call(layer, value, weights, "mixed_float16")
+
+In mixed precision products and activations are float16, and means, sums and softmax float32
+(`Layer.computes_in`), as in PyTorch's autocast. Weights stay float32 variables: each step casts them, and
+their gradients are float32, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.tensor import Tensor, Variable
+from nbdist.nn.layers import Layer, Training
+from nbdist.optim.precision import PRECISIONS
+
+
+def call(
+    layer: Layer,
+    x: Tensor,
+    weights: Mapping[str, Variable],
+    precision: str,
+    training: Training | None = None,
+) -> Tensor:
+    """Return a layer's output, in training if ``training`` is given, with a policy's casts."""
+    given: dict[str, Tensor] = {**weights}
+    casts = precision != "float32" and layer.computes_in != "input"
+    policy = np.dtype(PRECISIONS[precision])
+    if casts:
+        dtype = policy if layer.computes_in == "policy" else np.dtype(np.float32)
+        x = _cast(x, dtype)
+        given = {name: _cast(v, dtype) if v.trainable else v for name, v in weights.items()}
+    value = layer.call(x, given) if training is None else layer.train(x, given, training)
+    return _cast(value, policy) if casts and layer.computes_in == "float32" else value
+
+
+def output(value: Tensor, precision: str) -> Tensor:
+    """Return a model's output for losses, metrics and users: float32."""
+    return value if precision == "float32" else _cast(value, np.dtype(np.float32))
+
+
+def check_weights(layer: Layer, weights: Mapping[str, Variable], precision: str) -> None:
+    """Raise InvalidArgumentError for weights of which mixed precision has no float32 values."""
+    for name, v in weights.items():
+        if precision != "float32" and v.dtype.kind == "f" and v.dtype != np.float32:
+            raise InvalidArgumentError(
+                f"precision {precision!r} keeps float32 weights, and {name!r} of {layer!r} is {v.dtype}: "
+                "make it float32 in the layer's build() and states(), or drop precision="
+            )
+
+
+def _cast(x: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
+    return x.astype(dtype) if x.dtype.kind == "f" and x.dtype != dtype else x
