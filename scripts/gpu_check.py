@@ -38,6 +38,7 @@ import numpy as np
 import nbdist as nb
 from nbdist.cluster.gpus import list_gpus
 from nbdist.graph.backend import backend, to_host
+from nbdist.graph.compile.capture import SWITCH, notes_to
 from nbdist.graph.compile.program import compile_program
 from nbdist.graph.op import OPS, Spec
 from nbdist.metrics.run_folder import versions
@@ -179,8 +180,31 @@ def check_program(machine: Machine, **how: Any) -> str:
 
 
 def check_capture(machine: Machine) -> str:
-    """The same program as a CUDA graph."""
-    return check_program(machine, capture=True)
+    """The same program as CUDA graphs, and `fit` with and without them: weights are equal."""
+    notes: list[str] = []
+    with notes_to(notes.append):
+        found = check_program(machine, capture=True)
+    require(len(notes) == 1 and "CUDA graph" in notes[0], f"one note about CUDA graphs, not {notes}")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(600, 16)).astype(np.float32), rng.integers(0, 5, 600)  # the last batch is smaller
+    weights, before = [], os.environ.get(SWITCH)
+    try:
+        for chosen in ("0", "1"):
+            os.environ[SWITCH] = chosen
+            with nb.distribute.MirroredStrategy(machine.devices[:1]).scope():
+                layers = [nb.nn.Dense(64, "gelu"), nb.nn.Dropout(0.3), nb.nn.Dense(5, "softmax")]
+                model = nb.nn.Sequential([nb.nn.BatchNorm(), *layers], seed=1)
+                model.compile(nb.optim.Adam(0.01), "sparse_categorical_crossentropy")
+            model.fit(nb.data.Dataset.from_arrays(x, y).batch(64), epochs=3)
+            weights.append(model.get_weights())
+    finally:
+        os.environ.pop(SWITCH)
+        if before is not None:
+            os.environ[SWITCH] = before
+    for number, (plain, captured) in enumerate(zip(*weights, strict=True)):
+        apart = float(np.max(np.abs(plain - captured)))
+        require(np.allclose(plain, captured, rtol=1e-3, atol=1e-4), f"weights {number} are {apart} apart")
+    return f"{found}; {notes[0]}"
 
 
 def check_fit(machine: Machine, devices: Sequence[str]) -> str:

@@ -48,9 +48,16 @@ _thread = threading.local()
 
 
 def add_count(what: str, number: int = 1) -> None:
-    """Add to `counts`, from any thread."""
+    """Add to `counts`, from any thread; a launch takes a GPU a millisecond here."""
     with _counting:
         counts[what] += number
+    if what == "launch":
+        _thread.milliseconds = milliseconds() + number
+
+
+def milliseconds() -> float:
+    """Return how long a GPU has computed for this thread."""
+    return float(getattr(_thread, "milliseconds", 0.0))
 
 
 class Device:
@@ -512,6 +519,7 @@ class Event:
     """An event: it is done when the work before it is, and copies to pinned memory when one waits for it."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+        self.timed, self.time = not disable_timing, 0.0
         self.stream: Stream | None = None
         self._at, self._polled = 0, False
         self._before: list[Copy] = []
@@ -519,6 +527,7 @@ class Event:
     @bound(cupy.cuda.Event.record)
     def record(self, stream: Stream | None = None) -> Event:
         assert recording() is None, "cudaErrorCapturedEvent when it is used outside of the graph"
+        self.time = milliseconds()
         self.stream = stream = stream or get_current_stream()
         self._at, self._polled = stream.put_so_far, False
         stream.pending = [copy for copy in stream.pending if not copy.done]
@@ -553,6 +562,16 @@ class Event:
 
 class CUDARuntimeError(RuntimeError):
     pass
+
+
+@bound(cupy.cuda.get_elapsed_time)
+def get_elapsed_time(start_event: Event, end_event: Event) -> float:
+    """Return the milliseconds between two events that are done."""
+    for event in (start_event, end_event):
+        assert event.stream is not None, "cudaErrorInvalidResourceHandle"
+        assert event.timed, "cudaErrorInvalidResourceHandle"
+        assert event.done, "cudaErrorNotReady"
+    return end_event.time - start_event.time
 
 
 class PinnedMemory:
@@ -705,6 +724,7 @@ class FakeCupy(FakeModule):
             PinnedMemory=PinnedMemory,
             PinnedMemoryPointer=PinnedMemoryPointer,
             get_allocator=get_allocator,
+            get_elapsed_time=get_elapsed_time,
             using_allocator=using_allocator,
             get_current_stream=get_current_stream,
             set_pinned_memory_allocator=self._stage_with,

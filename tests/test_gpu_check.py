@@ -50,3 +50,16 @@ def test_the_check_of_several_gpus_requires_nccl(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(nccl, "available", False)
     with pytest.raises(RuntimeError, match="all-reduce local, not nccl"):
         gpu_check.check_fit(machine, machine.devices)
+
+
+def test_the_check_of_cuda_graphs_passes_on_a_stand_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    module = FakeCupy()
+    monkeypatch.setattr(backend, "_cupy", lambda: module)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    gpu_check = importlib.import_module("gpu_check")
+    found = gpu_check.check_capture(gpu_check.Machine(module))
+    assert "runs as 1 CUDA graph; not recorded: 2 calls of matmul" in found
+    assert "runs as" in capsys.readouterr().out  # `fit` says it, too

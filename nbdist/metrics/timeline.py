@@ -22,6 +22,8 @@ KINDS = ("data", "compute", "send", "receive", "wait", "apply", "drop")
 """What a task's time goes to; "apply" is a gradient that changes the parameters, "drop" one that does not."""
 
 
+BY_EVENTS = ", CUDA events"
+"""Ends the name of a lane whose spans a GPU has measured by CUDA events, and not the host's clock."""
 MOST_SPANS = 50_000  # more than a trace viewer is pleasant with; older ones are left out, and counted
 NANOSECOND = 1e-9
 

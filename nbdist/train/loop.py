@@ -61,7 +61,7 @@ from nbdist.train.device import on_device
 from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.resume import EpochBatches
 from nbdist.train.resume_loop import Config, ResumeAdapter
-from nbdist.train.step_timing import StepAccount
+from nbdist.train.step_timing import StepAccount, StepEvents
 from nbdist.train.strategy import Replica, ReplicaLeft, RetryStep, Trainable, tables_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -310,6 +310,10 @@ def _begin_progress(context: Context, dataset: Dataset, epochs: int, steps: int 
     progress.state = "running"
 
 
+def _unmarked(place: int) -> None:
+    """Record nothing: the host's clock measures what a CPU computes."""
+
+
 class _Loop:
     """Steps of one training on one replica."""
 
@@ -331,6 +335,7 @@ class _Loop:
         self._programs: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._ids: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._scales: dict[int, Array] = {}
+        self._events = StepEvents.of(backend_of(replica.values[0]), context.step_log)
         self._save = save
         self.scaling = LossScaling(model.loss_scale, [replica], context)
         self.save_state: Callable[[int], float] | None = None
@@ -346,6 +351,13 @@ class _Loop:
 
     def epoch(self, batches: Iterator[tuple[tuple[Array, ...], int]]) -> bool:
         """Train on these batches; False if the training has to end before they did."""
+        try:
+            return self._steps(batches)
+        finally:
+            if self._events is not None:
+                self._events.flush()
+
+    def _steps(self, batches: Iterator[tuple[tuple[Array, ...], int]]) -> bool:
         replica, control, progress = self.replica, self.context.control, self.context.progress
         log, prepare = self.history.step, self.model.prepare
         tables, counted = replica.tables, 1 + len(self.model.metric_names)
@@ -353,7 +365,8 @@ class _Loop:
         draws, first_example = self.model.draws, self.context.strategy.first_example
         started, number = self.step, self.context.trainings
         clock, xp = time.perf_counter, backend_of(replica.values[0])
-        account = StepAccount(progress.spent, self.context.step_log)
+        mark = self._events.mark if self._events is not None else _unmarked
+        account = StepAccount(progress.spent, self.context.step_log, self._events)
         account.start()
         boundary = self.boundary
         handled, save_state = boundary.handled, self.save_state
@@ -386,6 +399,7 @@ class _Loop:
             except StepStopped:
                 return self._ended()
             pulled, waited = clock(), replica.waited - waited
+            mark(StepEvents.PULLED)
             self.scaling.judge()
             gradients, wrong, overflow = replica.gradients(), "", False
             if mine:
@@ -395,6 +409,7 @@ class _Loop:
                     batch = tuple(to_device(a, xp) for a in batch)
                 draw = (to_device(self.model.draw(self.step, first_example(size)), xp),) if draws else ()
                 values = self._program(batch)(*batch, self._scale(size), *draw, *gradients)
+                mark(StepEvents.COMPUTED)
                 rows = values[counted:]  # of each table: gradients, and where they belong
                 results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])
                 loss = float(results[0]) * (size / mine)
@@ -411,7 +426,9 @@ class _Loop:
             else:  # a last batch smaller than the number of replicas leaves some without an example
                 for gradient in gradients:
                     gradient.fill(0)
+                mark(StepEvents.COMPUTED)
             computed, late = clock(), replica.waited
+            mark(StepEvents.PUSHING)
             try:
                 if overflow:
                     replica.overflow()
@@ -424,6 +441,7 @@ class _Loop:
                 self._retry = True
                 continue
             pushed, late = clock(), replica.waited - late
+            mark(StepEvents.PUSHED)
             paused = boundary.paused_since() if control.messages != handled else 0.0
             self.step += 1
             self.scaling.made(self.step)

@@ -12,19 +12,28 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
 
 from nbdist.metrics.ring_log import RingLog, Row
-from nbdist.metrics.timeline import Span
+from nbdist.metrics.timeline import BY_EVENTS, Span
 from nbdist.train.strategy import Replica
 
 SHORTEST = 10e-6  # seconds; what is over sooner between the steps is not noted
 
 
 class StepAccount:
-    """Adds up the seconds of a replica's steps by part, in its progress, and records each step in ``log``."""
+    """Adds up the seconds of a replica's steps by part, in its progress, and records each step in ``log``.
 
-    def __init__(self, spent: dict[str, float], log: StepLog | None) -> None:
-        self._spent, self._record = spent, None if log is None else log.add
+    With ``events`` the log's rows have the seconds of the GPU, too.
+    """
+
+    def __init__(
+        self, spent: dict[str, float], log: StepLog | None, events: StepEvents | None = None
+    ) -> None:
+        self._spent, self._record, self._events = spent, None if log is None else log.add, events
         self._ended: float | None = None
 
     def start(self) -> None:
@@ -63,8 +72,60 @@ class StepAccount:
         spent["exchange"] += pulled - begun - waited + pushed - computed - late
         spent["wait"] += waited + late - rest
         if self._record is not None:
-            self._record((step, data, begun, waited, pulled, computed, late, pushed))
+            row = (step, data, begun, waited, pulled, computed, late, pushed)
+            if self._events is None:
+                self._record(row)
+            else:
+                self._events.add(row, self._record)
         return rest
+
+
+class StepEvents:
+    """Measures the program and the push of each step on a GPU by CUDA events, which the host never waits for.
+
+        events = StepEvents(cupy)
+        events.mark(StepEvents.PULLED); ...; events.mark(StepEvents.PUSHED)
+        events.add(row, log.add)
+
+    A kernel's launch returns at once, so the host's clock shows when it was asked for. The events of a step
+    are read after the next one. If they are not done by then, the step has the host's times.
+    """
+
+    PULLED, COMPUTED, PUSHING, PUSHED = range(4)
+
+    def __init__(self, xp: ModuleType) -> None:
+        self._cuda = xp.cuda
+        self._current: list[Any] = []
+        self._last: list[Any] = []
+        self._waiting: tuple[Row, Callable[[Row], None]] | None = None
+
+    @classmethod
+    def of(cls, xp: ModuleType, log: StepLog | None) -> StepEvents | None:
+        """Return the events of steps on ``xp``; None without a log, and for NumPy."""
+        return None if xp is np or log is None else cls(xp)
+
+    def mark(self, place: int) -> None:
+        """Record that all work so far was queued before a place of the step: PULLED, COMPUTED, ..."""
+        if not self._current:  # on the GPU that this thread works for
+            self._current = [self._cuda.Event() for _ in range(4)]
+        self._current[place].record(self._cuda.get_current_stream())
+
+    def add(self, row: Row, record: Callable[[Row], None]) -> None:
+        """Call ``record`` with this row when the step after it has ended."""
+        self.flush()
+        self._waiting = row, record
+        self._current, self._last = self._last, self._current
+
+    def flush(self) -> None:
+        """Record the last step."""
+        if self._waiting is None:
+            return
+        (row, record), self._waiting = self._waiting, None
+        if all(event.done for event in self._last):
+            pulled, computed, pushing, pushed = self._last
+            elapsed = self._cuda.get_elapsed_time  # in milliseconds
+            row = (*row[:-1], elapsed(pulled, computed) / 1e3, elapsed(pushing, pushed) / 1e3, row[-1])
+        record(row)
 
 
 class StepLog:
@@ -79,7 +140,8 @@ class StepLog:
         self._ring_log = RingLog()
         self.add: Callable[[Row], None] = self._ring_log.add
         """Record a step: (number, seconds for data, begun, seconds that the pull waited, pulled, computed,
-        seconds that the push waited, pushed)."""
+        seconds that the push waited, pushed). Before the last there may be the seconds that the program and
+        the push took on a GPU."""
         self._pull: tuple[str, str] | None = None
         self._push = ("apply", "gradients")
         self._program = ("compute", "step")
@@ -116,16 +178,23 @@ def step_spans(
 ) -> Iterator[Span]:
     """Yield the parts of recorded steps; ``pull``, ``push`` and ``program`` are their kinds and names.
 
-    A pull waits first, if it has to, and then receives; a push waits for the others, and then sends.
+    A pull waits first, if it has to, and then receives; a push waits for the others, and then sends. What a
+    GPU has measured has a lane of its own: the program ends when the host has its loss, and there the push
+    begins.
     """
-    for step, data, begun, waited, pulled, computed, late, pushed in rows:
+    for step, data, begun, waited, pulled, computed, late, *measured, pushed in rows:
         if data > 0:
             yield Span(task, lane, "data", "next batch", begun - data, data, step)
         if waited > 0:
             yield Span(task, lane, "wait", "gradient under way", begun, waited, step)
         if pull is not None:
             yield Span(task, lane, *pull, begun + waited, max(0.0, pulled - begun - waited), step)
-        yield Span(task, lane, *program, pulled, computed - pulled, step)
+        if measured:
+            computing, pushing = measured
+            of_gpu = lane + BY_EVENTS
+        else:
+            computing, pushing, of_gpu = computed - pulled, pushed - computed, lane
+        yield Span(task, of_gpu, *program, computed - computing, computing, step)
         if late > 0:
             yield Span(task, lane, "wait", "the other replicas", computed, late, step)
-        yield Span(task, lane, *push, computed + late, max(0.0, pushed - computed - late), step)
+        yield Span(task, of_gpu, *push, computed + late, max(0.0, pushing - late), step)

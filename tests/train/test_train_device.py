@@ -37,6 +37,7 @@ from nbdist.train import Callback
 from nbdist.train import context as contexts
 from nbdist.train.context import Checkpoints
 from nbdist.train.device import on_device
+from nbdist.train.step_timing import StepEvents, StepLog
 from nbdist.train.strategy import OneDevice
 
 
@@ -216,6 +217,54 @@ def test_in_a_timeline_a_pull_brings_parameters_to_the_device(fake_gpu: None) ->
     assert replica.push_is == inner.push_is == ("apply", "gradients")
 
 
+@pytest.mark.parametrize("own_loop", [False, True], ids=["fit", "loop"])
+def test_a_timeline_has_what_events_measured(fake_gpu: None, own_loop: bool) -> None:
+    """A launch takes a millisecond of the stand-in's GPU, and the host does not wait for it."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((40, 6), np.float32), rng.integers(0, 3, 40)
+    log = StepLog("GPU:0")
+    with contexts.use(contexts.Context(device="GPU:0", quiet=True, step_log=log)):
+        strategy = OneDeviceStrategy()
+        with strategy.scope():
+            model = Sequential([Dense(5, "relu"), Dense(3, "softmax")], seed=1)
+            optimizer = SGD(0.1)
+            model.compile(optimizer)
+        data = Dataset.from_arrays(x, y).batch(10)
+        if own_loop:
+
+            def step(x: Any, y: Any) -> None:
+                each = losses.sparse_categorical_crossentropy(y, model(x, training=True))
+                optimizer.minimize(compute_average_loss(each, 10))
+
+            for batch in strategy.distribute_dataset(data):
+                strategy.run(step, batch)
+            strategy.finish()
+        else:
+            model.fit(data)
+    spans = [span for span in log.spans("worker") if span.kind in ("compute", "apply")]
+    assert {span.lane for span in spans} == {"GPU:0, CUDA events"}
+    assert [(span.step, span.kind) for span in spans] == [
+        (step, kind) for step in range(1, 5) for kind in ("compute", "apply")
+    ]
+    computing = [round(span.seconds * 1e3) for span in spans if span.kind == "compute"]
+    assert computing[0] > computing[2]  # from the third step on CUDA graphs are launched
+    assert computing[2] == computing[3]
+    assert len({round(span.seconds * 1e3) for span in spans if span.kind == "apply"} - {0}) == 1
+
+
+def test_a_step_that_is_not_done_has_the_times_of_the_host(
+    fake_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, rows = StepEvents(backend.backend("GPU:0")), list[Any]()
+    for step, done in ((1, True), (2, False), (3, True)):
+        for place in range(4):
+            events.mark(place)
+        events.add((step, 0.5), rows.append)
+        monkeypatch.setattr(Event, "done", done)
+    events.flush()
+    assert rows == [(1, 0.0, 0.0, 0.5), (2, 0.5), (3, 0.0, 0.0, 0.5)]
+
+
 def test_values_on_a_device_are_reduced_there(fake_gpu: None) -> None:
     module = backend.backend("GPU:0")
     total = OneDeviceStrategy().all_reduce(module.asarray(np.arange(3)), "mean")
@@ -282,17 +331,21 @@ def test_buckets_on_a_gpu_are_reduced_on_a_stream_of_their_own(
     fake_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several buckets the first are reduced while the backward pass continues."""
-    waited: list[tuple[int, Stream]] = []
+    waited: list[tuple[int, Stream, Stream | None]] = []
     wait_event = Stream.wait_event
 
     def noted(stream: Stream, event: Event) -> None:
-        waited.append((current_device(), stream))
+        waited.append((current_device(), stream, event.stream))
         wait_event(stream, event)
 
     monkeypatch.setattr(Stream, "wait_event", noted)
     weights = train(MirroredStrategy(["GPU:0", "GPU:1"]), hidden=60_000, rate=1e-5)
-    assert {device for device, _ in waited} == {0, 1}
-    assert all(stream.non_blocking for _, stream in waited)
+    assert {device for device, *_ in waited} == {0, 1}
+    assert all(stream.non_blocking for _, stream, _ in waited)
+    # The events are of the streams on which the replicas' threads compute: that holds for a default stream
+    # per thread, too (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1).
+    assert len({id(source) for *_, source in waited}) > 1
+    assert not any(source is stream for _, stream, source in waited)
     for a, b in zip(weights, train(OneDeviceStrategy(), hidden=60_000, rate=1e-5), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -364,7 +417,7 @@ def test_what_a_step_costs_a_gpu(
     assert step["launch"] <= launches
     assert step["copy to device"] <= copies
     note = capsys.readouterr().out.splitlines()[-1]
-    assert "calls runs as 4 CUDA graphs; between them" in note
+    assert "calls runs as 4 CUDA graphs; not recorded:" in note
 
 
 def test_a_loss_scale_costs_no_wait_for_a_gpu(fake_gpu: None) -> None:

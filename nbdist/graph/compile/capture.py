@@ -357,7 +357,7 @@ class Captured:
     def _explain(self) -> None:
         count, between = len(self._text.lines), self._reasons()
         graphs = f"{self.graphs} CUDA graph{'s' * (self.graphs > 1)}"
-        _say(f"a program of {count} calls runs as {graphs}{'; between them ' * bool(between)}{between}")
+        _say(f"a program of {count} calls runs as {graphs}{'; not recorded: ' * bool(between)}{between}")
 
 
 class _Refused(Exception):

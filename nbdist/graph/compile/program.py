@@ -79,21 +79,18 @@ class Program:
     def traced(self, *arrays: Array) -> tuple[tuple[Array, ...], list[tuple[Tensor, float, float]]]:
         """Run the calls; return the fetched arrays, and (tensor, start, end) in seconds for each call.
 
-        On a GPU each call is waited for, so that its time is that of its kernels and not of their launch.
+        On a GPU they run one by one, without CUDA graphs, and CUDA events measure them: a call returns when
+        its kernels are queued. The host waits once, for the last.
         """
-        marks: list[float] = [time.perf_counter()]
-
-        def mark() -> None:
-            if self.xp is not np:
-                self.xp.cuda.get_current_stream().synchronize()
-            marks.append(time.perf_counter())
-
+        clock = _HostClock() if self.xp is np else _GpuClock(self.xp)
+        clock.mark()
         with np.errstate(all="ignore"):
             try:
-                results = self._marking(mark, *arrays)
+                results = self._marking(clock.mark, *arrays)
             except MemoryError as error:
                 error.add_note(self.note)
                 raise
+        marks = clock.times()
         spans = zip(self.nodes, marks[:-1], marks[1:], strict=True)
         return results, list(spans)
 
@@ -112,6 +109,41 @@ class Program:
         body = "".join(f"{line}; mark()\n" for line in lines)
         source = f"{first.replace('(', '(mark, ', 1)}\n{body}{last}\n"
         return _function(source, self.scope)
+
+
+class _HostClock:
+    """Times of calls, in seconds of time.perf_counter."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def mark(self) -> None:
+        """Take the time."""
+        self._times.append(time.perf_counter())
+
+    def times(self) -> list[float]:
+        """Return all times."""
+        return self._times
+
+
+class _GpuClock:
+    """Times at which a GPU has done what was queued, on the host's clock."""
+
+    def __init__(self, xp: ModuleType) -> None:
+        self._cuda = xp.cuda
+        self._events: list[Any] = []
+
+    def mark(self) -> None:
+        """Take the time when the GPU has done all that is queued."""
+        self._events.append(self._cuda.Event())
+        self._events[-1].record(self._cuda.get_current_stream())
+
+    def times(self) -> list[float]:
+        """Wait for the last; return all times."""
+        last = self._events[-1]
+        last.synchronize()
+        now = time.perf_counter()
+        return [now - self._cuda.get_elapsed_time(event, last) / 1e3 for event in self._events]
 
 
 def _function(source: str, scope: dict[str, Any]) -> Callable[..., tuple[Array, ...]]:

@@ -32,7 +32,7 @@ from nbdist.graph.gpu_errors import GPU_LOST_ADVICE, lost_gpu, out_of_memory
 from nbdist.graph.op import fits, show
 from nbdist.graph.ops.datasets import READS
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.metrics.timeline import Span
+from nbdist.metrics.timeline import BY_EVENTS, Span
 from nbdist.runtime.session.store import Cell, Store
 
 
@@ -307,6 +307,8 @@ def spans_of(device: str, step: int, marks: Iterable[Mark], arrived: Mapping[int
     """Return the spans of one device in a step; ``arrived`` says when the value of an edge was there."""
     spec = DeviceSpec.from_string(device)
     task, lane = f"/job:{spec.job}/task:{spec.task}", f"{spec.device_type}:{spec.device_index}"
+    if spec.device_type == "GPU":
+        lane += BY_EVENTS
     found = []
     for t, begun, ended in marks:
         if t.type in ("receive", "await"):

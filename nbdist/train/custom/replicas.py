@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from nbdist.runtime.ps.client import TrainingOver
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
 from nbdist.train.loss_scaling import LossScaling
-from nbdist.train.step_timing import StepAccount
+from nbdist.train.step_timing import StepAccount, StepEvents
 from nbdist.train.strategy import Replica, Trainable
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.call import cupy_of, is_on_device
@@ -386,6 +387,7 @@ class StepTimes:
     """When a replica's step began, had parameters, had gradients and had handed them over."""
 
     begun: float
+    events: StepEvents | None = None
     waited: float = 0.0
     pulled: float = 0.0
     computed: float = 0.0
@@ -398,10 +400,17 @@ class StepTimes:
         for replica in replicas:
             replica.pull()
         self.pulled, self.waited = time.perf_counter(), _waited(replicas) - waited
+        self.mark(StepEvents.PULLED)
+
+    def mark(self, place: int) -> None:
+        """Record a place of the step on a GPU."""
+        if self.events is not None:
+            self.events.mark(place)
 
     def push(self, replicas: Sequence[Replica], skip: bool = False, overflow: bool = False) -> None:
         """Push the gradients, or take no part in the update (``skip``), or have none made (``overflow``)."""
         self.computed, waited = time.perf_counter(), _waited(replicas)
+        self.mark(StepEvents.PUSHING)
         for replica in replicas:
             if overflow:
                 replica.overflow()
@@ -410,14 +419,16 @@ class StepTimes:
             else:
                 replica.push()
         self.pushed, self.late = time.perf_counter(), _waited(replicas) - waited
+        self.mark(StepEvents.PUSHED)
 
 
 class StepRecorder:
     """Records the steps of this process's first replica, for curves and the timeline."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, xp: ModuleType) -> None:
         self._context = context
-        self._account = StepAccount(context.progress.spent, context.step_log)
+        self.events = StepEvents.of(xp, context.step_log)
+        self._account = StepAccount(context.progress.spent, context.step_log, self.events)
 
     def exclude(self, seconds: float) -> None:
         """Exclude a time between two steps, such as a pause."""

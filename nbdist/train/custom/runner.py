@@ -28,6 +28,7 @@ from nbdist.train.custom.reduce import joined, of_replica
 from nbdist.train.custom.replicas import LocalReplica, Program, Shapes, StepTimes, VariableGroup
 from nbdist.train.custom.trace import MOST_FUNCTIONS, Trace, Traces, arrays_in, trace, tree_leaves, tree_map
 from nbdist.train.custom.variables import StrategyVariables
+from nbdist.train.step_timing import StepEvents
 from nbdist.train.strategy import RetryStep
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -235,7 +236,7 @@ class Runner:
         """Run a step on one replica, on its thread."""
         groups = [group for group, _ in call.trained] if updating else []
         replicas = [group.replicas[local.index] for group in groups]
-        times = StepTimes(time.perf_counter())
+        times = StepTimes(time.perf_counter(), self._recorder.events if local.index == 0 else None)
         tables = [replica for replica in replicas for _ in replica.tables]
         if tables:  # the pull needs the row numbers first
             for replica, ids in zip(replicas, self._lookups(call, local)(*call.arrays), strict=True):
@@ -256,6 +257,7 @@ class Runner:
         feeds = [to_device(a, local.xp) for a in [*call.arrays, *self._extra(call, local)]]
         with notes_to(local.context.note):
             found = program(*feeds, *into)
+        times.mark(StepEvents.COMPUTED)
         outputs, watched = len(call.trace.fetches), len(call.trace.watched)
         rows = found[len(found) - 2 * len(tables) :]  # of each table: gradients, and where they belong
         flats = [flat for replica in replicas for flat in replica.flat_gradients()]

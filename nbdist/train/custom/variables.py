@@ -66,7 +66,7 @@ class StrategyVariables:
         self.local = LocalReplicas(strategy, self.context, self._cut_off)
         self.savers: list[tuple[Sequence[Variable], Callable[[Sequence[Any], Path], bool]]] = []
         """What writes models whose weights are variables of this strategy: these, given their values."""
-        self.recorder = StepRecorder(self.context)
+        self.recorder = StepRecorder(self.context, self.local.all[0].xp)
         loop = self.context.loop
         self._restored = (
             None if loop.restored is None else RestoredLoop.of(loop.restored, len(loop.owners), self)
@@ -354,6 +354,8 @@ class StrategyVariables:
         self.local.leave_group()
 
     def _close_replicas(self) -> None:
+        if self.recorder.events is not None:
+            self.recorder.events.flush()
         for counter in self._counted:
             self._counted[counter] = int(self.host_value(counter))
         for group in self.groups:
