@@ -36,6 +36,7 @@ from nbdist.optim import SGD, Adam, LossScaleOptimizer
 from nbdist.train import Callback
 from nbdist.train import context as contexts
 from nbdist.train.context import Checkpoints
+from nbdist.train.custom.api import local_results
 from nbdist.train.device import on_device
 from nbdist.train.step_timing import StepEvents, StepLog
 from nbdist.train.strategy import OneDevice
@@ -155,6 +156,31 @@ def test_a_custom_loop_on_devices_equals_one_on_the_host(fake_gpu: None, devices
     host, device = results
     for a, b in zip(host, device, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [["GPU:0"], ["GPU:0", "GPU:1"], ["CPU:0", "CPU:0"]], ids=str)
+def test_what_was_read_before_a_training_is_new_after_it(fake_gpu: None, devices: list[str]) -> None:
+    with contexts.use(contexts.Context(quiet=True, seed=4)):
+        strategy = MirroredStrategy(devices)
+        with strategy.scope():
+            w = Variable(np.zeros(2, np.float32), name="w")
+            optimizer = SGD(1.0)
+
+        def read() -> Any:
+            return w + 0
+
+        def step() -> None:
+            optimizer.minimize(np.sum(w) / np.float32(len(devices)))
+
+        before = local_results(strategy.run(read))
+        assert strategy._runner is not None
+        strategy.run(step)
+        strategy._runner.variables.first_values()
+        strategy.finish()
+        for old, new in zip(before, local_results(strategy.run(read)), strict=True):
+            np.testing.assert_array_equal(old, 0)
+            np.testing.assert_array_equal(new, -1)
+        np.testing.assert_array_equal(strategy.read(w), -1)
 
 
 @pytest.mark.parametrize("devices", [["GPU:0"], ["GPU:0", "GPU:1"]], ids=str)

@@ -147,6 +147,8 @@ class StrategyVariables:
             print(note)
         for local in self.local.all:
             local.programs.clear()
+            for v in group.trained:  # the replica has the value from now on
+                local.arrays.pop(v, None)
 
     @property
     def _admits(self) -> bool:
@@ -264,8 +266,14 @@ class StrategyVariables:
         return [] if self._restored is None else list(self._restored.values)
 
     def first_values(self) -> dict[Variable, Array]:
-        """Return the values of all variables that this process's first replica has, without trained ones'."""
-        return {v: to_host(self._own(self.local.all[0], v)) for v in list(self.host_values)}
+        """Return the values of all variables that this process's first replica has; old ones of trained ones."""
+        trained = {v for group in self.groups if group.replicas for v in group.trained}
+        first = self.local.all[0]
+        with first.scope:
+            return {
+                v: host if v in trained else to_host(self._own(first, v))
+                for v, host in list(self.host_values.items())
+            }
 
     def read(self, variable: Any) -> Array:
         """Return the newest value of a variable, as it is outside of replicas."""
