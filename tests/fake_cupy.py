@@ -298,7 +298,8 @@ def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a NumPy function on device arrays, now or when the graph is launched that is being recorded."""
 
     def call(convert: Callable[[Any], Any] = down) -> Any:
-        return function(*map(convert, args), **{name: convert(v) for name, v in kwargs.items()})
+        with np.errstate(all="ignore"):  # a GPU does not warn
+            return function(*map(convert, args), **{name: convert(v) for name, v in kwargs.items()})
 
     put: Callable[[Callable[[], Any]], object]
     if (recorded := recording()) is not None:
@@ -752,4 +753,7 @@ class FakeCupy(FakeModule):
         add_count("allocation")
         return DeviceArray(np.array(value, dtype, order=order))  # type: ignore[call-overload]
 
-    array = asarray
+    def array(self, value: Any, dtype: Any = None, copy: bool = True, order: Any = "K") -> DeviceArray:
+        """Return a copy of a host's or a device's array."""
+        made = self.asarray(value, dtype, order)
+        return made.copy() if made is value and copy else made

@@ -22,7 +22,8 @@ from nbdist.train.strategy import Replica, ReplicaState, Trainable, layout_of
 
 def on_device(replica: Replica, device: str) -> Replica:
     """Return a replica whose arrays are on ``device``; the same one if they are there."""
-    return replica if replica.resident or backend(device) is np else DeviceReplica(replica, device)
+    there = replica.resident or replica.computes_elsewhere or backend(device) is np
+    return replica if there else DeviceReplica(replica, device)
 
 
 class DeviceReplica(Replica):

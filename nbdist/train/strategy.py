@@ -124,6 +124,8 @@ class Replica(ABC):
     """Where each of ``values`` lies in one piece of pinned host memory; None where no GPU reads it."""
     resident = False
     """Whether values, gradients and the optimizer are on the device that its thread works for."""
+    computes_elsewhere = False
+    """Whether its program is a session's step: arrays on the host go in, and devices of its graph compute."""
     tables: Sequence[int] = ()
     """Numbers of the variables used only through row lookups, with gradients in the form of rows."""
 

@@ -176,7 +176,7 @@ def test_towers_on_gpus_compute_what_one_cpu_does(town: Callable[..., Any], name
     found = []
     optimizer = SGD(0.3) if made is embedding else Adam(0.01)  # which differ for rows and whole tables
     for strategy in (town(workers, servers, gpus=True, data=data), OneDeviceStrategy()):
-        with use(Context(strategy=strategy, seed=SEED, quiet=True)):
+        with use(context(strategy, "CPU:0" if found else "GPU:0")):  # that of the task which runs the body
             model = Sequential(made(), **options)
             model.compile(optimizer, metrics=["accuracy"])
             history = model.fit(
@@ -187,7 +187,7 @@ def test_towers_on_gpus_compute_what_one_cpu_does(town: Callable[..., Any], name
 
 
 def test_asynchronous_towers_on_gpus(town: Callable[..., Any]) -> None:
-    with use(Context(strategy=town(2, 1, gpus=True, synchronous=False), seed=SEED, quiet=True)):
+    with use(context(town(2, 1, gpus=True, synchronous=False), "GPU:0")):
         model = Sequential(layers())
         model.compile(SGD(0.1))
         history = model.fit(Dataset.from_arrays(*points(45)).batch(10), epochs=2)

@@ -27,6 +27,7 @@ class InGraphReplica(Replica):
     pull_is = None
     program_is = ("wait", "for the towers")
     push_is = ("compute", "the step's end")
+    computes_elsewhere = True
 
     def __init__(self, joint: Joint, towers: list[int], strategy: InGraphStrategy) -> None:
         self._joint, self._towers, self._strategy = joint, towers, strategy

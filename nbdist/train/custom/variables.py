@@ -266,7 +266,7 @@ class StrategyVariables:
         return [] if self._restored is None else list(self._restored.values)
 
     def first_values(self) -> dict[Variable, Array]:
-        """Return the values of all variables that this process's first replica has; old ones of trained ones."""
+        """Return the values of all variables of this process's first replica; of trained ones old values."""
         trained = {v for group in self.groups if group.replicas for v in group.trained}
         first = self.local.all[0]
         with first.scope:
