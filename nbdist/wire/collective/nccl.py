@@ -7,8 +7,9 @@
 The control group (shared memory, sockets, or the memory of the threads' process) executes calls on NumPy
 arrays, barriers, and the reductions that NCCL does not have: int16, uint16, and products, minima and maxima
 of complex numbers; these copy the values through host memory. It also detects ranks that have died. A call
-that `CallHistory` expects costs no message; any other call is compared between the ranks first. NCCL combines
-ranks in its own order, and its minimum and maximum may ignore NaNs.
+on GPUs that `CallHistory` expects costs no message; any other one is compared between the ranks first. So is
+a call in host memory after one on GPUs, in which a rank may still wait; further ones cost no more than in the
+control group alone. NCCL combines ranks in its own order, and its minimum and maximum may ignore NaNs.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class NcclCollective(Collective):
         self._timeout = member.timeout
         self._deadline: float | None = None
         self._history = CallHistory()
+        self._after_gpus = False
+        """Whether the last call was one on GPUs, so that other ranks may still wait in it."""
         self._communicator: Any = None
         self._launch: Launch | None = None
 
@@ -103,21 +106,41 @@ class NcclCollective(Collective):
             if is_on_device(x):
                 self._perform_there(call, x, out)
             else:
-                self._agree(call.text)
-                self._history.note(call.digest)
-                if call.what != "barrier":  # the comparison was a barrier
-                    self._control._run(call, x, out)
+                self._perform_here(call, x, out)
         except BaseException as error:
             self._drop()
             if isinstance(error, self._gpu.nccl.NcclError):
                 what = f"NCCL failed on {self._me} in {self.doing}: {error}"
                 raise GroupBroken(GroupFailure("UnavailableError", what)) from error
             if isinstance(error, NbdistError):
-                raise GroupBroken(GroupFailure(type(error).__name__, str(error))) from None
+                raise GroupBroken(GroupFailure(type(error).__name__, self._explain(str(error)))) from None
             raise
 
+    def _perform_here(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        compared, self._after_gpus = self._after_gpus, False
+        if compared:
+            self._agree(call.text)
+        self._history.note(call.digest)
+        if not compared or call.what != "barrier":  # the comparison is one
+            self._control._run(call, x, out)
+
+    def _explain(self, text: str) -> str:
+        """Return the control group's message about calls that differ, with this group's names for them.
+
+        A rank that waits in a call on GPUs takes part in a comparison, which is an all-gather.
+        """
+        comparison = self._control._call("all_gather", to_record(0, "")).text
+        text = text.replace(f"calls {comparison}", "makes a call on GPUs")
+        return text.replace(f"collective #{self._control.sequence}", f"collective #{self.sequence}")
+
+    def symmetric_buffer(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Return one of the control group, in shared memory on one host, for calls in host memory."""
+        if self._after_gpus:
+            self.barrier()  # after it no rank waits in a call on GPUs
+        return self._control.symmetric_buffer(shape, dtype)
+
     def _perform_there(self, call: CollectiveCall, x: Any, out: Any) -> None:
-        text, digest = f"{call.text} on GPUs", -call.digest
+        text, digest, self._after_gpus = f"{call.text} on GPUs", -call.digest, True
         if not self._history.expects(digest):
             self._agree(text)
         self._history.note(digest)

@@ -220,6 +220,50 @@ class TestAgreement:
         assert one[-3:] == [0, 0, 0]
         world.close()
 
+    @pytest.mark.parametrize("hosts", [["here"] * 2, ["a", "b"]], ids=str)
+    def test_calls_in_host_memory_cost_what_they_do_without_gpus(self, hosts: list[str]) -> None:
+        """Only the first one after a call on GPUs is compared; arrays in shared memory are not copied."""
+        world = World(formed(hosts))
+
+        def mix(group: Any) -> list[int]:
+            group.all_reduce(DeviceArray(np.ones(3, "f4")), "sum")
+            buffer = group.symmetric_buffer((40_000,), np.float32)
+            asked = []
+            for number in range(4):
+                before = group._control.sequence
+                buffer[:] = group.rank + number
+                assert group.all_reduce(buffer, "sum", buffer)[0] == 1 + 2 * number
+                group.barrier()
+                asked.append(group._control.sequence - before)
+                if number == 2:
+                    group.all_reduce(DeviceArray(np.ones(3, "f4")), "sum")
+            if group._control.kind == "shm":
+                assert group._control._buffers.find(buffer, buffer) is not None
+            return asked
+
+        one, other = world.all(mix)
+        assert one[:3] == other[:3] == [2, 2, 2]
+        assert one[3] >= 3  # and a rank that still waits for its GPU takes part in a comparison
+        world.close()
+
+    @pytest.mark.parametrize("odd", [0, 1])
+    def test_a_call_on_gpus_among_calls_in_host_memory_is_named(self, odd: int) -> None:
+        world = World(formed(["here"] * 2))
+
+        def deviate(group: Collective) -> Any:
+            x = np.ones(5, "f4")
+            group.all_reduce(x, "max")
+            group.all_reduce(x, "max")
+            return group.all_reduce(DeviceArray(x) if group.rank == odd else x, "max")
+
+        for result in world.all(deviate):
+            assert isinstance(result, InvalidArgumentError), result
+            assert f"rank {odd} (" in str(result)
+            assert "on GPUs" in str(result)
+            assert "shape=(5,)" in str(result)
+            assert "collective #3" in str(result)
+        world.close()
+
     def test_calls_on_host_arrays_barriers_and_calls_on_gpus_alternate(self) -> None:
         world = World(formed(["here"] * 3))
 
