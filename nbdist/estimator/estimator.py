@@ -98,7 +98,8 @@ class Estimator:
         self._model = ModelFunction(model_fn, params, self.config)
         self._warm_start = None if warm_start_from is None else os.fspath(warm_start_from)
         self._functions: weakref.WeakKeyDictionary[Graph, TrainingFunction] = weakref.WeakKeyDictionary()
-        self._prepare: Callable[[Any], Any] | None = None
+        self._prepare: Callable[..., Any] | None = None
+        """What turns an element of a dataset into numbers, on the host."""
 
     def train(
         self,
@@ -308,12 +309,7 @@ class Estimator:
                 f"input_fn returns a Dataset of batches, and has returned {type(dataset).__name__}; for "
                 "arrays write nb.data.Dataset.from_arrays(features, labels).batch(size)"
             )
-        prepare = self._prepare
-        if prepare is None:
-            return dataset
-        return dataset.map(
-            lambda *parts: (prepare(parts[0]), *parts[1:]) if len(parts) > 1 else prepare(parts[0])
-        )
+        return dataset if self._prepare is None else dataset.map(self._prepare)
 
 
 def _agreed(strategy: Strategy, found: tuple[str, Trained] | None) -> tuple[str, Trained] | None:

@@ -178,10 +178,11 @@ class VariableStore:
         return found
 
     def layer_scope(self, name: str) -> Scope:
-        """Return the scope of the next layer of that name in a recording: ``dense/``, ``dense_1/``, ..."""
-        count = self._layers.get(name, 0)
-        self._layers[name] = count + 1
-        return Scope(name=f"{self._scope}{name}{f'_{count}' if count else ''}/")
+        """Return the scope of the next layer of that name in the current one: ``dense/``, ``dense_1/``."""
+        full = default_graph().scope.name + name
+        count = self._layers.get(full, 0)
+        self._layers[full] = count + 1
+        return Scope(name=f"{full}{f'_{count}' if count else ''}/")
 
     def first_call(self, model: object) -> bool:
         """Return whether a model is called for the first time in this recording."""

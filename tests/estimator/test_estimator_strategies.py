@@ -83,3 +83,34 @@ def test_the_steps_of_one_device(
         assert 120 <= found["global_step"] <= 126
         right = np.argmax(np.tanh(nb.data.digits()[2] @ found["w"]) @ found["v"] + found["b"], axis=1)
         assert np.mean(right == nb.data.digits()[3]) > 0.7
+
+
+COLUMNS = """
+import numpy as np
+from nbdist.estimator import *
+rng = np.random.default_rng(1)
+age, colour = rng.integers(10, 80, 300), rng.choice(["red", "green", "blue"], 300)
+rich = (age > 40) ^ (colour == "red")
+rich = rich.astype(int)
+ages = numeric_column("age", normalizer_fn=lambda x: (x - 45) / 20)
+colours = categorical_column_with_hash_bucket("colour", 20)
+config = RunConfig(log_step_count_steps=None, tf_random_seed=1)
+older = bucketized_column(numeric_column("age"), [41])
+estimator = DNNLinearCombinedClassifier(
+    folder, linear_feature_columns=[crossed_column([older, "colour"], 50)],
+    dnn_feature_columns=[ages, embedding_column(colours, 4)], dnn_hidden_units=[16],
+    linear_optimizer=nb.optim.SGD(0.3), dnn_optimizer=nb.optim.Adam(0.02), config=config)
+data = lambda: nb.data.Dataset.from_arrays({"age": age, "colour": colour}, rich).batch(60)
+estimator.train(lambda: data().repeat(), max_steps=200)
+result = estimator.evaluate(data) if nb.task.is_chief else None
+"""
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("name", ["ps-async", "ps-sync", "multi_worker"])
+def test_tables_of_feature_columns(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    options = Options(**STRATEGIES[name], fetch=("result",))
+    run = start_run(COLUMNS, options, cluster=cluster, names={"folder": str(tmp_path)}).wait()
+    assert run.status == "finished", run.error
+    assert run.results["result"]["accuracy"] > 0.95
+    assert run.results["result"]["global_step"] >= 200

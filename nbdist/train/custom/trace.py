@@ -123,7 +123,7 @@ class Trace:
         if isinstance(tensor, Variable):
             return False
         if tensor.op is None:
-            return not isinstance(tensor, Placeholder) or tensor in self.feeds
+            return not isinstance(tensor, Placeholder) or any(tensor is fed for fed in self.feeds)
         return not (tensor.op.external or tensor.op.waits or tensor.op.writes)
 
 

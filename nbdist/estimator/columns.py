@@ -1,0 +1,578 @@
+"""Feature columns: which features a model takes, and how they become numbers.
+
+    age = numeric_column("age")
+    city = categorical_column_with_hash_bucket("city", 1000)
+    columns = [bucketized_column(age, [18, 30, 65]), embedding_column(city, 8)]
+    dataset = dataset.map(transform_features(columns))         # texts -> ids, on the host
+    x = input_layer(features, columns)                         # (batch, numbers), in the model function
+
+A column has a host part, which turns a batch's arrays into numbers (`transform`), and a part in the graph
+(`dense`). The Estimators of this package do both. Source of the names: TensorFlow's tf.feature_column.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError, choices
+from nbdist.graph.tensor import Tensor, symbolic
+from nbdist.graph.variables import get_variable
+from nbdist.nn.functional import embedding_lookup, one_hot
+from nbdist.numbers import is_whole
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Features: TypeAlias = Mapping[str, Array]
+COMBINERS = ("mean", "sqrtn", "sum")
+NONE = -1  # the id of an example without a value
+
+
+class FeatureColumn(ABC):
+    """One input of a model. ``name`` identifies it among the transformed features."""
+
+    name: str
+
+    @abstractmethod
+    def transform(self, features: Features) -> Array:
+        """Return the column's numbers of a batch: (batch, values)."""
+
+    @property
+    def transformed(self) -> Sequence[FeatureColumn]:
+        """The columns whose numbers it needs in the graph."""
+        return (self,)
+
+
+class DenseColumn(FeatureColumn):
+    """A column that a layer can take."""
+
+    @abstractmethod
+    def dense(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return (batch, numbers) from transformed features."""
+
+
+class CategoricalColumn(FeatureColumn):
+    """A column of ids from 0 to ``size - 1``; -1 stands for no value."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class NumericColumn(DenseColumn):
+    """See `numeric_column`."""
+
+    key: str
+    shape: tuple[int, ...] = (1,)
+    default_value: float | None = None
+    normalizer_fn: Callable[[Array], Array] | None = None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The feature's name."""
+        return self.key
+
+    def transform(self, features: Features) -> Array:
+        """Return the numbers as float32, (batch, values)."""
+        raw = feature_of(features, self.key)
+        try:
+            values = raw.astype(np.float32).reshape(len(raw), -1)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(
+                f"numeric_column {self.key!r} takes numbers, and the feature has {raw.dtype}: use a "
+                "categorical column, or convert it in the input function"
+            ) from None
+        wanted = int(np.prod(self.shape))
+        if values.shape[1] != wanted:
+            raise InvalidArgumentError(
+                f"numeric_column {self.key!r} has {wanted} numbers for each example, and the feature has the "
+                f"shape {raw.shape}; give numeric_column(shape=...)"
+            )
+        if self.default_value is not None:
+            values = np.where(np.isnan(values), np.float32(self.default_value), values)
+        if self.normalizer_fn is not None:
+            values = np.asarray(self.normalizer_fn(values), np.float32)
+        return values
+
+    def dense(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return the numbers."""
+        return features[self.name]
+
+
+@dataclass(frozen=True)
+class BucketizedColumn(CategoricalColumn, DenseColumn):
+    """See `bucketized_column`."""
+
+    source: NumericColumn
+    boundaries: tuple[float, ...]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The source's name with ``_bucketized``."""
+        return f"{self.source.name}_bucketized"
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """The number of buckets."""
+        return len(self.boundaries) + 1
+
+    def transform(self, features: Features) -> Array:
+        """Return the number of each value's bucket."""
+        return np.digitize(self.source.transform(features), self.boundaries).astype(np.int64)
+
+    def dense(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return the buckets as rows of zeros with a one."""
+        ids = features[self.name]
+        return one_hot(ids, self.size).reshape((ids.shape[0], int(ids.shape[1] or 0) * self.size))
+
+
+@dataclass(frozen=True)
+class VocabularyColumn(CategoricalColumn):
+    """See `categorical_column_with_vocabulary_list`."""
+
+    key: str
+    vocabulary: tuple[Any, ...]
+    default_value: int = NONE
+    num_oov_buckets: int = 0
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The feature's name."""
+        return self.key
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """The number of values."""
+        return len(self.vocabulary) + self.num_oov_buckets
+
+    def transform(self, features: Features) -> Array:
+        """Return the number of each value in the vocabulary."""
+        raw = feature_of(features, self.key)
+        values = raw.reshape(len(raw), -1)
+        known = np.asarray(self.vocabulary)
+        if known.dtype.kind in "US":
+            values = texts_of(values)
+        elif values.dtype.kind in "USO":
+            raise InvalidArgumentError(
+                f"column {self.key!r} has a vocabulary of {known.dtype}, and the feature has texts: give the "
+                "vocabulary as texts"
+            )
+        order = np.argsort(known)
+        places = np.minimum(np.searchsorted(known, values, sorter=order), len(known) - 1)
+        found = known[order[places]] == values
+        ids = np.where(found, order[places], self.default_value)
+        if self.num_oov_buckets:
+            other = len(known) + (hash_texts(texts_of(values)) % np.uint64(self.num_oov_buckets)).astype(
+                np.int64
+            )
+            ids = np.where(found, ids, other)
+        missing = (values == "") if known.dtype.kind in "US" else np.zeros(values.shape, bool)
+        return np.where(missing & ~found, NONE, ids).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class HashColumn(CategoricalColumn):
+    """See `categorical_column_with_hash_bucket`."""
+
+    key: str
+    size: int
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The feature's name."""
+        return self.key
+
+    def transform(self, features: Features) -> Array:
+        """Return the bucket of each value; an empty text has none."""
+        raw = feature_of(features, self.key)
+        texts = texts_of(raw.reshape(len(raw), -1))
+        return np.where(texts == "", NONE, (hash_texts(texts) % np.uint64(self.size)).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class CrossedColumn(CategoricalColumn):
+    """See `crossed_column`."""
+
+    keys: tuple[Any, ...]
+    size: int
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The parts' names with ``_X_`` between them."""
+        return "_X_".join(sorted(one if isinstance(one, str) else one.name for one in self.keys))
+
+    def transform(self, features: Features) -> Array:
+        """Return the bucket of each combination of the parts' values."""
+        parts = []
+        for one in self.keys:
+            if isinstance(one, str):
+                raw = feature_of(features, one)
+                texts = texts_of(raw.reshape(len(raw), -1))
+                parts.append((hash_texts(texts), texts == ""))
+            else:
+                ids = one.transform(features)
+                parts.append((ids.astype(np.uint64), ids < 0))
+        columns = []
+        for combination in product(*(range(values.shape[1]) for values, _ in parts)):
+            mixed = np.full(len(parts[0][0]), _OFFSET)
+            missing = np.zeros(len(mixed), bool)
+            for (values, without), column in zip(parts, combination, strict=True):
+                mixed = (mixed ^ values[:, column]) * _PRIME
+                mixed ^= mixed >> np.uint64(29)
+                missing |= without[:, column]
+            ids = (mixed % np.uint64(self.size)).astype(np.int64)
+            columns.append(np.where(missing, NONE, ids))
+        return np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True)
+class IndicatorColumn(DenseColumn):
+    """See `indicator_column`."""
+
+    source: CategoricalColumn
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The source's name with ``_indicator``."""
+        return f"{self.source.name}_indicator"
+
+    @property
+    def transformed(self) -> Sequence[FeatureColumn]:
+        """The source."""
+        return (self.source,)
+
+    def transform(self, features: Features) -> Array:
+        """Return the source's ids."""
+        return self.source.transform(features)
+
+    def dense(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return how often each value is in an example."""
+        result: Tensor = one_hot(features[self.source.name], self.source.size).sum(axis=1)
+        return result
+
+
+@dataclass(frozen=True)
+class EmbeddingColumn(DenseColumn):
+    """See `embedding_column`."""
+
+    source: CategoricalColumn
+    dimension: int
+    combiner: str = "mean"
+    initializer: Any = None
+    partitioner: Any = None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The source's name with ``_embedding``."""
+        return f"{self.source.name}_embedding"
+
+    @property
+    def transformed(self) -> Sequence[FeatureColumn]:
+        """The source."""
+        return (self.source,)
+
+    def transform(self, features: Features) -> Array:
+        """Return the source's ids."""
+        return self.source.transform(features)
+
+    def dense(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return the combined rows of the table, (batch, dimension)."""
+        table = get_variable(
+            f"{self.name}/embedding_weights",
+            (self.source.size, self.dimension),
+            initializer="glorot_uniform" if self.initializer is None else self.initializer,
+            partitioner=self.partitioner,
+        )
+        return combined(table, features[self.source.name], self.combiner)
+
+
+def combined(table: Any, ids: Tensor, combiner: str) -> Tensor:
+    """Return the sum, the mean, or the sum over the root of the count, of the rows of each example's ids."""
+    present = (ids >= 0).astype(np.float32)
+    rows = embedding_lookup(table, symbolic.maximum(ids, 0)) * symbolic.expand_dims(present, -1)
+    total = rows.sum(axis=1)
+    count = symbolic.maximum(present.sum(axis=1), 1.0)
+    if combiner == "mean":
+        total = total / symbolic.expand_dims(count, -1)
+    elif combiner == "sqrtn":
+        total = total / symbolic.expand_dims(symbolic.sqrt(count), -1)
+    result: Tensor = total
+    return result
+
+
+# What users call
+
+
+def numeric_column(
+    key: str,
+    shape: int | Sequence[int] = (1,),
+    default_value: float | None = None,
+    normalizer_fn: Callable[[Array], Array] | None = None,
+) -> NumericColumn:
+    """Return a column of numbers.
+
+    - ``key``: the feature's name
+    - ``shape``: the shape of one example's numbers; they are flattened
+    - ``default_value``: what a NaN becomes; None leaves it
+    - ``normalizer_fn``: a function of the float32 array (batch, numbers) that returns another of that shape
+
+    >>> numeric_column("age", normalizer_fn=lambda x: x / 100).transform({"age": np.array([50])})
+    array([[0.5]], dtype=float32)
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not all(is_whole(n, 1) for n in sizes):
+        raise InvalidArgumentError(f"numeric_column {key!r}: shape has whole numbers from 1, not {shape!r}")
+    return NumericColumn(_key(key), sizes, default_value, normalizer_fn)
+
+
+def bucketized_column(source_column: NumericColumn, boundaries: Sequence[float]) -> BucketizedColumn:
+    """Return a column of the buckets in which numbers are: below the first boundary, then from each one on.
+
+    - ``source_column``: a `numeric_column`
+    - ``boundaries``: numbers in ascending order
+
+    >>> bucketized_column(numeric_column("age"), [18, 65]).transform({"age": np.array([3, 18, 70])}).ravel()
+    array([0, 1, 2])
+    """
+    if not isinstance(source_column, NumericColumn):
+        raise InvalidArgumentError(f"bucketized_column takes a numeric_column, not {source_column!r}")
+    edges = tuple(float(one) for one in boundaries)
+    if not edges or list(edges) != sorted(set(edges)):
+        raise InvalidArgumentError(f"bucketized_column: boundaries ascend, and these do not: {boundaries!r}")
+    return BucketizedColumn(source_column, edges)
+
+
+def categorical_column_with_vocabulary_list(
+    key: str, vocabulary_list: Sequence[Any], default_value: int = NONE, num_oov_buckets: int = 0
+) -> VocabularyColumn:
+    """Return a column of known values.
+
+    - ``key``: the feature's name
+    - ``vocabulary_list``: texts, or whole numbers, each once
+    - ``default_value``: the id of any other value; -1 for none
+    - ``num_oov_buckets``: how many buckets other values are hashed to, instead
+
+    >>> column = categorical_column_with_vocabulary_list("colour", ["red", "blue"])
+    >>> column.transform({"colour": np.array(["blue", "green", "red"])}).ravel()
+    array([ 1, -1,  0])
+    """
+    values = tuple(vocabulary_list)
+    if not values or len(set(values)) != len(values):
+        raise InvalidArgumentError(
+            f"column {key!r}: vocabulary_list has values, each once, not {values!r:.200}"
+        )
+    if not is_whole(num_oov_buckets, 0) or (num_oov_buckets and default_value != NONE):
+        raise InvalidArgumentError(
+            f"column {key!r}: num_oov_buckets is a whole number from 0, without a default_value"
+        )
+    if not is_whole(default_value, NONE, len(values) - 1):
+        raise InvalidArgumentError(
+            f"column {key!r}: default_value is from -1 to {len(values) - 1}, not {default_value!r}"
+        )
+    return VocabularyColumn(_key(key), values, default_value, num_oov_buckets)
+
+
+def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int) -> HashColumn:
+    """Return a column of any values, as texts, of which each is in one of so many buckets.
+
+    - ``key``: the feature's name
+    - ``hash_bucket_size``: the number of buckets, from 2
+
+    Values that are equal as texts have one bucket, on every host; an empty text has none. The hash is FNV-1a
+    (Fowler, Noll, Vo) of the text's characters, which is not TensorFlow's.
+    """
+    return HashColumn(_key(key), _buckets(f"column {key!r}", hash_bucket_size))
+
+
+def crossed_column(keys: Sequence[Any], hash_bucket_size: int) -> CrossedColumn:
+    """Return a column of the combinations of several features, hashed.
+
+    - ``keys``: names of features, or categorical columns (not of hashes: name their feature), from two on
+    - ``hash_bucket_size``: the number of buckets, from 2
+    """
+    parts = tuple(keys)
+    for one in parts:
+        if not isinstance(one, (str, CategoricalColumn)) or isinstance(one, (HashColumn, CrossedColumn)):
+            raise InvalidArgumentError(
+                f"crossed_column takes names of features and bucketized or vocabulary columns, not {one!r}"
+            )
+    if len(parts) < 2:
+        raise InvalidArgumentError(f"crossed_column takes two features or more, not {keys!r}")
+    return CrossedColumn(parts, _buckets("crossed_column", hash_bucket_size))
+
+
+def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
+    """Return the values of a categorical column as counts, (batch, size): a one for each value."""
+    return IndicatorColumn(_categorical("indicator_column", categorical_column))
+
+
+def embedding_column(
+    categorical_column: CategoricalColumn,
+    dimension: int,
+    combiner: str = "mean",
+    initializer: Any = None,
+    partitioner: Any = None,
+) -> EmbeddingColumn:
+    """Return the values of a categorical column as rows of a table that is trained.
+
+    - ``categorical_column``: the column
+    - ``dimension``: the numbers of a row, from 1
+    - ``combiner``: "mean", "sum" or "sqrtn", for examples with several values
+    - ``initializer``, ``partitioner``: those of ``nb.get_variable``
+
+    Under parameter servers only the rows of a batch travel.
+    """
+    if not is_whole(dimension, 1):
+        raise InvalidArgumentError(f"embedding_column: dimension is a whole number from 1, not {dimension!r}")
+    if combiner not in COMBINERS:
+        raise InvalidArgumentError(
+            f"embedding_column: no combiner {combiner!r}; {choices(combiner, COMBINERS)}"
+        )
+    source = _categorical("embedding_column", categorical_column)
+    return EmbeddingColumn(source, dimension, combiner, initializer, partitioner)
+
+
+def transform_features(columns: Iterable[FeatureColumn]) -> Callable[..., Any]:
+    """Return a function for ``Dataset.map``, after ``batch``, that turns features into the columns' numbers.
+
+    - ``columns``: the feature columns of a model
+
+    It takes a dict of arrays, and what else is in an element, and replaces the dict.
+
+    >>> column = categorical_column_with_vocabulary_list("colour", ["red", "blue"])
+    >>> transform_features([indicator_column(column)])({"colour": np.array(["blue"])}, np.array([1]))
+    ({'colour': array([[1]])}, array([1]))
+    """
+    needed = {one.name: one for column in checked_columns(columns) for one in column.transformed}
+
+    def transform(features: Any, *rest: Any) -> Any:
+        if not isinstance(features, Mapping):
+            raise InvalidArgumentError(
+                f"feature columns take features by name, a dict of arrays, not {type(features).__name__}"
+            )
+        found = {name: column.transform(features) for name, column in needed.items()}
+        return (found, *rest) if rest else found
+
+    return transform
+
+
+def input_layer(features: Mapping[str, Tensor], columns: Iterable[FeatureColumn]) -> Tensor:
+    """Return the dense columns side by side, (batch, numbers), in the order of their names.
+
+    - ``features``: what `transform_features` has made, in a model function
+    - ``columns``: dense columns: numeric, bucketized, indicator, embedding
+    """
+    parts = []
+    for column in sorted(checked_columns(columns), key=lambda one: one.name):
+        if not isinstance(column, DenseColumn):
+            raise InvalidArgumentError(
+                f"input_layer: {column.name!r} is categorical; put it into an indicator_column or an "
+                "embedding_column"
+            )
+        parts.append(column.dense(features).astype(np.float32))
+    result: Tensor = symbolic.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+    return result
+
+
+def linear_model(features: Mapping[str, Tensor], columns: Iterable[FeatureColumn], units: int = 1) -> Tensor:
+    """Return a weighted sum of all columns and a bias, (batch, units).
+
+    - ``features``: what `transform_features` has made, in a model function
+    - ``columns``: any columns; a categorical one has a weight for each value
+    - ``units``: numbers for each example, from 1
+    """
+    total: Any = get_variable("bias_weights", (units,), initializer="zeros")
+    for column in sorted(checked_columns(columns), key=lambda one: one.name):
+        if isinstance(column, CategoricalColumn):
+            weights = get_variable(f"{column.name}/weights", (column.size, units), initializer="zeros")
+            total = total + combined(weights, features[column.name], "sum")
+        else:
+            assert isinstance(column, DenseColumn)
+            values = column.dense(features).astype(np.float32)
+            weights = get_variable(
+                f"{column.name}/weights", (int(values.shape[1] or 0), units), initializer="zeros"
+            )
+            total = total + values @ weights
+    result: Tensor = total
+    return result
+
+
+def checked_columns(columns: Iterable[FeatureColumn]) -> list[FeatureColumn]:
+    """Return feature columns as a list; raises InvalidArgumentError for none, others, and equal names."""
+    found = list(columns)
+    if not found:
+        raise InvalidArgumentError("a model with feature columns has one at least")
+    for one in found:
+        if not isinstance(one, FeatureColumn):
+            raise InvalidArgumentError(
+                f"{one!r} is not a feature column; nb.estimator.numeric_column makes one"
+            )
+    names = [one.name for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgumentError(f"two feature columns are called {name!r}")
+    return found
+
+
+def feature_of(features: Features, key: str) -> Array:
+    """Return a feature of a batch; raises InvalidArgumentError, with the known names, if it is missing."""
+    if key not in features:
+        raise InvalidArgumentError(f"the features have no {key!r}; {choices(key, features)}")
+    return np.asarray(features[key])
+
+
+def texts_of(values: Array) -> Array:
+    """Return values as texts; bytes are UTF-8."""
+    if values.dtype.kind == "U":
+        return values
+    if values.dtype.kind == "S":
+        return np.char.decode(values, "utf-8")
+    if values.dtype.kind == "O":
+        plain = [one.decode() if isinstance(one, bytes) else str(one) for one in values.ravel()]
+        return np.array(plain, dtype=np.str_).reshape(values.shape)
+    return values.astype(np.str_)
+
+
+_OFFSET, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+
+
+def hash_texts(texts: Array) -> Array:
+    """Return a hash of each text as uint64: FNV-1a of its characters, whatever the width of the array.
+
+    >>> hash_texts(np.array(["a", ""])) == hash_texts(np.array(["a", "", "longer"]))[:2]
+    array([ True,  True])
+    """
+    flat = np.ascontiguousarray(texts).ravel()
+    width = max(flat.dtype.itemsize // 4, 1)
+    codes = (
+        flat.view(np.uint32).reshape(len(flat), width)
+        if flat.dtype.itemsize
+        else np.zeros((len(flat), 1), np.uint32)
+    )
+    hashes = np.full(len(flat), _OFFSET)
+    for column in range(codes.shape[1]):
+        used = codes[:, column] != 0
+        mixed = (hashes ^ codes[:, column].astype(np.uint64)) * _PRIME
+        hashes = np.where(used, mixed, hashes)
+    return hashes.reshape(texts.shape)
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str) or not key:
+        raise InvalidArgumentError(f"a feature column has the name of a feature, not {key!r}")
+    return key
+
+
+def _buckets(what: str, size: Any) -> int:
+    if not is_whole(size, 2):
+        raise InvalidArgumentError(f"{what}: hash_bucket_size is a whole number from 2, not {size!r}")
+    return int(size)
+
+
+def _categorical(what: str, column: Any) -> CategoricalColumn:
+    if not isinstance(column, CategoricalColumn):
+        raise InvalidArgumentError(f"{what} takes a categorical column, not {column!r}")
+    return column
