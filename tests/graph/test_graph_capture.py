@@ -10,7 +10,7 @@ import pytest
 from fake_cupy import DeviceArray, FakeCupy, MemoryPool, Stream, counts, recording, using_allocator
 from test_ops import example_cases
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import AbortedError, InvalidArgumentError
 from nbdist.graph.compile.capture import Captured, notes_to
 from nbdist.graph.compile.program import Program, compile_program
 from nbdist.graph.gradients import gradients
@@ -131,6 +131,34 @@ def test_what_changes_a_variable_does_so_once_a_call(cupy: Any) -> None:
         np.testing.assert_array_equal(program()[0].get(), np.full(3, n))
         np.testing.assert_array_equal(array.get(), np.full(3, n))
     assert Stream.graphs[-1].launches == 2
+
+
+def test_a_fence_refuses_changes_of_a_launch(cupy: Any) -> None:
+    entered: list[bool] = []
+
+    class Fence:
+        def __enter__(self) -> None:
+            entered.append(True)
+            if closed:
+                raise AbortedError("the session is closed")
+
+        def __exit__(self, *error: object) -> None:
+            return
+
+    with Graph().as_default():
+        v = Variable(np.zeros(3))
+        counted = v.assign_add(np.ones(3)) * 2 + 1
+    array, closed = cupy.asarray(np.zeros(3)), False
+    program = compile_program([counted], values={v: array}, xp=cupy, capture=True, fence=Fence())
+    for _ in range(3):
+        program()
+    entered.clear()
+    program()
+    assert entered == [True]
+    closed = True
+    with pytest.raises(AbortedError):
+        program()
+    np.testing.assert_array_equal(array.get(), np.full(3, 4))
 
 
 def test_what_calls_return_keeps_its_memory(cupy: Any) -> None:

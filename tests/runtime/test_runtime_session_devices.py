@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupy import FakeCupy
+from fake_cupy import FakeCupy, counts
 from runtime_tasks import ONE, PS, Tasks, all_ways, begin
 from waiting import until
 
@@ -16,6 +16,8 @@ from nbdist.graph import backend
 from nbdist.graph.ops.accumulators import ConditionalAccumulator
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, placeholder
+from nbdist.nn.functional import sigmoid, sparse_softmax_cross_entropy
+from nbdist.optim import Adam
 from nbdist.runtime.server import Server
 
 
@@ -100,3 +102,32 @@ def test_an_accumulator_on_a_gpu_gives_arrays_there(graph: Graph, tasks: Tasks) 
         session.run(given)
         assert session.run(more) == 2
         np.testing.assert_array_equal(session.run(taken), [3, 6])
+
+
+def test_a_step_of_a_session_runs_as_cuda_graphs(graph: Graph, tasks: Tasks) -> None:
+    """Also its changes of variables, and with the learning rate that a variable has in each step."""
+    rng = np.random.default_rng(0)
+    rows, labels = rng.normal(size=(20, 6)).astype(np.float32), rng.integers(0, 3, 20)
+    values = [rng.normal(size=shape).astype(np.float32) for shape in ((6, 8), (8,), (8, 3))]
+    found, launches = [], []
+    for kind in ("CPU", "GPU"):
+        with Graph().as_default() as own, device(f"{ONE}/device:{kind}:0"):
+            x, y = placeholder(np.float32, (20, 6)), placeholder(np.int64, (20,))
+            w, b, v = (Variable(value, name=f"{kind}{i}") for i, value in enumerate(values))
+            loss = sparse_softmax_cross_entropy(y, sigmoid(x @ w + b) @ v).mean()
+            rate = Variable(np.float32(0.1), trainable=False, name=f"{kind}rate")
+            step = Adam(rate).minimize(loss)
+            slower = rate.assign(rate * np.float32(0.5))
+        with tasks.session(own) as session:
+            begin(session)
+            for number in range(6):
+                counts.clear()
+                found.append(session.run([loss, step], {x: rows, y: labels})[0])
+                launches.append((counts["launch"], counts["host wait"]))
+                if number == 3:
+                    session.run(slower)
+            found += session.run([w, b, v])
+    for cpu, gpu in zip(found[:9], found[9:], strict=True):
+        np.testing.assert_allclose(gpu, cpu, rtol=1e-4, atol=1e-5)
+    assert launches[6][0] > 20
+    assert set(launches[8:]) == {(4 + 5 + 2, 1)}  # graphs, matrix products and copies of the feeds

@@ -42,6 +42,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array, backend_of
+from nbdist.graph.compile.locking import Lock
 from nbdist.graph.compile.specs import Specs
 from nbdist.graph.op import Spec
 from nbdist.graph.tensor import Tensor
@@ -172,11 +173,23 @@ class Text:
         return cls(function, compiled, [name for name in names if name], dict(scope))
 
 
+@dataclass(frozen=True)
+class Treatment:
+    """Nodes of a program that are not like others."""
+
+    apart: Collection[Tensor] = ()
+    """They communicate, or hold locks: they are not recorded."""
+    views: Collection[Tensor] = ()
+    """They launch nothing."""
+    fenced: Collection[Tensor] = ()
+    """They change variables: their graph is launched within ``fence``."""
+    fence: Lock | None = None
+
+
 class Captured:
     """A program's function: the first call runs it, the second records graphs, all later ones launch them.
 
-    The nodes of ``apart`` are not recorded, and those of ``views`` launch nothing. With a ``problem`` the
-    program runs as it is, and a note says why.
+    With a ``problem`` the program runs as it is, and a note says why.
     """
 
     def __init__(
@@ -185,11 +198,10 @@ class Captured:
         xp: ModuleType,
         feeds: Sequence[Spec],
         targets: int = 0,
-        apart: Collection[Tensor] = (),
-        views: Collection[Tensor] = (),
+        nodes: Treatment = Treatment(),
         problem: str = "",
     ) -> None:
-        self._text, self._xp, self._apart, self._views = text, xp, apart, views
+        self._text, self._xp, self._nodes = text, xp, nodes
         self._specs = [(tuple(n or 0 for n in spec.shape), spec.dtype) for spec in feeds]
         self._count = len(feeds) + targets
         self._problem, self._warm, self._plain = problem, False, False
@@ -248,9 +260,9 @@ class Captured:
         values = dict(self._given)
         with _recorder(self._xp) as stream:
             for number, line in enumerate(text.lines):
-                if line.node in self._apart:
+                if line.node in self._nodes.apart:
                     between[number] = ""
-                elif line.node not in self._views:
+                elif line.node not in self._nodes.views:
                     reason = self._refusal(stream, line, {**values, **own})
                     if reason is not None:
                         between[number] = reason
@@ -291,7 +303,9 @@ class Captured:
 
             def close() -> None:
                 if waiting:
-                    found.add_graph(_graph(stream, waiting, text.scope, values))
+                    changes = any(line.node in self._nodes.fenced for line in waiting)
+                    graph = _graph(stream, waiting, text.scope, values)
+                    found.add_graph(graph, self._nodes.fence if changes else None)
                 found.actions.extend(announced)
                 waiting.clear()
                 announced.clear()
@@ -304,7 +318,7 @@ class Captured:
                         values |= {name: a for name, a in self._steady.items() if name == line.makes}
                         if line.forget is not None:
                             exec(line.forget, text.scope, values)
-                    elif waiting or line.node not in self._views:
+                    elif waiting or line.node not in self._nodes.views:
                         waiting.append(line)
                     else:
                         exec(line.call, text.scope, values)
@@ -317,7 +331,7 @@ class Captured:
                 close()
             except REFUSALS as error:
                 raise _Refused(f"{type(error).__name__}: {error}") from error
-        calls = sum(line.node not in self._views for line in text.lines)
+        calls = sum(line.node not in self._nodes.views for line in text.lines)
         if found.graphs + len(self._between) + len(self._own) >= calls:
             raise _Refused(self._reasons() or "it has too few calls")
         found.results = self._results(values)
@@ -380,9 +394,15 @@ class _Recorded:
         same = all(a is b for a, b in zip(targets, self.targets, strict=True))
         return same and self.thread == threading.get_ident()
 
-    def add_graph(self, graph: Any) -> None:
-        """Launch a graph on the current stream next."""
-        self.actions.append(graph.launch)
+    def add_graph(self, graph: Any, fence: Lock | None) -> None:
+        """Launch a graph on the current stream next, within the fence if there is one."""
+
+        def launch() -> None:
+            assert fence is not None
+            with fence:
+                graph.launch()
+
+        self.actions.append(graph.launch if fence is None else launch)
         self.graphs += 1
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.buffers import slab
-from nbdist.graph.compile.capture import Captured, Text, captures, check_capture
+from nbdist.graph.compile.capture import Captured, Text, Treatment, captures, check_capture
 from nbdist.graph.compile.elementwise import BlockSizes, Blockwise, find_chains
 from nbdist.graph.compile.locking import Lock, Locks
 from nbdist.graph.compile.memory import lay_out, unneeded_after
@@ -64,6 +64,8 @@ class Program:
     """The array module that it is compiled for."""
     apart: frozenset[Tensor] = field(repr=False, default=frozenset())
     """What communicates, or holds locks while it runs."""
+    fenced: frozenset[Tensor] = field(repr=False, default=frozenset())
+    """What enters the fence."""
     note: str = field(repr=False, default="")
     """Names the largest buffers: a note for the error if memory runs out."""
 
@@ -198,8 +200,8 @@ def compile_program(
     text = Text.of(program.function, program.source, program.nodes, program.scope)
     fed = [wanted.specs[t] for t in feeds]
     views = [t for t, kind in plan.values.kinds.items() if kind is ValueKind.VIEW]
-    captured = Captured(text, xp, fed, len(into), program.apart, frozenset(views), problem)
-    return replace(program, function=captured)
+    nodes = Treatment(program.apart, frozenset(views), program.fenced, fence)
+    return replace(program, function=Captured(text, xp, fed, len(into), nodes, problem))
 
 
 def _plan(wanted: _Wanted, order: Sequence[Tensor] | None, blocks: BlockSizes) -> _Plan:
@@ -314,5 +316,6 @@ class _Plan:
             chains=runs,
             xp=self.values.xp,
             apart=frozenset(source.apart),
+            fenced=frozenset(source.fenced),
             note=self.largest_buffers(),
         )

@@ -58,6 +58,8 @@ class FunctionSource:
         """The tensor that each line computes."""
         self.apart: set[Tensor] = set()
         """What communicates, or holds locks while it runs."""
+        self.fenced: set[Tensor] = set()
+        """What enters the fence."""
         self._offsets, self.bytes = place(layout.slots) if layout.slots else ([], 0)
         self._slab = memory(values.xp, self.bytes)
         self._names = {f: f"f{i}" for i, f in enumerate(feeds)}
@@ -96,9 +98,11 @@ class FunctionSource:
             kernel = _bound(node.op, values, node)
         if kind is not ValueKind.VIEW:
             bare = kernel
-            kernel = fenced(kernel, [node], values, self._fence)
-            kernel = guarded(kernel, [node], values, self._locks)
-            if kernel is not bare or node.op.external:
+            inside = fenced(bare, [node], values, self._fence)
+            kernel = guarded(inside, [node], values, self._locks)
+            if inside is not bare:
+                self.fenced.add(node)
+            if kernel is not inside or node.op.external:
                 self.apart.add(node)
         if kind in (ValueKind.VIEW, ValueKind.MADE) and node.op.has_value:
             self._names[node] = f"t{line}"
