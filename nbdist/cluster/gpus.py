@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -206,13 +207,19 @@ _usable: set[str] = set()  # the GPUs that the check has passed on
 def require_gpus(gpus: Sequence[str]) -> None:
     """Raise unless CuPy computes on these GPUs: MissingExtra without CuPy, UnavailableError otherwise.
 
-    A child process loads CUDA and compiles a kernel, once for each GPU of this process. Takes seconds at the
-    first use.
+    A child process for each GPU loads CUDA and compiles a kernel, once in this process: the first GPU's alone
+    and then those of the others together. Takes seconds at the first use.
     """
-    if gpus and find_spec("cupy") is None:
+    if not gpus:
+        return
+    if find_spec("cupy") is None:
         raise MissingExtra("gpu", f"the {len(gpus)} GPUs of this host; gpus='none' uses no GPU")
-    for gpu in dict.fromkeys(gpus):
-        problem = gpu_problem(gpu)
+    first, *others = dict.fromkeys(gpus)
+    problems = {first: gpu_problem(first)}  # its kernel is then in the cache for the others
+    if others and not problems[first]:
+        with ThreadPoolExecutor(len(others)) as pool:
+            problems |= dict(zip(others, pool.map(gpu_problem, others), strict=True))
+    for gpu, problem in problems.items():
         if problem:
             raise UnavailableError(f"GPU {gpu} cannot be used: {problem}. gpus='none' uses no GPU")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -175,6 +176,24 @@ def test_a_gpu_that_cannot_be_used_is_explained(
         require_gpus(["7"])
         monkeypatch.setattr(gpus, "CHECK", "raise SystemExit(3)")
         require_gpus(["7"])  # a child process has checked it
+
+
+def test_the_first_gpu_is_checked_alone_and_the_others_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one's kernel is in the cache before the others need it."""
+    together, checked = threading.Barrier(2), []
+
+    def check(gpu: str) -> str:
+        checked.append(gpu)
+        if gpu in "12":
+            together.wait(10)
+        return {"2": "no driver", "8": "no memory"}.get(gpu, "")
+
+    monkeypatch.setattr(gpus, "gpu_problem", check)
+    with pytest.raises(UnavailableError, match="GPU 2 cannot be used: no driver"):
+        require_gpus(["0", "1", "0", "2"])
+    assert (checked[0], sorted(checked)) == ("0", ["0", "1", "2"])
+    with pytest.raises(UnavailableError, match="GPU 8 cannot be used: no memory"):
+        require_gpus(["8"])
 
 
 def test_a_gpu_is_checked_again_once_its_problem_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
