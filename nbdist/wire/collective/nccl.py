@@ -66,8 +66,12 @@ class NcclCollective(Collective):
         ends: list[threading.Thread] | None = None,
     ) -> None:
         super().__init__(member.rank, member.labels, member.check)
-        # Ranks that are threads of one process share `ends`, and the interpreter's lock, which polls hold.
-        self._spins, self._enders = (SPINS, 1) if ends is None else (1, self.size)
+        # Ranks that are threads of one process share `ends`, and the interpreter's lock, which polls hold:
+        # all together they poll as often as one process does.
+        self._spins, self._pause = (
+            (SPINS, POLL_SECONDS) if ends is None else (1, 2 * POLL_SECONDS * self.size)
+        )
+        self._enders = 1 if ends is None else self.size
         self._ends: list[threading.Thread] = [] if ends is None else ends
         self._hosts, self._bind = member.hosts, member.bind
         self._control, self._gpu = control, gpu
@@ -154,7 +158,7 @@ class NcclCollective(Collective):
         checked = time.monotonic()
         compare_at = float("inf")
         while not done():
-            time.sleep(POLL_SECONDS)
+            time.sleep(self._pause)
             now = time.monotonic()
             if now - checked >= CHECK_SECONDS:
                 checked = now
