@@ -42,7 +42,9 @@ C_TYPES = re.compile(r"\b(?:int|bool|Py_ssize_t|_ndarray_base)\s+(?=\w)")
 
 counts: Counter[str] = Counter()
 """What would happen on a GPU: "launch", "host wait", "bytes to host", "copy to device", "allocation", and
-"pinned bytes" of host memory; "event wait": the host has polled an event; "bytes on GPU 0": of its arrays."""
+"pinned bytes" of host memory; "event wait": the host has polled an event."""
+bytes_made: Counter[int] = Counter()
+"""Bytes of arrays that were made so far, by GPU."""
 _counting = threading.Lock()
 _thread = threading.local()
 
@@ -126,7 +128,8 @@ class DeviceArray:
 
     def __init__(self, host: np.ndarray[Any, Any], number: int | None = None) -> None:
         self.host, self.number = host, current_device() if number is None else number
-        add_count(f"bytes on GPU {self.number}", host.nbytes)
+        with _counting:
+            bytes_made[self.number] += host.nbytes
 
     def __reduce__(self) -> Any:
         return DeviceArray, (self.host,)
@@ -738,7 +741,7 @@ class FakeCupy(FakeModule):
 
     @staticmethod
     def get_default_memory_pool() -> Any:
-        return types.SimpleNamespace(total_bytes=lambda: counts[f"bytes on GPU {current_device()}"])
+        return types.SimpleNamespace(total_bytes=lambda: bytes_made[current_device()])
 
     @staticmethod
     def get_default_pinned_memory_pool() -> Any:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_cupy import FakeCupy, counts
+from fake_cupy import FakeCupy, bytes_made
 from fake_nccl import FakeNccl
 
 from nbdist.graph import backend
@@ -43,7 +43,7 @@ def test_the_check_of_several_gpus_requires_nccl(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
     gpu_check = importlib.import_module("gpu_check")
     machine = gpu_check.Machine(module)
-    counts.clear()
+    bytes_made.clear()
     assert "all-reduce by nccl" in gpu_check.check_fit(machine, machine.devices)
     with pytest.raises(RuntimeError, match="nothing was computed on GPU 2"):
         gpu_check.check_fit(machine, ["GPU:0", "GPU:1", "GPU:1"])
