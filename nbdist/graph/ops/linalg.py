@@ -133,6 +133,10 @@ def _matmul_vjp(np: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Te
     if b.ndim == 1:
         g = np.expand_dims(g, -1)
     to_left = fit_to(np.matmul(g, np.swapaxes(right, -1, -2)), left)
+    rows, columns = left.shape[-1], g.shape[-1]
+    if left.ndim > 2 and right.ndim == 2 and None not in (rows, columns):
+        # One product of matrices; else there would be one for each matrix of `a`, and their sum.
+        left, g = np.reshape(left, (-1, rows)), np.reshape(g, (-1, columns))
     to_right = fit_to(np.matmul(np.swapaxes(left, -1, -2), g), right)
     return (
         np.squeeze(to_left, 0) if a.ndim == 1 else to_left,
