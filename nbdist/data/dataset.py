@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.data import blocks, elements, files, grouping, parallel, processes, text, tfrecord
+from nbdist.data import blocks, elements, files, foreign, grouping, parallel, processes, text, tfrecord
+from nbdist.data import columns as tables
+from nbdist.data import images as image_folders
 from nbdist.data.blocks import Blocks, Pass, Shuffle, Skipped
 from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.example import Features, parse_example
 from nbdist.data.files import Paths
-from nbdist.data.rows import ArrayRows
+from nbdist.data.rows import ArrayRows, Rows
 from nbdist.data.steps import Inner, Step, tokens
 from nbdist.data.structure import ElementSpec, leaves_of, rebuild, spec_of
 from nbdist.errors import InvalidArgumentError, choices
@@ -29,7 +31,7 @@ class _Stage:
     """The pipeline so far: how its blocks are made, what they are made of, and what is known of it."""
 
     blocks: Blocks
-    rows: ArrayRows | None  # what the row numbers in the blocks stand for; None if the blocks hold elements
+    rows: Rows | None  # what the row numbers in the blocks stand for; None if the blocks hold elements
     count: float | None  # elements of one pass: inf for endless, None for unknown
     steps: tuple[Step, ...]  # how it came about, for `recipe`
     source: ArrayRows | None = None  # the arrays that it came from
@@ -191,6 +193,110 @@ class Dataset:
         if features is not None:
             made = partial(elements.parsed, made, partial(parse_example, features=dict(features)), how)
         return cls._of_files(made, ("tfrecords", *names))
+
+    @classmethod
+    def parquet(
+        cls,
+        paths: Paths,
+        columns: Sequence[str] | None = None,
+        *,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> Dataset:
+        """Return the rows of Parquet files as dicts of one value for each column.
+
+        - ``paths``: a path, folder, pattern or fsspec URL, or several
+        - ``columns``: names of the columns to read; None reads all. Columns of lists are arrays
+        - ``defaults``: values for nulls by column; without one a null is nan in a column of floats, "" in
+          one of text, and an error in others
+
+        A pass raises MissingExtra without ``nbdist[parquet]``, DataLossError for a damaged file, and
+        InvalidArgumentError for a column that a file lacks.
+        """
+        names = files.named(paths)
+        wanted = None if columns is None else list(columns)
+        made = partial(tables.parquet_rows, names, wanted, dict(defaults or {}))
+        return cls._of_files(made, ("parquet", *names))
+
+    @classmethod
+    def images(
+        cls,
+        folder: str | os.PathLike[str],
+        size: Sequence[int] | int | None = None,
+        *,
+        labels: bool = True,
+        mode: str = "RGB",
+        shuffle: bool = False,
+        seed: int | None = None,
+        num_parallel_calls: int | None = None,
+    ) -> Dataset:
+        """Return the images of a folder as (image, label), with a folder for each class in it.
+
+        - ``folder``: a local path or an fsspec URL; ``folder/CLASS/image.png``, of any format of Pillow. A
+          label is the number of the class's name in sorted order, int64
+        - ``size``: (height, width) to resize to, or one number for both; None leaves images as they are
+        - ``labels``: with False, images without labels, of all folders below
+        - ``mode``: "RGB", "RGBA" or "L"; images are uint8, (height, width, channels)
+        - ``shuffle``, ``seed``: whether paths are shuffled before they are decoded, with another order in
+          each pass; this is cheaper than a shuffle of images
+        - ``num_parallel_calls``: threads that decode, as for :meth:`map`
+
+        Raises NotFoundError for a folder without images; a pass raises DataLossError, with the file, for one
+        that cannot be decoded.
+        """
+        shape = image_folders.image_size(size)
+        if mode not in image_folders.MODES:
+            raise InvalidArgumentError(f"no mode {mode!r}; {choices(mode, image_folders.MODES)}")
+        paths, classes, _ = image_folders.find_images(folder, labels)
+        given = (np.array(paths), np.array(classes)) if labels else np.array(paths)
+        rows = ArrayRows(given)
+        step = ("images", os.fspath(folder), repr(shape), mode, bool(labels))
+        found = cls(_Stage(partial(files.listed, rows.count), rows, rows.count, (step,), files=True))
+        if shuffle:
+            found = found.shuffle(rows.count, seed)
+
+        def decode(path: Any, *label: Any) -> Any:
+            image = image_folders.decode(path, shape, mode)
+            return (image, *label) if label else image
+
+        return found.map(decode, num_parallel_calls)
+
+    @classmethod
+    def from_frame(cls, frame: Any) -> Dataset:
+        """Return the rows of a frame of pandas, polars or Arrow as dicts, without a copy of numbers.
+
+        Raises InvalidArgumentError for a column of objects that are neither numbers nor text.
+
+        >>> import pandas
+        >>> list(Dataset.from_frame(pandas.DataFrame({"n": [1, 2], "kind": ["a", "b"]})))[1]
+        {'n': np.int64(2), 'kind': np.str_('b')}
+        """
+        return cls.from_arrays(tables.frame_columns(frame))
+
+    @classmethod
+    def from_huggingface(cls, dataset: Any) -> Dataset:
+        """Return the rows of a dataset of Hugging Face's ``datasets`` as dicts of arrays.
+
+        - ``dataset``: one split. One in memory or on disk is read by row number, a batch at once; a
+          streaming one (IterableDataset) in its own order
+        """
+        return cls._of_foreign("from_huggingface", foreign.huggingface_rows(dataset), dataset)
+
+    @classmethod
+    def from_torch(cls, source: Any) -> Dataset:
+        """Return the elements of a PyTorch Dataset, or the batches of a DataLoader, as arrays.
+
+        - ``source``: a Dataset with a length is read by row number, so it is shuffled here and not by a
+          sampler; an IterableDataset or a DataLoader in its own order, for which PyTorch's seeds hold.
+          Tensors become arrays (on the CPU, without a copy), lists tuples, images of Pillow arrays
+        """
+        return cls._of_foreign("from_torch", foreign.torch_rows(source), source)
+
+    @classmethod
+    def _of_foreign(cls, name: str, rows: foreign.IndexedRows | None, source: Any) -> Dataset:
+        if rows is None:
+            read = partial(elements.generated, partial(foreign.iterated, source))
+            return cls(_Stage(read, None, None, ((name,),)))
+        return cls(_Stage(partial(blocks.whole, range(rows.count)), rows, rows.count, ((name,),)))
 
     @classmethod
     def _of_files(cls, made: Blocks, step: Step, spec: Any = None) -> Dataset:
@@ -753,7 +859,7 @@ class Dataset:
         return tokens(self._stage.steps)
 
     @property
-    def _elements(self) -> tuple[Blocks, ArrayRows | None]:
+    def _elements(self) -> tuple[Blocks, Rows | None]:
         return self._stage.blocks, self._stage.rows
 
 

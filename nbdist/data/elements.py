@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from nbdist.data.blocks import Block, Blocks, Pass, Shuffle, regroup
-from nbdist.data.rows import ArrayRows
+from nbdist.data.rows import Rows
 from nbdist.data.structure import stack
 from nbdist.errors import InvalidArgumentError, NbdistError
 
 
-def elements(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[Any]:
+def elements(upstream: Blocks, rows: Rows | None, run: Pass) -> Iterator[Any]:
     """Yield single elements."""
     for block in upstream(run):
         if rows is None:
@@ -29,12 +29,12 @@ def elements(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[An
                 yield rows.one(index)
 
 
-def kept(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[Any]:
+def kept(upstream: Blocks, rows: Rows | None, run: Pass) -> Iterator[Any]:
     """Yield single elements that stay as they are while later ones are made."""
     return elements(upstream, rows, replace(run, buffers=0))
 
 
-def element_blocks(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[Block]:
+def element_blocks(upstream: Blocks, rows: Rows | None, run: Pass) -> Iterator[Block]:
     """Yield blocks of elements."""
     for element in kept(upstream, rows, run):
         yield [element]
@@ -67,9 +67,7 @@ def generated(make: Callable[[], Iterable[Any]], run: Pass) -> Iterator[Block]:
         number += 1
 
 
-def batch(
-    upstream: Blocks, rows: ArrayRows | None, size: int, drop_remainder: bool, run: Pass
-) -> Iterator[Block]:
+def batch(upstream: Blocks, rows: Rows | None, size: int, drop_remainder: bool, run: Pass) -> Iterator[Block]:
     """Yield batches of ``size`` elements."""
     # Row numbers are safe to hold; elements that wait for their batch must not be overwritten before that.
     groups = regroup(upstream(replace(run, buffers=0)), size, drop_remainder)
@@ -83,9 +81,7 @@ def apply(function: Callable[..., Any], element: Any) -> Any:
     return function(*element) if isinstance(element, tuple) else function(element)
 
 
-def mapped(
-    upstream: Blocks, rows: ArrayRows | None, function: Callable[..., Any], run: Pass
-) -> Iterator[Block]:
+def mapped(upstream: Blocks, rows: Rows | None, function: Callable[..., Any], run: Pass) -> Iterator[Block]:
     """Yield ``function`` of each element."""
     for number, element in enumerate(elements(upstream, rows, run)):
         try:
@@ -103,7 +99,7 @@ def noted(error: Exception, function: Callable[..., Any], number: int) -> Except
 
 
 def filtered(
-    upstream: Blocks, rows: ArrayRows | None, predicate: Callable[..., Any], run: Pass
+    upstream: Blocks, rows: Rows | None, predicate: Callable[..., Any], run: Pass
 ) -> Iterator[Block]:
     """Yield the elements for which ``predicate`` is true; over arrays these stay row numbers."""
     number = 0
@@ -125,27 +121,27 @@ def filtered(
             yield np.asarray(block, np.intp)[chosen]
 
 
-def zipped(parts: Sequence[tuple[Blocks, ArrayRows | None]], form: Any, run: Pass) -> Iterator[Block]:
+def zipped(parts: Sequence[tuple[Blocks, Rows | None]], form: Any, run: Pass) -> Iterator[Block]:
     """Yield one element of each part, together, until a part ends; a dict if ``form`` is its keys."""
     for found in zip(*(elements(*part, run) for part in parts)):  # not strict: the shortest one ends it
         yield [found if form is None else dict(zip(form, found, strict=True))]
 
 
-def concatenated(parts: Sequence[tuple[Blocks, ArrayRows | None]], run: Pass) -> Iterator[Block]:
+def concatenated(parts: Sequence[tuple[Blocks, Rows | None]], run: Pass) -> Iterator[Block]:
     """Yield the elements of each part, one part after the other."""
     for part in parts:
         for element in elements(*part, run):
             yield [element]
 
 
-def enumerated(upstream: Blocks, rows: ArrayRows | None, start: int, run: Pass) -> Iterator[Block]:
+def enumerated(upstream: Blocks, rows: Rows | None, start: int, run: Pass) -> Iterator[Block]:
     """Yield (number, element)."""
     for number, element in enumerate(elements(upstream, rows, run), start):
         yield [(np.int64(number), element)]
 
 
 def scanned(
-    upstream: Blocks, rows: ArrayRows | None, initial: Any, function: Callable[..., Any], run: Pass
+    upstream: Blocks, rows: Rows | None, initial: Any, function: Callable[..., Any], run: Pass
 ) -> Iterator[Block]:
     """Yield the outputs of ``state, output = function(state, element)``."""
     state = initial
@@ -164,7 +160,7 @@ def scanned(
 
 def interleaved(
     upstream: Blocks,
-    rows: ArrayRows | None,
+    rows: Rows | None,
     open_inner: Callable[[Any, Pass], Iterator[Any]],
     cycle: int,
     block: int,
@@ -199,7 +195,7 @@ def interleaved(
 
 
 def sampled(
-    parts: Sequence[tuple[Blocks, ArrayRows | None]],
+    parts: Sequence[tuple[Blocks, Rows | None]],
     weights: Sequence[float],
     how: Shuffle,
     stop_on_empty: bool,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.elements import apply, kept, noted
-from nbdist.data.rows import ArrayRows
+from nbdist.data.rows import Rows
 from nbdist.data.structure import leaves_of, rebuild, stack
 from nbdist.errors import InvalidArgumentError
 
@@ -21,7 +21,7 @@ Shapes = list[list[int | None]] | None
 
 def padded_batches(
     upstream: Blocks,
-    rows: ArrayRows | None,
+    rows: Rows | None,
     size: int,
     shapes: Shapes,
     values: list[Any],
@@ -88,7 +88,7 @@ def _padded(number: int, column: Sequence[Any], shape: list[int | None] | None, 
 
 def bucketed(
     upstream: Blocks,
-    rows: ArrayRows | None,
+    rows: Rows | None,
     length_of: Callable[..., Any],
     boundaries: Sequence[int],
     sizes: Sequence[int],
@@ -114,7 +114,7 @@ def bucketed(
                 yield [padded(group, None, values)]
 
 
-def unbatched(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[Block]:
+def unbatched(upstream: Blocks, rows: Rows | None, run: Pass) -> Iterator[Block]:
     """Yield the rows of each element."""
     for element in kept(upstream, rows, run):
         parts = leaves_of(element)
@@ -128,7 +128,7 @@ def unbatched(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[B
 
 def windows(
     upstream: Blocks,
-    rows: ArrayRows | None,
+    rows: Rows | None,
     size: int,
     shift: int,
     stride: int,

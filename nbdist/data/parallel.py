@@ -18,7 +18,7 @@ from typing import Any
 
 from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.elements import apply, kept, noted
-from nbdist.data.rows import ArrayRows
+from nbdist.data.rows import Rows
 
 
 def prefetched(upstream: Blocks, count: int, run: Pass) -> Iterator[Block]:
@@ -79,7 +79,7 @@ def pool(run: Pass, threads: int) -> Iterator[ThreadPoolExecutor]:
 
 def mapped(
     upstream: Blocks,
-    rows: ArrayRows | None,
+    rows: Rows | None,
     function: Callable[..., Any],
     threads: int,
     deterministic: bool,
@@ -114,7 +114,7 @@ def _first_done(waiting: deque[Future[Any]]) -> Future[Any]:
 
 def interleaved(
     upstream: Blocks,
-    rows: ArrayRows | None,
+    rows: Rows | None,
     open_inner: Callable[[Any, Pass], Iterator[Any]],
     cycle: int,
     block: int,

@@ -32,7 +32,7 @@ from nbdist import errors
 from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.elements import apply, kept
 from nbdist.data.encoding import ALIGNMENT, decode, encode, write
-from nbdist.data.rows import ArrayRows
+from nbdist.data.rows import Rows
 from nbdist.errors import UnavailableError
 
 IN_FLIGHT = 2  # elements of each process
@@ -42,7 +42,7 @@ _MESSAGE = struct.Struct("<BBQQ")  # slot, whether it is an error, bytes of the 
 
 def mapped(
     upstream: Blocks,
-    rows: ArrayRows | None,
+    rows: Rows | None,
     function: Callable[..., Any],
     workers: int,
     deterministic: bool,

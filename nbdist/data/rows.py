@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,16 @@ from numpy.typing import NDArray
 from nbdist.data.blocks import Block
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
+
+
+class Rows(Protocol):
+    """What row numbers stand for."""
+
+    def one(self, index: int) -> Any:
+        """Return row ``index``."""
+
+    def batches(self, size: int, buffers: int) -> Callable[[Block], Any]:
+        """Return the function that turns at most ``size`` row numbers into a batch."""
 
 
 class ArrayRows:

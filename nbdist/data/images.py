@@ -1,0 +1,80 @@
+"""Folders of images, one for each class: Pillow decodes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nbdist.data.files import expand, is_url, open_file
+from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
+
+ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+MODES = {"RGB": 3, "RGBA": 4, "L": 1}
+
+
+def find_images(folder: str | os.PathLike[str], labels: bool) -> tuple[list[str], list[int], list[str]]:
+    """Return (paths, class numbers, class names) of the images in a folder; without labels, of all in it.
+
+    Classes are the sorted names of the folders in it. Raises NotFoundError if there are none.
+    """
+    name = os.fspath(folder).rstrip("/")
+    if not is_url(name) and not os.path.isdir(name):
+        raise NotFoundError(f"there is no folder {name!r} (in {os.getcwd()})")
+    pattern = f"{name}/*/*" if labels else f"{name}/**"
+    try:
+        found = [path for path in _all(pattern) if path.lower().endswith(ENDINGS)]
+    except NotFoundError:
+        found = []
+    if not found:
+        form = f"{name}/CLASS/image.png" if labels else f"{name}/**/image.png"
+        other = ", or say labels=False for images without classes" if labels else ""
+        raise NotFoundError(
+            f"no images in {name!r}: expected files such as {form} ({', '.join(ENDINGS)}){other}"
+        )
+    of_each = [path.rpartition("/")[0].rpartition("/")[2] for path in found]
+    names = sorted(set(of_each))
+    return found, [names.index(one) for one in of_each], names
+
+
+def _all(pattern: str) -> list[str]:
+    if pattern.endswith("/**") and not is_url(pattern):
+        pattern += "/*"
+    return [path.replace(os.sep, "/") for path in expand([pattern])]
+
+
+def decode(path: Any, size: tuple[int, int] | None, mode: str) -> NDArray[np.uint8]:
+    """Return the image in a file as (height, width, channels), resized to ``size`` (height, width).
+
+    Raises DataLossError, with the file, for one that cannot be decoded.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    name = str(path)
+    with open_file(name, "") as file:
+        try:
+            with Image.open(file) as image:
+                if size is not None:
+                    image.draft(mode if mode in ("RGB", "L") else None, (size[1], size[0]))
+                converted = image.convert(mode)
+                if size is not None and converted.size != (size[1], size[0]):
+                    converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+                pixels = np.asarray(converted)
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+            raise DataLossError(
+                f"{name} cannot be decoded as an image: {error}. Copy the file again, or remove it"
+            ) from None
+    return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+def image_size(size: Sequence[int] | int | None) -> tuple[int, int] | None:
+    """Return (height, width); an int is both."""
+    if size is None:
+        return None
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or not all(isinstance(one, int) and one > 0 for one in pair):
+        raise InvalidArgumentError(f"size is {size!r}; expected (height, width) in pixels, or one for both")
+    return pair[0], pair[1]

@@ -1,0 +1,184 @@
+"""Sources of other libraries: Parquet, frames, images, Hugging Face and PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import polars
+import pyarrow
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from nbdist.data import Dataset
+from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra, NotFoundError
+
+TABLE = {"n": [1, 2, 3], "x": [0.5, None, 2.0], "name": ["a", None, "c"], "words": [[1], [], [2, 3]]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    parquet.write_table(pyarrow.table(TABLE), tmp_path / "a.parquet")
+    return tmp_path / "a.parquet"
+
+
+def test_parquet(file: Path) -> None:
+    first, second, third = Dataset.parquet(file)
+    assert (first["n"], second["n"], third["name"], second["name"]) == (1, 2, "c", "")
+    assert np.isnan(second["x"])
+    assert third["words"].tolist() == [2, 3]
+    assert type(first["n"]) is np.int64
+    few = Dataset.parquet(str(file), ["n", "x"], defaults={"x": 7}).batch(3)
+    assert {name: part.tolist() for name, part in next(iter(few)).items()} == {
+        "n": [1, 2, 3],
+        "x": [0.5, 7, 2],
+    }
+
+
+def test_parquet_that_cannot_be_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"no column 'm'; choose from n, x"):
+        list(Dataset.parquet(file, ["m"]))
+    parquet.write_table(pyarrow.table({"n": [1, None]}), file)
+    with pytest.raises(
+        InvalidArgumentError, match=r"a\.parquet, row 1: column 'n' \(int64\) is null.*defaults"
+    ):
+        list(Dataset.parquet(file))
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(DataLossError, match=r"a\.parquet cannot be read as Parquet"):
+        list(Dataset.parquet(file))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"nbdist\[parquet\]"):
+        list(Dataset.parquet(file))
+
+
+COLUMNS = {"n": [1, 2], "x": [0.5, 1.5], "kind": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    "frame", [pandas.DataFrame(COLUMNS), polars.DataFrame(COLUMNS), pyarrow.table(COLUMNS)]
+)
+def test_frames(frame: Any) -> None:
+    rows = Dataset.from_frame(frame)
+    assert list(rows) == [{"n": 1, "x": 0.5, "kind": "a"}, {"n": 2, "x": 1.5, "kind": "b"}]
+    assert rows.element_spec["n"].dtype == np.int64
+    assert rows.cardinality() == 2
+
+
+def test_frames_that_are_none() -> None:
+    with pytest.raises(InvalidArgumentError, match="column 'o' holds dict objects"):
+        Dataset.from_frame(pandas.DataFrame({"o": [{}, {}]}))
+    with pytest.raises(InvalidArgumentError, match="got list"):
+        Dataset.from_frame([1])
+    missing = Dataset.from_frame(pandas.DataFrame({"s": ["a", None]}))
+    assert [row["s"] for row in missing] == ["a", ""]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number, kind in enumerate(["cat", "dog", "cat"]):
+        (tmp_path / kind).mkdir(exist_ok=True)
+        pixels = np.full((4, 6, 3), number * 40, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / kind / f"{number}.png")
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+@pytest.mark.parametrize("calls", [None, 2])
+def test_images(folder: Path, calls: int | None) -> None:
+    images = Dataset.images(folder, num_parallel_calls=calls)
+    assert [(int(image[0, 0, 0]), int(label)) for image, label in images] == [(0, 0), (80, 0), (40, 1)]
+    ((batch, labels),) = Dataset.images(folder, (2, 3), mode="L", num_parallel_calls=calls).batch(3)
+    assert batch.shape == (3, 2, 3, 1)
+    assert batch.dtype == np.uint8
+    assert labels.tolist() == [0, 0, 1]
+    shuffled = Dataset.images(folder, shuffle=True, seed=1)
+    epochs = [[int(image[0, 0, 0]) for image, _ in shuffled] for _ in range(4)]
+    assert all(sorted(epoch) == [0, 40, 80] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert len(list(Dataset.images(folder, labels=False))) == 3
+
+
+def test_images_that_are_none(folder: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"no images in .*CLASS"):
+        Dataset.images(folder / "cat")
+    assert len(list(Dataset.images(folder / "cat", labels=False))) == 2
+    with pytest.raises(NotFoundError, match="there is no folder"):
+        Dataset.images(folder / "mouse")
+    with pytest.raises(InvalidArgumentError, match=r"no mode 'rgb'; .*did you mean RGB"):
+        Dataset.images(folder, mode="rgb")
+    with pytest.raises(InvalidArgumentError, match=r"size is \(1, 2, 3\)"):
+        Dataset.images(folder, (1, 2, 3))
+    (folder / "dog" / "1.png").write_bytes(b"\x89PNG")
+    with pytest.raises(DataLossError, match=r"1\.png cannot be decoded"):
+        list(Dataset.images(folder))
+
+
+class Tensor:
+    """As much of a tensor as is asked for."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = np.asarray(value)
+
+    def detach(self) -> Tensor:
+        return self
+
+    def cpu(self) -> Tensor:
+        return self
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return self._value
+
+
+class MapStyle:
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index >= 5:
+            raise IndexError(index)
+        return Tensor([index, index]), index
+
+
+class Loader:
+    batch_sampler = None
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        yield [Tensor([[0], [1]]), Tensor([0, 1])]
+        yield [Tensor([[2]]), Tensor([2])]
+
+
+def test_datasets_of_pytorch() -> None:
+    rows = Dataset.from_torch(MapStyle())
+    assert rows.cardinality() == 5
+    assert [int(y) for _, y in rows] == list(range(5))
+    batches = list(rows.shuffle(5, seed=1).batch(2))
+    assert all(np.array_equal(x[:, 0], y) for x, y in batches)
+    assert sorted(np.concatenate([y for _, y in batches])) == list(range(5))
+    loader = Dataset.from_torch(Loader())
+    assert [y.tolist() for _, y in loader] == [y.tolist() for _, y in loader] == [[0, 1], [2]]
+    with pytest.raises(InvalidArgumentError, match="got int"):
+        Dataset.from_torch(3)
+
+
+@pytest.mark.frameworks
+def test_datasets_of_hugging_face() -> None:
+    datasets = pytest.importorskip("datasets", reason="the datasets package is not installed")
+    theirs = datasets.Dataset.from_dict({"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "y": [0, 1, 2]})
+    rows = Dataset.from_huggingface(theirs)
+    assert rows.cardinality() == 3
+    assert [row["x"].tolist() for row in rows] == [[1, 2], [3, 4], [5, 6]]
+    (batch,) = rows.shuffle(3, seed=0).batch(3)
+    assert batch["x"].shape == (3, 2)
+    assert np.array_equal(batch["x"][:, 0], 2 * batch["y"] + 1)
+    streamed = Dataset.from_huggingface(theirs.to_iterable_dataset())
+    assert [int(row["y"]) for row in streamed] == [0, 1, 2]
+    with pytest.raises(InvalidArgumentError, match=r"from_huggingface\(ds\['train'\]\)"):
+        Dataset.from_huggingface(datasets.DatasetDict(train=theirs))
