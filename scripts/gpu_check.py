@@ -4,8 +4,8 @@
     python scripts/gpu_check.py --on-cpu           # rehearses it with NumPy: what needs a GPU is left out
 
 1. The checks, a PASS or FAIL line each: CUDA, its compiler and NCCL; every op against NumPy; a compiled
-   program, also as a CUDA graph; `fit` on one GPU, and by NCCL on all of this process; a cluster with a
-   worker for each GPU, with its environment, cores, memory limit and NCCL; measurements by NVML.
+   program, also as a CUDA graph; `fit` on one GPU, by NCCL on all of this process, and in float16; a
+   cluster with a worker for each GPU, with its environment, cores, memory limit and NCCL; NVML.
 2. The tests that need a GPU.
 3. The benchmarks g1 (a step against PyTorch), g2 (all-reduce against NCCL) and g3 (training on two GPUs
    against PyTorch's DDP), see bench/table_gpu.py. What cannot be measured here is said.
@@ -46,6 +46,7 @@ from nbdist.metrics.run_folder import versions
 ROOT = Path(__file__).parent.parent
 REPORT = ROOT / "artifacts" / "gpu-report.txt"
 STEPS = 40
+HIGHEST_SCALE = 2.0**24  # gradients overflow at it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -209,7 +210,7 @@ def check_capture(machine: Machine) -> str:
 
 def check_fit(machine: Machine, devices: Sequence[str]) -> str:
     """``fit`` with dropout: each device has computed, and several by NCCL what one of them does."""
-    losses, weights, kind, milliseconds = fit(devices)
+    losses, weights, kind, milliseconds, _ = fit(devices)
     require(losses[-1] < losses[0], f"the loss did not fall: {losses}")
     for number in range(len(devices) if machine.on_gpu else 0):
         with machine.xp.cuda.Device(number):
@@ -223,20 +224,36 @@ def check_fit(machine: Machine, devices: Sequence[str]) -> str:
     return f"{milliseconds:.1f} ms a step, compiling included{f', all-reduce by {kind}' if kind else ''}"
 
 
-def fit(devices: Sequence[str]) -> tuple[list[float], list[Any], str, float]:
-    """Return losses and weights of ``fit``, the kind of its all-reduce if any, and milliseconds a step."""
+def check_mixed_precision(machine: Machine) -> str:
+    """``fit`` in float16 learns what it does in float32, after steps that overflow and are left out."""
+    single, mixed = fit(machine.devices), fit(machine.devices, "mixed_float16")
+    require(mixed[4] is not None and 1 < mixed[4] < HIGHEST_SCALE, f"the loss scale is {mixed[4]}")
+    apart = abs(mixed[0][-1] - single[0][-1])
+    require(apart < 0.05, f"the last loss is {mixed[0][-1]}, and {single[0][-1]} in float32")
+    require(all(w.dtype == np.float32 and np.isfinite(w).all() for w in mixed[1]), "weights are not float32")
+    losses = f"loss {mixed[0][-1]:.4f}, {single[0][-1]:.4f} in float32"
+    return f"{losses}; {mixed[3]:.1f} ms a step, not {single[3]:.1f}"
+
+
+def fit(
+    devices: Sequence[str], precision: str = "float32"
+) -> tuple[list[float], list[Any], str, float, float | None]:
+    """Return losses and weights of ``fit``, the kind of its all-reduce if any, milliseconds a step, and the
+    loss scale in mixed precision.
+    """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(512, 64)).astype(np.float32), rng.integers(0, 10, 512)
     with nb.distribute.MirroredStrategy(list(devices)).scope():
         layers = [nb.nn.Dense(256, "relu"), nb.nn.Dropout(0.2), nb.nn.Dense(10, "softmax")]
         model = nb.nn.Sequential(layers, seed=1)
-        model.compile("sgd", "sparse_categorical_crossentropy")
+        optimizer = nb.optim.LossScaleOptimizer(nb.optim.SGD(0.01), initial_scale=HIGHEST_SCALE)
+        model.compile(optimizer, "sparse_categorical_crossentropy", precision=precision)
     begun, said = time.perf_counter(), io.StringIO()
     with contextlib.redirect_stdout(said):
         losses = model.fit(nb.data.Dataset.from_arrays(x, y).batch(64), epochs=5).history["loss"]
     found = re.search(r"gradients by all-reduce \((\w+)\)", said.getvalue())
     milliseconds = (time.perf_counter() - begun) / STEPS * 1e3
-    return losses, model.get_weights(), found[1] if found else "", milliseconds
+    return losses, model.get_weights(), found[1] if found else "", milliseconds, model.loss_scale
 
 
 ON_WORKER = """
@@ -365,6 +382,7 @@ CHECKS: dict[str, Callable[[Machine], object]] = {
     "CUDA graph": check_capture,
     "fit on one device": lambda machine: check_fit(machine, machine.devices[:1]),
     "fit on all devices": lambda machine: check_fit(machine, machine.devices),
+    "fit in mixed precision": check_mixed_precision,
     "cluster and NCCL": check_cluster,
     "NVML": check_nvml,
 }

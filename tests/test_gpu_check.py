@@ -31,7 +31,7 @@ def test_every_check_that_needs_no_gpu_passes(tmp_path: Path) -> None:
     lines = [line for line in report.read_text().splitlines() if line.startswith(("PASS", "FAIL"))]
     assert [line.partition(":")[0] for line in lines] == [
         "PASS ops", "PASS program", "PASS fit on one device", "PASS fit on all devices",
-        "PASS cluster and NCCL", "PASS tests that need a GPU",
+        "PASS fit in mixed precision", "PASS cluster and NCCL", "PASS tests that need a GPU",
     ]  # fmt: skip
 
 
@@ -45,6 +45,7 @@ def test_the_check_of_several_gpus_requires_nccl(monkeypatch: pytest.MonkeyPatch
     machine = gpu_check.Machine(module)
     bytes_made.clear()
     assert "all-reduce by nccl" in gpu_check.check_fit(machine, machine.devices)
+    assert "in float32" in gpu_check.check_mixed_precision(machine)
     with pytest.raises(RuntimeError, match="nothing was computed on GPU 2"):
         gpu_check.check_fit(machine, ["GPU:0", "GPU:1", "GPU:1"])
     monkeypatch.setattr(nccl, "available", False)

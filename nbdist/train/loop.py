@@ -469,6 +469,7 @@ class _Loop:
         """
         with contextlib.suppress(StepStopped):
             self.replica.settle()
+        self.scaling.judge()
         if self.replica.unmade:
             progress, examples = self.context.progress, self._last_examples
             self.step -= 1

@@ -327,6 +327,7 @@ class ResumeAdapter:
         made_with: dict[str, Any],
     ) -> State:
         progress, rate = self._context.progress, replica.learning_rate
+        loss_scale = self.loss_scale()  # which may count a step that was left out
         return State(
             training=self._context.trainings,
             place=cursor,
@@ -343,7 +344,7 @@ class ResumeAdapter:
             history=history.state(),
             made_with=made_with,
             steps=None if found.steps is None else self._all_steps(found.steps),
-            loss_scale=self.loss_scale(),
+            loss_scale=loss_scale,
         )
 
     def _all_steps(self, steps: Sequence[int]) -> list[int]:

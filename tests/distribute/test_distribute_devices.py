@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from fake_cupy import FakeCupy, counts
 from parameter_town import Town
-from strategy_contract import SEED, World, assert_alike, everywhere, fitted, looped, points
+from strategy_contract import SEED, World, assert_alike, everywhere, fitted, looped, overflowing, points
 from thread_worlds import worlds
 
 from nbdist.data import Dataset
@@ -136,6 +136,20 @@ def test_gpus_compute_what_cpus_do(name: str, api: str) -> None:
             results.append(everywhere(world, APIS[api]))
     for on_cpus, on_gpus in zip(*results, strict=True):
         assert_alike(on_gpus, on_cpus, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["fit", "loop"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_gradient_that_overflows_is_left_out_as_on_cpus(name: str, loop: bool) -> None:
+    devices, make = STRATEGIES[name]
+    results = []
+    for where in (["CPU:0"] * len(devices), devices):
+        with make(where) as world:
+            results.append(everywhere(world, lambda strategy, _: overflowing(strategy, loop)))
+    for (on_cpus, scale), (on_gpus, same) in zip(*results, strict=True):
+        assert scale == same == 2048
+        assert_alike(on_gpus, on_cpus, rtol=2e-3, atol=1e-5)
+        assert abs(on_cpus[0]).max() > 0.05  # the second step is made
 
 
 def layers() -> list[Any]:

@@ -99,6 +99,37 @@ def test_all_replicas_end_with_the_same_weights(begin: Callable[..., Run], optio
     assert run.history["loss"][-1] < run.history["loss"][0]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "multi_worker"},
+        {"strategy": "multi_worker", "collective": "ring"},
+        {"strategy": "central"},
+        {"strategy": "ps", "synchronous": True},
+        {"strategy": "ps", "synchronous": True, "backups": 1},
+        {"strategy": "ps"},
+        {"strategy": "elastic", "every": 3},
+    ],
+    ids=str,
+)
+def test_mixed_precision_leaves_steps_out_that_overflow(
+    begin: Callable[..., Run], options: dict[str, Any]
+) -> None:
+    body = TRAIN.replace("nb.optim.Adam(0.01)", "nb.optim.LossScaleOptimizer(nb.optim.Adam(0.01), 2.0**24)")
+    body += SAME_EVERYWHERE + "scales = nb.collective.all_gather(np.array(model.loss_scale))"
+    run = begin(body, precision="mixed_float16", **options).wait()
+    everyone, scales = run.results["everyone"], run.results["scales"]
+    assert (everyone == everyone[0]).all()
+    assert 1 < scales.min() < 2**22
+    assert run.skipped > 3
+    if "backups" in options or options == {"strategy": "ps"}:
+        return  # the number of updates depends on the replicas' speeds
+    assert run.history["loss"][-1] < run.history["loss"][0]
+    if "every" not in options:
+        assert (scales == scales[0]).all()
+        assert run.skipped % len(run.tasks) == 0
+
+
 def test_elastic_replicas_may_have_data_of_different_lengths(begin: Callable[..., Run]) -> None:
     shard = MODEL.replace(".batch(30)", ".shard(3, nb.collective.rank()).batch(2)")
     run = begin(f"{shard}history = model.fit(data, epochs=3){SAME_EVERYWHERE}", strategy="elastic").wait()

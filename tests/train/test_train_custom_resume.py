@@ -17,7 +17,7 @@ from nbdist.graph.variables import get_or_create_global_step
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, losses
-from nbdist.optim import SGD, Adam
+from nbdist.optim import SGD, Adam, LossScaleOptimizer, Optimizer
 from nbdist.train import epochs, state
 from nbdist.train.context import Context, current, get_strategy, use
 from nbdist.train.custom.api import end_loops
@@ -45,13 +45,16 @@ class PatientWriter(StateWriter):
 class Loop:
     """What a body uses: a model, its step, and a count of steps after which the process ends."""
 
-    def __init__(self, dies: int | None, rate: float = 0.02) -> None:
+    def __init__(self, dies: int | None, rate: float = 0.02, scale: float | None = None) -> None:
         self.dies, self.made = dies, 0
         self.strategy = get_strategy()
         with self.strategy.scope():
             layers = [Dense(7, "tanh"), BatchNorm(), Dropout(0.3), Dense(3, "softmax")]
             self.model = Sequential(layers, seed=4)
-            self.optimizer = Adam(rate)
+            self.optimizer: Optimizer = Adam(rate)
+            if scale is not None:
+                self.optimizer = LossScaleOptimizer(self.optimizer, scale, dynamic_growth_steps=3)
+                self.model.compile(precision="mixed_float16")
             self.seen = Variable(np.float32(0), trainable=False, aggregation="mean", name="seen")
             self.counter = get_or_create_global_step()
         self.data = Dataset.from_arrays(x, y).shuffle(9).batch(8)  # five steps an epoch
@@ -171,6 +174,7 @@ class Ended:
         dies: int | None = None,
         every: str | int | None = 2,
         rate: float = 0.02,
+        scale: float | None = None,
     ) -> None:
         folder.mkdir()
         writer = PatientWriter(folder, parse_interval(every)) if every is not None else None
@@ -179,7 +183,7 @@ class Ended:
         self.context = Context(strategy=strategy(), seed=5, quiet=True, states=states, recorder=recorder)
         self.returned: Any = None
         with use(self.context):
-            self.loop = Loop(dies, rate)
+            self.loop = Loop(dies, rate, scale)
             try:
                 self.returned = body(self.loop)
                 end_loops(self.context, whole=True)
@@ -216,6 +220,19 @@ def test_a_killed_loop_continues_bit_for_bit(tmp_path: Path, body: Callable[[Loo
     assert not second.losses or min(second.losses) == at + 1
     for field in ("step", "global_step", "examples", "trainings"):
         assert getattr(second.context.progress, field) == getattr(whole.context.progress, field), field
+
+
+@pytest.mark.parametrize("dies", [3, 13])
+def test_a_loss_scale_continues(tmp_path: Path, dies: int) -> None:
+    scaled = {"scale": 2.0**24}
+    whole = Ended(tmp_path / "whole", with_epochs, every=None, **scaled)  # type: ignore[arg-type]
+    first = Ended(tmp_path / "first", with_epochs, dies=dies, **scaled)  # type: ignore[arg-type]
+    second = Ended(tmp_path / "second", with_epochs, read=tmp_path / "first", **scaled)  # type: ignore[arg-type]
+    assert whole.context.progress.skipped > 3
+    for a, b in zip(whole.values, second.values, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert {**first.losses, **second.losses} == whole.losses
+    assert second.context.progress.skipped == whole.context.progress.skipped
 
 
 def test_a_loop_that_was_over_repeats_the_steps_since_its_last_state(tmp_path: Path) -> None:
@@ -267,7 +284,7 @@ def test_differences_are_reported(tmp_path: Path) -> None:
         Ended(tmp_path / "data", other_data, read=tmp_path / "first")
 
     def other_optimizer(loop: Loop) -> Any:
-        loop.optimizer = SGD(0.1)  # type: ignore[assignment]
+        loop.optimizer = SGD(0.1)
         return with_epochs(loop)
 
     with pytest.raises(InvalidArgumentError, match="the saved state is the state of another training"):

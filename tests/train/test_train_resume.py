@@ -22,7 +22,7 @@ from nbdist.graph import backend
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
 from nbdist.nn import BatchNorm, Conv2D, Dense, Dropout, Flatten, LayerNorm, Sequential
-from nbdist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from nbdist.optim import SGD, Adagrad, Adam, AdamW, LossScaleOptimizer, Optimizer, RMSprop
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.logging import log
@@ -206,6 +206,20 @@ def test_every_optimizer_continues_from_its_state(
 ) -> None:
     """Four steps make an epoch: stops in the middle of one, and between two."""
     bench.check(body_of(optimizer=optimizer), epochs=3, stop=stop)
+
+
+@pytest.mark.parametrize("stop", [2, 6])
+def test_a_loss_scale_continues_from_its_state(bench: Bench, stop: int) -> None:
+    def body(epochs: int) -> tuple[Sequential, Any]:
+        model = Sequential([Dense(5, "relu"), Dense(3, "softmax")])
+        optimizer = LossScaleOptimizer(Adam(0.01), initial_scale=2.0**24, dynamic_growth_steps=3)
+        model.compile(optimizer, precision="mixed_float16")
+        return model, model.fit(**DATA["arrays"](), epochs=epochs)
+
+    second = bench.check(body, epochs=4, stop=stop)
+    assert second.context.progress.skipped > 2
+    state = read_state(bench.state)
+    assert state.loss_scale == [second.model.loss_scale, state.loss_scale and state.loss_scale[1]]
 
 
 @pytest.mark.parametrize("stop", [3, 4])
