@@ -62,6 +62,7 @@ class AllReduceStrategy(GroupStrategy):
     def __init__(self, collective: str = "auto", *, world: World | None = None) -> None:
         super().__init__(collective, world)
         self.num_replicas_in_sync = self.world.size
+        self.takes_rows = all(info.device.startswith("CPU") for info in self.world.infos)  # all alike
 
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in one order for all, of which each replica takes its share of every batch."""

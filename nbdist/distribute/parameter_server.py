@@ -124,6 +124,7 @@ class ParameterServerStrategy(Strategy):
         numbers = numbers or range(len(ranks))
         self.replica_index = numbers[list(ranks).index(task.rank)]
         self._workers = {n: find_rank(task.roster, rank) for n, rank in zip(numbers, ranks, strict=True)}
+        self.takes_rows = all(info.device.startswith("CPU") for info in self._workers.values())  # all alike
         self.replicas = began_with or len(ranks)
         self.rules = Rules(
             self.replicas + spare, synchronous, aggregate, staleness, locking, len(self._servers), spare=spare

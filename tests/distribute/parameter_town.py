@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbdist.distribute import ParameterServerStrategy
@@ -22,20 +22,21 @@ SEED = 11
 class Town:
     """Parameter servers in this process, and replicas that are threads with a context each."""
 
-    def __init__(self, ps: int, replicas: int) -> None:
+    def __init__(self, ps: int, replicas: int, devices: Sequence[str] = ()) -> None:
         self.prefix = f"nbdist-town{secrets.token_hex(4)}"
         self.keys = ClusterKeys.create()
         self.servers = [Server({"ps": ["127.0.0.1:0"]}, keys=self.keys) for _ in range(ps)]
         self.services = [ParameterService(server, self.prefix) for server in self.servers]
-        workers = [self.info("worker", i, i, "127.0.0.1:1") for i in range(replicas)]
+        devices = devices or ["CPU:0"] * replicas
+        workers = [self.info("worker", i, i, "127.0.0.1:1", device) for i, device in enumerate(devices)]
         places = [self.info("ps", i, replicas + i, s.address) for i, s in enumerate(self.servers)]
         self.workers, self.roster = workers, (*workers, *places)
         self.controls = [Control() for _ in range(replicas)]
         self.contexts: list[Context] = []
 
     @staticmethod
-    def info(job: str, index: int, rank: int, address: str) -> TaskInfo:
-        return TaskInfo(job, index, rank, "here", 0, address, "CPU:0", 1)
+    def info(job: str, index: int, rank: int, address: str, device: str = "CPU:0") -> TaskInfo:
+        return TaskInfo(job, index, rank, "here", 0, address, device, 1)
 
     def strategy(self, replica: int, **options: Any) -> ParameterServerStrategy:
         task = Task(self.workers[replica], self.roster, self.servers[0], self.keys, "town")
