@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
+from nbdist.graph.kernel import FLOATS, Kernel, register_kernel
 from nbdist.graph.op import Example, Op, Spec, fits, floating, register, show
 from nbdist.graph.ops.windows import Pair, WindowAxis, axes_of, window_counts
 from nbdist.graph.tensor import record
 
 BLOCK_BYTES = 1 << 20
 """Bytes of images per block: large enough to amortize calls, small enough to stay in a cache."""
-DEVICE_BLOCK_BYTES = 1 << 28
-"""The same on a GPU, which has no such cache: each block costs launches, and temporaries of its size."""
 
 Spans = list[tuple[tuple[slice, slice, slice], tuple[slice, slice, slice]]]
 
@@ -32,8 +32,7 @@ def _spans(height: WindowAxis, width: WindowAxis) -> Spans:
 
 
 def _blocks(x: Array) -> list[slice]:
-    most = BLOCK_BYTES if isinstance(x, np.ndarray) else DEVICE_BLOCK_BYTES
-    step = max(most * len(x) // max(x.nbytes, 1), 1)
+    step = max(BLOCK_BYTES * len(x) // max(x.nbytes, 1), 1)
     return [slice(i, i + step) for i in range(0, len(x), step)]
 
 
@@ -45,6 +44,130 @@ def _spec(name: str) -> Callable[..., Spec]:
         return Spec((x.shape[0], rows, columns, x.shape[3]), x.dtype)
 
     return spec
+
+
+# On a GPU a thread computes an element of the result: of a window, or of an image, which adds up the windows
+# that it is in, in the order in which NumPy adds them. (In a window, an element has the number a * wide + b.)
+GEOMETRY = (
+    ", int64 height, int64 rows, int64 tall, int64 down, int64 top"
+    ", int64 width, int64 columns, int64 wide, int64 across, int64 left, int64 channels"
+)
+OF_WINDOW = """
+typedef Wide<T>::type W;
+const long long channel = i % channels, column = i / channels % columns;
+const long long row = i / channels / columns % rows, image = i / channels / columns / rows;
+"""
+EACH_ELEMENT = """
+for (long long a = 0; a < tall; ++a) {
+  const long long y = row * down + a - top;
+  for (long long b = 0; b < wide; ++b) {
+    const long long x = column * across + b - left;
+    if (y < 0 || y >= height || x < 0 || x >= width) continue;
+    const long long at = ((image * height + y) * width + x) * channels + channel;
+"""
+OF_ELEMENT = """
+typedef Wide<T>::type W;
+const long long channel = i % channels, x = i / channels % width;
+const long long y = i / channels / width % height, image = i / channels / width / height;
+"""
+EACH_WINDOW = """
+for (long long a = 0; a < tall; ++a) {
+  const long long row = (y + top - a) / down;
+  if (y + top < a || (y + top - a) % down || row >= rows) continue;
+  for (long long b = 0; b < wide; ++b) {
+    const long long column = (x + left - b) / across;
+    if (x + left < b || (x + left - b) % across || column >= columns) continue;
+    const long long at = ((image * rows + row) * columns + column) * channels + channel;
+"""
+END = "\n}\n}\n"
+
+
+def _pooling_kernel(name: str, inputs: str, outputs: str, body: str) -> Kernel:
+    types = {"T": FLOATS} | ({"K": ("uint8",) * len(FLOATS)} if "K " in inputs + outputs else {})
+    return register_kernel(Kernel(name, inputs + GEOMETRY, outputs, body, types=types))
+
+
+MAX_POOL = _pooling_kernel(
+    "max_pool2d",
+    "raw T images",
+    "raw T out",
+    OF_WINDOW
+    + "W best = 0; bool any = false;"
+    + EACH_ELEMENT
+    + "const W value = images[at]; if (!any || value > best || value != value) best = value; any = true;"
+    + END
+    + "out[i] = T(best);",
+)
+WHICH = _pooling_kernel(
+    "max_pool2d_which",
+    "raw T largest, raw T images",
+    "raw K out",
+    OF_WINDOW
+    + "long long found = tall * wide - 1; const W sought = largest[i];"
+    + EACH_ELEMENT
+    + "if (W(images[at]) == sought && a * wide + b < found) found = a * wide + b;"
+    + END
+    + "out[i] = found;",
+)
+TO_WHICH = _pooling_kernel(
+    "max_pool2d_to_which",
+    "raw T g, raw K which",
+    "raw T out",
+    OF_ELEMENT
+    + "W total = 0;"
+    + EACH_WINDOW
+    + "if ((long long)which[at] == a * wide + b) total += W(g[at]);"
+    + END
+    + "out[i] = T(total);",
+)
+OF_WHICH = _pooling_kernel(
+    "max_pool2d_of_which",
+    "raw T images, raw K which",
+    "raw T out",
+    OF_WINDOW
+    + "W found = 0; const long long sought = which[i];"
+    + EACH_ELEMENT
+    + "if (a * wide + b == sought) found = images[at];"
+    + END
+    + "out[i] = T(found);",
+)
+MEAN = _pooling_kernel(
+    "avg_pool2d",
+    "raw T images",
+    "raw T out",
+    OF_WINDOW
+    + "W total = 0; long long count = 0;"
+    + EACH_ELEMENT
+    + "total += W(images[at]); ++count;"
+    + END
+    + "out[i] = T(total / W(count));",
+)
+SPREAD = _pooling_kernel(
+    "avg_pool2d_grad",
+    "raw T g",
+    "raw T out",
+    OF_ELEMENT
+    + "W total = 0;"
+    + EACH_WINDOW
+    + """
+    const long long first = row * down - top, last = first + tall;
+    const long long begin = column * across - left, end = begin + wide;
+    const long long count = ((last < height ? last : height) - (first > 0 ? first : 0))
+                          * ((end < width ? end : width) - (begin > 0 ? begin : 0));
+    total += W(g[at]) / W(count);
+    """
+    + END
+    + "out[i] = T(total);",
+)
+
+
+def _launch(
+    kernel: Kernel, xp: Any, arrays: tuple[Array, ...], images: Array, out: Array, **how: Any
+) -> None:
+    """Launch a kernel for windows of ``images``, of which only the shape is used."""
+    axes = axes_of(images.shape, **how)
+    geometry = [n for a in axes for n in (a.n, a.count, a.size, a.step, a.before)]
+    kernel(xp, *arrays, *geometry, images.shape[3], out, size=out.size)
 
 
 def _empty(xp: Any, x: Array, size: Pair, strides: Pair, padding: str) -> Array:
@@ -68,6 +191,8 @@ def _kernel(function: Callable[..., None]) -> Callable[..., Callable[..., None]]
 
 
 def _largest(xp: Any, x: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
+    if xp is not np:
+        return _launch(MAX_POOL, xp, (x,), x, out, size=size, strides=strides, padding=padding)
     spans = _spans(*axes_of(x.shape, size, strides, padding))
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     same = padding == "same"
@@ -79,26 +204,32 @@ def _largest(xp: Any, x: Array, out: Array, size: Pair, strides: Pair, padding: 
             if n == 0 and not same:
                 target[windows] = images[elements]
             else:
-                xp.maximum(target[windows], images[elements], out=target[windows])
+                np.maximum(target[windows], images[elements], out=target[windows])
+    return None
 
 
 def _which(xp: Any, y: Array, x: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
     """Count, for each window, the elements before the first that is the largest."""
+    if xp is not np:
+        return _launch(WHICH, xp, (y, x), x, out, size=size, strides=strides, padding=padding)
     spans = _spans(*axes_of(x.shape, size, strides, padding))
     for block in _blocks(x):
         images, largest, count = x[block], y[block], out[block]
-        missed = xp.ones(count.shape, bool)
+        missed = np.ones(count.shape, bool)
         count.fill(0)
         for windows, elements in spans[:-1]:
             part = missed[windows]
-            xp.logical_and(part, images[elements] != largest[windows], out=part)
-            xp.add(count, missed, out=count)
+            np.logical_and(part, images[elements] != largest[windows], out=part)
+            np.add(count, missed, out=count)
+    return None
 
 
 def _to_which(
     xp: Any, g: Array, which: Array, like: Array, out: Array, size: Pair, strides: Pair, padding: str
 ) -> None:
     """Give each window's gradient to one of its elements."""
+    if xp is not np:
+        return _launch(TO_WHICH, xp, (g, which), like, out, size=size, strides=strides, padding=padding)
     height, width = axes_of(like.shape, size, strides, padding)
     tiles = size == strides and like.shape[1:3] == (height.count * size[0], width.count * size[1])
     for block in _blocks(out):
@@ -108,16 +239,20 @@ def _to_which(
         for n, (windows, elements) in enumerate(_spans(height, width)):
             hit = chosen[windows] == n
             if tiles:
-                xp.multiply(given[windows], hit, out=target[elements])
+                np.multiply(given[windows], hit, out=target[elements])
             else:
                 target[elements] += given[windows] * hit
+    return None
 
 
 def _of_which(xp: Any, u: Array, which: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
     """Pick one element of each window."""
+    if xp is not np:
+        return _launch(OF_WHICH, xp, (u, which), u, out, size=size, strides=strides, padding=padding)
     out.fill(0)
     for n, (windows, elements) in enumerate(_spans(*axes_of(u.shape, size, strides, padding))):
         out[windows] += u[elements] * (which[windows] == n)
+    return None
 
 
 _CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
@@ -236,71 +371,49 @@ register(
 )
 
 
-def _counts(xp: Any, height: WindowAxis, width: WindowAxis, dtype: Any) -> Array:
+@lru_cache(maxsize=64)
+def _counts(height: WindowAxis, width: WindowAxis, dtype: Any) -> Array:
     """Return how many elements of the image are in each window; padding does not count."""
     tall, wide = (
         sum((np.arange(a.count) >= a.inside(i)[0].start) & (np.arange(a.count) < a.inside(i)[0].stop)
             for i in range(a.size))
         for a in (height, width)
     )  # fmt: skip
-    return xp.asarray(np.outer(tall, wide)[:, :, None], dtype)  # type: ignore[no-any-return]
+    return np.asarray(np.outer(tall, wide)[:, :, None], dtype)
 
 
-def _averaging(function: Callable[..., None]) -> Callable[..., Callable[..., None]]:
-    """Return a kernel that makes its counts once for each shape: in a CUDA graph nothing can be copied."""
-
-    def into(xp: Any, **how: Any) -> Callable[..., None]:
-        counts: dict[Any, Array] = {}
-
-        def kernel(one: Array, *rest: Array) -> None:
-            images = one if function is _mean else rest[-1]
-            key = (images.shape[1:3], one.dtype)
-            if key not in counts:
-                counts[key] = _counts(xp, *axes_of(images.shape, **how), one.dtype)
-            function(xp, one, *rest, counts=counts[key], **how)
-
-        return kernel
-
-    return into
-
-
-def _averaged(function: Callable[..., None], make: Callable[..., Array]) -> Callable[..., Array]:
-    """Return the forward function of such a kernel."""
-
-    def forward(xp: Any, *arrays: Array, **how: Any) -> Array:
-        out = make(xp, *arrays, **how)
-        _averaging(function)(xp, **how)(*arrays, out)
-        return out
-
-    return forward
-
-
-def _mean(xp: Any, x: Array, out: Array, counts: Array, size: Pair, strides: Pair, padding: str) -> None:
-    spans = _spans(*axes_of(x.shape, size, strides, padding))
+def _mean(xp: Any, x: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
+    if xp is not np:
+        return _launch(MEAN, xp, (x,), x, out, size=size, strides=strides, padding=padding)
+    height, width = axes_of(x.shape, size, strides, padding)
+    spans, counts = _spans(height, width), _counts(height, width, x.dtype)
     for block in _blocks(x):
         images, target = x[block], out[block]
         target.fill(0)
         for windows, elements in spans:
             target[windows] += images[elements]
-        xp.divide(target, counts, out=target)
+        np.divide(target, counts, out=target)
+    return None
 
 
-def _spread(
-    xp: Any, g: Array, like: Array, out: Array, counts: Array, size: Pair, strides: Pair, padding: str
-) -> None:
-    spans = _spans(*axes_of(like.shape, size, strides, padding))
+def _spread(xp: Any, g: Array, like: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
+    if xp is not np:
+        return _launch(SPREAD, xp, (g,), like, out, size=size, strides=strides, padding=padding)
+    height, width = axes_of(like.shape, size, strides, padding)
+    spans, counts = _spans(height, width), _counts(height, width, g.dtype)
     for block in _blocks(out):
         share, target = g[block] / counts, out[block]
         target.fill(0)
         for windows, elements in spans:
             target[elements] += share[windows]
+    return None
 
 
 register(
     Op(
         "avg_pool2d",
-        forward=_averaged(_mean, _empty),
-        into=_averaging(_mean),
+        forward=_into(_mean, _empty),
+        into=_kernel(_mean),
         spec=_spec("avg_pool2d"),
         vjp=lambda np, g, y, x, **how: (record("avg_pool2d_grad", g, x, **how),),
         examples=_examples,
@@ -317,8 +430,8 @@ def _spread_spec(g: Spec, like: Spec, **how: Any) -> Spec:
 register(
     Op(
         "avg_pool2d_grad",
-        forward=_averaged(_spread, lambda xp, g, like, **how: xp.empty(like.shape, g.dtype)),
-        into=_averaging(_spread),
+        forward=_into(_spread, lambda xp, g, like, **how: xp.empty(like.shape, g.dtype)),
+        into=_kernel(_spread),
         spec=_spread_spec,
         vjp=lambda np, up, y, g, like, **how: (record("avg_pool2d", up, **how), None),
         shape_only=frozenset({1}),
