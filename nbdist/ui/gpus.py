@@ -118,7 +118,7 @@ def gpu_rows(gpus: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> list[di
         name = tasks[replica] if replica < len(tasks) else f"replica {replica}"
         gpu = str(entry.get("id", ""))
         short = gpu if len(gpu) <= 9 else f"{gpu[:8]}…"
-        row = {"task": short_task(name), "GPU": " ".join(filter(None, [entry.get("model", ""), short]))}
+        row = {"task": short_task(name), "GPU": str(entry.get("model", "")).removeprefix("NVIDIA ") or short}
         series = {figure: points_of(entry, figure)[1] for figure in FIGURES}
         mean = {figure: float(entry[figure]["mean"]) for figure in FIGURES if series[figure]}
         if use := series["use"]:

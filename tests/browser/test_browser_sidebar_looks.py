@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -62,20 +63,30 @@ def test_many_items_are_readable_in_both_themes_narrow_and_wide(served: tuple[La
 def test_no_width_breaks_the_rows_of_tasks(served: tuple[Lab, Served]) -> None:
     lab, invented = served
     page = lab.page
-    gpu = {"use": 45, "memory": 3000 * MEGABYTE, "total": 81920 * MEGABYTE}
-    heights, titles = set(), set()
-    without, gpus = invented.state["tasks"][5:], [task(rank, gpu=gpu) for rank in range(100)]
-    for tasks, columns in ((without, 10), (gpus, 12)):
+    history = [int(45 + 40 * math.sin(n / 3)) for n in range(30)]
+    gpu = {"use": 45, "memory": 3000 * MEGABYTE, "total": 81920 * MEGABYTE, "power": 610, "temperature": 67}
+    heights, titles = {}, set()  # type: dict[int, set[int]], set[str]
+    without = invented.state["tasks"][5:]
+    gpus = [task(rank, gpu={**gpu, "history": history}) for rank in range(100)]
+    for tasks, lines in ((without, 0), (gpus, 100)):
         invented.change(tasks=tasks)
-        expect(page.locator(".nbd-Tasks-head [role=columnheader]")).to_have_count(columns)
+        expect(page.locator(".nbd-Task-gpu")).to_have_count(lines)
         for width in range(250, 850, 7):
             page.evaluate(
                 "width => document.querySelector('#nbdist-tasks').style.width = `${width}px`", width
             )
-            heights.add(page.locator(".nbd-Task").nth(10).evaluate("node => node.offsetHeight"))
+            height = page.locator(".nbd-Task").nth(10).evaluate("node => node.offsetHeight")
+            heights.setdefault(lines, set()).add(height)
         titles |= set(visible_columns(page))
-    assert heights == {22}
-    assert {"CPU", "GPU", "GPU mem", "Host", "PID", "Device"} <= titles
+    assert heights[0] == {22}
+    assert len(heights[100]) == 1, "the line of a GPU is cut or wrapped at some width"
+    assert {"CPU", "Host", "PID", "Device"} <= titles
+    for theme in ("Dark", "Light"):
+        lab.theme(f"JupyterLab {theme}")
+        for width in (250, 500):
+            page.evaluate(WIDEN, width)
+            lab.screenshot(f"sidebar-gpus-{theme.lower()}-{width}")
+    assert violations(page, PANEL) == []
 
 
 def test_the_keyboard_reaches_everything_and_the_form_keeps_typed_values(served: tuple[Lab, Served]) -> None:

@@ -48,10 +48,19 @@ export interface Cluster extends Actionable {
   error: string | null;
 }
 
+/** Figures of a task's GPU; null where it has none. */
 export interface Gpu {
-  use: number;
-  memory: number;
-  total: number;
+  /** Percent. */
+  use: number | null;
+  /** Bytes of the task's process. */
+  memory: number | null;
+  total: number | null;
+  /** Watts. */
+  power: number | null;
+  /** Degrees Celsius. */
+  temperature: number | null;
+  /** The use of the last minute. */
+  history: number[];
 }
 
 export interface Task {

@@ -13,8 +13,10 @@ export const RUN: BundleKind<RunBundle> = {
   draw: drawRun,
   id: bundle => bundle.head.run,
   attaches: trans => trans.__('opens the run in a kernel.'),
-  below: (texts, { leftOut }, trans) => {
-    const parts = leftOut ? [make('p', {}, curvesLeftOut(leftOut, trans)), ...texts] : texts;
+  below: (texts, { leftOut, progress }, trans) => {
+    const drawn = [`trained on ${progress.trained_on}`, `⚠ ${progress.warning}`]; // the view has these lines
+    const words = texts.filter(({ textContent }) => !drawn.includes(textContent ?? ''));
+    const parts = leftOut ? [make('p', {}, curvesLeftOut(leftOut, trans)), ...words] : words;
     return parts.length ? [make('div', { class: 'nbd-details' }, ...parts)] : [];
   }
 };
@@ -48,8 +50,8 @@ async function drawRun(first: RunBundle): Promise<Drawing<RunBundle>> {
   const { RunView } = await import('@widget/run/view.js');
   const view = new RunView(uniqueName(), () => undefined);
   view.toolbar.time.hidden = true; // the bundle has no times of points
-  const take = ({ head, progress, curves, marks }: RunBundle): void =>
-    view.apply({ kind: 'frame', snapshot: true, head, progress, marks, replaced: [] }, curves);
+  const take = ({ head, progress, curves, marks, gpus }: RunBundle): void =>
+    view.apply({ kind: 'frame', snapshot: true, head, progress, marks, gpus, replaced: [] }, curves);
   take(first);
   return { element: view.element, take, redraw: () => view.redraw(), close: () => view.close() };
 }

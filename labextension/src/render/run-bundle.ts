@@ -12,6 +12,8 @@ export interface RunBundle {
   /** Final values by name. */
   metrics: [string, number][];
   marks: Annotation[];
+  /** The GPUs of the replicas over time; the drawing code checks them. */
+  gpus: unknown;
   /** The number of curves left out of the data. */
   leftOut: number;
 }
@@ -47,10 +49,13 @@ export function readRun(data: unknown): RunBundle {
       steps_per_second: finite(run['steps_per_second']),
       checkpoint: text(run['checkpoint']) ? { step: null, path: text(run['checkpoint']) } : null,
       note: texts(run['remarks'], MOST_TASKS).join(' · '),
+      trained_on: text(run['trained_on']),
+      warning: text(run['warning']),
       per_replica: Object.fromEntries([...shown].map(replica => [replica, { state: '' }]))
     },
     curves: [...curves, ...trendStandIns(curves)],
     marks: list(run['marks'], MOST_MARKS).flatMap(markOf),
+    gpus: run['gpus'] ?? [],
     metrics: Object.entries(record(run['metrics']))
       .slice(0, MOST_METRICS)
       .flatMap(([name, value]) => (typeof value === 'number' || typeof value === 'string' ? [[name, parseNumber(value)]] : [])),

@@ -71,6 +71,9 @@ declare module '@widget/run/view.js' {
     seconds_left?: number | null;
     checkpoint?: { step: number | null; path: string } | null;
     note: string;
+    /** The devices that held the replicas' arrays, in one line. */
+    trained_on?: string;
+    warning?: string;
     per_replica: Record<number, { state: string }>;
   }
   export interface Message {
@@ -79,6 +82,7 @@ declare module '@widget/run/view.js' {
     head: Head;
     progress: Progress;
     marks?: Annotation[];
+    gpus?: unknown;
     replaced: [number, number][];
   }
   /** The whole view of a run. */

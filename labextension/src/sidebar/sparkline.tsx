@@ -3,15 +3,15 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Curve } from '../api/items';
 import { formatNumber } from './format';
 
-/** The SVG path of a curve in a box of the given size; empty with fewer than two points. */
-export function curvePath({ x, y }: Curve, width: number, height: number): string {
+/** The SVG path of a curve in a box of the given size; empty with fewer than two points. `range`: the values at its edges. */
+export function curvePath({ x, y }: Curve, width: number, height: number, range?: [number, number]): string {
   const count = Math.min(x.length, y.length);
   if (count < 2) {
     return '';
   }
   const left = x[0]!;
   const across = x[count - 1]! - left || 1;
-  const [low, high] = spanOf(y);
+  const [low, high] = range ?? spanOf(y);
   let path = '';
   for (let index = 0; index < count; index += 1) {
     const right = ((x[index]! - left) / across) * (width - 2) + 1;
@@ -59,14 +59,16 @@ function mean(values: readonly number[]): number {
 interface SparklineProps {
   name: string;
   curve: Curve;
+  /** The values at the lower and the upper edge; those of the curve if left out. */
+  range?: [number, number];
   trans: TranslationBundle;
 }
 
 const [WIDTH, HEIGHT] = [64, 20];
 
 /** A curve in the size of a word. */
-export const Sparkline = memo(function Sparkline({ name, curve, trans }: SparklineProps): ReactElement | null {
-  const path = curvePath(curve, WIDTH, HEIGHT);
+export const Sparkline = memo(function Sparkline({ name, curve, range, trans }: SparklineProps): ReactElement | null {
+  const path = curvePath(curve, WIDTH, HEIGHT, range);
   if (!path) {
     return null;
   }

@@ -1,11 +1,12 @@
 import { memo, type ReactElement, useMemo } from 'react';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import type { Cluster, Task } from '../api/items';
+import type { Cluster, Gpu, Task } from '../api/items';
 import { ActionButtons, ActionError } from './action-buttons';
 import { restartAction, shortTask } from './actions';
 import { formatBytes, formatNumber, formatRate } from './format';
 import { useRovingFocus } from './roving-focus';
 import { Empty } from './rows';
+import { Sparkline } from './sparkline';
 import { stateLabel, slowerText, StateIcon } from './state-icon';
 import { useSelector, type SectionStore } from './store';
 
@@ -22,10 +23,9 @@ export function Tasks({ store }: { store: SectionStore }): ReactElement {
   if (!cluster || !tasks.length) {
     return <NoTasks store={store} cluster={cluster} loaded={loaded} />;
   }
-  const gpus = columns.some(column => column.id === 'gpu');
   return (
     <div
-      className={`nbd-Tasks ${gpus ? 'nbd-mod-gpus' : ''}`}
+      className="nbd-Tasks"
       role="grid"
       aria-label={trans.__('Tasks of %1', cluster.title)}
       {...list}
@@ -60,6 +60,7 @@ export function Tasks({ store }: { store: SectionStore }): ReactElement {
   );
 }
 
+const PERCENT: [number, number] = [0, 100];
 const NONE: Task[] = []; // while the server sends the tasks of another cluster
 
 interface RowProps {
@@ -107,6 +108,7 @@ export const TaskRow = memo(function TaskRow({ store, task, cluster, columns, re
           actions={[restartAction(task, cluster, trans)]}
         />
       </span>
+      {task.gpu ? <GpuLine gpu={task.gpu} trans={trans} /> : null}
       <span className="nbd-Task-more" role="gridcell">
         {more.map((text, place) => (
           <span key={place}>{text}</span>
@@ -116,6 +118,36 @@ export const TaskRow = memo(function TaskRow({ store, task, cluster, columns, re
     </div>
   );
 });
+
+/** The figures of a task's GPU, on a line of their own: a panel is too narrow for columns of them. */
+function GpuLine({ gpu, trans }: { gpu: Gpu; trans: TranslationBundle }): ReactElement {
+  const { use, power, temperature, history } = gpu;
+  const curve = useMemo(() => ({ x: history.map((_, place) => place), y: history }), [history]);
+  const figures: [string, string | null][] = [
+    [trans.__('Use of its GPU'), formatIfKnown(use, percent => `${percent}%`)],
+    [trans.__('Memory of its GPU in use, and all of it'), memoryText(gpu)],
+    [trans.__('Power of its GPU'), formatIfKnown(power, watts => `${watts} W`)],
+    [trans.__('Temperature of its GPU'), formatIfKnown(temperature, degrees => `${degrees} °C`)]
+  ];
+  return (
+    <span className="nbd-Task-gpu" role="gridcell" aria-label={trans.__('GPU')}>
+      <span className="nbd-Task-gpuname">{trans.__('GPU')}</span>
+      <Sparkline name={trans.__('GPU use in percent')} curve={curve} range={PERCENT} trans={trans} />
+      {figures.map(([caption, text]) =>
+        text === null ? null : (
+          <span key={caption} title={caption}>
+            {text}
+          </span>
+        )
+      )}
+    </span>
+  );
+}
+
+export function memoryText({ memory, total }: Gpu): string | null {
+  const known = memory === null ? [] : [memory, total].filter(bytes => bytes !== null);
+  return known.length ? known.map(formatBytes).join(' / ') : null;
+}
 
 /** A straggler's mark: an icon, its relative step time, and its state for screen readers. */
 function Slow({ text, state }: { text: string; state: string }): ReactElement {
@@ -143,7 +175,7 @@ function NoTasks({ store, cluster, loaded }: { store: SectionStore; cluster: Clu
 
 /** A column of the table of tasks. Its width is its class's, and narrow panels hide it by its class. */
 export interface Column {
-  id: 'rate' | 'cpu' | 'memory' | 'step' | 'gpu' | 'gpumemory' | 'host' | 'pid' | 'device';
+  id: 'rate' | 'cpu' | 'memory' | 'step' | 'host' | 'pid' | 'device';
   label: string;
   caption: string;
   /** The text of a task in this column; may be empty. */
@@ -167,10 +199,6 @@ function allColumns(trans: TranslationBundle): Column[] {
     column('cpu', trans.__('CPU'), trans.__('Percent of one core'), task => formatIfKnown(task.cpu, cpu => `${cpu}%`)),
     column('memory', trans.__('Mem'), trans.__('Memory'), task => formatIfKnown(task.memory, formatBytes)),
     column('step', trans.__('Step'), trans.__('Step of its run'), task => formatIfKnown(task.step, formatNumber)),
-    column('gpu', trans.__('GPU'), trans.__('Use of its GPU'), task => formatIfKnown(task.gpu, gpu => `${gpu.use}%`)),
-    column('gpumemory', trans.__('GPU mem'), trans.__('Memory of its GPU in use, and all of it'), task =>
-      formatIfKnown(task.gpu, gpu => `${formatBytes(gpu.memory)} / ${formatBytes(gpu.total)}`)
-    ),
     column('host', trans.__('Host'), trans.__('Host'), task => task.host),
     column('pid', trans.__('PID'), trans.__('Its process on its host'), task => formatIfKnown(task.pid, String)),
     column('device', trans.__('Device'), trans.__('Device'), task => task.device)

@@ -2,7 +2,7 @@ import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { Signal } from '@lumino/signaling';
 import type { Feed } from '../../src/api/feed';
-import { type About, type Cluster, EMPTY_STATE, type Run, type State, type Sweep, type Task } from '../../src/api/items';
+import { type About, type Cluster, EMPTY_STATE, type Gpu, type Run, type State, type Sweep, type Task } from '../../src/api/items';
 import { SidebarModel } from '../../src/sidebar/model';
 import { SectionStore } from '../../src/sidebar/store';
 
@@ -23,6 +23,10 @@ export const TASK: Task = {
   cluster: 'a', rank: 0, name: '/job:worker/task:0', job: 'worker', index: 0, host: 'here', pid: 41,
   device: '/device:CPU:0', state: 'running', cpu: 97, memory: 300 * 1024 ** 2, gpu: null, run: 'r',
   step: 40, steps_per_second: 56.3, straggler: null, note: null
+};
+
+export const GPU: Gpu = {
+  use: 40, memory: 2 ** 30, total: 8 * 2 ** 30, power: 610, temperature: 67, history: [0, 20, 40]
 };
 
 export const RUN: Run = {

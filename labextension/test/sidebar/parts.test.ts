@@ -10,9 +10,9 @@ import { activeFirst, filterItems } from '../../src/sidebar/runs';
 import { curvePath, curveText, trendOf } from '../../src/sidebar/sparkline';
 import { validate, initialValues, coreHint, startRequest } from '../../src/sidebar/start-fields';
 import { stateLabel } from '../../src/sidebar/state-icon';
-import { columnsOf } from '../../src/sidebar/tasks';
+import { columnsOf, memoryText } from '../../src/sidebar/tasks';
 import { statusText } from '../../src/status/status-item';
-import { ABOUT, CLUSTER, RUN, SWEEP, TASK, trans } from './items';
+import { ABOUT, CLUSTER, GPU, RUN, SWEEP, TASK, trans } from './items';
 
 vi.mock('@jupyterlab/ui-components', async () => (await import('./icons')).fakeComponents());
 
@@ -100,9 +100,10 @@ describe('what is listed', () => {
   it('has only columns that a task has something in', () => {
     const ids = (tasks: (typeof TASK)[]): string[] => columnsOf(tasks, trans).map(column => column.id);
     expect(ids([TASK])).toEqual(['rate', 'cpu', 'memory', 'step', 'host', 'pid', 'device']);
-    const idle = { ...TASK, step: null, steps_per_second: null, gpu: { use: 40, memory: 2 ** 30, total: 8 * 2 ** 30 } };
-    expect(ids([idle])).toEqual(['cpu', 'memory', 'gpu', 'gpumemory', 'host', 'pid', 'device']);
-    expect(columnsOf([idle], trans)[3]!.text(idle)).toBe('1 GB / 8 GB');
+    const idle = { ...TASK, step: null, steps_per_second: null };
+    expect(ids([idle])).toEqual(['cpu', 'memory', 'host', 'pid', 'device']);
+    expect(memoryText(GPU)).toBe('1 GB / 8 GB');
+    expect(memoryText({ ...GPU, memory: null })).toBeNull();
   });
 
   it('chooses the cluster that was wished for, else the newest that runs', () => {

@@ -8,7 +8,7 @@ import { initialValues, StartFields } from '../../src/sidebar/start-fields';
 import type { SectionStore } from '../../src/sidebar/store';
 import { Sweeps } from '../../src/sidebar/sweeps';
 import { Tasks } from '../../src/sidebar/tasks';
-import { ABOUT, CLUSTER, fakePanel, RUN, SWEEP, TASK, trans } from './items';
+import { ABOUT, CLUSTER, GPU, fakePanel, RUN, SWEEP, TASK, trans } from './items';
 
 vi.mock('@jupyterlab/ui-components', async () => (await import('./icons')).fakeComponents());
 
@@ -40,6 +40,17 @@ describe('the tasks', () => {
     );
     expect(all('[data-row="1"]')[0]!.textContent).toContain('1.4× slower');
     expect(all('[data-row="1"]')[0]!.textContent).toContain('running');
+  });
+
+  it('have the figures of their GPU on a line of its own', () => {
+    const slice = { ...GPU, use: null, power: null, temperature: null, history: [] };
+    const { store } = fakePanel({ ...seen, tasks: [{ ...TASK, gpu: GPU }, { ...TASK, rank: 1, gpu: slice }, { ...TASK, rank: 2 }] });
+    show(Tasks, store);
+    const [whole, mig, ...none] = all('.nbd-Task-gpu');
+    expect([...whole!.children].slice(2).map(node => node.textContent)).toEqual(['40%', '1 GB / 8 GB', '610 W', '67 °C']);
+    expect(whole!.querySelector('svg')?.getAttribute('aria-label')).toBe('GPU use in percent 40, rising');
+    expect(mig!.textContent).toBe('GPU1 GB / 8 GB');
+    expect(none).toEqual([]);
   });
 
   it('say how a dead one died, and restart it', async () => {

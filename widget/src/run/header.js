@@ -23,6 +23,8 @@ export class Header {
     this.facts = make("div", { class: "nbd-facts" });
     this.note = make("div", { class: "nbd-note", role: "status" });
     this.problem = make("div", { class: "nbd-problem", role: "alert" });
+    this.devices = make("div", { class: "nbd-devices" });
+    this.warning = make("div", { class: "nbd-warning", role: "status" });
     this.savedWords = make("span");
     this.path = make("code", { class: "nbd-path" });
     this.copy = make("button", { class: "nbd-button nbd-copy", type: "button", title: "Copy the checkpoint's path" }, "Copy");
@@ -32,7 +34,7 @@ export class Header {
     this.element = make("div", { class: "nbd-header" },
       make("div", { class: "nbd-headline" }, make("div", { class: "nbd-names" }, this.title, this.run), this.chip,
         make("span", { class: "nbd-space" }), make("div", { class: "nbd-command" }, this.controls.element, this.controls.rate.element)),
-      this.bar, this.facts, make("div", { class: "nbd-words" }, this.note, this.saved), this.problem);
+      this.bar, this.facts, make("div", { class: "nbd-words" }, this.note, this.saved), this.devices, this.warning, this.problem);
   }
 
   /**
@@ -69,6 +71,8 @@ export class Header {
       ["left", moving ? formatIfKnown(progress.seconds_left, formatDuration) : null],
     ].filter(([, value]) => value !== null)));
     setText(this.note, progress.note ? String(progress.note) : "");
+    setText(this.devices, progress.trained_on ? `${over ? "trained" : "trains"} on ${progress.trained_on}` : "");
+    setText(this.warning, progress.warning ? `⚠ ${progress.warning}` : "");
     setText(this.problem, progress.problem?.text ? String(progress.problem.text) : "");
     this.writeCheckpoint(progress.checkpoint);
   }

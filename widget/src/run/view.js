@@ -7,6 +7,7 @@ import { make } from "../dom/elements.js";
 import { captureKeys } from "../dom/keyboard.js";
 import { readColours } from "../dom/theme.js";
 import { formatCount, formatValue, shortTask, stepUnit } from "../text/format.js";
+import { GpuSection } from "./gpus.js";
 import { FINAL_STATES, Header } from "./header.js";
 import { Output } from "./output.js";
 import { ReplicaCards } from "./replicas.js";
@@ -24,6 +25,7 @@ import { ChartPicker, ChartToolbar } from "./toolbar.js";
  * @property {import("./output.js").OutputUpdate[]} [output]
  * @property {import("./toolbar.js").Available} [available]
  * @property {import("../chart/annotations.js").Annotation[]} [marks]
+ * @property {unknown} [gpus] of the replicas, over time
  * @property {[number, number][]} replaced
  */
 /** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null, table: boolean }} ViewSettings */
@@ -70,6 +72,9 @@ export class RunView {
       this.keepSettings();
       this.redraw();
     });
+    this.gpus = new GpuSection();
+    /** @type {unknown} */
+    this.gpusOverTime = [];
     this.output = new Output(name);
     this.table = new DataTable(this.shared);
     this.toolbar = new ChartToolbar(this.shared.options, () => (this.keepSettings(), this.redraw()), () => this.zoom(null), this.picker.element);
@@ -80,7 +85,7 @@ export class RunView {
     this.figures.hidden = true;
     this.table.element.addEventListener("toggle", () => (this.keepSettings(), this.table.show(this.head.charts)));
     this.releaseKeys = captureKeys(this.element);
-    this.element.append(this.header.element, this.figures, this.replicas.element, this.output.element);
+    this.element.append(this.header.element, this.figures, this.replicas.element, this.gpus.element, this.output.element);
   }
 
   /** @param {Message} message @param {import("../comm/frames.js").CurveSegment[]} segments */
@@ -95,6 +100,7 @@ export class RunView {
     }
     if (message.snapshot) this.output.clear();
     if (message.progress) this.progress = message.progress;
+    if (message.gpus) this.gpusOverTime = message.gpus;
     if (message.marks) this.shared.annotations = message.marks;
     this.shared.curves.apply(message.replaced, segments);
     if (message.available) this.available = { ...this.available, ...message.available };
@@ -154,6 +160,7 @@ export class RunView {
     const choosable = this.progress.state === "disconnected" ? NO_CHARTS : this.available;
     this.picker.show(choosable, this.head.charts.map(({ title }) => title));
     this.replicas.show(this.progress.per_replica ?? {}, this.shared.labels);
+    this.gpus.show(this.gpusOverTime, this.shared.labels, FINAL_STATES.includes(this.progress.state), this.head.tasks.length);
     if (!this.charts.length) return;
     // While JupyterLab changes its theme, elements have no width; no event reports the end of the change.
     const whole = (this.width = this.grid.clientWidth || this.width);

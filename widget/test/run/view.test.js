@@ -42,6 +42,16 @@ test("the name of a run is shown as text", () => {
   }
 });
 
+test("the devices of a run, and a GPU that it does not use", () => {
+  const view = shown({}, { state: "running", trained_on: "2 workers on CPU (8 cores)", warning: "worker 0 has a GPU" });
+  expect(view.element.querySelector(".nbd-devices")?.textContent).toBe("trains on 2 workers on CPU (8 cores)");
+  expect(view.element.querySelector(".nbd-warning")?.textContent).toBe("⚠ worker 0 has a GPU");
+  view.apply(/** @type {any} */ ({ kind: "frame", snapshot: false, replaced: [], progress: { ...view.progress, state: "finished" }, gpus: [{ replica: 0, problem: "x" }] }), []);
+  view.draw();
+  expect(view.element.querySelector(".nbd-devices")?.textContent).toBe("trained on 2 workers on CPU (8 cores)");
+  expect(view.gpus.element.hidden).toBe(false);
+});
+
 describe("a run", () => {
   beforeEach(() => localStorage.clear());
 

@@ -1,0 +1,83 @@
+"""The GPUs of a run in a real JupyterLab: live, saved as a table, and drawn again without a kernel."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from browser_axe import violations
+from browser_lab import LIVE, Lab
+from playwright.sync_api import expect
+from test_browser_live import SETUP
+
+pytestmark = pytest.mark.browser
+
+SEEN = "gpus-seen"
+GPUS = f"{LIVE} .nbd-gpus"
+RUN = """from dataclasses import replace
+from pathlib import Path
+from gpus_to_show import Gpus3
+shown, gpus = LiveDisplay(store, workers(3), "digits on GPUs", total_steps=600), Gpus3(store)
+shown.show()
+await looked_at(shown)
+shown.gpus(gpus.measure(150))
+shown.progress(gpus.words)
+await feed(shown, store, 3, 600, seconds=0.5, until=lambda: drawn(shown) and Path({seen!r}).exists())
+over_time = gpus.measure(30)
+shown.finish(replace(summary("digits on GPUs", 3, 600), gpus=over_time, **gpus.words))
+"""
+WIDE_ENOUGH = """(selector) => [...document.querySelectorAll(`${selector} *`)].filter(node => {
+  const [box, view] = [node.getBoundingClientRect(), node.closest('.nbdist-live').getBoundingClientRect()];
+  return box.width && (box.left < view.left - 1 || box.right > view.right + 1);
+}).map(node => node.outerHTML.slice(0, 120))"""
+
+
+def look(lab: Lab, name: str) -> None:
+    """Take pictures in both themes, narrow and wide; all is within the view, and accessible."""
+    for theme in ("Dark", "Light"):
+        lab.theme(f"JupyterLab {theme}")
+        for width in (430, 1100):
+            lab.page.set_viewport_size({"width": width, "height": 1300})
+            lab.page.locator(GPUS).evaluate("node => node.scrollIntoView({block: 'center'})")
+            lab.screenshot(f"gpus-{name}-{theme.lower()}-{width}")
+            assert lab.page.evaluate(WIDE_ENOUGH, GPUS) == []
+        assert violations(lab.page, LIVE) == []
+
+
+def test_gpus_are_seen_live_saved_and_without_a_kernel(lab: Lab, drawing_lab: Lab) -> None:
+    seen = lab.server.notebooks / SEEN
+    seen.unlink(missing_ok=True)
+    path = lab.write("gpus.ipynb", [SETUP, RUN.format(seen=str(seen))])
+    page = lab.open("gpus.ipynb")
+    lab.run(0)
+    lab.run(1, wait=False)
+    rows = page.locator(f"{GPUS} .nbd-gpu")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("NVIDIA H100 80GB HBM3")
+    expect(rows.first.locator("svg")).to_have_count(4)
+    expect(rows.nth(1).locator("svg")).to_have_count(1)  # a MIG slice has its memory
+    expect(page.locator(f"{LIVE} .nbd-devices")).to_contain_text("GPU-8f3a… (GPU:0)")
+    expect(page.locator(f"{LIVE} .nbd-warning")).to_contain_text(
+        "worker 2 has GPU-52dd… and trains on the CPU"
+    )
+    look(lab, "live")
+
+    seen.touch()
+    lab.wait_done(1)
+    expect(page.locator(LIVE)).to_have_count(0)
+    expect(lab.output(1)).to_contain_text("trained on worker 0: NVIDIA H100 80GB HBM3 GPU-8f3a… (GPU:0)")
+    expect(lab.output(1).locator("table").last).to_contain_text("peak temperature")
+    lab.save()
+    page.locator(".jp-OutputArea table").last.evaluate("node => node.scrollIntoView({block: 'center'})")
+    lab.screenshot("gpus-saved-table")
+    lab.shut_kernel_down()
+    lab.close()
+
+    shutil.copy(path, drawing_lab.server.notebooks)
+    page = drawing_lab.open("gpus.ipynb", kernel=False, height=1300)
+    drawing_lab.output(1).evaluate("node => node.scrollIntoView()")
+    expect(page.locator(f"{GPUS} .nbd-gpu")).to_have_count(2)
+    expect(page.locator(GPUS)).to_contain_text("over 3 min 00 s")
+    expect(page.locator(GPUS)).to_contain_text("use, mean")
+    expect(page.get_by_text("trained on worker 0")).to_have_count(1)  # in the view, and not below it again
+    look(drawing_lab, "saved")
