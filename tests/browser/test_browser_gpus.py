@@ -77,7 +77,7 @@ def test_gpus_are_seen_live_saved_and_without_a_kernel(lab: Lab, drawing_lab: La
     page = drawing_lab.open("gpus.ipynb", kernel=False, height=1300)
     drawing_lab.output(1).evaluate("node => node.scrollIntoView()")
     expect(page.locator(f"{GPUS} .nbd-gpu")).to_have_count(2)
-    expect(page.locator(GPUS)).to_contain_text("over 3 min 00 s")
+    expect(page.locator(GPUS)).to_contain_text("over 2 min 59 s")
     expect(page.locator(GPUS)).to_contain_text("use, mean")
     expect(page.get_by_text("trained on worker 0")).to_have_count(1)  # in the view, and not below it again
     look(drawing_lab, "saved")

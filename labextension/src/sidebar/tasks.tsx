@@ -130,7 +130,7 @@ function GpuLine({ gpu, trans }: { gpu: Gpu; trans: TranslationBundle }): ReactE
     [trans.__('Temperature of its GPU'), formatIfKnown(temperature, degrees => `${degrees} °C`)]
   ];
   return (
-    <span className="nbd-Task-gpu" role="gridcell" aria-label={trans.__('GPU')}>
+    <span className="nbd-Task-gpu" role="gridcell">
       <span className="nbd-Task-gpuname">{trans.__('GPU')}</span>
       <Sparkline name={trans.__('GPU use in percent')} curve={curve} range={PERCENT} trans={trans} />
       {figures.map(([caption, text]) =>

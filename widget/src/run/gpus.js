@@ -66,7 +66,8 @@ function cell(gpu, name, label, last, over) {
   const { summary, range, text } = FIGURES[name];
   const highest = Math.max(...curve.values);
   const latest = curve.values[curve.values.length - 1];
-  const shown = text(over ? (summary === "mean" ? curve.mean : highest) : latest, gpu);
+  const short = { ...gpu, total: null }; // with the word for the value there is no room for the total
+  const shown = over ? text(summary === "mean" ? curve.mean : highest, short) : text(latest, gpu);
   const described = `GPU ${name} of ${label}: ${over ? `${summary} ${shown}` : shown}, from ${text(Math.min(...curve.values), gpu)} to ${text(highest, gpu)}`;
   element.append(
     make("div", { class: "nbd-gpu-value" }, make("span", {}, over ? `${name}, ${summary}` : name), make("b", {}, shown)),

@@ -23,7 +23,7 @@ describe("the GPUs of a run", () => {
   test("have the latest figures while it runs, and means and peaks at its end", () => {
     expect(texts(shown([H100]), ".nbd-gpu-value")).toEqual(["use60%", "memory40 / 80 GB", "power300 W", "temperature66 °C"]);
     const ended = shown([H100], true);
-    expect(texts(ended, ".nbd-gpu-value")).toEqual(["use, mean50%", "memory, peak41 / 80 GB", "power, mean337 W", "temperature, peak67 °C"]);
+    expect(texts(ended, ".nbd-gpu-value")).toEqual(["use, mean50%", "memory, peak41 GB", "power, mean337 W", "temperature, peak67 °C"]);
     expect(texts(ended, ".nbd-gpu-model, .nbd-name")).toEqual(["worker 0", "NVIDIA H100"]);
     expect(texts(ended, ".nbd-gpus-span")).toEqual(["over 2.0 s"]);
     expect(ended.querySelector("svg")?.getAttribute("aria-label")).toBe("GPU use of worker 0: mean 50%, from 0% to 90%");
