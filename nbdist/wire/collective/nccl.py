@@ -21,8 +21,10 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -220,6 +222,8 @@ class NcclCollective(Collective):
         if isinstance(made[0], BaseException):
             raise made[0]
         self._communicator = made[0]
+        # A group that is never closed; CuPy would destroy it, and so wait for ranks that this thread keeps.
+        self._unclosed = weakref.finalize(self, _abort_quietly, made[0])
 
     def _drop(self) -> None:
         """Abort the communicator's work on the GPU.
@@ -233,6 +237,7 @@ class NcclCollective(Collective):
     def _end(self, how: str) -> threading.Thread:
         """Abort or destroy the communicator, in a thread of its own."""
         communicator, self._communicator, self._launch = self._communicator, None, None
+        self._unclosed.detach()
 
         def end() -> None:
             try:
@@ -273,6 +278,11 @@ class NcclCollective(Collective):
             limit = time.monotonic() + END_SECONDS
             for thread in self._ends:
                 thread.join(max(0.0, limit - time.monotonic()))
+
+
+def _abort_quietly(communicator: Any) -> None:
+    with suppress(Exception):  # at the end of the process CUDA may have ended
+        communicator.abort()
 
 
 def gpu_thread_group(

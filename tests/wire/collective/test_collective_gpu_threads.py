@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -144,6 +145,15 @@ def test_an_abort_frees_threads_that_connect(world: World) -> None:
 
     for result in world.all(work)[:2]:
         assert isinstance(result, AbortedError), result
+
+
+def test_groups_that_nothing_closes_are_aborted(fake: FakeNccl) -> None:
+    made = GpuThreads()
+    made.all(lambda group: reduce_steps(group, 1))
+    made._pool.shutdown()
+    del made
+    gc.collect()
+    assert [one.aborted for one in fake.communicators] == [True] * 3
 
 
 def test_memory_of_another_gpu_is_refused(world: World) -> None:
