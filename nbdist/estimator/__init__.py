@@ -20,18 +20,27 @@ from nbdist.estimator.columns import (
     transform_features,
 )
 from nbdist.estimator.estimator import Estimator
-from nbdist.estimator.spec import EstimatorSpec, ModeKeys, RunConfig
+from nbdist.estimator.evaluation import train_and_evaluate
+from nbdist.estimator.exporting import BestExporter, ExportedModel, Exporter, LatestExporter, load_exported
+from nbdist.estimator.models import model_to_estimator
+from nbdist.estimator.spec import EstimatorSpec, EvalSpec, ModeKeys, RunConfig, TrainSpec
 
 __all__ = [
+    "BestExporter",
     "DNNClassifier",
     "DNNLinearCombinedClassifier",
     "DNNRegressor",
     "Estimator",
     "EstimatorSpec",
+    "EvalSpec",
+    "ExportedModel",
+    "Exporter",
+    "LatestExporter",
     "LinearClassifier",
     "LinearRegressor",
     "ModeKeys",
     "RunConfig",
+    "TrainSpec",
     "bucketized_column",
     "categorical_column_with_hash_bucket",
     "categorical_column_with_vocabulary_list",
@@ -40,6 +49,9 @@ __all__ = [
     "indicator_column",
     "input_layer",
     "linear_model",
+    "load_exported",
+    "model_to_estimator",
     "numeric_column",
+    "train_and_evaluate",
     "transform_features",
 ]

@@ -92,7 +92,7 @@ class Head:
             error = logits - labels
             result: Tensor = (error * error).mean(axis=1)
         elif self.logits == 1:
-            z, y = logits.reshape((logits.shape[0],)), labels.astype(np.float32)
+            z, y = logits.reshape(-1), labels.astype(np.float32)
             result = symbolic.maximum(z, 0.0) - z * y + symbolic.log1p(symbolic.exp(-symbolic.abs(z)))
         else:
             result = sparse_softmax_cross_entropy(labels, logits)

@@ -126,7 +126,7 @@ class BucketizedColumn(CategoricalColumn, DenseColumn):
     def dense(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return the buckets as rows of zeros with a one."""
         ids = features[self.name]
-        return one_hot(ids, self.size).reshape((ids.shape[0], int(ids.shape[1] or 0) * self.size))
+        return one_hot(ids, self.size).reshape((-1, int(ids.shape[1] or 0) * self.size))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.errors import InvalidArgumentError, NotFoundError, choices
 from nbdist.estimator.checkpoints import Trained, load, load_newest
+from nbdist.estimator.exporting import write_export
 from nbdist.estimator.model_function import Forward, ModelFunction, TrainingFunction, call_input_fn
 from nbdist.estimator.spec import EstimatorSpec, ModeKeys, RunConfig, check_steps
 from nbdist.estimator.training import Training, split_element
@@ -98,6 +100,7 @@ class Estimator:
         self._model = ModelFunction(model_fn, params, self.config)
         self._warm_start = None if warm_start_from is None else os.fspath(warm_start_from)
         self._functions: weakref.WeakKeyDictionary[Graph, TrainingFunction] = weakref.WeakKeyDictionary()
+        self._evaluator = Forward(self._model, ModeKeys.EVAL, self.config.tf_random_seed)
         self._prepare: Callable[..., Any] | None = None
         """What turns an element of a dataset into numbers, on the host."""
 
@@ -172,7 +175,8 @@ class Estimator:
         if hooks:
             raise InvalidArgumentError("Estimator.evaluate takes no hooks: it runs no session")
         path, trained = self._trained(checkpoint_path)
-        forward = Forward(self._model, ModeKeys.EVAL, self._values(trained), path, self.config.tf_random_seed)
+        forward = self._evaluator
+        forward.load(self._values(trained), path)
         strategy = self.config.eval_distribute
         sums: dict[str, Array] = {}
         for number, element in enumerate(self._dataset(input_fn, ModeKeys.EVAL)):
@@ -224,9 +228,8 @@ class Estimator:
         if hooks:
             raise InvalidArgumentError("Estimator.predict takes no hooks: it runs no session")
         path, trained = self._trained(checkpoint_path)
-        forward = Forward(
-            self._model, ModeKeys.PREDICT, self._values(trained), path, self.config.tf_random_seed
-        )
+        forward = Forward(self._model, ModeKeys.PREDICT, self.config.tf_random_seed)
+        forward.load(self._values(trained), path)
         return self._predictions(forward, input_fn, _keys(predict_keys), yield_single_examples)
 
     def _predictions(
@@ -249,6 +252,37 @@ class Estimator:
                     )
             for i in range(size):
                 yield tree_map(lambda a, i=i: a[i], found)  # type: ignore[misc]
+
+    def export(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        features: Any,
+        checkpoint_path: str | None = None,
+    ) -> str:
+        """Write the model that predicts to a new folder, named after its step; return the folder.
+
+        - ``export_dir_base``: a local folder
+        - ``features``: features of one batch: a dict of arrays, or an array. Names, dtypes and shapes but the
+          first size count
+        - ``checkpoint_path``: a checkpoint; None for the newest
+
+        `load_exported` and ``python -m nbdist.estimator.predict FOLDER`` predict with it, without the model
+        function. A model of feature columns is exported with the transformed features as its inputs. Raises
+        NotFoundError without a checkpoint, InvalidArgumentError if the folder exists, or the model function
+        needs the size of a batch.
+        """
+        path, trained = self._trained(checkpoint_path)
+        if self._prepare is not None:
+            features = self._prepare(features)
+        given = features if isinstance(features, dict) else {"features": features}
+        forward = Forward(self._model, ModeKeys.PREDICT, self.config.tf_random_seed)
+        forward.load(self._values(trained), path)
+        inputs, outputs, values = forward.open(
+            {name: np.asarray(value) for name, value in given.items()}, single=not isinstance(features, dict)
+        )
+        folder = Path(export_dir_base).expanduser() / str(trained.step)
+        write_export(folder, inputs, outputs, values, trained.step)
+        return str(folder)
 
     def latest_checkpoint(self) -> str | None:
         """Return the path of the newest checkpoint; None if there is none."""

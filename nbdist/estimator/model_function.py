@@ -174,14 +174,13 @@ class Forward:
 
     - ``model``: the function
     - ``mode``: "eval" or "predict"
-    - ``values``: arrays by the names of variables
-    - ``where``: where the values are from, for errors
+    - ``seed``: the graph's
     """
 
-    def __init__(
-        self, model: ModelFunction, mode: str, values: Mapping[str, Array], where: str, seed: int = 0
-    ) -> None:
-        self._model, self._mode, self._given, self._where = model, mode, values, where
+    def __init__(self, model: ModelFunction, mode: str, seed: int = 0) -> None:
+        self._model, self._mode = model, mode
+        self._given: Mapping[str, Array] = {}
+        self._where = ""
         self._graph, self._store = Graph(), VariableStore()
         self._graph.seed = seed
         self._values: dict[Variable, Array] = {}
@@ -205,6 +204,38 @@ class Forward:
         program, tree = self._programs[key]
         results = iter(program(*arrays))
         return tree_map(lambda t: None if t is None else np.array(next(results)), tree)
+
+    def load(self, values: Mapping[str, Array], where: str) -> None:
+        """Give the variables other values, by name; ``where`` says where they are from, for errors."""
+        self._given, self._where = values, where
+        self._take_values()
+
+    def open(
+        self, features: Mapping[str, Array], *, single: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[Variable, Array]]:
+        """Return inputs and predictions by name, for any number of examples, and the values of variables.
+
+        - ``features``: one batch by name; ``single``: the function takes its only array as such
+        """
+        with self._graph.as_default():
+            get_or_create_global_step()
+            with name_scope(self._mode):
+                inputs: dict[str, Tensor] = {
+                    name: placeholder(array.dtype, (None, *array.shape[1:]), name=name)
+                    for name, array in features.items()
+                }
+                given = next(iter(inputs.values())) if single else inputs
+                try:
+                    found = record(self._model, self._store, given, None, self._mode).spec.predictions
+                except (TypeError, InvalidArgumentError) as error:
+                    error.add_note(
+                        f"({self._model.name} is exported for batches of any size: it must not use the first "
+                        "size of a shape as a number; reshape takes -1)"
+                    )
+                    raise
+        self._take_values()
+        outputs = found if isinstance(found, dict) else {"predictions": found}
+        return inputs, {name: dense(t) for name, t in outputs.items()}, self._values
 
     def _compile(
         self,
@@ -233,9 +264,11 @@ class Forward:
         return compile_program(wanted, feeds=feeds, shapes=shapes, values=self._values), tree
 
     def _take_values(self) -> None:
-        for name, variable in self._store.all().items():
-            if variable in self._values:
-                continue
+        named = {**self._store.all()}
+        for variable in self._graph.variables():
+            if variable.name == "global_step":
+                named["global_step"] = variable
+        for name, variable in named.items():
             if name not in self._given:
                 raise NotFoundError(
                     f"{self._model.name} has a variable {name!r}, which {self._where} lacks: it was made by "
@@ -246,10 +279,10 @@ class Forward:
                 raise InvalidArgumentError(
                     f"variable {name!r} has the shape {variable.shape}, and {value.shape} in {self._where}"
                 )
-            self._values[variable] = np.array(value, variable.dtype)
-        for variable in self._graph.variables():
-            if variable.name == "global_step" and variable not in self._values:
-                self._values[variable] = np.array(self._given.get("global_step", 0), np.int64)
+            if variable in self._values:  # programs have this array
+                np.copyto(self._values[variable], value)
+            else:
+                self._values[variable] = np.array(value, variable.dtype)
 
 
 def _as_array(value: Any) -> Any:

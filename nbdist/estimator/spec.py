@@ -10,7 +10,7 @@ Source of the names: TensorFlow's tf.estimator.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from nbdist.graph.tensor import Tensor
 from nbdist.numbers import is_whole
 
 if TYPE_CHECKING:
+    from nbdist.estimator.exporting import Exporter
     from nbdist.train.monitored.hooks import SessionRunHook
     from nbdist.train.strategy import Strategy
 
@@ -131,7 +132,58 @@ class RunConfig:
         return replaced(self, **changes)
 
 
+@dataclass(frozen=True)
+class TrainSpec:
+    """The training of ``train_and_evaluate``.
+
+    - ``input_fn``: returns a Dataset of batches, as for :meth:`Estimator.train`
+    - ``max_steps``: the global step at which the training ends, from 1; None to train until the data ends
+    - ``hooks``: SessionRunHooks of the training
+    """
+
+    input_fn: Callable[..., Any]
+    max_steps: int | None = None
+    hooks: Sequence[SessionRunHook] = ()
+
+    def __post_init__(self) -> None:
+        _check_function("TrainSpec", self.input_fn)
+        check_steps("TrainSpec", "max_steps", self.max_steps)
+
+
+@dataclass(frozen=True)
+class EvalSpec:
+    """The evaluations of ``train_and_evaluate``.
+
+    - ``input_fn``: returns a Dataset of batches
+    - ``steps``: how many batches an evaluation takes, from 1; None for all of them
+    - ``name``: a name, where several evaluations are compared
+    - ``exporters``: what exports the model after an evaluation, such as ``LatestExporter``
+    - ``start_delay_secs``, ``throttle_secs``: seconds before the first evaluation, and between two of them
+    """
+
+    input_fn: Callable[..., Any]
+    steps: int | None = 100
+    name: str | None = None
+    exporters: Sequence[Exporter] = ()
+    start_delay_secs: float = 0.0
+    throttle_secs: float = 600.0
+
+    def __post_init__(self) -> None:
+        _check_function("EvalSpec", self.input_fn)
+        check_steps("EvalSpec", "steps", self.steps)
+        for name in ("start_delay_secs", "throttle_secs"):
+            if not isinstance(getattr(self, name), (int, float)) or not getattr(self, name) >= 0:
+                raise InvalidArgumentError(
+                    f"EvalSpec: {name} is a number of seconds from 0, not {getattr(self, name)!r}"
+                )
+
+
 def check_steps(what: str, name: str, value: Any) -> None:
     """Raise InvalidArgumentError unless a value is a number of steps from 1, or None."""
     if value is not None and not (is_whole(value) and value >= 1):
         raise InvalidArgumentError(f"{what}: {name} is a whole number from 1, or None, not {value!r}")
+
+
+def _check_function(what: str, function: Any) -> None:
+    if not callable(function):
+        raise InvalidArgumentError(f"{what}: input_fn is a function that returns a Dataset, not {function!r}")

@@ -134,6 +134,16 @@ class Model:
         self._objective = None
         self._predictors = {}
 
+    @property
+    def compiled_loss(self) -> Measure | None:
+        """The loss that the model is compiled with; None before `compile`."""
+        return self._loss
+
+    @property
+    def compiled_metrics(self) -> dict[str, Measure]:
+        """The metrics that the model is compiled with, by name."""
+        return dict(self._measured)
+
     def compile(
         self,
         optimizer: str | optim.Optimizer = "sgd",

@@ -1,0 +1,232 @@
+"""Exported models: a folder with a graph, its values and its signature, which predicts without the program.
+
+    path = estimator.export("exports", {"x": np.zeros((1, 4), np.float32)})
+    predict = load_exported(path)
+    predict({"x": rows})                           # {"class_ids": ..., "probabilities": ...}
+
+    python -m nbdist.estimator.predict exports/2000 < rows.jsonl
+
+A folder has ``model.safetensors`` (the values, and the constants and the ops of the graph as data, with a
+checksum of each) and ``signature.json``. No code is in it, and none is run from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
+from nbdist.graph.backend import Array
+from nbdist.graph.compile.program import compile_program
+from nbdist.graph.compile.specs import value_order
+from nbdist.graph.scopes import Graph
+from nbdist.graph.serialize.decode import decode
+from nbdist.graph.serialize.encode import encode
+from nbdist.graph.tensor import Tensor, Variable
+from nbdist.numbers import is_whole
+from nbdist.train.tensorfile import TensorFile, write_tensors
+
+if TYPE_CHECKING:
+    from nbdist.estimator.estimator import Estimator
+
+MODEL, SIGNATURE, GRAPH = "model.safetensors", "signature.json", "graph"
+MOST_PROGRAMS = 16
+
+
+def write_export(
+    folder: Path,
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+    values: Mapping[Variable, Array],
+    step: int,
+) -> None:
+    """Write a model to a new folder, which appears whole or not at all.
+
+    - ``inputs``: placeholders by name, with an open first size
+    - ``outputs``: tensors by name
+    - ``values``: the values of the variables
+    - ``step``: the global step, for the signature
+
+    Raises InvalidArgumentError if the folder exists.
+    """
+    if folder.exists():
+        raise InvalidArgumentError(f"{str(folder)!r} exists already: choose another folder for the export")
+    order = value_order([*inputs.values(), *outputs.values()])
+    numbers = {t: n for n, t in enumerate(order)}
+    meta, constants = encode(order)
+    names = {t: f"values/{t.name}" for t in order if isinstance(t, Variable)}
+    arrays = {name: np.asarray(values[t]) for t, name in names.items() if isinstance(t, Variable)}
+    arrays.update({f"constants/{n}": array for n, array in enumerate(constants)})
+    signature = {
+        "step": step,
+        "inputs": {name: _described(t, numbers[t]) for name, t in inputs.items()},
+        "outputs": {name: _described(t, numbers[t]) for name, t in outputs.items()},
+    }
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True, mode=0o700)
+    write_tensors(draft / MODEL, arrays, {GRAPH: json.dumps(meta)})
+    (draft / SIGNATURE).write_text(json.dumps(signature, indent=2) + "\n")
+    draft.rename(folder)
+
+
+def _described(tensor: Tensor, number: int) -> dict[str, Any]:
+    return {"dtype": tensor.dtype.name, "shape": list(tensor.shape), "tensor": number}
+
+
+class ExportedModel:
+    """An exported model; call it with features, as arrays by name, to get predictions by name.
+
+    - ``folder``: what `Estimator.export` has returned
+
+    Raises NotFoundError if there is no model, DataLossError if it is damaged.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        path = Path(folder)
+        if not (path / SIGNATURE).exists():
+            raise NotFoundError(f"{os.fspath(folder)!r} has no {SIGNATURE}: it is no exported model")
+        try:
+            self.signature: dict[str, Any] = json.loads((path / SIGNATURE).read_text())
+            """The names, dtypes and shapes of ``inputs`` and ``outputs``, and the global ``step``."""
+            inputs, outputs = self.signature["inputs"], self.signature["outputs"]
+            indices = [int(one["tensor"]) for one in [*inputs.values(), *outputs.values()]]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise DataLossError(f"{path / SIGNATURE} is damaged: {type(error).__name__}: {error}") from error
+        with TensorFile(path / MODEL, "an exported model") as file:
+            arrays = {name: file.read(name) for name in file.shapes}
+            meta = json.loads(file.texts[GRAPH])
+        count = sum(name.startswith("constants/") for name in arrays)
+        self._graph: Graph = decode(meta, [arrays[f"constants/{n}"] for n in range(count)])
+        if not all(0 <= n < len(self._graph.tensors) for n in indices):
+            raise DataLossError(f"{path / SIGNATURE} names tensors that the graph does not have")
+        self._inputs = {name: self._graph.tensors[one["tensor"]] for name, one in inputs.items()}
+        self._outputs = {name: self._graph.tensors[one["tensor"]] for name, one in outputs.items()}
+        self._values = {v: _shaped(arrays[f"values/{v.name}"], v) for v in self._graph.variables()}
+        self._programs: dict[Any, Any] = {}
+
+    def __call__(self, features: Any) -> dict[str, Array]:
+        """Return the predictions for a batch.
+
+        - ``features``: a dict of arrays by name, or one array if the model has one input
+
+        Raises InvalidArgumentError for missing names, other dtypes and shapes.
+        """
+        given = features if isinstance(features, Mapping) else {next(iter(self._inputs)): features}
+        arrays = []
+        for name, wanted in self._inputs.items():
+            if name not in given:
+                raise InvalidArgumentError(f"the model takes {name!r}; {choices(name, given)}")
+            array = np.asarray(given[name])
+            if not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
+                raise InvalidArgumentError(f"input {name!r} is {wanted.dtype}, and {array.dtype} was given")
+            fits = array.ndim == wanted.ndim and all(
+                n in (None, m) for n, m in zip(wanted.shape, array.shape, strict=True)
+            )
+            if not fits:
+                raise InvalidArgumentError(
+                    f"input {name!r} has the shape {wanted.shape}, where None is any size, and {array.shape} "
+                    "was given"
+                )
+            arrays.append(array.astype(wanted.dtype, copy=False))
+        shapes = tuple(array.shape for array in arrays)
+        if shapes not in self._programs:
+            if len(self._programs) >= MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+            self._programs[shapes] = compile_program(
+                list(self._outputs.values()), feeds=list(self._inputs.values()), shapes=list(shapes),
+                values=self._values,
+            )  # fmt: skip
+        found = self._programs[shapes](*arrays)
+        return {name: np.array(value) for name, value in zip(self._outputs, found, strict=True)}
+
+
+def _shaped(array: Array, variable: Variable) -> Array:
+    return array.reshape(tuple(n or 0 for n in variable.shape))
+
+
+def load_exported(folder: str | os.PathLike[str]) -> ExportedModel:
+    """Return an exported model; the same as `ExportedModel`."""
+    return ExportedModel(folder)
+
+
+class Exporter(ABC):
+    """Exports a model after an evaluation of ``train_and_evaluate``.
+
+    - ``name``: the folder below ``model_dir/export``
+    - ``features``: features of one batch, arrays whose names, dtypes and shapes the model takes
+    - ``exports_to_keep``: how many exports stay, from 1; None for all
+    """
+
+    def __init__(self, name: str, features: Any, exports_to_keep: int | None = 5) -> None:
+        if not name or "/" in name or name.startswith("."):
+            raise InvalidArgumentError(f"an exporter's name is that of a folder, not {name!r}")
+        if exports_to_keep is not None and not is_whole(exports_to_keep, 1):
+            raise InvalidArgumentError(
+                f"exports_to_keep is a whole number from 1, or None, not {exports_to_keep!r}"
+            )
+        self.name, self._features, self._keep = name, features, exports_to_keep
+
+    @abstractmethod
+    def wants(self, metrics: Mapping[str, Any]) -> bool:
+        """Return whether the evaluated model is exported."""
+
+    def export(self, estimator: Estimator, checkpoint: str, metrics: Mapping[str, Any]) -> str | None:
+        """Export the model of a checkpoint if it is wanted; return the folder. Old exports are deleted."""
+        if not self.wants(metrics):
+            return None
+        base = Path(estimator.model_dir) / "export" / self.name
+        if (base / str(metrics["global_step"])).exists():
+            return str(base / str(metrics["global_step"]))
+        found = estimator.export(base, self._features, checkpoint)
+        if self._keep is not None:
+            steps = sorted((int(one.name), one) for one in base.iterdir() if one.name.isdigit())
+            for _, old in steps[: -self._keep]:
+                shutil.rmtree(old)
+        return found
+
+
+class LatestExporter(Exporter):
+    """Exports the model after each evaluation; parameters are those of :class:`Exporter`."""
+
+    def wants(self, metrics: Mapping[str, Any]) -> bool:
+        """Return True."""
+        return True
+
+
+class BestExporter(Exporter):
+    """Exports the model when a metric is better than in all evaluations before.
+
+    - ``metric``: a name of the evaluation's results
+    - ``larger_is_better``: whether a larger value is better
+    - the others: as for :class:`Exporter`
+    """
+
+    def __init__(
+        self,
+        name: str,
+        features: Any,
+        exports_to_keep: int | None = 5,
+        metric: str = "loss",
+        larger_is_better: bool = False,
+    ) -> None:
+        super().__init__(name, features, exports_to_keep)
+        self._metric, self._sign = metric, -1.0 if larger_is_better else 1.0
+        self._best = float("inf")
+
+    def wants(self, metrics: Mapping[str, Any]) -> bool:
+        """Return whether the metric is the best so far; InvalidArgumentError if there is none of the name."""
+        if self._metric not in metrics:
+            raise InvalidArgumentError(f"no metric {self._metric!r}; {choices(self._metric, metrics)}")
+        value = self._sign * float(metrics[self._metric])
+        if not value < self._best:
+            return False
+        self._best = value
+        return True

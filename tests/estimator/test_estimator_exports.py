@@ -1,0 +1,170 @@
+"""Exports, evaluations on the way, and models of nb.nn as Estimators."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nbdist as nb
+from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.estimator import (
+    BestExporter,
+    DNNClassifier,
+    EvalSpec,
+    LatestExporter,
+    RunConfig,
+    TrainSpec,
+    categorical_column_with_hash_bucket,
+    indicator_column,
+    load_exported,
+    model_to_estimator,
+    numeric_column,
+    train_and_evaluate,
+)
+from nbdist.estimator.predict import main
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 4)).astype(np.float32)
+Y = (X @ RNG.normal(size=(4, 3))).argmax(axis=1)
+QUIET = RunConfig(log_step_count_steps=None, save_summary_steps=None, save_checkpoints_steps=4)
+
+
+def data(epochs: int | None = 1) -> Any:
+    return lambda: nb.data.Dataset.from_arrays(X, Y).batch(20).repeat(epochs)
+
+
+def model() -> Any:
+    made = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")]).build((4,))
+    made.compile(nb.optim.Adam(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return made
+
+
+def test_a_model_is_an_estimator(tmp_path: Path) -> None:
+    net = model()
+    estimator = model_to_estimator(net, tmp_path, QUIET).train(data(40))
+    found = estimator.evaluate(data())
+    assert found["accuracy"] > 0.9
+    predicted = np.array([one["predictions"] for one in estimator.predict(data())])
+    assert np.mean(predicted.argmax(axis=1) == Y) == pytest.approx(found["accuracy"])
+    again = model_to_estimator(model(), tmp_path, QUIET)  # from the checkpoint, not from its weights
+    assert again.evaluate(data())["loss"] == pytest.approx(found["loss"])
+    with pytest.raises(FailedPreconditionError, match=r"model\.compile"):
+        model_to_estimator(nb.nn.Sequential([nb.nn.Dense(2)]).build((4,)))
+
+
+def test_an_export_predicts_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    estimator = model_to_estimator(model(), tmp_path / "model", QUIET).train(data(3))
+    folder = estimator.export(tmp_path / "exports", X[:1])
+    assert Path(folder).name == "9"
+    predict = load_exported(folder)
+    expected = np.array([one["predictions"] for one in estimator.predict(data())])
+    np.testing.assert_allclose(predict(X)["predictions"], expected, rtol=1e-6)
+    np.testing.assert_allclose(predict({"features": X[:7]})["predictions"], expected[:7], rtol=1e-6)
+    with pytest.raises(InvalidArgumentError, match="has the shape"):
+        predict(X[:, :3])
+    with pytest.raises(InvalidArgumentError, match="exists already"):
+        estimator.export(tmp_path / "exports", X[:1])
+    lines = "".join(json.dumps(row.tolist()) + "\n" for row in X[:3])
+    output = io.StringIO()
+    assert main([folder], io.StringIO(lines), output) == 0
+    rows = [json.loads(line)["predictions"] for line in output.getvalue().splitlines()]
+    np.testing.assert_allclose(rows, expected[:3], rtol=1e-5)
+    assert main([folder], io.StringIO("[1, 2]\n"), output) == 2
+    assert main([folder], io.StringIO("{\n"), output) == 2
+    assert "line 1 is not JSON" in capsys.readouterr().err
+    command = [sys.executable, "-m", "nbdist.estimator.predict", folder, "--signature"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert json.loads(shown)["inputs"]["features"]["shape"] == [None, 4]
+
+
+def test_a_damaged_export(tmp_path: Path) -> None:
+    folder = Path(
+        model_to_estimator(model(), tmp_path / "m", QUIET).train(data()).export(tmp_path / "e", X[:1])
+    )
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DataLossError, match="checksum"):
+        load_exported(folder)
+    (folder / "signature.json").write_text("{}")
+    with pytest.raises(DataLossError, match=r"signature\.json is damaged"):
+        load_exported(folder)
+    with pytest.raises(NotFoundError, match="no exported model"):
+        load_exported(tmp_path)
+
+
+def test_an_export_of_feature_columns(tmp_path: Path) -> None:
+    features = {"x": X, "town": np.array(["a", "b", "c"] * 20)}
+    town = indicator_column(categorical_column_with_hash_bucket("town", 5))
+    estimator = DNNClassifier([4], [numeric_column("x", 4), town], tmp_path / "m", n_classes=3, config=QUIET)
+    rows = lambda: nb.data.Dataset.from_arrays(features, Y).batch(20)
+    estimator.train(rows)
+    predict = load_exported(estimator.export(tmp_path / "e", {name: a[:1] for name, a in features.items()}))
+    assert set(predict.signature["inputs"]) == {"x", "town"}
+    ids = nb.estimator.transform_features([town])(features)["town"]
+    expected = [one["class_ids"] for one in estimator.predict(rows)]
+    assert predict({"x": X, "town": ids})["class_ids"].tolist() == expected
+
+
+def test_evaluations_on_the_way(tmp_path: Path) -> None:
+    estimator = model_to_estimator(model(), tmp_path, QUIET)
+    exporters = [
+        LatestExporter("latest", X[:1], exports_to_keep=2),
+        BestExporter("best", X[:1], metric="accuracy", larger_is_better=True),
+    ]
+    spec = EvalSpec(data(), exporters=exporters, throttle_secs=0)
+    metrics, exports = train_and_evaluate(estimator, TrainSpec(data(None), max_steps=18), spec)
+    assert metrics is not None
+    assert metrics["global_step"] == 18
+    latest = sorted(int(one.name) for one in (tmp_path / "export/latest").iterdir())
+    assert latest == [16, 18]
+    best = sorted(int(one.name) for one in (tmp_path / "export/best").iterdir())
+    assert best
+    assert len(exports) == 5 + len(best)
+    assert load_exported(exports[-1])(X)["predictions"].shape == (60, 3)
+
+
+def test_an_evaluator_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"worker": ["here:1"], "evaluator": ["here:2"]}
+    spec = EvalSpec(data(), throttle_secs=0)
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+    estimator = model_to_estimator(model(), tmp_path, QUIET)
+    trained: list[Any] = []
+    trainer = threading.Thread(
+        target=lambda: trained.append(train_and_evaluate(estimator, TrainSpec(data(None), max_steps=8), spec))
+    )
+    trainer.start()
+    trainer.join(60)
+    assert trained == [(None, [])]
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "evaluator", "index": 0}})
+    )
+    metrics, _ = train_and_evaluate(
+        model_to_estimator(model(), tmp_path, QUIET), TrainSpec(data(None), max_steps=8), spec
+    )
+    assert metrics is not None
+    assert metrics["global_step"] == 8
+    with pytest.raises(InvalidArgumentError, match="needs TrainSpec"):
+        train_and_evaluate(estimator, TrainSpec(data()), spec)
+    monkeypatch.setenv("TF_CONFIG", "{")
+    with pytest.raises(InvalidArgumentError, match="TF_CONFIG is JSON"):
+        train_and_evaluate(estimator, TrainSpec(data()), spec)
+
+
+def test_specs_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="input_fn is a function"):
+        TrainSpec(X)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="steps is a whole number from 1"):
+        EvalSpec(data(), steps=0)
+    with pytest.raises(InvalidArgumentError, match="throttle_secs"):
+        EvalSpec(data(), throttle_secs=-1)
+    with pytest.raises(InvalidArgumentError, match="estimator is a"):
+        train_and_evaluate(model(), TrainSpec(data()), EvalSpec(data()))
