@@ -11,10 +11,13 @@ from nbdist.data.example import (
     parse_sequence_example,
 )
 from nbdist.data.mnist import mnist
+from nbdist.data.policy import SHARD_HINT, AutoShardPolicy
 from nbdist.data.structure import ElementSpec
 from nbdist.data.tfrecord import write_tfrecords
 
 __all__ = [
+    "SHARD_HINT",
+    "AutoShardPolicy",
     "Dataset",
     "ElementSpec",
     "FixedLenFeature",

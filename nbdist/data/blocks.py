@@ -70,7 +70,8 @@ class Pass:
     ``openings`` counts how often each shuffle has been opened: its n-th opening is its n-th epoch, starting
     from ``first``. ``salt`` sets this replica's order apart. ``buffers`` is how many batches in a row must
     not overwrite each other; 0 means that every batch gets memory of its own. ``resources``
-    are its threads and processes. ``readers`` (n, i) makes it read the i-th of n parts of the files.
+    are its threads and processes. ``readers`` (n, i) makes it read the i-th of n parts of the files,
+    ``hint`` the elements at the place marked for that.
     """
 
     openings: dict[int, int] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class Pass:
     resources: Resources = field(default_factory=Resources)
     skipped: Skipped = field(default_factory=Skipped)
     readers: tuple[int, int] | None = None
+    hint: tuple[int, int] | None = None
 
     def opening(self, token: int) -> int:
         """Return the number of this opening of the shuffle ``token``, counting it."""

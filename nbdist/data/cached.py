@@ -31,7 +31,7 @@ class MemoryCache:
 
     def __call__(self, run: Pass) -> Iterator[Block]:
         """Yield the blocks that are kept, or make and keep them."""
-        key = run.salt, run.readers
+        key = run.salt, run.readers, run.hint
         found = self._complete.get(key)
         if found is not None:
             yield from found
@@ -58,8 +58,8 @@ class FileCache:
         about: dict[str, Any] = {"nbdist cache": 1, "steps": self._made_of}
         if self._random:
             about["salt"] = list(run.salt)
-        if run.readers is not None:
-            about["readers"] = list(run.readers)
+        if run.readers or run.hint:
+            about["part"] = [run.readers, run.hint]
         head = json.dumps(about, default=str)
         if self._path.exists():
             yield from self._read(head, run)
@@ -67,7 +67,7 @@ class FileCache:
             yield from self._write(head, run)
 
     def _read(self, head: str, run: Pass) -> Iterator[Block]:
-        whole = replace(run, readers=None)
+        whole = replace(run, readers=None, hint=None)
         kept = itertools.chain.from_iterable(records([os.fspath(self._path)], "", "raise", whole))
         theirs = next(kept, b"").decode(errors="replace")
         if theirs != head:

@@ -16,10 +16,12 @@ import numpy as np
 from nbdist.data import blocks, elements, files, foreign, grouping, parallel, processes, text, tfrecord
 from nbdist.data import columns as tables
 from nbdist.data import images as image_folders
+from nbdist.data import policy as policy_rules
 from nbdist.data.blocks import Blocks, Pass, Shuffle, Skipped
 from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.example import Features, parse_example
 from nbdist.data.files import Paths
+from nbdist.data.policy import SHARD_HINT, AutoShardPolicy
 from nbdist.data.rows import ArrayRows, Rows
 from nbdist.data.steps import Inner, Step, tokens
 from nbdist.data.structure import ElementSpec, leaves_of, rebuild, spec_of
@@ -37,7 +39,7 @@ class _Stage:
     source: ArrayRows | None = None  # the arrays that it came from
     spec: Any = None
     shards: int = 1  # of how many parts this is one
-    files: bool = False  # whether its source is files, which workers can split among them
+    files: Callable[[], int] | None = None  # counts the files of its source, if it is one source of files
 
 
 class Dataset:
@@ -116,7 +118,7 @@ class Dataset:
         spec = ElementSpec((), rows.arrays[0].dtype)
         step = ("list_files", *names)
         made = partial(files.listed, rows.count)
-        found = cls(_Stage(made, rows, rows.count, (step,), None, spec, files=True))
+        found = cls(_Stage(made, rows, rows.count, (step,), None, spec, files=partial(int, rows.count)))
         return found.shuffle(rows.count, seed) if shuffle else found
 
     @classmethod
@@ -250,7 +252,11 @@ class Dataset:
         given = (np.array(paths), np.array(classes)) if labels else np.array(paths)
         rows = ArrayRows(given)
         step = ("images", os.fspath(folder), repr(shape), mode, bool(labels))
-        found = cls(_Stage(partial(files.listed, rows.count), rows, rows.count, (step,), files=True))
+        found = cls(
+            _Stage(
+                partial(files.listed, rows.count), rows, rows.count, (step,), files=partial(int, rows.count)
+            )
+        )
         if shuffle:
             found = found.shuffle(rows.count, seed)
 
@@ -300,7 +306,8 @@ class Dataset:
 
     @classmethod
     def _of_files(cls, made: Blocks, step: Step, spec: Any = None) -> Dataset:
-        return cls(_Stage(made, None, None, (step,), spec=spec, files=True))
+        count = partial(files.count, step[1:])
+        return cls(_Stage(made, None, None, (step,), spec=spec, files=count))
 
     @classmethod
     def range(cls, *bounds: int) -> Dataset:
@@ -365,12 +372,17 @@ class Dataset:
             total = math.inf
         return self._then(("repeat", times), partial(blocks.repeat, self._stage.blocks, times), count=total)
 
-    def shard(self, num_shards: int, index: int) -> Dataset:
+    def shard(self, num_shards: int | str, index: int | str) -> Dataset:
         """Return every ``num_shards``-th element, from ``index`` on.
 
-        Raises `InvalidArgumentError` if there are fewer elements than shards: here if their number is
-        known, else at the end.
+        Both may be ``nb.data.SHARD_HINT``: :meth:`auto_shard` with policy HINT puts the worker's numbers
+        there, and without it the place changes nothing. Raises `InvalidArgumentError` if there are fewer
+        elements than shards: here if their number is known, else at the end.
         """
+        if num_shards == SHARD_HINT or index == SHARD_HINT:
+            if num_shards != index:
+                raise InvalidArgumentError("shard: give SHARD_HINT for both num_shards and index")
+            return self._then(("shard_hint",), partial(policy_rules.hinted, self._stage.blocks))
         shards = whole_number("shard: num_shards", num_shards, 1)
         own = whole_number("shard: index", index, 0)
         if own >= shards:
@@ -383,6 +395,41 @@ class Dataset:
         parts = self._stage.shards * shards
         made = partial(blocks.shard, self._stage.blocks, shards, own)
         return self._then(("shard", shards, own), made, count=count, shards=parts)
+
+    def auto_shard(
+        self, num_workers: int, index: int, policy: AutoShardPolicy | str = AutoShardPolicy.AUTO
+    ) -> Dataset:
+        """Return the part of one of several workers that read on their own.
+
+        - ``num_workers``, ``index``: how many workers there are, and which one this is, from 0 on
+        - ``policy``: an AutoShardPolicy or its name: "off", "file", "data", "auto" or "hint"
+
+        For asynchronous training, and for ``strategy.distribute_datasets_from_function``, whose context has
+        both numbers. Replicas that step together in ``fit`` share each batch of the whole dataset by
+        themselves. Raises InvalidArgumentError for fewer files (FILE) or elements (DATA, HINT) than workers:
+        here if the number is known, else at the end of a pass.
+
+        >>> [int(n) for n in Dataset.range(5).auto_shard(2, 1, "data")]
+        [1, 3]
+        """
+        workers = whole_number("auto_shard: num_workers", num_workers, 1)
+        own = whole_number("auto_shard: index", index, 0)
+        if own >= workers:
+            raise InvalidArgumentError(
+                f"auto_shard: index {own} of {workers} workers; the last is {workers - 1}"
+            )
+        stage = self._stage
+        hints = sum(step[0] == "shard_hint" for step in stage.steps)
+        count = None if stage.files is None else stage.files()
+        found = policy_rules.chosen(policy_rules.policy_of(policy), workers, count, hints)
+        if found is AutoShardPolicy.OFF or workers == 1:
+            return self
+        if found is AutoShardPolicy.DATA:
+            return self.shard(workers, own)
+        split = policy_rules.by_file if found is AutoShardPolicy.FILE else policy_rules.by_hint
+        step = ("auto_shard", found.value, workers, own)
+        made = partial(split, stage.blocks, workers, own)
+        return self._then(step, made, count=None, files=None, shards=stage.shards * workers)
 
     def take(self, count: int) -> Dataset:
         """Return the first ``count`` elements (0 or more), or all if there are fewer."""

@@ -105,6 +105,11 @@ def _none_at(name: str, kind: str) -> NotFoundError:
     )
 
 
+def count(names: Sequence[str]) -> int:
+    """Return how many files there are at paths and patterns."""
+    return len(expand(names))
+
+
 def listed(count: int, run: Pass) -> Iterator[Block]:
     """Yield the numbers of the files that this pass reads, of a list of ``count``."""
     yield run.own(range(count))  # type: ignore[misc]  # a range is a block

@@ -123,7 +123,7 @@ def interleaved(
     run: Pass,
 ) -> Iterator[Block]:
     """Yield what `elements.interleaved` yields, with the next turn of each open dataset read by a thread."""
-    inner_run = replace(run, openings={}, first=run.opening(token), buffers=0, readers=None)
+    inner_run = replace(run, openings={}, first=run.opening(token), buffers=0, readers=None, hint=None)
     incoming = kept(upstream, rows, run)
 
     def read(source: Iterator[Any]) -> list[Any]:
