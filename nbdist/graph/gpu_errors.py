@@ -144,8 +144,10 @@ def lost_gpu(error: BaseException | None) -> str:
 
 
 def _cuda_error(error: BaseException, names: Iterable[str]) -> str:
+    if type(error).__name__ not in CUDA_ERRORS:  # the text of a user's own error may raise
+        return ""
     text = str(error)
-    return text if type(error).__name__ in CUDA_ERRORS and any(name in text for name in names) else ""
+    return text if any(name in text for name in names) else ""
 
 
 def out_of_memory(error: MemoryError, device: str, tensors: Iterable[SizedTensor] = ()) -> str:

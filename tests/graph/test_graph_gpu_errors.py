@@ -113,5 +113,11 @@ def test_the_cause_of_another_error_says_that_the_gpu_is_lost() -> None:
     outer.__cause__ = lost
     assert lost_gpu(outer) == str(lost)
     assert lost_gpu(RuntimeError("cudaErrorNoDevice")) == ""
+
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert lost_gpu(Unprintable()) == ""
     lost.__context__ = outer  # a circle
     assert lost_gpu(outer) == str(lost)

@@ -11,7 +11,7 @@ from fake_cupy import FakeCupy, counts
 from runtime_tasks import ONE, PS, Tasks, all_ways, begin
 from waiting import until
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.graph import backend
 from nbdist.graph.ops.accumulators import ConditionalAccumulator
 from nbdist.graph.scopes import device
@@ -131,3 +131,30 @@ def test_a_step_of_a_session_runs_as_cuda_graphs(graph: Graph, tasks: Tasks) -> 
         np.testing.assert_allclose(gpu, cpu, rtol=1e-4, atol=1e-5)
     assert launches[6][0] > 20
     assert set(launches[8:]) == {(4 + 5 + 2, 1)}  # graphs, matrix products and copies of the feeds
+
+
+def test_a_session_without_memory_names_variables_and_buffers(
+    graph: Graph, tasks: Tasks, gpu: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = placeholder(np.float32, (64, 300), name="x")
+    with device(f"{ONE}/device:GPU:0"):
+        w = Variable(np.ones((300, 500), np.float32), name="weights")
+        y = np.sum(np.tanh(x @ w))
+
+    def full(shape: Any, *more: Any, **named: Any) -> Any:
+        raise MemoryError("Out of memory allocating 128,000 bytes")
+
+    with tasks.session() as session:
+        begin(session)
+        monkeypatch.setattr(gpu, "empty", full, raising=False)
+        with pytest.raises(ResourceExhaustedError) as caught:
+            session.run(y, {x: np.zeros((64, 300), np.float32)})
+    text = str(caught.value)
+    for part in (
+        "128,000 bytes",
+        "'weights'",
+        "(300, 500) float32 0.6 MB",
+        "of buffers; the largest",
+        "smaller batch",
+    ):
+        assert part in text, text

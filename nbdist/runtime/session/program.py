@@ -28,7 +28,7 @@ from nbdist.graph.compile.locking import Lock
 from nbdist.graph.compile.partition import Edge, Piece, describe
 from nbdist.graph.compile.program import Kernels, Program, compile_program
 from nbdist.graph.device import DeviceSpec
-from nbdist.graph.gpu_errors import GPU_LOST_ADVICE, lost_gpu, out_of_memory
+from nbdist.graph.gpu_errors import GPU_LOST_ADVICE, SizedTensor, lost_gpu, out_of_memory
 from nbdist.graph.op import fits, show
 from nbdist.graph.ops.datasets import READS
 from nbdist.graph.tensor import Tensor, Variable
@@ -74,6 +74,11 @@ class PieceProgram:
                 self._cells[v] = store.cell(containers.of(v), v.name, v.spec, kind)
             except NbdistError as error:
                 raise type(error)(f"{error}; it is {describe(v)} on {piece.device}") from None
+            except MemoryError as error:
+                text = out_of_memory(
+                    error, piece.device, [*self._sizes(), SizedTensor(describe(v), v.shape, v.dtype)]
+                )
+                raise ResourceExhaustedError(f"no memory for {describe(v)}: {text}") from None
         for v in _locked(piece.order):
             store.lock(self._cells[v])
         self._piece, self._kernels, self._scratch = piece, kernels, scratch
@@ -108,7 +113,7 @@ class PieceProgram:
             node = self._program.node_at(error.__traceback__)
             if node is None:
                 raise
-            raise located(error, node, self.device) from error
+            raise located(error, node, self.device, self._sizes()) from error
         if self._sets:
             self._mark_ready()
         return results if self._xp is np else tuple(to_host(a) for a in results)
@@ -134,8 +139,12 @@ class PieceProgram:
         except ResourceExhaustedError as error:
             raise ResourceExhaustedError(f"{piece.device}: {error}") from None
         except MemoryError as error:
-            text = out_of_memory(error, piece.device)
+            text = out_of_memory(error, piece.device, self._sizes())
             raise ResourceExhaustedError(f"no memory for the program on {piece.device}: {text}") from None
+
+    def _sizes(self) -> list[SizedTensor]:
+        """Return the variables that the piece uses."""
+        return [SizedTensor(describe(v), c.array.shape, c.array.dtype) for v, c in self._cells.items()]
 
     def _look_at_locks(self) -> None:
         """Take the locks from now on that others have put on variables."""
@@ -190,15 +199,18 @@ def _first_uses(order: Sequence[Tensor]) -> tuple[list[Variable], list[Variable]
     return list(sets), list(needs)
 
 
-def located(error: Exception, node: Tensor, device: str) -> Exception:
-    """Return an error that says which op failed, on which device, and where the user made it."""
+def located(error: Exception, node: Tensor, device: str, tensors: Sequence[SizedTensor] = ()) -> Exception:
+    """Return an error that says which op failed, on which device, and where the user made it.
+
+    ``tensors`` are those of the program, of which the largest are named if memory has run out.
+    """
     if isinstance(error, AbortedError):
         return error
     where = f"{describe(node)} on {device}"
     if isinstance(error, NbdistError):
         return type(error)(f"{error}, at {where}")
     if isinstance(error, MemoryError):
-        return ResourceExhaustedError(f"out of memory at {where}: {out_of_memory(error, device)}")
+        return ResourceExhaustedError(f"out of memory at {where}: {out_of_memory(error, device, tensors)}")
     if reason := lost_gpu(error):
         return UnavailableError(f"the GPU of {device} is lost: {reason}, at {where}. {GPU_LOST_ADVICE}")
     return InvalidArgumentError(f"{type(error).__name__} at {where}: {error}")

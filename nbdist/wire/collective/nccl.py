@@ -203,6 +203,7 @@ class NcclCollective(Collective):
         cupy, nccl = self._gpu.cupy, self._gpu.nccl
         choose_interface(self._hosts, self._bind)
         made: list[Any] = []
+        left = threading.Event()
         own = nccl.get_unique_id() if self.rank == 0 else bytes(UNIQUE_ID_BYTES)
         name = self._control.broadcast(np.frombuffer(own, np.uint8), 0).tobytes()
 
@@ -210,15 +211,21 @@ class NcclCollective(Collective):
             try:
                 cupy.cuda.Device(self._gpu.number).use()
                 made.append(nccl.NcclCommunicator(self.size, name, self.rank))
+                if left.is_set():
+                    made[0].abort()  # its group is broken: it would stay on the GPU
             except BaseException as error:
                 made.append(error)
 
         # In a thread, because NCCL waits here for all ranks and this wait cannot be cancelled.
         thread = threading.Thread(target=connect, name="nbdist nccl", daemon=True)
         thread.start()
-        while thread.is_alive():
-            thread.join(CHECK_SECONDS)
-            self._check_wait(time.monotonic())
+        try:
+            while thread.is_alive():
+                thread.join(CHECK_SECONDS)
+                self._check_wait(time.monotonic())
+        except BaseException:
+            left.set()
+            raise
         if isinstance(made[0], BaseException):
             raise made[0]
         self._communicator = made[0]

@@ -25,7 +25,7 @@ from fake_nccl import FakeGpus
 from hypothesis import given
 from hypothesis import strategies as st
 from test_collective_choice import Table, formed_by_all
-from waiting import SLACK_SECONDS
+from waiting import SLACK_SECONDS, until
 
 from nbdist.errors import (
     AbortedError,
@@ -359,11 +359,20 @@ class TestWaiting:
         assert any(isinstance(result, DeadlineExceededError) for result in results), results
         world.close()
 
-    def test_ranks_do_not_wait_for_one_that_fails_before_nccl_is_set_up(self) -> None:
+    def test_ranks_do_not_wait_for_one_that_fails_before_nccl_is_set_up(
+        self, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """NCCL's initialization cannot be cancelled; it waits on, and later groups are not affected."""
-        world = World(formed(["here"] * 3))
+        world, names, make = World(formed(["here"] * 3)), [], gpus.nccl.get_unique_id
+
+        def unique_id() -> bytes:
+            names.append(make())
+            return names[-1]
+
+        monkeypatch.setattr(gpus.nccl, "get_unique_id", unique_id)
 
         def fail() -> None:
+            world.ranks[2]._control.broadcast(np.zeros(128, np.uint8), 0)  # type: ignore[attr-defined]
             raise MemoryError("no room for a communicator")
 
         world.ranks[2]._connect = fail  # type: ignore[attr-defined]
@@ -380,6 +389,12 @@ class TestWaiting:
         for total in sums:
             np.testing.assert_array_equal(total, np.full(5, 3, "f4"))
         again.close()
+        gpus.nccl.NcclCommunicator(3, names[0], 2)  # late: the first group's communicators are complete now
+
+        def aborted() -> set[int]:
+            return {one._rank for one in gpus.nccl.communicators if one._name == names[0] and one.aborted}
+
+        until(lambda: aborted() == {0, 1})
 
     def test_an_error_of_nccl_reaches_all_ranks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = World(formed(["here"] * 3))
