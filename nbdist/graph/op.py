@@ -55,13 +55,14 @@ class Op:
     buffer. A ``view`` op's value shares its first input's memory whenever NumPy can (an op that also has
     ``into`` is a view only where shape and dtype stay the same, and computes otherwise). An ``elementwise``
     op computes each element of its value from one element of each input, so that it can be run block by
-    block. A kernel may overwrite an input that has no later use if its index is in ``in_place`` (by
-    default all inputs of an elementwise op, none of others). ``scratch(*specs, **attrs)`` returns the
-    dtype of memory of the value's shape that NumPy's kernel takes before ``out``, None for none; a GPU's
-    kernel takes none, because it keeps inner values in registers. Of the inputs
-    in ``shape_only`` only the shape is read. An op that ``writes`` changes those inputs (variables)
-    in place (it ``replaces`` them if it does not read their old values); its value is the first of them.
-    The kernel of an ``external`` op (a send, a data source) comes from the executor of the program.
+    block; ``cuda`` is that computation in CUDA C, of ``a``, ``b`` and ``c`` in the type ``W``, so that a
+    chain of such ops is one kernel on a GPU. A kernel may overwrite an input that has no later use if its
+    index is in ``in_place`` (by default all inputs of an elementwise op, none of others).
+    ``scratch(*specs, **attrs)`` returns the dtype of memory of the value's shape that NumPy's kernel takes
+    before ``out``, None for none; a GPU's kernel takes none, because it keeps inner values in registers. Of
+    the inputs in ``shape_only`` only the shape is read. An op that ``writes`` changes those inputs
+    (variables) in place (it ``replaces`` them if it does not read their old values); its value is the first
+    of them. The kernel of an ``external`` op (a send, a data source) comes from the executor of the program.
     ``has_value`` is false for an op that runs for its effect only. An op that ``waits`` may wait for other
     steps: it runs after all ops that do not depend on it.
     """
@@ -74,6 +75,7 @@ class Op:
     into: Callable[..., Callable[..., Any]] | None = None
     view: bool = False
     elementwise: bool = False
+    cuda: str | None = None
     in_place: frozenset[int] | None = None
     scratch: Callable[..., np.dtype[Any] | None] | None = None
     shape_only: frozenset[int] = frozenset()

@@ -70,7 +70,7 @@ def test_events_measure_traced_calls() -> None:
     """A launch returns at once: on the host's clock the call that waits would take the time of all before."""
     with Graph().as_default():
         x = placeholder(np.float32, (4,))
-        y = np.exp(np.exp(x).reshape(2, 2) * 2)
+        y = np.arctan(np.arctan(np.exp(x).reshape(2, 2)))
     program = compile_program([y], feeds=[x], shapes=[(4,)], xp=cupy)
     stream = cupy.cuda.get_current_stream()
     before = stream.waits

@@ -22,9 +22,10 @@ cupy = FakeCupy()
 def sources(kernel: Kernel) -> list[str]:
     """Return a kernel's source for each choice of types; of one of them also for matrices with strides."""
     found = []
-    for number, chosen in enumerate(zip(*kernel.types.values(), strict=True)):
+    choices = list(zip(*kernel.types.values(), strict=True)) or [()]  # all of its types may be fixed
+    for number, chosen in enumerate(choices):
         letters = dict(zip(kernel.types, chosen, strict=True))
-        for strided in (False, True)[: 1 + (number == 1)]:
+        for strided in (False, True)[: 1 + (number == len(choices) // 2)]:
             name = f"nbdist_{kernel.name}_{number}_{strided}"
             made = real_cupy.ElementwiseKernel(**kernel.source | {"name": name})
             # A parameter of a fixed type is a number, unless it is indexed or written; or an array of one.
@@ -43,17 +44,26 @@ def sources(kernel: Kernel) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("arch", ["75", "90"])
-def test_nvrtc_compiles_every_kernel(arch: str) -> None:
-    """With the includes and options that CuPy gives it; a namespace for each, so that it is called once."""
-    texts = [split_includes(text) for kernel in KERNELS.values() for text in sources(kernel)]
+def compiled(arch: str, texts: list[str]) -> bytes:
+    """Return what NVRTC makes of kernels, with the includes and options that CuPy gives it.
+
+    Each is in a namespace, so that NVRTC is called once.
+    """
+    split = [split_includes(text) for text in texts]
     common = "".join(f"#include <{name}>\n" for name in core._cupy_header_list)
-    head = common + "\n".join(sorted({line for lines, _ in texts for line in lines}))
-    body = "".join(f"\nnamespace kernel_{n} {{\n{text}\n}}\n" for n, (_, text) in enumerate(texts))
+    head = common + "\n".join(sorted({line for lines, _ in split for line in lines}))
+    body = "".join(f"\nnamespace kernel_{n} {{\n{text}\n}}\n" for n, (_, text) in enumerate(split))
     program = compiler._NVRTCProgram(head + body, "kernels.cu", method="cubin")
     options = core.assemble_cupy_compiler_options(())
     own = ("-ftz=true", f"-arch=sm_{arch}", "--device-as-default-execution-space")
+    binary: bytes
     binary, _ = program.compile((*options, *own), None)
+    return binary
+
+
+@pytest.mark.parametrize("arch", ["75", "90"])
+def test_nvrtc_compiles_every_kernel(arch: str) -> None:
+    binary = compiled(arch, [text for kernel in KERNELS.values() for text in sources(kernel)])
     assert binary.startswith(b"\x7fELF")
     assert all(f"nbdist_{name}".encode() in binary for name in KERNELS)
 

@@ -7,8 +7,9 @@
 
 An op by itself reads its inputs from memory and writes its value to memory. A chain does all its ops on one
 block of rows before it starts the next block, so a value that only the chain uses never takes more than one
-block. `find_chains`, `assign` and the cutting into blocks (`splits_of`, `cut_of`) are pure decisions;
-`Blockwise` runs them.
+block. On a GPU a chain is one kernel (`nbdist.graph.compile.fusion`), and such a value takes no memory.
+`find_chains`, `assign` and the cutting into blocks (`splits_of`, `cut_of`) are pure decisions; `Blockwise`
+runs them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Chain:
     """Ops that run block by block, in order. ``inner`` are the values that only the chain uses.
 
     The first ``leading`` axes count as one axis of rows, which ``bounds`` cut into blocks. A block of any
-    value takes at most ``block_bytes``.
+    value takes at most ``block_bytes``. A chain that runs as one kernel has no ``bounds``.
     """
 
     members: tuple[Tensor, ...]
@@ -63,11 +64,37 @@ def find_chains(order: Sequence[Tensor], values: Values, sizes: BlockSizes) -> l
     return finder.chains
 
 
+MOST_FUSED = 16
+"""Ops of one kernel on a GPU: a longer one needs more registers than leave many threads in flight."""
+MOST_OPERANDS = 40
+"""Arrays of one kernel: of four dimensions they take 3.2 of the 4 KB of a kernel's arguments."""
+FUSED_TYPES = {"bool": "bool", "float16": "float16", "float32": "float", "float64": "double"}
+"""The dtypes that a fused op may have, by their names in CUDA C."""
+
+
+def fusible(node: Tensor, values: Values) -> bool:
+    """Return whether an op can be a part of a kernel on a GPU.
+
+    A value that is computed into a variable cannot: another op of the kernel may read a view of that memory.
+    """
+    op = node.op
+    return (
+        op is not None
+        and op.cuda is not None
+        and values.kinds[node] is ValueKind.COMPUTED
+        and node not in values.direct
+        and values.specs[node].dtype.name in FUSED_TYPES
+        and all(values.specs[i].dtype.kind in "biuf" for i in values.reads(node))
+    )
+
+
 class _Finder:
     """Collects consecutive ops into a run, which may contain several independent chains."""
 
     def __init__(self, order: Sequence[Tensor], values: Values, sizes: BlockSizes) -> None:
         self.values, self.sizes = values, sizes
+        self.fuses = values.xp is not np
+        """Whether a chain is one kernel, and not run block by block."""
         self.kept = {values.roots[t] for t in values.wanted} | values.elsewhere
         self.users: dict[Tensor, list[Tensor]] = {}
         for node in order:
@@ -90,7 +117,7 @@ class _Finder:
             self.close()
         self.splits = splits & self.splits if self.run else splits
         self.run[node] = None
-        if node in self.values.elsewhere:
+        if node in self.values.elsewhere or (self.fuses and len(self.run) == MOST_FUSED):
             # That memory may be a variable's: an op that was passed over may have to read it first.
             self.close()
 
@@ -99,19 +126,20 @@ class _Finder:
         for members in _connected(list(self.run), self.values):
             own = frozenset(members)
             inner = frozenset(t for t in members if self._is_inner(t, own))
-            if inner and self._touched(members, inner) > self.sizes.cache_bytes:
+            if self.fuses:
+                if len(members) > 1 and self._operands(members, inner) <= MOST_OPERANDS:
+                    shape = _exact(self.values.specs[members[0]].shape)
+                    self.chains.append(Chain(members, inner, shape, 0, (), 0))
+            elif inner and self._touched(members, inner) > self.sizes.cache_bytes:
                 self.chains.append(self._chain(members, inner))
         self.run = {}
 
     def _splits(self, node: Tensor) -> frozenset[int]:
         """Return the numbers of leading axes that blocks can cut; none if the op cannot be in a chain."""
         values, op = self.values, node.op
-        if (
-            values.xp is not np
-            or op is None
-            or not op.elementwise
-            or values.kinds[node] is not ValueKind.COMPUTED
-        ):
+        if self.fuses:
+            return frozenset({0}) if fusible(node, values) else frozenset()
+        if op is None or not op.elementwise or values.kinds[node] is not ValueKind.COMPUTED:
             return frozenset()
         shape = _exact(values.specs[node].shape)
         widest = max(values.specs[t].dtype.itemsize for t in (node, *values.reads(node)))
@@ -136,8 +164,13 @@ class _Finder:
             return False
         if any(values.roots[i] in self.run for i in values.reads(node)):
             return False
-        own = 0 if values.kinds[node] is ValueKind.VIEW else size_of(values.specs[node])
+        own = 0 if self.fuses or values.kinds[node] is ValueKind.VIEW else size_of(values.specs[node])
         return 16 * own <= size_of(values.specs[self._first])
+
+    def _operands(self, members: Sequence[Tensor], inner: Collection[Tensor]) -> int:
+        own = set(members)
+        inputs = {i for node in members for i in self.values.reads(node) if i not in own}
+        return len(inputs) + len(members) - len(inner)
 
     @property
     def _first(self) -> Tensor:

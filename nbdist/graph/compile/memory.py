@@ -94,7 +94,8 @@ def lay_out(steps: Sequence[Sequence[Tensor]], values: Values, chains: Mapping[T
                 layout.owners[node] = layout.owners[owner]
                 layout.slots[layout.owners[node]].last = last[node]
         if chain is not None:
-            registers = layout.registers[step[-1]] = assign(chain, values, dying.free)
+            registers = assign(chain, values, dying.free) if chain.bounds else Registers()
+            layout.registers[step[-1]] = registers
             scratch = registers.count * chain.block_bytes or None
         else:
             scratch = _scratch_bytes(step[-1], values)

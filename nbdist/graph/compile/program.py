@@ -299,8 +299,11 @@ class _Plan:
         unneeded = unneeded_after(self.steps, self.values)
         runs: dict[Tensor, Blockwise] = {}
         for now, step in enumerate(self.steps):
-            if step[-1] in self.chains:
-                runs[step[-1]] = source.add_chain(self.chains[step[-1]])
+            chain = self.chains.get(step[-1])
+            if chain is not None and chain.bounds:
+                runs[step[-1]] = source.add_chain(chain)
+            elif chain is not None:
+                source.add_fused(chain)
             else:
                 source.add(step[-1])
             source.forget(unneeded.get(now, []))

@@ -8,6 +8,7 @@ text = source.finish([loss])
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.buffers import dummy, place
 from nbdist.graph.compile.elementwise import Blockwise, CallOperand, Chain, Operand, Register
+from nbdist.graph.compile.fusion import fused_kernel
 from nbdist.graph.compile.locking import Lock, Locks, fenced, guarded
 from nbdist.graph.compile.memory import MemoryPlan
 from nbdist.graph.compile.values import ValueKind, Values, scratch_dtype
@@ -151,6 +153,19 @@ class FunctionSource:
         self._write(f"{self._kernel('chain', call)}({', '.join(given)})", chain.members[-1])
         self._notify(chain.members)
         return run
+
+    def add_fused(self, chain: Chain) -> None:
+        """Write the call of a chain that is one kernel."""
+        values = self.values
+        kernel, operands = fused_kernel(chain, values)
+        bare = partial(kernel, values.xp)
+        call = fenced(bare, chain.members, values, self._fence)
+        call = guarded(call, chain.members, values, self._locks)
+        if call is not bare:
+            self.apart.add(chain.members[-1])
+        names = ", ".join(self._name(t) for t in operands)
+        self._write(f"{self._kernel('fused', call)}({names})", chain.members[-1])
+        self._notify(chain.members)
 
     def finish(self, fetches: Sequence[Tensor]) -> str:
         """Write the copies to the remaining targets; return the function's text."""

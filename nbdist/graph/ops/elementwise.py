@@ -47,6 +47,42 @@ def _binary_examples(low: float, high: float, dtype: Any = np.float64) -> Exampl
     ]
 
 
+CUDA = {
+    "add": "a + b",
+    "subtract": "a - b",
+    "multiply": "a * b",
+    "divide": "a / b",
+    "power": "pow(a, b)",
+    "negative": "-a",
+    "reciprocal": "W(1) / a",
+    "exp": "exp(a)",
+    "expm1": "expm1(a)",
+    "log": "log(a)",
+    "log1p": "log1p(a)",
+    "sqrt": "sqrt(a)",
+    "square": "a * a",
+    "absolute": "fabs(a)",
+    "sin": "sin(a)",
+    "cos": "cos(a)",
+    "tanh": "tanh(a)",
+    "floor": "floor(a)",
+    "ceil": "ceil(a)",
+    "maximum": "a > b || a != a ? a : b",
+    "minimum": "a < b || a != a ? a : b",
+    "greater": "a > b",
+    "greater_equal": "a >= b",
+    "less": "a < b",
+    "less_equal": "a <= b",
+    "equal": "a == b",
+    "not_equal": "a != b",
+    "logical_and": "a && b",
+    "logical_or": "a || b",
+    "logical_not": "!a",
+    "isnan": "a != a",
+}
+"""Expressions of ufuncs, for fused kernels. Those that are left out run by themselves."""
+
+
 def _define(
     name: str,
     vjp: Callable[..., Sequence[Any]] | None,
@@ -66,6 +102,7 @@ def _define(
             spec=_ufunc_spec(ufunc),
             vjp=vjp and _fitted(vjp),
             elementwise=True,
+            cuda=CUDA.get(name),
             examples=examples,
         )
     )
@@ -354,6 +391,7 @@ register(
             fit_to(np.where(c, 0, g), b),
         ),
         elementwise=True,
+        cuda="a ? b : c",
         in_place=frozenset({1}),
         scratch=_mask_dtype,
         examples=lambda rng: [
@@ -388,6 +426,7 @@ register(
             record("cast", g, dtype=x.dtype) if x.dtype.kind in "fc" and y.dtype.kind in "fc" else None,
         ),
         elementwise=True,
+        cuda="a",
         examples=lambda rng: [Example((rng.normal(size=(2, 3)),), {"dtype": np.dtype(np.float64)})],
     )
 )
@@ -481,6 +520,7 @@ register(
         spec=lambda x: Spec(x.shape, _same(x)),
         vjp=lambda np, g, y, x: (record("sigmoid_grad", g, y),),
         elementwise=True,
+        cuda="W(1) / (exp(-a) + W(1))",
         examples=_unary_examples(-3, 3),
     )
 )
@@ -494,6 +534,7 @@ register(
         spec=_ufunc_spec(np.multiply),
         vjp=lambda np, g, y, up, s: (g * (s - s * s), g * up * (1 - 2 * s)),
         elementwise=True,
+        cuda="a * (b - b * b)",
         scratch=lambda g, y: np.result_type(g.dtype, y.dtype),
         examples=lambda rng: [Example((rng.normal(size=(2, 3)), rng.uniform(size=(2, 3))), {})],
     )
@@ -508,6 +549,7 @@ register(
         spec=lambda x: x,
         vjp=lambda np, g, y, x: (record("relu_grad", g, y),),
         elementwise=True,
+        cuda="a <= 0 ? W(0) : a",
         examples=_unary_examples(0.1, 2),
     )
 )
@@ -540,6 +582,7 @@ register(
         spec=lambda g, y: Spec(y.shape, g.dtype),
         vjp=lambda np, up, out, g, y: (record("relu_grad", up, y), np.zeros_like(y)),
         elementwise=True,
+        cuda="a * W(b > 0)",
         scratch=lambda g, y: np.dtype(bool),
         examples=lambda rng: [Example((rng.normal(size=(2, 3)), rng.normal(size=(2, 3))), {})],
     )
@@ -554,6 +597,7 @@ register(
         spec=lambda x: Spec(x.shape, _same(x)),
         vjp=lambda np, g, y, x: (g * TWO_OVER_ROOT_PI * np.exp(-x * x),),
         elementwise=True,
+        cuda="erf(a)",
         examples=lambda rng: [Example((rng.uniform(-3, 3, s),), {}) for s in ((), (5,), (2, 3))],
     )
 )

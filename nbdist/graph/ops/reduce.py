@@ -202,6 +202,7 @@ register(
         spec=lambda x: Spec(x.shape, np.sqrt.resolve_dtypes((x.dtype, None))[-1]),
         vjp=lambda np, g, y, x: (g / (2 * np.where(y == 0, np.ones_like(y), y)),),
         elementwise=True,
+        cuda="sqrt(a)",
         examples=lambda rng: [Example((rng.uniform(0.5, 2, s),), {}) for s in ((), (2, 3))],
     )
 )
