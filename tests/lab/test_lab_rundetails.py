@@ -71,6 +71,28 @@ def test_a_bundle_equals_a_frozen_output() -> None:
     assert {one["replica"] for one in found["series"]} == {"mean", 0, 1}
 
 
+def test_a_bundle_has_the_gpus_and_the_devices() -> None:
+    run = RunFolder("r1", status="running")
+    gpu = {"id": "GPU-8f3a91bc-1", "model": "NVIDIA H100", "total": 80 << 30, "use": 9}
+    run.log(0, [*losses(3), ("gpu/use", 1, 80.0), ("gpu/use", 2, 90.0)])
+    run.progress(0, 3, devices=["GPU:0"], gpu=gpu, cores=8)
+    run.progress(1, 3, devices=["CPU:0"], gpu=None, cores=8)
+    found = run_bundle("r1")
+    assert found["trained_on"] == "worker 0: NVIDIA H100 GPU-8f3a… (GPU:0), 1 worker on CPU (8 cores)"
+    (shown,) = found["gpus"]
+    assert (shown["replica"], shown["use"]["values"]) == (0, "80 90")
+    assert [chart["title"] for chart in found["charts"]] == ["loss"]
+    run.raw_progress(0, devices="GPU:0", gpu=[], cores="8")
+    run.write(
+        status="finished",
+        ended=2e9,
+        devices=[{"task": "/job:worker/task:1", "devices": ["CPU:0"], "assigned": "GPU:0"}],
+    )
+    found = run_bundle("r1")
+    assert found["trained_on"] == "1 worker on CPU"
+    assert found["warning"].startswith("worker 1 has GPU:0 and trains on the CPU")
+
+
 def test_a_bundle_has_its_limit() -> None:
     run, chance = RunFolder("r1", workers=16, status="finished"), np.random.default_rng(0)
     for rank in range(16):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.metrics.run_folder import read_run
-from nbdist.metrics.store import RunStore
+from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.run.attach import attach_run
 from nbdist.run.control import progress_message
 from nbdist.run.devices import ReplicaDevice, device_warning, replica_devices, trained_on
@@ -96,3 +98,54 @@ def test_a_run_knows_its_devices_and_its_record_too(cluster: Cluster, replicatio
     assert f"trained on {run.trained_on}" in repr(run)
     assert [one["devices"] for one in read_run(run.id).devices] == [["CPU:0"]] * len(workers)
     assert attach_run(run.id).trained_on == run.trained_on
+
+
+TESTS = str(Path(__file__).parents[1])
+WITH_GPU = f"""
+import dataclasses, os, sys
+sys.path.append({TESTS!r})
+from fake_pynvml import FakeNvml
+from nbdist.metrics import gpu_usage
+from nbdist.runtime import task as tasks
+before = tasks.current().info, os.environ.get("CUDA_VISIBLE_DEVICES"), gpu_usage.FIRST_SECONDS
+tasks.current().info = dataclasses.replace(before[0], device="GPU:0")
+os.environ["CUDA_VISIBLE_DEVICES"], gpu_usage.FIRST_SECONDS = "GPU-1", 0.0
+sys.modules["pynvml"] = FakeNvml().module()
+gpu_usage.load_nvml.cache_clear()
+"""
+WITHOUT = f"""
+tasks.current().info, os.environ["CUDA_VISIBLE_DEVICES"], gpu_usage.FIRST_SECONDS = before
+del sys.modules["pynvml"]
+gpu_usage.load_nvml.cache_clear()
+sys.path.remove({TESTS!r})
+del before, tasks, gpu_usage, FakeNvml, dataclasses
+"""
+ON_A_CPU = """
+import time
+class UntilMeasured(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        from nbdist.train.context import current
+        while current().recorder.names.count("gpu/power") == 0:
+            time.sleep(0.001)
+with nb.distribute.MirroredStrategy(["CPU:0"]).scope():
+    {body}
+"""
+
+
+@pytest.mark.engines
+def test_a_task_with_a_gpu_records_it_and_is_warned_where_it_trains_on_the_cpu(cluster: Cluster) -> None:
+    lines = BODY.strip().replace("epochs=2", "epochs=2, callbacks=[UntilMeasured()]").splitlines()
+    body = ON_A_CPU.format(body="\n    ".join(lines))
+    cluster.run(WITH_GPU, on=1)
+    try:
+        run = start_run(body, Options(on="worker:1"), cluster=cluster).wait()
+    finally:
+        cluster.run(WITHOUT, on=1)
+    (only,) = run.replica_devices()
+    assert (only.devices, only.gpu, only.model) == (("CPU:0",), "GPU-1", "NVIDIA H100 80GB HBM3")
+    last = run.store.last(0, "gpu/power")
+    assert last is not None
+    assert last.value == 612.0
+    assert "gpu/temperature" in columns_from_logs(run.folder)["series"]
+    given = dataclasses.replace(only, assigned="GPU:0")  # the client has the task as it was started
+    assert device_warning([given]).startswith("worker 1 has GPU-1 and trains on the CPU")

@@ -405,3 +405,21 @@ def test_an_error_that_the_cell_raises_is_not_in_the_view_as_well(
     RunView(as_run(run), raises=raises).end(run)
     assert displays[0].calls[-1][1].state == "failed"
     assert (displays[0].calls[-1][1].error is None) == raises
+
+
+def test_gpus_are_shown_with_their_curves_at_intervals(
+    displays: list[FakeDisplay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("nbdist.ui.display.run.time.monotonic", lambda: now)
+    run, tally = FakeRun(), ProgressTracker(2, synchronous=True)
+    view = RunView(as_run(run))
+    for tenth in range(25):
+        now = tenth / 10
+        run.store.extend(0, "gpu/use", [tenth], [float(tenth)], [now])
+        sample = {"id": "GPU-8f3a", "use": tenth}
+        tally.update(0, {**vars(Progress(step=tenth, state="running")), "gpu": sample}, now)
+        view.progress(tally.standing(now, run.store))
+    shown = [gpus for kind, gpus in displays[0].calls if kind == "gpus"]
+    assert [gpus[0]["use"]["values"].split()[-1] for gpus in shown] == ["0", "10", "20"]
+    assert summary_of(as_run(run)).trained_on == "2 workers on CPU (2 cores)"

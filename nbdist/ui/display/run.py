@@ -267,6 +267,7 @@ def replace_outputs(summary: Summary, outputs: Mapping[str, str]) -> Summary:
 
 SHORT = 0.1  # seconds; a shorter run has no live view, which would cost more than the cell itself
 MOST_MARKS = 100  # of a run
+GPUS_EVERY = 1.0  # seconds between two updates of the GPUs' curves
 MOST_RATES = 12  # changes of the learning rate that are drawn; more come from a schedule
 MOST_NAMED = 4  # lost replicas that are named; more are counted
 
@@ -280,6 +281,7 @@ class RunView:
         self._unit = unit_of(run)
         self._marks = Marks()
         self._gpus: list[object] = []  # the samples of the GPUs that the view has
+        self._gpus_due = float("-inf")
         self._thread: int | None = None  # the thread that shows the run, if another thread follows it
         self._display = LiveDisplay(
             run.store, run.tasks, title_of(run), run_id=run.id, charts=run.options.live, again=again(run)
@@ -311,8 +313,9 @@ class RunView:
         if self._marks.see(standing, self._tasks, time.monotonic()):
             self._display.mark(self._marks.all())
         samples: list[object] = [replica.gpu for replica in standing.replicas]
-        if samples != self._gpus:
-            self._gpus = samples
+        now = time.monotonic()
+        if samples != self._gpus and now >= self._gpus_due:  # each task measures at a time of its own
+            self._gpus, self._gpus_due = samples, now + GPUS_EVERY
             self._display.gpus(gpus_of(self._run, standing))
         devices = self._run.replica_devices(standing)
         self._display.progress(
