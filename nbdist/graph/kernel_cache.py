@@ -15,6 +15,7 @@ while it holds the lock, because gradients are reduced on threads of their own.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -26,6 +27,7 @@ from typing import ParamSpec, TypeVar
 
 WAIT_SECONDS = 30.0  # for another process to compile the kernels of a program
 POLL_SECONDS = 0.02
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # of a network file system: each process compiles
 LOCKS = 64  # files; programs that share one wait for each other, which costs time only
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,8 +62,12 @@ def first_or_after(
 
     A process that has waited for so many ``seconds`` enters, too.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:  # a cache that can only be read: no process compiles for another
+        yield False
+        return
     try:
         first = _locked(lock, fcntl.LOCK_EX)
         until = time.monotonic() + seconds
@@ -80,4 +86,7 @@ def _locked(lock: int, kind: int) -> bool:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 import threading
 from pathlib import Path
@@ -56,6 +57,20 @@ def test_a_wait_ends_at_its_limit_and_with_an_error_of_the_check(tmp_path: Path)
             pass
     with first_or_after(tmp_path / "lock") as again:
         assert again
+
+
+def test_a_cache_without_locks_is_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with first_or_after(tmp_path / "file" / "lock") as first:  # as in a folder that can only be read
+        assert not first
+
+    def no_locks(lock: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with first_or_after(tmp_path / "lock") as one, first_or_after(tmp_path / "lock") as other:
+        assert one
+        assert other
 
 
 def test_without_a_cache_of_nbdist_nothing_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
