@@ -484,6 +484,7 @@ class ServedReplica(Replica):
             # One of the servers has dropped it. The next gradient is not kept from that one until the others'
             # steps are complete: they may wait for a replica that waits for this one there.
             self.dropped += 1
+            self._overflowed.discard(slot)
             self._pending[slot] = [number for number in everywhere if self._still_taken(number, slot)]
             return
         first, *others = [self._on(number, lambda link: link.outcome(slot)) for number in everywhere]
@@ -495,7 +496,7 @@ class ServedReplica(Replica):
             self.dropped += 1
             return
         self.staleness = first[1]
-        if others and self._rules.several and first[0] == APPLIED:
+        if others and self._rules.several and first[0] in (APPLIED, LEFT_OUT):
             for link in self._links[1:]:  # which keep every gradient; the first one has ended the step
                 link.reach(link.version + 1)
 

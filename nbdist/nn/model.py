@@ -203,7 +203,8 @@ class Model:
         - ``validation_data``: a Dataset of batches or a pair of arrays, evaluated after each epoch, or None
         - ``callbacks``: a list of ``nb.train.Callback``
         - ``nan``: for steps with a NaN or infinite loss or gradient, which are never applied: "stop" raises
-          NanLossError, "skip" leaves them out
+          NanLossError, "skip" leaves them out. A gradient that only overflows in mixed precision is neither:
+          see ``nb.optim.LossScaleOptimizer``
 
         Raises InvalidArgumentError for data that do not fit the model, FailedPreconditionError before
         ``compile``, NanLossError, and what callbacks raise.

@@ -26,7 +26,7 @@ from nbdist.nn import (
     functional,
     losses,
 )
-from nbdist.optim import SGD, Adam, Optimizer
+from nbdist.optim import SGD, Adam, LossScaleOptimizer, Optimizer
 from nbdist.runtime.groups import World
 from nbdist.runtime.ps.client import Link
 from nbdist.runtime.ps.shard import Accumulator
@@ -145,6 +145,32 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(Peer, "send", sent)
     monkeypatch.setattr(Link, "_ask", asked)
     return moved
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"staleness": 0}, {"synchronous": True}, {"synchronous": True, "aggregate": 4}],
+    ids=str,
+)
+def test_steps_that_overflow_leave_rows_as_they_are(
+    towns: Callable[[int, int], Town], options: dict[str, Any]
+) -> None:
+    made = [model() for _ in range(2)]
+    for one in made:
+        one.compile(LossScaleOptimizer(Adam(0.05), 2.0**24), precision="mixed_float16")
+    start = [w.copy() for w in made[0].weights]
+    town = towns(2, 2)
+    found = town.train(lambda i: made[i].fit(data(), epochs=8), **options)
+    assert not [e for e in found if isinstance(e, BaseException)]
+    for one, own, before in zip(made[0].weights, made[1].weights, start, strict=True):
+        np.testing.assert_array_equal(one, own)
+        assert np.isfinite(one).all()
+        assert (one != before).any()
+    np.testing.assert_array_equal(made[0].weights[0][USED:], start[0][USED:])
+    assert all(here.progress.skipped > 2 for here in town.contexts)
+    scales = {one.loss_scale for one in made}
+    assert max(scales) < 2.0**23
+    assert len(scales) == 1 or "synchronous" not in options or "aggregate" in options
 
 
 def test_only_rows_travel(towns: Callable[[int, int], Town], moved: list[int]) -> None:

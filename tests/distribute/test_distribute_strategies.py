@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from parameter_town import Town
 from strategy_contract import SEED, StrategyContract, World, everywhere
@@ -13,6 +14,8 @@ from thread_worlds import worlds
 from nbdist.distribute.central import CentralStorageStrategy
 from nbdist.distribute.mirrored import MirroredStrategy
 from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
+from nbdist.errors import UnavailableError
+from nbdist.optim import SGD
 from nbdist.runtime import groups
 from nbdist.train.context import Context
 from nbdist.train.custom.api import end_loops
@@ -74,3 +77,21 @@ class TestSynchronousParameterServers(StrategyContract):
         for context_of_one, _ in found:
             end_loops(context_of_one, whole=False)
         town.close()
+
+
+def test_a_step_that_some_have_left_out_is_not_repeated_after_a_death() -> None:
+    """A death interrupts the exchange of a left-out step, and only the first replica has completed it."""
+    found = []
+    for i, place in enumerate(worlds(2)):
+        strategy = MultiWorkerMirroredStrategy(world=place)
+        found.append((context(strategy, place, is_chief=i == 0), strategy))
+
+    def body(strategy: Any, here: Context) -> tuple[bool, int, int]:
+        replica = strategy.replica([("w", np.zeros(3, np.float32))], SGD(0.1))
+        replica.global_step, replica.overflows = 3, int(here.is_chief)
+        replica.form_again = lambda error: replica.take_newest()
+        repeats = replica._recover(UnavailableError("a worker is lost"))
+        replica.close()
+        return repeats, replica.global_step, replica.overflows
+
+    assert everywhere(found, body) == [(True, 3, 1), (False, 3, 1)]

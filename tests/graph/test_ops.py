@@ -51,6 +51,30 @@ def example_cases() -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "shapes", "attrs"),
+    [
+        ("matmul", ((3, 300), (300, 4)), {}),
+        ("matmul", ((2, 3, 300), (300,)), {}),
+        ("einsum", ((2, 300), (300, 3)), {"inputs": ("bi", "ij"), "output": "jb"}),
+        ("conv2d", ((2, 6, 6, 30), (3, 3, 30, 4)), {"strides": (1, 1), "padding": "same"}),
+    ],
+)
+def test_products_of_float16_are_those_of_float32_rounded_once(
+    name: str, shapes: tuple[tuple[int, ...], ...], attrs: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    halves = [rng.normal(size=shape).astype(np.float16) for shape in shapes]
+    wide = OPS[name].forward(np, *(a.astype(np.float64) for a in halves), **attrs)
+    with Graph().as_default():
+        tensors = [placeholder(np.float16, shape) for shape in shapes]
+        product = record(name, *tensors, **attrs)
+    (found,) = compile_program([product], feeds=tensors, shapes=list(shapes))(*halves)
+    for value in (found, OPS[name].forward(np, *halves, **attrs)):
+        assert value.dtype == np.float16
+        np.testing.assert_allclose(value, wide, rtol=1e-3, atol=1e-4)
+
+
 def test_every_op_has_examples_or_a_reason() -> None:
     without = {n for n, op in OPS.items() if op.examples is None} | {
         n for n, op in OPS.items() if op.vjp is None
