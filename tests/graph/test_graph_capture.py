@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -293,6 +295,17 @@ def test_memory_of_graphs_is_in_the_pool_that_has_the_limit(
             program(cupy.asarray(np.zeros(4, np.float32)))
     (pool,) = set(used)
     assert (pool.allocator, pool.limit) == (cupy.cuda.get_allocator(), 0)
+
+
+def test_another_thread_records_graphs_of_its_own(cupy: Any) -> None:
+    """Programs of one thread share the memory of temporary arrays, for they run one after the other."""
+    program = elementwise(cupy)
+    for number in range(4):
+        given = np.full(4, number, np.float32)
+        with ThreadPoolExecutor(1) if number == 3 else nullcontext() as other:
+            call = program if other is None else lambda x: other.submit(program, x).result()
+            np.testing.assert_allclose(call(cupy.asarray(given))[0].get(), np.arctan(given), rtol=1e-6)
+    assert [graph.launches for graph in Stream.graphs if graph.launches] == [1, 1]
 
 
 def test_an_error_between_graphs_names_its_op(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
