@@ -76,10 +76,12 @@ def kill(cluster: Cluster, name: str, signum: int = signal.SIGKILL) -> int:
 
 
 def begun(cluster: Cluster, gate: Path, body: str = BODY, **options: Any) -> Run:
-    """Start the body, and return its run when each replica has made some steps."""
+    """Start the body, and return its run when each worker has made some steps, and servers have replicas."""
     options = {"strategy": "ps", "ps_replicas": 1, "seed": 3, "fetch": ("weights",), **options}
     run = start_run(body.format(gate=str(gate)), Options(**options), cluster=cluster)
     until(lambda: all(one.step >= 20 for one in run.standing().replicas), during=run)
+    if options["ps_replicas"]:  # on a busy machine they may be filled late
+        until(lambda: replicated(run, cluster), during=run)
     return run
 
 

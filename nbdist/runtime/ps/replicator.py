@@ -45,7 +45,7 @@ Array = np.ndarray[Any, Any]
 WATCH_SECONDS = 0.2  # between two checks of the standby's process
 RETRY_SECONDS = 1.0  # after a filling that failed
 STALL_SECONDS = 20.0  # without an acknowledgement, after which the standby is filled again
-HELLO_SECONDS = 1.0  # for the service of the standby's process to answer
+HELLO_SECONDS = 3.0  # for the service of the standby's process to answer, on a busy machine too
 FILL_SECONDS = 30.0  # for it to answer to a part
 
 
