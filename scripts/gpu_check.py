@@ -3,8 +3,8 @@
     python scripts/gpu_check.py                    # on a machine with a GPU
     python scripts/gpu_check.py --on-cpu           # rehearses it with NumPy: what needs a GPU is left out
 
-1. The checks, a PASS or FAIL line each: CUDA, its compiler and NCCL; every op against NumPy; a compiled
-   program, also as a CUDA graph; `fit` on one GPU, by NCCL on all of this process, and in float16; a
+1. The checks, a PASS or FAIL line each: CUDA, its compiler and NCCL; every op and kernel against NumPy; a
+   compiled program, also as a CUDA graph; `fit` on one GPU, by NCCL on all of this process, and in float16; a
    cluster with a worker for each GPU, with its environment, cores, memory limit and NCCL; NVML.
 2. The tests that need a GPU.
 3. The benchmarks g1 (a step against PyTorch), g2 (all-reduce against NCCL) and g3 (training on two GPUs
@@ -156,6 +156,45 @@ def check_ops(machine: Machine) -> str:
                     wrong.append(f"{name}{' into' if into else ''}: {error}")
     require(not wrong, f"{len(wrong)} of {calls} calls: " + " | ".join(dict.fromkeys(w[:90] for w in wrong)))
     return f"{calls} calls"
+
+
+def check_kernels(machine: Machine) -> str:
+    """Dropout bit for bit, 20 steps of every optimizer, and fused ops in three dtypes, against NumPy."""
+    rng, xp = np.random.default_rng(0), machine.xp
+    draw = np.array([7, 1, 3, 2**61 - 1], np.int64)
+    masks = [
+        to_host(
+            OPS["dropout_mask"].forward(on, on.zeros((9, 33), "f4"), on.asarray(draw), rate=0.3, number=2)
+        )
+        for on in (np, xp)
+    ]
+    require(np.array_equal(masks[0], masks[1]), "dropout keeps other elements")
+    for rule in (
+        nb.optim.SGD(0.1), nb.optim.SGD(0.1, momentum=0.9), nb.optim.SGD(0.1, momentum=0.9, nesterov=True),
+        nb.optim.Adam(0.01), nb.optim.Adam(0.01, amsgrad=True), nb.optim.AdamW(0.01), nb.optim.RMSprop(0.01),
+        nb.optim.RMSprop(0.01, momentum=0.5, centered=True), nb.optim.Adagrad(0.1),
+    ):  # fmt: skip
+        p = rng.normal(size=1000).astype(np.float32)
+        slots, ours = rule.new_slots(p), xp.asarray(p)
+        theirs = {name: xp.asarray(array) for name, array in slots.items()}
+        for step in range(1, 21):
+            g = rng.normal(size=1000).astype(np.float32)
+            rule.apply(ours, xp.asarray(g), theirs, step)
+            rule.apply(p, g, slots, step)
+        require(np.allclose(to_host(ours), p, rtol=1e-4, atol=1e-5), f"{rule} has another result")
+    for dtype in (np.float16, np.float32, np.float64):
+        with nb.Graph().as_default():
+            x = nb.placeholder(dtype, (40, 70))
+            y = nb.nn.functional.gelu(x - nb.nn.functional.softmax(x))
+        batch = rng.normal(size=(40, 70)).astype(dtype)
+        found = [
+            to_host(compile_program([y], feeds=[x], shapes=[(40, 70)], xp=on)(on.asarray(batch))[0])
+            for on in (np, xp)
+        ]
+        margin = 8 * float(np.finfo(dtype).eps)
+        close = np.allclose(found[0], found[1], rtol=margin, atol=margin)
+        require(close, f"gelu and softmax in {np.dtype(dtype)} have other values")
+    return "dropout, 9 optimizers, fused ops"
 
 
 def check_program(machine: Machine, **how: Any) -> str:
@@ -379,6 +418,7 @@ def require(condition: object, problem: str) -> None:
 CHECKS: dict[str, Callable[[Machine], object]] = {
     "cuda": check_cuda,
     "ops": check_ops,
+    "kernels": check_kernels,
     "program": check_program,
     "CUDA graph": check_capture,
     "fit on one device": lambda machine: check_fit(machine, machine.devices[:1]),
@@ -387,7 +427,7 @@ CHECKS: dict[str, Callable[[Machine], object]] = {
     "cluster and NCCL": check_cluster,
     "NVML": check_nvml,
 }
-ONLY_ON_GPU = {"cuda", "CUDA graph", "NVML"}
+ONLY_ON_GPU = {"cuda", "kernels", "CUDA graph", "NVML"}
 
 if __name__ == "__main__":
     sys.exit(main())

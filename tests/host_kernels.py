@@ -3,7 +3,7 @@
     source = cuda_source(cupy.ElementwiseKernel("T x", "T y", "y = x + x"), arguments)
     HostKernel(source, arguments)(*arrays, size)
 
-A shim takes the place of CUDA: one thread after the other runs the kernel's function. Threads of a warp that
+A shim takes the place of CUDA: one thread runs the kernel's loop over all elements. Threads of a warp that
 exchange values are fibers: each waits in ``__shfl_xor_sync`` until the others have come there, as on a GPU.
 Libraries are kept in a folder of this user below the temporary folder, by the hash of their source.
 """
@@ -110,13 +110,15 @@ static void fiber_body() {
 }
 extern "C" int host(void** arguments, ptrdiff_t n, unsigned block) {
   given = arguments; elements = n; diverged = false;
+  if (!WARPS) {  // a kernel's loop lets one thread compute all elements
+    blockIdx.x = threadIdx.x = 0;
+    blockDim.x = gridDim.x = 1;
+    thread_body();
+    return 0;
+  }
   blockDim.x = n < block ? n : block;
   gridDim.x = (n + blockDim.x - 1) / blockDim.x;
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
-    if (!WARPS) {
-      for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) thread_body();
-      continue;
-    }
     for (unsigned first = 0; first < blockDim.x; first += WARP) {
       for (int t = 0; t < WARP; ++t) {
         ended[t] = first + t >= blockDim.x;

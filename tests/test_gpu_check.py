@@ -53,6 +53,14 @@ def test_the_check_of_several_gpus_requires_nccl(monkeypatch: pytest.MonkeyPatch
         gpu_check.check_fit(machine, machine.devices)
 
 
+def test_the_check_of_kernels_passes_on_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    module = FakeCupy()
+    monkeypatch.setattr(backend, "_cupy", lambda: module)
+    gpu_check = importlib.import_module("gpu_check")
+    assert gpu_check.check_kernels(gpu_check.Machine(module)).startswith("dropout, 9 optimizers")
+
+
 def test_the_check_of_cuda_graphs_passes_on_a_stand_in(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,7 +63,9 @@ def compiled(arch: str, texts: list[str]) -> bytes:
 
 @pytest.mark.parametrize("arch", ["75", "90"])
 def test_nvrtc_compiles_every_kernel(arch: str) -> None:
-    binary = compiled(arch, [text for kernel in KERNELS.values() for text in sources(kernel)])
+    """Each kernel for both; of its types half for each, because that takes seconds."""
+    half = slice(arch == "75", None, 2)
+    binary = compiled(arch, [text for kernel in KERNELS.values() for text in sources(kernel)[half]])
     assert binary.startswith(b"\x7fELF")
     assert all(f"nbdist_{name}".encode() in binary for name in KERNELS)
 
