@@ -17,8 +17,14 @@ from nbdist.graph.ops.accumulators import ConditionalAccumulator
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, placeholder
 from nbdist.nn.functional import sigmoid, sparse_softmax_cross_entropy
-from nbdist.optim import Adam
+from nbdist.optim import SGD, Adam
 from nbdist.runtime.server import Server
+from nbdist.train import (
+    MonitoredTrainingSession,
+    StopAtStepHook,
+    SyncReplicasOptimizer,
+    get_or_create_global_step,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +164,20 @@ def test_a_session_without_memory_names_variables_and_buffers(
         "smaller batch",
     ):
         assert part in text, text
+
+
+def test_a_monitored_session_makes_synchronous_steps_on_a_gpu(graph: Graph, tasks: Tasks) -> None:
+    """Accumulators and tokens are on the host of the task; the program around them is on its GPU."""
+    with device(f"{ONE}/device:GPU:0"):
+        w = Variable(np.array([1.0, 2.0]), name="w")
+        steps = get_or_create_global_step()
+        optimizer = SyncReplicasOptimizer(SGD(0.25), 1, total_num_replicas=1)
+        train = optimizer.minimize(np.sum(np.square(w)), steps)
+    hook = optimizer.make_session_run_hook(is_chief=True)
+    with MonitoredTrainingSession(tasks.target, hooks=[hook, StopAtStepHook(last_step=4)]) as session:
+        while not session.should_stop():
+            session.run(train)
+    with tasks.session(graph) as after:
+        value, made = after.run([w, steps])
+    assert made >= 4
+    np.testing.assert_array_equal(value, np.array([1.0, 2.0]) / 2**made)
