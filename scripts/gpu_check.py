@@ -11,7 +11,8 @@
    against PyTorch's DDP), see bench/table_gpu.py. What cannot be measured here is said.
 4. Host waits, copies and launches of a step, by Nsight Systems.
 
-The exit status is 1 if a check or a test fails, or if both sides of a benchmark computed different things.
+The exit status is 1 if a check or a test fails, or if both sides of a benchmark computed different things,
+and 2 on a host without a GPU: there is nothing to report then.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", default="tests", help="where to look for tests that need a GPU")
     parser.add_argument("--benchmarks", nargs="*", default=["g1", "g2", "g3"], help="which to run")
     options = parser.parse_args(arguments)
+    if not options.on_cpu and not list_gpus():
+        parser.error(
+            "this host has no GPU that this process may use (see nvidia-smi -L and CUDA_VISIBLE_DEVICES); "
+            "--on-cpu rehearses the checks with NumPy"
+        )
     machine = Machine(backend("CPU:0" if options.on_cpu else "GPU:0"))
     report = Report()
     report.say(f"nbdist GPU check, {time.strftime('%Y-%m-%d %H:%M')}, {platform.platform()}")
@@ -271,8 +277,8 @@ def check_mixed_precision(machine: Machine) -> str:
     apart = abs(mixed[0][-1] - single[0][-1])
     require(apart < 0.05, f"the last loss is {mixed[0][-1]}, and {single[0][-1]} in float32")
     require(all(w.dtype == np.float32 and np.isfinite(w).all() for w in mixed[1]), "weights are not float32")
-    losses = f"loss {mixed[0][-1]:.4f}, {single[0][-1]:.4f} in float32"
-    return f"{losses}; {mixed[3]:.1f} ms a step, not {single[3]:.1f}"
+    of_mixed, of_single = (f"loss {run[0][-1]:.4f} and {run[3]:.1f} ms a step" for run in (mixed, single))
+    return f"{of_mixed}; in float32 {of_single}"
 
 
 def fit(

@@ -35,6 +35,17 @@ def test_every_check_that_needs_no_gpu_passes(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_without_a_gpu_the_script_says_so_and_writes_no_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module("gpu_check").main(["--report", str(tmp_path / "report")])
+    assert "no GPU that this process may use" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_check_of_several_gpus_requires_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     module, nccl = FakeCupy(), FakeNccl()
     monkeypatch.syspath_prepend(str(SCRIPT.parent))

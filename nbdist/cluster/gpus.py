@@ -102,7 +102,7 @@ def choose_gpus(asked: str | int, present: Sequence[str]) -> tuple[str, ...]:
         return tuple(_named(name, present) for name in asked.split(","))
     if asked > len(present):
         raise InvalidArgumentError(
-            f"gpus={asked}: this host has {len(present)} GPUs; use gpus='auto' or a smaller number"
+            f"gpus={asked}: this host has {_described(present)}; gpus='auto' takes all that it has"
         )
     return tuple(present[:asked])
 
@@ -111,8 +111,14 @@ def _named(name: str, present: Sequence[str]) -> str:
     found = [one for one in present if one.startswith(name)]
     if len(found) != 1:
         what = f"names {len(found)} GPUs of this host" if found else "is not a GPU of this host"
-        raise InvalidArgumentError(f"gpus: {name!r} {what}; choose from {', '.join(present) or 'none'}")
+        raise InvalidArgumentError(f"gpus: {name!r} {what}, which has {_described(present)}")
     return found[0]
+
+
+def _described(gpus: Sequence[str]) -> str:
+    if not gpus:
+        return "no GPU that this process may use (nvidia-smi -L and CUDA_VISIBLE_DEVICES)"
+    return f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: {', '.join(gpus)}"
 
 
 def _by_nvml() -> list[tuple[str, ...]] | None:
@@ -213,7 +219,7 @@ def require_gpus(gpus: Sequence[str]) -> None:
     if not gpus:
         return
     if find_spec("cupy") is None:
-        raise MissingExtra("gpu", f"the {len(gpus)} GPUs of this host; gpus='none' uses no GPU")
+        raise MissingExtra("gpu", f"work on GPUs ({len(gpus)} chosen); gpus='none' uses no GPU")
     first, *others = dict.fromkeys(gpus)
     problems = {first: gpu_problem(first)}  # its kernel is then in the cache for the others
     if others and not problems[first]:

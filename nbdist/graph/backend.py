@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError, MissingExtra
+from nbdist.errors import InvalidArgumentError, MissingExtra, UnavailableError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 """An array of the backend: numpy.ndarray, or cupy.ndarray on a GPU."""
@@ -38,7 +38,8 @@ def backend(device: str = "CPU:0") -> ModuleType:
 def device_scope(device: str) -> Iterator[None]:
     """A context in which this thread works for a device: it allocates and computes there.
 
-    Raises InvalidArgumentError for a GPU that this process does not have, MissingExtra without CuPy.
+    Raises InvalidArgumentError for a GPU that this process does not have, MissingExtra without CuPy, and
+    UnavailableError if CUDA does not work in this process, as without a GPU.
 
     >>> with device_scope("CPU:0"):
     ...     backend(scoped_device()).zeros(2)
@@ -69,7 +70,13 @@ def scoped_device() -> str:
 
 def _gpu(device: str, index: int) -> Any:
     cuda = _cupy().cuda
-    count = cuda.runtime.getDeviceCount()
+    try:
+        count = cuda.runtime.getDeviceCount()
+    except cuda.runtime.CUDARuntimeError as error:
+        raise UnavailableError(
+            f"this process cannot use {device!r}: {error}. Check that nvidia-smi lists a GPU and that "
+            "CUDA_VISIBLE_DEVICES does not hide it, or name CPU:0"
+        ) from error
     if index >= count:
         seen = "GPU:0" if count == 1 else f"GPU:0 to GPU:{count - 1}"
         raise InvalidArgumentError(

@@ -123,7 +123,7 @@ def test_how_many_gpus() -> None:
     assert choose_gpus("auto", present) == present
     assert choose_gpus("none", present) == choose_gpus(0, present) == ()
     assert choose_gpus(2, present) == choose_gpus("2", present) == ("0", "GPU-8f")
-    with pytest.raises(InvalidArgumentError, match="this host has 3"):
+    with pytest.raises(InvalidArgumentError, match="this host has 3 GPUs"):
         choose_gpus(4, present)
     for bad in ("many", -1, "", 1.5, None, True, "GPU-8f,1"):
         with pytest.raises(InvalidArgumentError, match="'auto', 'none', a number, or UUIDs"):
@@ -133,9 +133,9 @@ def test_how_many_gpus() -> None:
 def test_gpus_by_uuid() -> None:
     present = ("GPU-8f1", "MIG-9", "GPU-8f2")
     assert choose_gpus("GPU-8f2,MIG-9", present) == ("GPU-8f2", "MIG-9")
-    with pytest.raises(InvalidArgumentError, match="'GPU-8f' names 2 GPUs of this host; choose from"):
+    with pytest.raises(InvalidArgumentError, match="'GPU-8f' names 2 GPUs of this host, which has"):
         choose_gpus("GPU-8f", present)
-    with pytest.raises(InvalidArgumentError, match=r"'MIG-7' is not a GPU of this host; choose from none"):
+    with pytest.raises(InvalidArgumentError, match=r"'MIG-7' is not a GPU of this host, which has no GPU"):
         choose_gpus("MIG-7", ())
 
 

@@ -9,7 +9,7 @@ import pytest
 from fake_cupy import DeviceArray, FakeCupy, current_device
 from test_ops import example_cases
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, UnavailableError
 from nbdist.graph import backend
 from nbdist.graph.backend import device_scope, scoped_device, to_device
 from nbdist.graph.compile.program import compile_program
@@ -57,6 +57,21 @@ def test_a_thread_works_on_the_gpu_of_its_scope(monkeypatch: pytest.MonkeyPatch)
     ):
         with pytest.raises(InvalidArgumentError, match=problem), device_scope(device):
             pass
+
+
+def test_a_process_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = FakeCupy()
+    error = module.cuda.runtime.CUDARuntimeError
+
+    def count() -> int:
+        raise error("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+
+    monkeypatch.setattr(module.cuda.runtime, "getDeviceCount", count)
+    monkeypatch.setattr(backend, "_cupy", lambda: module)
+    problem = "cannot use 'GPU:0': cudaErrorInsufficientDriver.* nvidia-smi .* or name CPU:0"
+    with pytest.raises(UnavailableError, match=problem), device_scope("GPU:0"):
+        pass
+    assert scoped_device() == "CPU:0"
 
 
 def test_values_on_a_gpu_are_in_c_order() -> None:
