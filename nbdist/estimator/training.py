@@ -174,7 +174,7 @@ class Training:
 
         A replica without examples gets one with the share 0, whose gradient is 0.
         """
-        runner, last = self._runner, list[Any]()
+        runner = self._runner
         alone = self._strategy.num_replicas_in_sync == 1
         for element in self._strategy.distribute_dataset(dataset):
             features, labels = split_element(element)
@@ -188,13 +188,12 @@ class Training:
                 leaves = [a for a in tree_leaves(part) if a is not None]
                 scale = next((known[2] for known in runner.yielded if known[0] is leaves[0]), 0.0)
                 if not len(leaves[0]):
-                    parts[i] = self._one_example(part, last)
+                    parts[i] = self._one_example(part)
                 shares.append(np.array(1.0 / scale if scale else 0.0, np.float32))
-            last = parts
             joined = parts[0] if count == 1 else _join(parts)
             yield shares[0] if count == 1 else PerReplica(tuple(shares)), *joined
 
-    def _one_example(self, part: Any, last: list[Any]) -> Any:
+    def _one_example(self, part: Any) -> Any:
         """Return one example in place of none, from the whole batch."""
         runner = self._runner
         wholes = {id(known[0]): known[3] for known in runner.yielded}
