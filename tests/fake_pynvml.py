@@ -47,6 +47,7 @@ class FakeNvml:
     degrees: list[int] = field(default_factory=lambda: [41, 67])
     processes: list[dict[int, int | None]] = field(default_factory=lambda: [{}, {}])
     fails: dict[str, Exception] = field(default_factory=dict)
+    models: list[str] = field(default_factory=lambda: ["NVIDIA H100 80GB HBM3"] * 2)
     started: int = 0
 
     def module(self) -> ModuleType:
@@ -56,7 +57,7 @@ class FakeNvml:
         for error in (NVMLError, NVMLError_NotFound, NVMLError_InvalidArgument, NVMLError_NotSupported):
             setattr(module, error.__name__, error)
         for name in (
-            "nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID",
+            "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID",
             "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo",
             "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature",
             "nvmlDeviceGetName", "nvmlDeviceGetUUID",
@@ -76,6 +77,9 @@ class FakeNvml:
 
     def nvmlInit(self) -> None:
         self.started += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.use)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         if not 0 <= index < len(self.use):
@@ -102,7 +106,7 @@ class FakeNvml:
         return self.degrees[handle]
 
     def nvmlDeviceGetName(self, handle: int) -> str:
-        return "NVIDIA H100 80GB HBM3"
+        return self.models[handle]
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return f"GPU-{handle}"

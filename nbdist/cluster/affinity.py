@@ -19,7 +19,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from nbdist.metrics.gpu_usage import find_device
 
 Cores = frozenset[int]
 CORES_VARIABLE = "NBDIST_CORES"
@@ -66,11 +67,7 @@ def worker_cores(workers: int, gpus: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def cores_near(gpus: Iterable[str]) -> dict[str, Cores]:
-    """Return the cores of the NUMA node of each GPU, by its CUDA name, as far as NVML knows them.
-
-    CUDA numbers GPUs from the fastest on, unless CUDA_DEVICE_ORDER is PCI_BUS_ID, and NVML by their place on
-    the PCI bus: a number is used only if both orders are the same.
-    """
+    """Return the cores of the NUMA node of each GPU, by its CUDA name, as far as NVML knows them."""
     try:
         import pynvml as nvml
 
@@ -81,20 +78,14 @@ def cores_near(gpus: Iterable[str]) -> dict[str, Cores]:
         found = {}
         for gpu in dict.fromkeys(gpus):
             with suppress(nvml.NVMLError):  # an abbreviated UUID, or a host that has no such figure
-                if (card := _card(nvml, gpu)) is not None:
-                    found[gpu] = cores_in(nvml.nvmlDeviceGetCpuAffinity(card, MASK_WORDS))
+                if (device := find_device(nvml, gpu)) is None:
+                    continue
+                if gpu.startswith("MIG-"):
+                    device = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device)
+                found[gpu] = cores_in(nvml.nvmlDeviceGetCpuAffinity(device, MASK_WORDS))
         return found
     finally:
         nvml.nvmlShutdown()
-
-
-def _card(nvml: Any, gpu: str) -> Any:
-    if gpu.isdecimal():
-        cards = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-        alike = len({nvml.nvmlDeviceGetName(card) for card in cards}) == 1
-        return cards[int(gpu)] if alike or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" else None
-    device = nvml.nvmlDeviceGetHandleByUUID(gpu)
-    return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device) if gpu.startswith("MIG-") else device
 
 
 def cores_in(mask: Iterable[int]) -> Cores:

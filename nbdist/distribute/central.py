@@ -97,6 +97,7 @@ class CentralStorageStrategy(Strategy):
         """Return the contexts of the other devices' threads."""
         if self._threads is None:
             return []
+        self._threads.check_devices()  # before memory is allocated for them
         layout, gpus = layout_of(model.variables), [d for d in self._threads.devices if backend(d) is not np]
         # The same for the copies of this that follow.
         self._parameters = pinned_buffer(layout.size, backend(gpus[0])) if gpus else layout.buffer()

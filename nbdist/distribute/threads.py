@@ -49,11 +49,15 @@ class Threads:
         self._groups: list[Collective] = []
         self._value_groups: list[Collective] = []
 
+    def check_devices(self) -> None:
+        """Raise what `device_scope` raises for a device that this process does not have."""
+        for device in self.devices:
+            with device_scope(device):
+                pass
+
     def companions(self, strategy: Strategy, context: Context) -> list[Context]:
         """Return the contexts of the replicas beside the first, which begin a training together."""
-        for device in self.devices:
-            with device_scope(device):  # raises if this process does not have it
-                pass
+        self.check_devices()
         self._groups = self._form(context.control.check)
         self._value_groups = thread_group(self._names, check=context.control.check)
         context.device = self.devices[0]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -21,8 +22,6 @@ from typing import Any
 FIRST_SECONDS = 0.2  # before the first one: a short cell measures nothing
 FIGURES = ("use", "memory", "power", "temperature")
 """In percent, bytes, watts and degrees Celsius."""
-
-
 GPU_SERIES = {figure: f"gpu/{figure}" for figure in FIGURES}
 """The names of the figures' series in a run's metrics."""
 
@@ -122,12 +121,10 @@ def read_devices(nvml: Any, names: Iterable[str]) -> dict[str, Gpu]:
     found = {}
     for name in sorted(names):
         try:
-            handle = (
-                nvml.nvmlDeviceGetHandleByIndex(int(name))
-                if name.isdecimal()
-                else nvml.nvmlDeviceGetHandleByUUID(name)
-            )
+            handle = find_device(nvml, name)
         except nvml.NVMLError:  # there is none, or it is lost, or this user may not ask; others are measured
+            continue
+        if handle is None:
             continue
         memory = _or_none(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
         use = _or_none(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -145,6 +142,23 @@ def read_devices(nvml: Any, names: Iterable[str]) -> dict[str, Gpu]:
             by_pid={int(one.pid): one.usedGpuMemory for one in listed},
         )
     return found
+
+
+def find_device(nvml: Any, name: str) -> Any:
+    """Return NVML's handle of a device by its CUDA name; None for a number that may be another GPU for CUDA.
+
+    CUDA numbers GPUs from the fastest on, unless CUDA_DEVICE_ORDER is PCI_BUS_ID, and NVML by their place on
+    the PCI bus: a number is used only if both orders are the same. Raises NVML's error for a device that it
+    does not know.
+    """
+    if not name.isdecimal():
+        return nvml.nvmlDeviceGetHandleByUUID(name)
+    handle = nvml.nvmlDeviceGetHandleByIndex(int(name))
+    models = set()
+    for number in range(nvml.nvmlDeviceGetCount()):
+        with suppress(nvml.NVMLError):  # a lost one
+            models.add(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(number)))
+    return handle if len(models) <= 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" else None
 
 
 def _or_none(nvml: Any, ask: Any, *arguments: Any) -> Any:

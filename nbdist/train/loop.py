@@ -400,7 +400,7 @@ class _Loop:
                 return self._ended()
             pulled, waited = clock(), replica.waited - waited
             mark(StepEvents.PULLED)
-            self.scaling.judge()
+            self.scaling.update()
             gradients, wrong, overflow = replica.gradients(), "", False
             if mine:
                 restore = self.model.remember() if self.skip_nan else None
@@ -413,7 +413,7 @@ class _Loop:
                 rows = values[counted:]  # of each table: gradients, and where they belong
                 results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])
                 loss = float(results[0]) * (size / mine)
-                overflow = self.scaling.handles(loss, squares)
+                overflow = self.scaling.has_overflowed(loss, squares)
                 if not overflow:
                     wrong = describe_nonfinite(loss, squares, [*gradients, *rows[::2]])
                 if tables and not wrong and not overflow:
@@ -444,7 +444,7 @@ class _Loop:
             mark(StepEvents.PUSHED)
             paused = boundary.paused_since() if control.messages != handled else 0.0
             self.step += 1
-            self.scaling.made(self.step)
+            self.scaling.record_step(self.step)
             rest = account.add(self.step, begun, waited, pulled, computed, late, pushed, paused)
             progress.step = self.step
             progress.examples += mine
@@ -459,7 +459,7 @@ class _Loop:
             replica.settle()
         except StepStopped:
             return self._ended()
-        self.scaling.judge()
+        self.scaling.update()
         return True
 
     def _ended(self) -> bool:
@@ -469,7 +469,7 @@ class _Loop:
         """
         with contextlib.suppress(StepStopped):
             self.replica.settle()
-        self.scaling.judge()
+        self.scaling.update()
         if self.replica.unmade:
             progress, examples = self.context.progress, self._last_examples
             self.step -= 1

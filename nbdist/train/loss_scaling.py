@@ -1,10 +1,10 @@
 """The loss scale of one replica in a training loop: what a step's outcome does to it.
 
-    scaling.judge()                     # before the program: takes the outcome of the last step
+    scaling.update()                    # before the program: takes the outcome of the last step
     ...program, which reads the scale's array...
-    if scaling.handles(loss, squares): replica.overflow()
-    else:                              replica.push()
-    scaling.made(step)
+    if scaling.has_overflowed(loss, squares): replica.overflow()
+    else:                                     replica.push()
+    scaling.record_step(step)
 
 Replicas that make a step together leave it out together, and learn that with the exchange of the step
 (``Replica.overflows``): at its push with all-reduce, at the next pull with parameter servers. So all have the
@@ -36,7 +36,7 @@ class LossScaling:
     def _overflows(self) -> int:
         return sum(replica.overflows for replica in self._replicas)
 
-    def handles(self, loss: float, squares: float) -> bool:
+    def has_overflowed(self, loss: float, squares: float) -> bool:
         """Return whether a step is to be left out for a smaller scale: the sum of squares is not finite.
 
         A loss that is not finite is not scaled: no scale would help. Nor would one below 1.
@@ -45,12 +45,12 @@ class LossScaling:
             return False
         return math.isfinite(loss) and self.scale.can_shrink
 
-    def made(self, step: int) -> None:
-        """Take note of a step that was handed over, by its number."""
+    def record_step(self, step: int) -> None:
+        """Record the number of a step that was handed over, for the next update."""
         self._step = step
 
-    def judge(self) -> None:
-        """Adapt the scale to the outcome of the last step, if that was not done yet."""
+    def update(self) -> None:
+        """Adapt the scale to the outcome of the last step, unless that is done."""
         if self.scale is None or not self._step:
             return
         step, self._step = self._step, 0
@@ -66,7 +66,7 @@ class LossScaling:
 
     def state(self) -> list[float] | None:
         """Return the scale after the last step, and the finite steps in a row at it; None without a scale."""
-        self.judge()
+        self.update()
         return None if self.scale is None else [self.scale.value, self.scale.good_steps]
 
     def follow(self, replicas: Sequence[Replica]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from fake_pynvml import FakeNvml, NVMLError, NVMLError_NotSupported
 from waiting import until
 
-from nbdist.metrics.gpu_usage import GPU_SERIES, GpuSampler, load_nvml, own_gpu
+from nbdist.metrics.gpu_usage import GPU_SERIES, GpuSampler, load_nvml, own_gpu, read_devices
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import RunStore
 from nbdist.run.task.reporting import ActiveRun, Output
@@ -117,6 +117,17 @@ def test_it_measures_again_and_again(nvml: FakeNvml) -> None:
     samples.sampler.start()
     until(lambda: len(samples.shown) > 3)
     samples.sampler.stop()
+
+
+def test_a_number_is_measured_only_if_cuda_and_nvml_number_alike(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert read_devices(nvml.module(), ["1", "7"]).keys() == {"1"}
+    nvml.models[0] = "Tesla T4"  # NVML's first, CUDA's last
+    assert read_devices(nvml.module(), ["1", "GPU-1"]).keys() == {"GPU-1"}
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert read_devices(nvml.module(), ["1"])["1"].uuid == "GPU-1"
 
 
 def test_the_own_gpu_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,14 @@ from fake_cupy import DeviceArray, Event, FakeCupy, Stream, counts, current_devi
 from fake_nccl import FakeNccl
 
 from nbdist.data import Dataset
-from nbdist.distribute import MirroredStrategy, OneDeviceStrategy, Strategy, get_replica_context
+from nbdist.distribute import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    OneDeviceStrategy,
+    Strategy,
+    central,
+    get_replica_context,
+)
 from nbdist.distribute.all_reduce import AllReduceReplica
 from nbdist.errors import InvalidArgumentError, UnavailableError
 from nbdist.graph import backend
@@ -331,6 +338,14 @@ def test_devices_and_collectives_that_cannot_be_are_refused(fake_gpu: FakeNccl) 
         train(MirroredStrategy(["GPU:0", "CPU:0"], "nccl"))
     train(MirroredStrategy(["GPU:0", "GPU:1"], "local"))
     assert not fake_gpu.calls
+
+
+def test_central_storage_allocates_nothing_for_a_device_that_is_missing(
+    fake_gpu: FakeNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(central, "pinned_buffer", pytest.fail)
+    with pytest.raises(InvalidArgumentError, match="no device 'GPU:2'"):
+        train(CentralStorageStrategy(["GPU:2"]))
 
 
 @pytest.mark.parametrize("failing", [0, 1])

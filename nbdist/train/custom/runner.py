@@ -250,7 +250,7 @@ class Runner:
         scalings = [local.scaling(one, self.variables.saved_scales) for one in call.trace.scales]
         for scaling in scalings:
             scaling.follow(replicas)
-            scaling.judge()
+            scaling.update()
         program = self._program(call, local, updating)
         into = [gradient for replica in replicas for gradient in replica.gradients()]
         restore = self.variables.remember(call.trace.assigned, local) if self._skip_nan and replicas else None
@@ -264,7 +264,7 @@ class Runner:
         results, squares = read_values(found[: outputs + watched], [*flats, *rows[::2]])
         losses = results[outputs:]
         loss = self._loss(call, losses)
-        overflow = bool(scalings) and all(scaling.handles(loss, squares) for scaling in scalings)
+        overflow = bool(scalings) and all(scaling.has_overflowed(loss, squares) for scaling in scalings)
         wrong = "" if overflow else describe_nonfinite(loss, squares, [*into, *rows[::2]])
         if wrong and restore is None:
             raise NanLossError(
@@ -284,7 +284,7 @@ class Runner:
         times.push(replicas, skip=bool(wrong), overflow=overflow)
         for scaling in scalings:
             if replicas:
-                scaling.made(self.variables.steps + 1)
+                scaling.record_step(self.variables.steps + 1)
         if replicas and local.index == 0:
             boundary, messages = self.variables.boundary, self.variables.context.control.messages
             paused = boundary.paused_since() if messages != boundary.handled else 0.0
