@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.elements import apply, kept, noted
 from nbdist.data.rows import Rows
-from nbdist.data.structure import leaves_of, rebuild, stack
+from nbdist.data.structure import columns_of, leaves_of, rebuild, stack
 from nbdist.errors import InvalidArgumentError
 
 Shapes = list[list[int | None]] | None
@@ -42,7 +42,7 @@ def padded(group: list[Any], shapes: Shapes, values: list[Any]) -> Any:
       None for that everywhere
     - ``values``: what to pad with, for each array, or one for all
     """
-    columns = list(zip(*(leaves_of(element) for element in group), strict=True))
+    columns = columns_of(group)
     if shapes is not None and len(shapes) != len(columns):
         raise InvalidArgumentError(
             f"padded_shapes has {len(shapes)} shapes, and an element has {len(columns)} arrays; give a list "

@@ -33,6 +33,40 @@ def leaves_of(structure: Any) -> list[Any]:
     return [structure]
 
 
+def columns_of(elements: list[Any]) -> list[tuple[Any, ...]]:
+    """Return the values of each place of elements, which must have the structure of the first.
+
+    >>> columns_of([{"a": 1, "b": 2}, {"b": 4, "a": 3}])
+    [(1, 3), (2, 4)]
+    """
+    first = elements[0]
+    if not isinstance(first, (tuple, dict)):
+        if any(isinstance(element, (tuple, dict)) for element in elements):
+            raise _differs(first, next(one for one in elements if isinstance(one, (tuple, dict))))
+        return [tuple(elements)]
+    kind, names = (dict, first.keys()) if isinstance(first, dict) else (tuple, range(len(first)))
+    for element in elements:
+        if not isinstance(element, kind) or len(element) != len(names):
+            raise _differs(first, element)
+    try:
+        return [column for name in names for column in columns_of([element[name] for element in elements])]
+    except KeyError:
+        raise _differs(first, next(one for one in elements if one.keys() != names)) from None
+
+
+def _differs(first: Any, other: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the elements of a batch need one structure, and the first is {_form(first)}, "
+        f"another {_form(other)}: return the same tuple or the same names for each element"
+    )
+
+
+def _form(structure: Any) -> str:
+    if isinstance(structure, dict):
+        return f"a dict of {', '.join(map(repr, structure)) or 'nothing'}"
+    return f"a tuple of {len(structure)}" if isinstance(structure, tuple) else "a single value"
+
+
 def rebuild(structure: Any, leaves: list[Any]) -> Any:
     """Return ``leaves`` in the form of ``structure``; undoes `leaves_of`."""
     if isinstance(structure, tuple):
@@ -52,9 +86,9 @@ def _rebuild(structure: Any, leaves: Iterator[Any]) -> Any:
 
 
 def stack(elements: list[Any]) -> Any:
-    """Return elements of one structure as one batch; raises `InvalidArgumentError` if their shapes differ."""
+    """Return elements of one structure as one batch; raises `InvalidArgumentError` if shapes differ."""
     first = elements[0]
-    columns = list(zip(*(leaves_of(element) for element in elements), strict=True))
+    columns = columns_of(elements)
     stacked = []
     for index, column in enumerate(columns):
         try:

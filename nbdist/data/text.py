@@ -31,7 +31,9 @@ def open_text(
     """Open a text file for reading, inside a ``with``; a damaged character names the file."""
     with open_file(path, compression) as file:
         try:
-            yield io.TextIOWrapper(file, encoding, newline=newline)
+            # a file of a spreadsheet may begin with a mark of its encoding, which is not text
+            codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
+            yield io.TextIOWrapper(file, codec, newline=newline)
         except UnicodeDecodeError as error:
             raise DataLossError(
                 f"{path} is not {encoding} text: {error}. Say encoding=..., compression=... if it is "
@@ -125,6 +127,11 @@ class CsvRows:
         for name in wanted:
             if name not in names:
                 raise InvalidArgumentError(f"{path} has no column {name!r}; {choices(name, names)}")
+            if names.count(name) > 1:
+                raise InvalidArgumentError(
+                    f"{path} has {names.count(name)} columns {name!r}: rename one, or keep others "
+                    "with columns=[...]"
+                )
         if isinstance(self._columns, Mapping):
             return {name: np.dtype(kind) for name, kind in self._columns.items()}
         columns = {name: [fields[names.index(name)] for fields in sample] for name in wanted}

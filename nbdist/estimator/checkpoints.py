@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.checkpoint.folder import open_folder
-from nbdist.checkpoint.state import candidates
+from nbdist.checkpoint.state import candidates, complete
 from nbdist.errors import DataLossError, NotFoundError
 from nbdist.graph.backend import Array
 from nbdist.graph.ops.state import group
@@ -118,10 +118,19 @@ class ModelCheckpoints:
             self._session.close()
             self._saver, self._form = None, None
 
+    def _earlier(self) -> list[str]:
+        """Return the paths of the folder's checkpoints, the oldest first."""
+        try:
+            state = checkpoint_state(self.model_dir)
+        except DataLossError as error:
+            print(f"{error}; the next checkpoint replaces it")
+            folder = open_folder(self.model_dir)
+            return [folder.path(base) for base in complete(folder)]
+        return [] if state is None else list(state.all_model_checkpoint_paths)
+
     def _open(self, form: dict[str, Any]) -> None:
         if self._saver is None:
-            state = checkpoint_state(self.model_dir)
-            known = [] if state is None else list(state.all_model_checkpoint_paths)
+            known = self._earlier()
         else:
             self._saver.wait()
             self._session.close()

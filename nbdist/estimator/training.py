@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.data import Dataset
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, NbdistError
 from nbdist.estimator.checkpoints import ModelCheckpoints, Trained
 from nbdist.estimator.model_function import TrainingFunction
 from nbdist.estimator.spec import RunConfig
@@ -115,6 +115,8 @@ class Training:
                 hook.abort()
             if self._summaries is not None:
                 self._summaries.close()
+            if self._checkpoints is not None:
+                self._checkpoints.abort()
             raise
         finally:
             variables.at_finish = None
@@ -381,6 +383,13 @@ class _Checkpoints:
         for listener in self._listeners:
             listener.end(self._training._session, step)  # type: ignore[arg-type]
         self._files.close()
+
+    def abort(self) -> None:
+        """Wait for the checkpoint that is being written: the next training begins at it."""
+        try:
+            self._files.close()
+        except NbdistError as error:
+            print(f"the last checkpoint is not complete: {error}")
 
     def _save(self, step: int, trained: Trained | None = None) -> bool:
         session: Any = self._training._session

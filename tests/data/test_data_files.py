@@ -165,6 +165,19 @@ def test_bad_rows_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
         Dataset.csv(tmp_path / "bad.csv", on_error="ignore")
 
 
+def test_a_mark_of_the_encoding_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("\ufeffa,b\n1,2\n".encode())
+    assert list(Dataset.csv(str(tmp_path / "a.csv"))) == [{"a": 1, "b": 2}]
+    assert list(Dataset.text_lines(str(tmp_path / "a.csv"))) == ["a,b", "1,2"]
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,a\n1,2,3\n")
+    with pytest.raises(InvalidArgumentError, match="has 2 columns 'a'"):
+        list(Dataset.csv(str(tmp_path / "a.csv")))
+    assert list(Dataset.csv(str(tmp_path / "a.csv"), ["b"])) == [{"b": 2}]
+
+
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("width,b\n1,2\n")
     with pytest.raises(InvalidArgumentError, match=r"no column 'widht'.*did you mean width"):

@@ -365,3 +365,16 @@ def test_samples_of_several_datasets() -> None:
     assert numbers(Dataset.sample_from([Dataset.range(3), Dataset.range(9)], [1, 0])) == [0, 1, 2]
     with pytest.raises(InvalidArgumentError, match="expected 2 numbers of 0 or more"):
         Dataset.sample_from([Dataset.range(1), Dataset.range(1)], [1])
+
+
+def test_elements_of_a_batch_have_one_structure() -> None:
+    swapped = Dataset.from_generator(lambda: [{"a": 1, "b": 2}, {"b": 4, "a": 3}])
+    for batched in (swapped.batch(2), swapped.padded_batch(2)):
+        (batch,) = batched
+        assert {name: list(values) for name, values in batch.items()} == {"a": [1, 3], "b": [2, 4]}
+    for other in ({"a": 1, "c": 2}, {"a": 1}, (1, 2), 3, {"a": 1, "b": (2, 3)}):
+        mixed = Dataset.from_generator(lambda other=other: [{"a": 1, "b": 2}, other])
+        with pytest.raises(InvalidArgumentError, match="need one structure"):
+            list(mixed.batch(2))
+        with pytest.raises(InvalidArgumentError, match="need one structure"):
+            list(mixed.padded_batch(2))

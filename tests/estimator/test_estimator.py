@@ -161,6 +161,31 @@ def test_models_made_in_the_function(tmp_path: Path) -> None:
     assert np.mean(classes == Y) > 0.85
 
 
+def test_a_training_that_fails_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    def failing() -> Any:
+        def rows() -> Any:
+            yield from batches()()
+            raise OSError("the disk is gone")
+
+        return nb.data.Dataset.from_generator(rows)
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        made(tmp_path).train(failing)
+    assert made(tmp_path).latest_checkpoint() == str(tmp_path / "model.ckpt-0")
+    made(tmp_path).train(batches(), max_steps=3)
+    assert made(tmp_path).latest_checkpoint() == str(tmp_path / "model.ckpt-3")
+
+
+def test_a_damaged_state_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path).train(batches(), max_steps=2)
+    (tmp_path / "checkpoint").write_text("{")
+    made(tmp_path).train(batches(), max_steps=4)
+    assert "the next checkpoint replaces it" in capsys.readouterr().out
+    found = nb.train.checkpoint_state(tmp_path)
+    assert found is not None
+    assert [path.rpartition("-")[2] for path in found.all_model_checkpoint_paths] == ["0", "2", "4"]
+
+
 def test_summaries(tmp_path: Path) -> None:
     estimator = made(tmp_path, save_summary_steps=2)
     estimator.train(batches(epochs=4))
