@@ -118,6 +118,11 @@ class RunConfig:
             raise InvalidArgumentError(
                 "RunConfig: give save_checkpoints_steps or save_checkpoints_secs, not both"
             )
+        keep = self.keep_checkpoint_max
+        if keep is not None and not (is_whole(keep) and keep >= 0):
+            raise InvalidArgumentError(
+                f"RunConfig: keep_checkpoint_max is a whole number from 0, or None, not {keep!r}"
+            )
         if not is_whole(self.tf_random_seed):
             raise InvalidArgumentError(
                 f"RunConfig: tf_random_seed is a whole number, not {self.tf_random_seed!r}"

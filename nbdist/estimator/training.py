@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.data import Dataset
-from nbdist.errors import InvalidArgumentError, NbdistError
+from nbdist.errors import InvalidArgumentError, NbdistError, StorageError
 from nbdist.estimator.checkpoints import ModelCheckpoints, Trained
 from nbdist.estimator.model_function import TrainingFunction
 from nbdist.estimator.spec import RunConfig
@@ -72,6 +72,15 @@ class Training:
         self._function, self._store, self._global_step = function, function.store, function.global_step
         self._hooks, self._listeners = list(hooks), list(listeners)
         self._is_chief = self._variables.context.is_chief
+        for what, given, kind in (
+            ("hooks", hooks, SessionRunHook),
+            ("saving_listeners", listeners, CheckpointSaverListener),
+        ):
+            for one in given:
+                if not isinstance(one, kind):
+                    raise InvalidArgumentError(
+                        f"Estimator.train: {what} are instances of {kind.__name__}, not {one!r}"
+                    )
         for hook in hooks:
             if isinstance(hook, CheckpointSaverHook):
                 raise InvalidArgumentError(
@@ -441,7 +450,10 @@ class _Summaries:
             print(f"step {step}: loss {float(loss):.4g}{speed}")
 
     def close(self) -> None:
-        self._writer.close()
+        try:
+            self._writer.close()
+        except StorageError as error:  # it must not cost the last checkpoint
+            print(error)
 
 
 def split_element(element: Any) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nbdist as nb
-from nbdist.errors import InvalidArgumentError, NanLossError, NotFoundError
+from nbdist.errors import InvalidArgumentError, NanLossError, NotFoundError, StorageError
 from nbdist.estimator import Estimator, EstimatorSpec, RunConfig
 
 RNG = np.random.default_rng(0)
@@ -176,6 +176,21 @@ def test_a_training_that_fails_leaves_a_whole_checkpoint(tmp_path: Path) -> None
     assert made(tmp_path).latest_checkpoint() == str(tmp_path / "model.ckpt-3")
 
 
+def test_summaries_that_are_not_written_cost_no_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = nb.summary.FileWriter.close
+
+    def failing(self: nb.summary.FileWriter) -> None:
+        close(self)
+        raise StorageError("summaries are not written")
+
+    monkeypatch.setattr(nb.summary.FileWriter, "close", failing)
+    made(tmp_path).train(batches(), max_steps=2)
+    assert "summaries are not written" in capsys.readouterr().out
+    assert made(tmp_path).latest_checkpoint() == str(tmp_path / "model.ckpt-2")
+
+
 def test_a_damaged_state_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path).train(batches(), max_steps=2)
     (tmp_path / "checkpoint").write_text("{")
@@ -248,6 +263,12 @@ def test_bad_arguments(tmp_path: Path) -> None:
         estimator.train(batches(epochs=0))
     with pytest.raises(InvalidArgumentError, match="saves its checkpoints itself"):
         estimator.train(batches(), hooks=[nb.train.CheckpointSaverHook(tmp_path, save_steps=1)])
+    with pytest.raises(InvalidArgumentError, match="hooks are instances of SessionRunHook"):
+        estimator.train(batches(), hooks=[nb.train.SessionRunHook])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgumentError, match="saving_listeners are instances of Checkpoint"):
+        estimator.train(batches(), saving_listeners=[3])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgumentError, match="keep_checkpoint_max is a whole number from 0"):
+        RunConfig(keep_checkpoint_max=-1)
     with pytest.raises(InvalidArgumentError, match="did you mean labels"):
         Estimator(lambda features, label: None, tmp_path)  # type: ignore[arg-type,return-value]
     estimator.train(batches(), steps=1)
