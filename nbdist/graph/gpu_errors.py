@@ -157,7 +157,7 @@ def out_of_memory(error: MemoryError, device: str, tensors: Iterable[SizedTensor
     """
     on_gpu = "GPU" in device.upper()
     parts = [f"no memory is left on {device}: {str(error).rstrip('.') or 'an allocation failed'}"]
-    with suppress(Exception):  # what it tells is worth less than the error
+    with suppress(Exception):  # a failed measurement must not hide the error
         parts.append(_gpu_usage(device) if on_gpu else _host_usage())
     if named := largest(tensors):
         parts.append(f"the largest variables: {named}")

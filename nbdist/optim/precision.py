@@ -43,8 +43,8 @@ def checked_precision(what: str, name: str) -> str:
     """
     if name in ("bfloat16", "mixed_bfloat16"):
         raise InvalidArgumentError(
-            f"{what} {name!r} needs an array library with bfloat16 and its products, which NumPy and the "
-            "programs here do not have: take 'mixed_float16'"
+            f"{what} {name!r} is not available: NumPy has no bfloat16, so programs have none. Use "
+            "'mixed_float16'"
         )
     if name not in PRECISIONS:
         raise InvalidArgumentError(f"no {what} {name!r}; {choices(name, tuple(PRECISIONS))}")

@@ -33,13 +33,13 @@ class DeviceReplica(Replica):
         self._inner, self._device = inner, device
         xp = backend(device)
         with device_scope(device):
-            self._layout, self._source, self._is_landing = _memory_of(inner, xp)
+            self._layout, self._source, self._receives_pinned = _memory_of(inner, xp)
             layout = self._layout
             self._parameters: Any = layout.buffer(xp)
             self._gradient: Any = layout.buffer(xp)
             self._sent = pinned_buffer(layout.size, xp)
             self._stream, self._current = xp.cuda.Stream(non_blocking=True), xp.cuda.get_current_stream
-            self._computed, self._copied, self._brought = (
+            self._computed, self._copied, self._uploaded = (
                 xp.cuda.Event(disable_timing=True) for _ in range(3)
             )
         self.values, self._gradients = layout.views(self._parameters), layout.views(self._gradient)
@@ -65,15 +65,15 @@ class DeviceReplica(Replica):
 
     def pull(self) -> None:
         """Bring the newest parameters to the device."""
-        self._bring(self._inner.pull)
+        self._receive(self._inner.pull)
 
     def fetch(self) -> None:
         """Bring the newest parameters to the device in any case."""
-        self._bring(self._inner.fetch)
+        self._receive(self._inner.fetch)
 
     def newest(self) -> None:
         """Bring the newest parameters to the device, for a checkpoint."""
-        self._bring(self._inner.newest)
+        self._receive(self._inner.newest)
 
     def gradients(self) -> Sequence[Array]:
         """Return the device's gradient buffers."""
@@ -143,7 +143,7 @@ class DeviceReplica(Replica):
     def renew(self) -> None:
         """Begin to make steps with processes that were admitted to the loop."""
         if self._inner.stale:
-            self._bring(self._inner.renew)
+            self._receive(self._inner.renew)
 
     def admit(self, leave: bool = False) -> bool:
         """Have new processes join before the next step."""
@@ -164,27 +164,27 @@ class DeviceReplica(Replica):
 
     def finish(self) -> None:
         """Wait for all updates and bring the final parameters."""
-        self._bring(self._inner.finish)
+        self._receive(self._inner.finish)
 
     def close(self) -> None:
         """Let go of what the strategy holds."""
         self._inner.close()
 
-    def _bring(self, receive: Callable[[], None]) -> None:
+    def _receive(self, receive: Callable[[], None]) -> None:
         """Receive parameters on the host and copy them to the device."""
-        self._brought.synchronize()  # the last copy reads the memory that they arrive in
+        self._uploaded.synchronize()  # the last copy reads the memory that they arrive in
         receive()
         self._upload()
         self._note()
 
     def _upload(self) -> None:
-        if not self._is_landing:
+        if not self._receives_pinned:
             for target, source in zip(self._layout.views(self._source), self._inner.values, strict=True):
                 np.copyto(target, source)
         with device_scope(self._device):  # other threads, too, ask for the newest parameters
             stream = self._current()
             self._parameters.set(self._source, stream)
-            self._brought.record(stream)
+            self._uploaded.record(stream)
 
     def _copy_gradient(self) -> None:
         """Begin to copy the gradients to the host, after what was queued so far."""

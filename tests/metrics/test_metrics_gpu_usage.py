@@ -159,12 +159,12 @@ def test_a_task_records_its_gpu_once_it_trains(
             store.extend_batch(batch)
         return said
 
-    live.watch_gpu("GPU:0")
+    live.start_gpu_sampler("GPU:0")
     until(lambda: progress()["gpu"] is not None)
     assert not batches  # a plain cell has no metrics
     live.context.progress.trainings = 1
     until(lambda: (progress(), store.number("gpu/temperature"))[1] is not None)
-    live.leave_gpu()
+    live.stop_gpu_sampler()
     live.close()
     point = store.last(0, "gpu/power")
     assert point is not None
@@ -174,8 +174,8 @@ def test_a_task_records_its_gpu_once_it_trains(
 
 def test_a_task_without_a_gpu_never_loads_the_library(nvml: FakeNvml, tmp_path: Path) -> None:
     live = active_run(tmp_path)
-    live.watch_gpu("CPU:0")
-    live.leave_gpu()
+    live.start_gpu_sampler("CPU:0")
+    live.stop_gpu_sampler()
     live.close()
     assert nvml.started == 0
 

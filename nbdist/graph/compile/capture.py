@@ -174,10 +174,10 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Treatment:
-    """Nodes of a program that are not like others."""
+class CaptureRules:
+    """The nodes of a program that are captured in another way than most, or not at all."""
 
-    apart: Collection[Tensor] = ()
+    uncaptured: Collection[Tensor] = ()
     """They communicate, or hold locks: they are not recorded."""
     views: Collection[Tensor] = ()
     """They launch nothing."""
@@ -198,7 +198,7 @@ class Captured:
         xp: ModuleType,
         feeds: Sequence[Spec],
         targets: int = 0,
-        nodes: Treatment = Treatment(),
+        nodes: CaptureRules = CaptureRules(),
         problem: str = "",
     ) -> None:
         self._text, self._xp, self._nodes = text, xp, nodes
@@ -260,7 +260,7 @@ class Captured:
         values = dict(self._given)
         with _recorder(self._xp) as stream:
             for number, line in enumerate(text.lines):
-                if line.node in self._nodes.apart:
+                if line.node in self._nodes.uncaptured:
                     between[number] = ""
                 elif line.node not in self._nodes.views:
                     reason = self._refusal(stream, line, {**values, **own})

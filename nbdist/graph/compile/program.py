@@ -23,7 +23,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.buffers import slab
-from nbdist.graph.compile.capture import Captured, Text, Treatment, captures, check_capture
+from nbdist.graph.compile.capture import Captured, CaptureRules, Text, captures, check_capture
 from nbdist.graph.compile.elementwise import BlockSizes, Blockwise, find_chains
 from nbdist.graph.compile.locking import Lock, Locks
 from nbdist.graph.compile.memory import lay_out, unneeded_after
@@ -62,8 +62,8 @@ class Program:
     """The lines that compute several values block by block, by the last of them."""
     xp: ModuleType = field(repr=False, default=np)
     """The array module that it is compiled for."""
-    apart: frozenset[Tensor] = field(repr=False, default=frozenset())
-    """What communicates, or holds locks while it runs."""
+    uncaptured: frozenset[Tensor] = field(repr=False, default=frozenset())
+    """Nodes that communicate, or hold locks while they run: no CUDA graph has them."""
     fenced: frozenset[Tensor] = field(repr=False, default=frozenset())
     """What enters the fence."""
     note: str = field(repr=False, default="")
@@ -200,7 +200,7 @@ def compile_program(
     text = Text.of(program.function, program.source, program.nodes, program.scope)
     fed = [wanted.specs[t] for t in feeds]
     views = [t for t, kind in plan.values.kinds.items() if kind is ValueKind.VIEW]
-    nodes = Treatment(program.apart, frozenset(views), program.fenced, fence)
+    nodes = CaptureRules(program.uncaptured, frozenset(views), program.fenced, fence)
     return replace(program, function=Captured(text, xp, fed, len(into), nodes, problem))
 
 
@@ -318,7 +318,7 @@ class _Plan:
             scope=source.scope,
             chains=runs,
             xp=self.values.xp,
-            apart=frozenset(source.apart),
+            uncaptured=frozenset(source.uncaptured),
             fenced=frozenset(source.fenced),
             note=self.largest_buffers(),
         )

@@ -58,8 +58,8 @@ class FunctionSource:
         self.lines: list[str] = []
         self.nodes: list[Tensor] = []
         """The tensor that each line computes."""
-        self.apart: set[Tensor] = set()
-        """What communicates, or holds locks while it runs."""
+        self.uncaptured: set[Tensor] = set()
+        """Nodes that communicate, or hold locks while they run."""
         self.fenced: set[Tensor] = set()
         """What enters the fence."""
         self._offsets, self.bytes = place(layout.slots) if layout.slots else ([], 0)
@@ -105,7 +105,7 @@ class FunctionSource:
             if inside is not bare:
                 self.fenced.add(node)
             if kernel is not inside or node.op.external:
-                self.apart.add(node)
+                self.uncaptured.add(node)
         if kind in (ValueKind.VIEW, ValueKind.MADE) and node.op.has_value:
             self._names[node] = f"t{line}"
             result = f"t{line} = "
@@ -162,7 +162,7 @@ class FunctionSource:
         call = fenced(bare, chain.members, values, self._fence)
         call = guarded(call, chain.members, values, self._locks)
         if call is not bare:
-            self.apart.add(chain.members[-1])
+            self.uncaptured.add(chain.members[-1])
         names = ", ".join(self._name(t) for t in operands)
         self._write(f"{self._kernel('fused', call)}({names})", chain.members[-1])
         self._notify(chain.members)

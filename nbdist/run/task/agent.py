@@ -128,7 +128,7 @@ class Agent:
             self._step_log = (live.run, live.context.step_log)
         ended = threading.Event()
         live.cancel, intervals = ended.set, live.intervals()
-        live.watch_gpu(self.task.device)
+        live.start_gpu_sampler(self.task.device)
 
         def send() -> None:
             if ended.is_set():
@@ -140,7 +140,7 @@ class Agent:
 
     def end(self, live: ActiveRun) -> None:
         """Send the last messages and free the task. Called by the body, on the main thread."""
-        live.leave_gpu()
+        live.stop_gpu_sampler()
         sent = threading.Event()
 
         def last() -> None:

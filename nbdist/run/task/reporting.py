@@ -45,19 +45,19 @@ class ActiveRun:
         self._shown_troubles: list[str] = []
         self._sampler: GpuSampler | None = None
 
-    def watch_gpu(self, device: str) -> None:
-        """Measure the GPU of this task until `leave_gpu`: for the view, and once it trains for its log."""
+    def start_gpu_sampler(self, device: str) -> None:
+        """Measure the GPU of this task until `stop_gpu_sampler`: for the view and, in a training, its log."""
         gpu = own_gpu(device)
         if gpu is not None:
-            self._sampler = GpuSampler(gpu, self._see_gpu, self._record_gpu, GPU_SECONDS)
+            self._sampler = GpuSampler(gpu, self._show_gpu, self._record_gpu, GPU_SECONDS)
             self._sampler.start()
 
-    def leave_gpu(self) -> None:
-        """Measure no more."""
+    def stop_gpu_sampler(self) -> None:
+        """End the measurements."""
         if self._sampler is not None:
             self._sampler.stop()
 
-    def _see_gpu(self, sample: dict[str, Any]) -> None:
+    def _show_gpu(self, sample: dict[str, Any]) -> None:
         self.context.gpu = sample
 
     def _record_gpu(self, series: str, value: float) -> None:
