@@ -102,7 +102,7 @@ def choose_gpus(asked: str | int, present: Sequence[str]) -> tuple[str, ...]:
         return tuple(_named(name, present) for name in asked.split(","))
     if asked > len(present):
         raise InvalidArgumentError(
-            f"gpus={asked}: this host has {_described(present)}; gpus='auto' takes all that it has"
+            f"gpus={asked}: this host has {_described(present)}; gpus='auto' takes as many as there are"
         )
     return tuple(present[:asked])
 
