@@ -220,7 +220,10 @@ class Training:
 
     def _begin(self, share: Any, features: Any, labels: Any) -> None:
         """Record the model, and begin the hooks."""
+        variables = self._variables
         self._runner.prepare(self._function.step(), (share, features, labels))
+        if variables.context.loop.joined:  # the others' step, and not that of the checkpoint
+            self._begun_at, self._steps_before = int(variables.host_value(self._global_step)), variables.steps
         recording = self._function.first
         assert recording is not None
         self._hooks += recording.spec.training_hooks

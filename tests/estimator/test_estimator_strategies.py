@@ -114,3 +114,46 @@ def test_tables_of_feature_columns(cluster: Cluster, tmp_path: Path, name: str) 
     assert run.status == "finished", run.error
     assert run.results["result"]["accuracy"] > 0.95
     assert run.results["result"]["global_step"] >= 200
+
+
+LOST = """
+import os, pathlib, signal, threading
+killed, joined = pathlib.Path(folder, "killed"), pathlib.Path(folder, "joined")
+
+class Hook(nb.train.SessionRunHook):
+    def begin(self):
+        if killed.exists() and not nb.task.is_chief:
+            joined.touch()
+    def after_run(self, context, values):
+        if estimator_step() < 20 or joined.exists():
+            return
+        if nb.task.is_chief:
+            threading.Event().wait(0.05)  # until the new process has joined
+        else:
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+steps = 0
+def estimator_step():
+    global steps
+    steps += 1
+    return steps
+
+def model_fn(features, labels, mode):
+    loss = ((features @ nb.get_variable("w", (1, 1)) - labels) ** 2).mean()
+    train_op = nb.optim.SGD(0.01).minimize(loss, global_step=nb.train.get_or_create_global_step())
+    return nb.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+config = nb.estimator.RunConfig(save_checkpoints_steps=18, log_step_count_steps=None)
+ones = nb.data.Dataset.from_arrays([[1.0], [1.0]], [[1.0], [1.0]]).batch(2).repeat()
+nb.estimator.Estimator(model_fn, folder, config).train(lambda: ones, max_steps=400, hooks=[Hook()])
+"""
+
+
+@pytest.mark.engines
+def test_a_process_that_replaces_another_ends_at_the_same_step(cluster: Cluster, tmp_path: Path) -> None:
+    options = Options(strategy="multi_worker")
+    run = start_run(LOST, options, cluster=cluster, names={"folder": str(tmp_path)}).wait()
+    assert run.status == "finished", run.error
+    assert (tmp_path / "joined").exists()
+    assert nb.train.load_variable(nb.train.latest_checkpoint(tmp_path), "global_step") == 400

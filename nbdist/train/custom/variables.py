@@ -160,6 +160,8 @@ class StrategyVariables:
         """Continue from a state that has arrived after the variables were begun to be made."""
         self._restored, self.steps = restored, self.context.progress.step
         self.restore_values()
+        for counter in self._counted:
+            self._counted[counter] = int(self.host_value(counter))
 
     def admit(self) -> None:
         """Have new processes join before the next step, if the replicas have agreed on it in the last one."""
