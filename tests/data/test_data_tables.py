@@ -170,7 +170,8 @@ def test_datasets_of_pytorch() -> None:
 
 @pytest.mark.frameworks
 def test_datasets_of_hugging_face() -> None:
-    datasets = pytest.importorskip("datasets", reason="the datasets package is not installed")
+    import datasets
+
     theirs = datasets.Dataset.from_dict({"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "y": [0, 1, 2]})
     rows = Dataset.from_huggingface(theirs)
     assert rows.cardinality() == 3
