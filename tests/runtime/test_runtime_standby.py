@@ -13,7 +13,7 @@ import pytest
 from waiting import until
 
 from nbdist.distribute.parameter_server import offering_initial
-from nbdist.errors import UnavailableError
+from nbdist.errors import NotFoundError, UnavailableError
 from nbdist.optim import SGD, Adam, Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps import replicator
@@ -28,7 +28,8 @@ from nbdist.runtime.tables import RowGradient
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.client import Caller, Peer
+from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.shm import shared_folder
 
 Array = np.ndarray[Any, Any]
@@ -49,11 +50,16 @@ class Pair:
         for number in range(2):
             self.start(number)
 
-    def start(self, number: int) -> None:
-        """Start a server, or the new process of one."""
+    def start(self, number: int, *, serves: bool = True) -> None:
+        """Start a server, or the new process of one; ``serves``: its service is there, too."""
         server = Server({"ps": ["127.0.0.1:0"]}, keys=self.keys)
-        service = ParameterService(server, self.prefix, self.locate)
         self.servers[number:] = [server, *self.servers[number + 1 :]]
+        if serves:
+            self.serve(number)
+
+    def serve(self, number: int) -> None:
+        """Start the service of a server."""
+        service = ParameterService(self.servers[number], self.prefix, self.locate)
         self.services[number:] = [service, *self.services[number + 1 :]]
 
     def kill(self, number: int) -> None:
@@ -193,7 +199,16 @@ def test_training_continues_without_the_standby_until_its_new_process_is_filled(
     pair.kill(1)
     for seed in range(5, 10):  # the first answer is held until the death is noticed
         step(link, seed)
-    pair.start(1)
+    asked = threading.Event()
+
+    def not_yet(frame: Frame, sender: Caller) -> None:
+        asked.set()
+        raise NotFoundError("/job:ps/task:1 answers no 'ps.hello'")
+
+    pair.start(1, serves=False)  # a process that has not started its service is asked again
+    pair.servers[1].on("ps.hello", not_yet)
+    assert asked.wait(20)
+    pair.serve(1)
     until(lambda: pair.standby() is not None)
     for seed in range(10, 15):
         step(link, seed)

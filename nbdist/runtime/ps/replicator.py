@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import NbdistError, UnavailableError
+from nbdist.errors import NbdistError, NotFoundError, UnavailableError
 from nbdist.runtime.ps.shard import Gradient, ParameterShard
 from nbdist.runtime.ps.standby import (
     PART_BYTES,
@@ -265,7 +265,10 @@ class Replicator:
         error: Exception | None = None
         try:
             with Peer(info.address, self._server.keys, name=info.name, timeout=FILL_SECONDS) as peer:
-                peer.call("ps.hello", timeout=HELLO_SECONDS)
+                try:
+                    peer.call("ps.hello", timeout=HELLO_SECONDS)
+                except NotFoundError as not_yet:  # a new process, which has not started its service
+                    raise UnavailableError(f"{info.name} does not serve parameters yet") from not_yet
                 self._fill_over(peer, info)
         except Exception as problem:
             error = problem
