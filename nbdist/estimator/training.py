@@ -19,7 +19,7 @@ from nbdist.errors import InvalidArgumentError, NbdistError, StorageError
 from nbdist.estimator.checkpoints import ModelCheckpoints, Trained
 from nbdist.estimator.model_function import TrainingFunction
 from nbdist.estimator.spec import RunConfig
-from nbdist.graph.backend import Array
+from nbdist.graph.backend import Array, to_host
 from nbdist.graph.sparse import dense
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.summary import FileWriter, SummaryOp
@@ -152,10 +152,8 @@ class Training:
         own = {v.name: name for name, v in self._store.all().items()}
         for name, value, of in zip(state["names"], arrays, slots, strict=True):
             if name in own:
-                values[own[name]], kept[own[name]] = (
-                    np.asarray(value),
-                    {k: np.asarray(a) for k, a in of.items()},
-                )
+                values[own[name]] = to_host(value)
+                kept[own[name]] = {k: to_host(a) for k, a in of.items()}
         groups = [
             {
                 **one,

@@ -129,7 +129,7 @@ def trained_on(replicas: Iterable[ReplicaDevice]) -> str:
 def device_warning(replicas: Iterable[ReplicaDevice]) -> str:
     """Return a warning about replicas that have a GPU and train on the CPU, with the remedy; else "".
 
-    >>> device_warning([ReplicaDevice("/job:worker/task:0", ("CPU:0",), "GPU:0", "GPU-8f3a91bc")])[:58]
+    >>> device_warning([ReplicaDevice("/job:worker/task:0", ("CPU:0",), "GPU:0", "GPU-8f3a91bc")])[:57]
     'worker 0 has GPU-8f3a… and trains on the CPU: the body or'
     """
     wrong = [one for one in replicas if one.assigned.startswith("GPU") and one.devices and not one.on_gpu]

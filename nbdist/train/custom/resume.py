@@ -324,10 +324,11 @@ class RestoredLoop:
         if self.joins:  # the replica has its parameters, slots and rate from the others
             return group.replicas[0].global_step
         if self._owner.strategy.keeps_slots:
-            for replica in group.replicas:
-                for own, kept in zip(replica.slots, self._slots_of(saved)):
-                    for name, array in own.items():
-                        array[...] = to_device(kept[name].reshape(array.shape), backend_of(array))
+            for local, replica in zip(self._owner.local.all, group.replicas, strict=True):
+                with local.scope:
+                    for own, kept in zip(replica.slots, self._slots_of(saved)):
+                        for name, array in own.items():
+                            array[...] = to_device(kept[name].reshape(array.shape), backend_of(array))
         rate = group.optimizer.learning_rate
         self._owner.local.each(lambda i: group.replicas[i].resume(saved["updates"], rate, self._mark))
         return int(saved["updates"])
