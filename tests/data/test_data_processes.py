@@ -21,8 +21,19 @@ def numbers(dataset: Dataset) -> list[int]:
     return [int(element) for element in dataset]
 
 
+BEFORE: set[int] = set()
+"""Children that other tests have, such as the supervisor of a shared cluster."""
+
+
+@pytest.fixture(autouse=True)
+def other_children() -> None:
+    BEFORE.clear()
+    BEFORE.update(children())
+
+
 def children() -> list[int]:
-    return [one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    living = (one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
+    return [pid for pid in living if pid not in BEFORE]
 
 
 def test_elements_of_all_kinds_and_sizes_keep_their_order() -> None:
