@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.shares import share_of
 from nbdist.errors import InvalidArgumentError, NotFoundError, choices
 from nbdist.estimator.checkpoints import Trained, load, load_newest
 from nbdist.estimator.exporting import write_export
@@ -166,35 +167,35 @@ class Estimator:
         - ``checkpoint_path``: a checkpoint; None for the newest
         - ``name``: a name, if there are several evaluations; summaries are in the folder ``eval_NAME``
 
-        With ``RunConfig(eval_distribute=strategy)`` each replica evaluates its share of each batch, and all
-        call it.
+        With ``RunConfig(eval_distribute=nb.get_strategy())`` each worker of a run evaluates its share of each
+        batch, and all call it.
         Raises NotFoundError without a checkpoint, or for a variable that it lacks; InvalidArgumentError for a
         dataset without batches.
         """
         check_steps("Estimator.evaluate", "steps", steps)
         if hooks:
             raise InvalidArgumentError("Estimator.evaluate takes no hooks: it runs no session")
-        path, trained = self._trained(checkpoint_path)
+        world, strategy = current().world, self.config.eval_distribute
+        several = strategy is not None and world.size > 1
+        path, trained = self._trained(checkpoint_path, strategy if several else None)
         forward = self._evaluator
         forward.load(self._values(trained), path)
-        strategy = self.config.eval_distribute
         sums: dict[str, Array] = {}
         for number, element in enumerate(self._dataset(input_fn, ModeKeys.EVAL)):
             if number == steps:
                 break
-            features, labels = split_element(element)
-            size = _examples(features)
-            if strategy is not None and strategy.num_replicas_in_sync > 1:
-                features, labels = _part((features, labels), strategy.share(size))
-                size = _examples(features)
-                if not size:
-                    continue
-            found = forward(features, labels, _metrics_of)
-            for metric, (total, count) in found.items():
-                pair = _pair(total, count, size)
+            batch, weight = split_element(element), 1.0
+            if several:
+                share = share_of(_examples(batch[0]), world.size, world.index)
+                if share.start == share.stop:  # all workers have all metrics: one example counts nothing
+                    share, weight = slice(0, 1), 0.0
+                batch = _part(batch, share)
+            features, labels = batch
+            for metric, (total, count) in forward(features, labels, _metrics_of).items():
+                pair = weight * _pair(total, count, _examples(features))
                 sums[metric] = sums[metric] + pair if metric in sums else pair
-        if strategy is not None and strategy.num_replicas_in_sync > 1:
-            sums = {metric: strategy.reduce_value(pair, "sum") for metric, pair in sorted(sums.items())}
+        if several:
+            sums = {metric: world.common.all_reduce(pair, "sum") for metric, pair in sorted(sums.items())}
         if not sums:
             raise InvalidArgumentError("Estimator.evaluate: the input function's dataset has no batch")
         results: dict[str, Any] = {
@@ -301,10 +302,13 @@ class Estimator:
             raise NotFoundError(f"{path} has no variable {name!r}; {choices(name, trained.values)}")
         return trained.values[name]
 
-    def _trained(self, path: str | None) -> tuple[str, Trained]:
+    def _trained(self, path: str | None, strategy: Strategy | None = None) -> tuple[str, Trained]:
+        """Return a checkpoint, None for the newest; with a strategy all of its workers take the chief's."""
         if path is not None:
             return path, load(path)
         found = load_newest(self.model_dir)
+        if strategy is not None:
+            found = _agreed(strategy, found)
         if found is None:
             raise NotFoundError(
                 f"{self.model_dir!r} has no checkpoint: call train first, or give checkpoint_path="

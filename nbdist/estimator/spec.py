@@ -92,7 +92,8 @@ class RunConfig:
     - ``log_step_count_steps``: steps between two lines with step, loss and speed, from 1; None for none
     - ``train_distribute``: the strategy of ``train``; None for that of the run around (``%%distribute``), or
       one device
-    - ``eval_distribute``: the strategy of ``evaluate``; None for one device
+    - ``eval_distribute``: the run's strategy, ``nb.get_strategy()``, for ``evaluate`` on all workers of the
+      run together; None for each process alone
 
     Raises InvalidArgumentError for other values.
 

@@ -46,7 +46,7 @@ def test_each_worker_has_a_fair_part_of_its_near_and_allowed_cores(
         physical = {core // threads for core in usable}
         shares = [{core // threads for core in other} for other in beside]
         if len(physical) >= len(beside):
-            assert sum(map(len, shares)) == len(physical)  # nobody else has them
+            assert sum(map(len, shares)) == len(physical)  # each core has one owner
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
         else:
             assert all(share == physical for share in shares)

@@ -102,16 +102,23 @@ estimator = DNNLinearCombinedClassifier(
     linear_optimizer=nb.optim.SGD(0.3), dnn_optimizer=nb.optim.Adam(0.02), config=config)
 data = lambda: nb.data.Dataset.from_arrays({"age": age, "colour": colour}, rich).batch(60)
 estimator.train(lambda: data().repeat(), max_steps=200)
-result = estimator.evaluate(data) if nb.task.is_chief else None
+# Of the last batch, of one example, only one worker has a share.
+together = estimator.config.replace(eval_distribute=nb.get_strategy())
+few = lambda: nb.data.Dataset.from_arrays({"age": age[:61], "colour": colour[:61]}, rich[:61]).batch(60)
+estimator.config = together
+shared = estimator.evaluate(few)
+estimator.config = config
+result, alone = (estimator.evaluate(data), estimator.evaluate(few)) if nb.task.is_chief else (None, None)
 """
 
 
 @pytest.mark.engines
 @pytest.mark.parametrize("name", ["ps-async", "ps-sync", "multi_worker"])
 def test_tables_of_feature_columns(cluster: Cluster, tmp_path: Path, name: str) -> None:
-    options = Options(**STRATEGIES[name], fetch=("result",))
+    options = Options(**STRATEGIES[name], fetch=("result", "shared", "alone"))
     run = start_run(COLUMNS, options, cluster=cluster, names={"folder": str(tmp_path)}).wait()
     assert run.status == "finished", run.error
+    assert run.results["shared"] == pytest.approx(run.results["alone"])
     assert run.results["result"]["accuracy"] > 0.95
     assert run.results["result"]["global_step"] >= 200
 

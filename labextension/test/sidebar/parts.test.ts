@@ -106,7 +106,7 @@ describe('what is listed', () => {
     expect(memoryText({ ...GPU, memory: null })).toBeNull();
   });
 
-  it('chooses the cluster that was wished for, else the newest that runs', () => {
+  it('chooses the requested cluster, else the newest that runs', () => {
     const starting = { ...CLUSTER, id: 'new', state: 'starting' as const };
     expect(selectFrom([starting, CLUSTER], null)).toBe('a');
     expect(selectFrom([starting, CLUSTER], 'new')).toBe('new');
