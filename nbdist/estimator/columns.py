@@ -33,9 +33,12 @@ NONE = -1  # the id of an example without a value
 
 
 class FeatureColumn(ABC):
-    """One input of a model. ``name`` identifies it among the transformed features."""
+    """One input of a model."""
 
-    name: str
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What identifies it among the transformed features."""
 
     @abstractmethod
     def transform(self, features: Features) -> Array:
@@ -71,7 +74,7 @@ class NumericColumn(DenseColumn):
     normalizer_fn: Callable[[Array], Array] | None = None
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The feature's name."""
         return self.key
 
@@ -110,7 +113,7 @@ class BucketizedColumn(CategoricalColumn, DenseColumn):
     boundaries: tuple[float, ...]
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The source's name with ``_bucketized``."""
         return f"{self.source.name}_bucketized"
 
@@ -139,7 +142,7 @@ class VocabularyColumn(CategoricalColumn):
     num_oov_buckets: int = 0
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The feature's name."""
         return self.key
 
@@ -181,7 +184,7 @@ class HashColumn(CategoricalColumn):
     size: int
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The feature's name."""
         return self.key
 
@@ -200,7 +203,7 @@ class CrossedColumn(CategoricalColumn):
     size: int
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The parts' names with ``_X_`` between them."""
         return "_X_".join(sorted(one if isinstance(one, str) else one.name for one in self.keys))
 
@@ -229,15 +232,10 @@ class CrossedColumn(CategoricalColumn):
 
 
 @dataclass(frozen=True)
-class IndicatorColumn(DenseColumn):
-    """See `indicator_column`."""
+class _OfCategorical(DenseColumn):
+    """A dense column that is made of a categorical one."""
 
     source: CategoricalColumn
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The source's name with ``_indicator``."""
-        return f"{self.source.name}_indicator"
 
     @property
     def transformed(self) -> Sequence[FeatureColumn]:
@@ -247,6 +245,16 @@ class IndicatorColumn(DenseColumn):
     def transform(self, features: Features) -> Array:
         """Return the source's ids."""
         return self.source.transform(features)
+
+
+@dataclass(frozen=True)
+class IndicatorColumn(_OfCategorical):
+    """See `indicator_column`."""
+
+    @property
+    def name(self) -> str:
+        """The source's name with ``_indicator``."""
+        return f"{self.source.name}_indicator"
 
     def dense(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return how often each value is in an example."""
@@ -255,28 +263,18 @@ class IndicatorColumn(DenseColumn):
 
 
 @dataclass(frozen=True)
-class EmbeddingColumn(DenseColumn):
+class EmbeddingColumn(_OfCategorical):
     """See `embedding_column`."""
 
-    source: CategoricalColumn
     dimension: int
     combiner: str = "mean"
     initializer: Any = None
     partitioner: Any = None
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The source's name with ``_embedding``."""
         return f"{self.source.name}_embedding"
-
-    @property
-    def transformed(self) -> Sequence[FeatureColumn]:
-        """The source."""
-        return (self.source,)
-
-    def transform(self, features: Features) -> Array:
-        """Return the source's ids."""
-        return self.source.transform(features)
 
     def dense(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return the combined rows of the table, (batch, dimension)."""

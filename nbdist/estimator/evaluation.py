@@ -46,30 +46,31 @@ def train_and_evaluate(
         if not isinstance(given, kind):
             raise InvalidArgumentError(f"train_and_evaluate: {name} is a {kind.__name__}, not {given!r:.200}")
     evaluations = Evaluations(estimator, eval_spec)
-    if task_type() == EVALUATOR:
+    task_type, jobs = tf_config()
+    if task_type == EVALUATOR:
         if train_spec.max_steps is None:
             raise InvalidArgumentError(
                 "an evaluator needs TrainSpec(max_steps=...), to know when it has ended"
             )
         evaluations.follow(train_spec.max_steps)
         return evaluations.metrics, evaluations.exports
-    has_evaluator = EVALUATOR in json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
-    listeners = [] if has_evaluator else [evaluations]
+    listeners = [] if EVALUATOR in jobs else [evaluations]
     estimator.train(train_spec.input_fn, train_spec.hooks, None, train_spec.max_steps, listeners)
-    if has_evaluator or not current().is_chief:
+    if EVALUATOR in jobs or not current().is_chief:
         return None, []
     evaluations.evaluate()
     return evaluations.metrics, evaluations.exports
 
 
-def task_type() -> str | None:
-    """Return the type of this process's task in TF_CONFIG; None without one."""
+def tf_config() -> tuple[str | None, list[str]]:
+    """Return the type of this process's task and the jobs of its cluster, of TF_CONFIG, or (None, [])."""
+    text = os.environ.get("TF_CONFIG") or "{}"
     try:
-        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
-        return None if not config else str(config.get("task", {}).get("type"))
-    except (ValueError, AttributeError) as error:
+        config = json.loads(text)
+        return config.get("task", {}).get("type"), list(config.get("cluster", {}))
+    except (ValueError, AttributeError, TypeError) as error:
         raise InvalidArgumentError(
-            f"TF_CONFIG is JSON with 'cluster' and 'task', not {os.environ['TF_CONFIG']!r:.200}: {error}"
+            f"TF_CONFIG is JSON with 'cluster' and 'task', not {text!r:.200}: {error}"
         ) from error
 
 
