@@ -16,8 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-import zmq
-
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
@@ -25,7 +23,7 @@ from nbdist.run.delivery import Delivery
 from nbdist.runtime.task import TaskInfo
 from nbdist.trials.protocol import SweepSpec, TrialSpec, run_name
 from nbdist.trials.trial_worker import open_trial_server, serve
-from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.client import wait_any
 from nbdist.wire.rpc.frame import Frame
 
 REGISTER_SECONDS = (
@@ -110,8 +108,6 @@ class Engines:
         self._everyone = everyone
         self._token = f"{time.time_ns():020}-{secrets.token_hex(4)}"  # a later driver has a higher one
         self._leaving = False
-        self._poller = zmq.Poller()
-        self._polled: list[Peer] = []
 
     @property
     def free(self) -> set[int]:
@@ -264,12 +260,7 @@ class Engines:
             if not one.gone or one.lost is not None:
                 with suppress(InvalidArgumentError):  # it has left the cluster just now
                     peers.append(self.cluster.peer(rank))
-        if peers != self._polled:  # not the connection of one that was replaced: it is closed
-            self._poller, self._polled = zmq.Poller(), peers
-            for peer in peers:
-                peer.wake(self._poller)
-        self._poller.register(wake, zmq.POLLIN)
-        self._poller.poll(max(0, int(seconds * 1000)))
+        wait_any(peers, seconds, wake)
 
     def _receive(self, now: float) -> list[Frame]:
         frames: list[Frame] = []

@@ -67,8 +67,6 @@ class Peer:
             raise UnavailableError("the connection was lost")
         return self.line.to_driver.popleft() if self.line.to_driver and self.line.up else None
 
-    def wake(self, poller: object) -> None: ...
-
     def _again(self) -> None:
         if not self.line.up:
             self.line = self.cluster.connect(self.engine)

@@ -28,7 +28,7 @@ from nbdist.errors import (
 )
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc import client
-from nbdist.wire.rpc.client import Caller, Listener, Peer
+from nbdist.wire.rpc.client import Caller, Listener, Peer, wait_any
 from nbdist.wire.rpc.envelope import ENVELOPE, PIECE
 from nbdist.wire.rpc.frame import MAX_ARRAYS, MAX_BYTES, Frame
 
@@ -171,6 +171,50 @@ def test_check_does_not_wait() -> None:
                 peer.check()
         with pytest.raises(UnavailableError, match="was lost"):
             peer.check()
+
+
+def test_waiting_for_several_peers_ends_at_the_first_message(echo: Echo, peer: Peer) -> None:
+    with Peer(echo.listener.address, echo.keys) as other:
+        pending = other.ask("echo")
+        wait_any([peer, other], 60.0)
+        assert other.answer(pending).kind == "echo"
+    readable, writable = os.pipe()
+    os.write(writable, b".")
+    wait_any([peer], 60.0, readable)
+    os.close(readable)
+    os.close(writable)
+
+
+def test_a_peer_is_not_closed_while_another_thread_waits_for_it(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls, closed_then = threading.Event(), []
+
+    class Poller(zmq.Poller):
+        def poll(self, timeout: int | None = None) -> list[tuple[object, int]]:
+            polls.set()
+            found = super().poll(timeout)
+            closed_then.append(peer._socket.closed)
+            return found
+
+    peer = Peer(echo.listener.address, echo.keys, name="/job:worker/task:0")
+    peer.call("echo")
+    monkeypatch.setattr(client.zmq, "Poller", Poller)
+    readable, writable = os.pipe()
+    waiter = threading.Thread(target=wait_any, args=([peer], 60.0, readable))
+    closer = threading.Thread(target=peer.close)
+    waiter.start()
+    assert polls.wait(20)
+    closer.start()
+    closer.join(0.1)
+    os.write(writable, b".")
+    for one in (waiter, closer):
+        one.join(20)
+    assert closed_then == [False]
+    with pytest.raises(UnavailableError, match=r"worker/task:0 at .* was closed here"):
+        wait_any([peer], 0.0)
+    os.close(readable)
+    os.close(writable)
 
 
 def test_a_closed_peer_raises(echo: Echo) -> None:

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from math import ceil
 from typing import Any
 
@@ -41,7 +41,7 @@ from nbdist.wire.rpc.envelope import (
 from nbdist.wire.rpc.frame import MAX_BYTES, Array, Frame, encode
 from nbdist.wire.rpc.server import Caller, Listener
 
-__all__ = ["Caller", "Listener", "Peer"]
+__all__ = ["Caller", "Listener", "Peer", "wait_any"]
 RECONNECT_SECONDS = 2.0
 CONNECT_SECONDS = 3.0  # for the first TCP connection, which the remote kernel accepts
 HANDSHAKE_SECONDS = 30.0  # for the CURVE handshake on it; a busy remote process answers it late
@@ -190,14 +190,6 @@ class Peer:
                 )
             self._check_authenticated(handshake_seconds)
 
-    def wake(self, poller: zmq.Poller) -> None:
-        """Register with the caller's poller, which then returns when a message or a connection event arrives.
-
-        Use it to wait for several peers together.
-        """
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
-
     def wait_connected(self) -> None:
         """Wait until the remote task has authenticated the connection; its end is noticed from then on.
 
@@ -306,6 +298,25 @@ class Peer:
 
     def __repr__(self) -> str:
         return f"<Peer of {self.name} at {self.address}>"
+
+
+def wait_any(peers: Sequence[Peer], seconds: float, *others: int) -> None:
+    """Wait until a peer has a message or a connection event, or a descriptor of ``others`` is readable.
+
+    Returns after ``seconds`` at the latest. A peer that another thread closes meanwhile stays open until
+    then, for ZeroMQ must not poll a socket that is closed. Raises UnavailableError for one that is closed.
+    """
+    poller = zmq.Poller()
+    with ExitStack() as held:
+        for peer in peers:
+            held.enter_context(peer._lock)
+            if peer._socket.closed:
+                raise UnavailableError(f"the connection to {peer.name} at {peer.address} was closed here")
+            poller.register(peer._socket, zmq.POLLIN)
+            poller.register(peer._monitor, zmq.POLLIN)
+        for descriptor in others:
+            poller.register(descriptor, zmq.POLLIN)
+        poller.poll(max(0, int(seconds * 1000)))
 
 
 def _monitor_of(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
