@@ -52,9 +52,10 @@ def remove_all(prefix: str) -> list[str]:
     """
     removed = []
     for path in shared_folder().glob(f"{prefix}-*"):
-        if path.lstat().st_uid == os.getuid():
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
+        with suppress(FileNotFoundError):  # its process may remove it now
+            if path.lstat().st_uid == os.getuid():
+                path.unlink()
+                removed.append(path.name)
     return removed
 
 

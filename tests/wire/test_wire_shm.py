@@ -220,6 +220,13 @@ def test_a_mounted_memory_file_system_that_is_full(folder: Path) -> None:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def test_a_file_that_its_process_removes_at_the_same_time_is_passed_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(folder), "glob", lambda path, pattern: iter([folder / "nbdist-a-1"]))
+    assert remove_all("nbdist-a") == []
+
+
 def test_remove_all_removes_the_files_of_a_prefix(folder: Path) -> None:
     segment, bell, other = (
         Segment.create("nbdist-a", 10),
