@@ -51,6 +51,10 @@ class Resources:
             self._open.pop()()
 
 
+ON_ERROR = ("raise", "skip")
+"""What a source does about a record that cannot be read."""
+
+
 class Skipped:
     """Counts the records that sources with ``on_error="skip"`` have left out."""
 

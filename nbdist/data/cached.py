@@ -19,7 +19,7 @@ from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.encoding import packed, unpacked
 from nbdist.data.steps import Step, comparable, tokens
 from nbdist.data.tfrecord import framed, records
-from nbdist.errors import FailedPreconditionError, StorageError
+from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, StorageError
 
 
 class MemoryCache:
@@ -67,6 +67,17 @@ class FileCache:
             yield from self._write(head, run)
 
     def _read(self, head: str, run: Pass) -> Iterator[Block]:
+        if self._path.is_dir():
+            raise InvalidArgumentError(f"cache: {self._path} is a folder; expected the path of a file in it")
+        try:
+            yield from self._kept(head, run)
+        except DataLossError as error:
+            raise DataLossError(
+                f"cache file {self._path} is cut or damaged, or of something else: "
+                f"{str(error).partition('. ')[0]}. Delete it, and the next pass makes it again"
+            ) from None
+
+    def _kept(self, head: str, run: Pass) -> Iterator[Block]:
         whole = replace(run, readers=None, hint=None)
         kept = itertools.chain.from_iterable(records([os.fspath(self._path)], "", "raise", whole))
         theirs = next(kept, b"").decode(errors="replace")

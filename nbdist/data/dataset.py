@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,19 +12,31 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.data import blocks, elements, files, foreign, grouping, parallel, processes, text, tfrecord
+from nbdist.data import (
+    arguments,
+    blocks,
+    elements,
+    files,
+    foreign,
+    grouping,
+    parallel,
+    processes,
+    text,
+    tfrecord,
+)
 from nbdist.data import columns as tables
 from nbdist.data import images as image_folders
 from nbdist.data import policy as policy_rules
-from nbdist.data.blocks import Blocks, Pass, Shuffle, Skipped
+from nbdist.data.arguments import whole_number
+from nbdist.data.blocks import ON_ERROR, Blocks, Pass, Shuffle, Skipped
 from nbdist.data.cached import FileCache, MemoryCache
-from nbdist.data.example import Features, parse_example
+from nbdist.data.example import Features, checked_features, parse_example
 from nbdist.data.files import Paths
 from nbdist.data.policy import SHARD_HINT, AutoShardPolicy
 from nbdist.data.rows import ArrayRows, Rows
 from nbdist.data.steps import Inner, Step, tokens
 from nbdist.data.structure import ElementSpec, leaves_of, rebuild, spec_of
-from nbdist.errors import InvalidArgumentError, choices
+from nbdist.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
@@ -132,7 +143,9 @@ class Dataset:
         DataLossError for one that is not ``encoding`` text or is damaged.
         """
         names = files.named(paths)
-        made = partial(text.lines, names, compression, encoding)
+        files.check_compression(compression)
+        codec = arguments.encoding_of("text_lines: encoding", encoding)
+        made = partial(text.lines, names, compression, codec)
         return cls._of_files(made, ("text_lines", *names), ElementSpec((), np.dtype(str)))
 
     @classmethod
@@ -166,7 +179,7 @@ class Dataset:
         """
         names = files.named(paths)
         rows = text.CsvRows(
-            names, columns, header, delimiter, defaults or {}, compression, encoding, _on_error(on_error)
+            names, columns, header, delimiter, defaults or {}, compression, encoding, on_error
         )
         return cls._of_files(rows, ("csv", *names))
 
@@ -190,10 +203,13 @@ class Dataset:
         A pass raises DataLossError with file, record number and offset for a cut or damaged record, and
         MissingExtra without ``nbdist[data]``.
         """
-        names, how = files.named(paths), _on_error(on_error)
+        names, how = files.named(paths), arguments.one_of("on_error", on_error, ON_ERROR)
+        files.check_compression(compression)
         made: Blocks = partial(tfrecord.records, names, compression, how)
         if features is not None:
-            made = partial(elements.parsed, made, partial(parse_example, features=dict(features)), how)
+            made = partial(
+                elements.parsed, made, partial(parse_example, features=checked_features(features)), how
+            )
         return cls._of_files(made, ("tfrecords", *names))
 
     @classmethod
@@ -215,8 +231,9 @@ class Dataset:
         InvalidArgumentError for a column that a file lacks.
         """
         names = files.named(paths)
-        wanted = None if columns is None else list(columns)
-        made = partial(tables.parquet_rows, names, wanted, dict(defaults or {}))
+        wanted = None if columns is None else arguments.names("parquet: columns", columns)
+        given = arguments.named_values("parquet: defaults", defaults or {}, "{'age': 0}")
+        made = partial(tables.parquet_rows, names, wanted, given)
         return cls._of_files(made, ("parquet", *names))
 
     @classmethod
@@ -246,8 +263,7 @@ class Dataset:
         that cannot be decoded.
         """
         shape = image_folders.image_size(size)
-        if mode not in image_folders.MODES:
-            raise InvalidArgumentError(f"no mode {mode!r}; {choices(mode, image_folders.MODES)}")
+        arguments.one_of("images: mode", mode, tuple(image_folders.MODES))
         paths, classes, _ = image_folders.find_images(folder, labels)
         given = (np.array(paths), np.array(classes)) if labels else np.array(paths)
         rows = ArrayRows(given)
@@ -311,12 +327,30 @@ class Dataset:
 
     @classmethod
     def range(cls, *bounds: int) -> Dataset:
-        """Return a dataset of whole numbers; ``bounds`` as for Python's ``range``.
+        """Return a dataset of whole numbers.
+
+        ``bounds``: (stop), (start, stop) or (start, stop, step), as for Python's ``range``. Raises
+        InvalidArgumentError for others, and for a step of 0.
 
         >>> list(Dataset.range(10).shard(5, 2))
         [np.int64(2), np.int64(7)]
         """
-        return cls.from_arrays(np.arange(*bounds))
+        if not 1 <= len(bounds) <= 3:
+            raise InvalidArgumentError(
+                f"range has {len(bounds)} bounds; expected (stop), (start, stop[, step])"
+            )
+        given = [whole_number("range: a bound", bound) for bound in bounds]
+        if given[2:] == [0]:
+            raise InvalidArgumentError(
+                f"range{bounds} has the step 0; expected a whole number above or below 0"
+            )
+        try:
+            numbers = np.arange(*given)
+        except (ValueError, MemoryError, OverflowError):
+            raise InvalidArgumentError(
+                f"range{bounds} has more numbers than fit in memory; make them with from_generator"
+            ) from None
+        return cls.from_arrays(numbers)
 
     # Transforms
 
@@ -515,7 +549,7 @@ class Dataset:
         made = partial(elements.enumerated, stage.blocks, stage.rows, first)
         return self._then(("enumerate", first), made, rows=None, spec=spec)
 
-    def zip(self: Any, *others: Dataset) -> Dataset:
+    def zip(self: Any = (), *others: Dataset) -> Dataset:
         """Return tuples of one element of each dataset, until one of them ends.
 
         ``a.zip(b)``, ``Dataset.zip(a, b)`` and ``Dataset.zip((a, b))`` are the same; ``Dataset.zip`` of a
@@ -606,7 +640,11 @@ class Dataset:
         7
         """
         parts = _datasets("sample_from", datasets)
-        shares = [1.0] * len(parts) if weights is None else [float(one) for one in weights]
+        given_weights = [1.0] * len(parts) if weights is None else weights
+        try:
+            shares = [float(one) for one in given_weights]
+        except (TypeError, ValueError):
+            shares = []
         if len(shares) != len(parts) or not all(0 <= one < math.inf for one in shares) or not any(shares):
             raise InvalidArgumentError(
                 f"sample_from: weights are {weights!r:.80}; expected {len(parts)} numbers of 0 or more, not "
@@ -658,7 +696,7 @@ class Dataset:
         """
         size = whole_number("padded_batch: batch_size", batch_size, 1)
         shapes = None if padded_shapes is None else leaves_of(padded_shapes)
-        if shapes is not None and not all(isinstance(shape, list) for shape in shapes):
+        if shapes is not None and not all(grouping.is_shape(shape) for shape in shapes):
             raise InvalidArgumentError(
                 f"padded_batch: padded_shapes is {padded_shapes!r:.80}; expected the structure of an element "
                 "with a list for each array, such as {'x': [None, 3], 'y': []}"
@@ -692,8 +730,14 @@ class Dataset:
         """
         if not callable(length_of):
             raise InvalidArgumentError(f"bucket_by_length takes a function of an element, got {length_of!r}")
-        edges = [whole_number("bucket_by_length: a boundary", edge, 1) for edge in boundaries]
-        sizes = [whole_number("bucket_by_length: a batch size", size, 1) for size in batch_sizes]
+        edges = [
+            whole_number("bucket_by_length: a boundary", edge, 1)
+            for edge in arguments.members("bucket_by_length: boundaries", boundaries, "whole numbers")
+        ]
+        sizes = [
+            whole_number("bucket_by_length: a batch size", size, 1)
+            for size in arguments.members("bucket_by_length: batch_sizes", batch_sizes, "whole numbers")
+        ]
         if sorted(set(edges)) != edges or len(sizes) != len(edges) + 1:
             raise InvalidArgumentError(
                 f"bucket_by_length: boundaries are {edges} and batch_sizes {sizes}; expected ascending "
@@ -757,7 +801,8 @@ class Dataset:
         if path is None:
             return self._then(("cache",), MemoryCache(stage.blocks))
         made = partial(elements.element_blocks, stage.blocks, stage.rows)
-        return self._then(("cache",), FileCache(made, os.fspath(path), stage.steps), rows=None)
+        file = arguments.local_path("cache: path", path, "a cache is a local file: give each host its own")
+        return self._then(("cache",), FileCache(made, file, stage.steps), rows=None)
 
     def prefetch(self, buffer_size: int = 2) -> Dataset:
         """Return the same elements, with up to ``buffer_size`` made ahead by a thread (0: none)."""
@@ -894,7 +939,8 @@ class Dataset:
         return Dataset(replace(self._stage, blocks=made, steps=steps, **changes), self._salt)
 
     def _openings_of(self, what: str, opened: Sequence[int]) -> dict[int, int]:
-        counts = [whole_number(f"{what}: opened", count, 0) for count in opened]
+        given = arguments.members(f"{what}: opened", opened, "whole numbers")
+        counts = [whole_number(f"{what}: opened", count, 0) for count in given]
         tokens = self._tokens()
         if len(counts) != len(tokens):
             raise InvalidArgumentError(
@@ -924,8 +970,12 @@ def _combined(
     return Dataset(_Stage(made, None, steps=(step,), shards=shards, **known), *salts)
 
 
-def _datasets(what: str, given: Iterable[Any]) -> list[Dataset]:
-    found = list(given)
+def _datasets(what: str, given: Any) -> list[Dataset]:
+    found = [] if isinstance(given, Dataset) else arguments.members(what, given, "datasets")
+    if isinstance(given, Dataset):
+        raise InvalidArgumentError(
+            f"{what} takes a list of datasets, got {given!r:.80}; write [dataset, ...]"
+        )
     for one in found:
         if not isinstance(one, Dataset):
             raise InvalidArgumentError(f"{what} takes datasets, got {one!r:.80}")
@@ -940,20 +990,3 @@ def _open_inner(function: Callable[..., Any], element: Any, run: Pass) -> Iterat
     if not isinstance(found, Dataset):
         raise InvalidArgumentError(f"interleave's function returns a Dataset, and returned {found!r:.80}")
     return elements.elements(*found._elements, run)
-
-
-def _on_error(value: str) -> str:
-    if value not in ("raise", "skip"):
-        raise InvalidArgumentError(f"on_error is {value!r}; {choices(value, ('raise', 'skip'))}")
-    return value
-
-
-def whole_number(what: str, value: Any, least: int) -> int:
-    """Return ``value`` as an int of at least ``least``, or raise `InvalidArgumentError` naming both."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidArgumentError(f"{what} is {value!r}; expected a whole number") from None
-    if number < least:
-        raise InvalidArgumentError(f"{what} is {number}; expected at least {least}")
-    return number

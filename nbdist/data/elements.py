@@ -54,7 +54,12 @@ def parsed(upstream: Blocks, parse: Callable[[Any], Any], on_error: str, run: Pa
 
 def generated(make: Callable[[], Iterable[Any]], run: Pass) -> Iterator[Block]:
     """Yield what a fresh iterable from ``make`` yields."""
-    source, number = iter(make()), 0
+    made, number = make(), 0
+    if not isinstance(made, Iterable):
+        raise InvalidArgumentError(
+            f"the function of from_generator returns an iterable of elements, and returned {made!r:.80}"
+        )
+    source = iter(made)
     while True:
         try:
             element = next(source)

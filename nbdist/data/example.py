@@ -10,7 +10,7 @@ feature.proto), so that nothing of TensorFlow is needed; the protobuf package pa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -18,9 +18,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from nbdist.data.arguments import dtype_of, named_values
 from nbdist.data.structure import stack
 from nbdist.data.tfrecord import Record
 from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra, choices
+from nbdist.numbers import is_whole
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,27 @@ class FixedLenFeature:
     dtype: DTypeLike
     default_value: Any = None
 
+    def __post_init__(self) -> None:
+        kind = _checked_form("FixedLenFeature", self.shape, self.dtype)
+        if self.default_value is None or kind.kind in "SU":
+            return
+        try:
+            np.broadcast_to(np.asarray(self.default_value, kind), self.shape)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidArgumentError(
+                f"FixedLenFeature: default_value is {self.default_value!r:.80}; expected {kind} of shape "
+                f"{tuple(self.shape)}, or one for all"
+            ) from None
+
 
 @dataclass(frozen=True)
 class VarLenFeature:
     """A feature with any number of values: an array of one axis, empty in an example without it."""
 
     dtype: DTypeLike
+
+    def __post_init__(self) -> None:
+        _checked_form("VarLenFeature", (), self.dtype)
 
 
 @dataclass(frozen=True)
@@ -51,9 +68,40 @@ class FixedLenSequenceFeature:
     shape: tuple[int, ...]
     dtype: DTypeLike
 
+    def __post_init__(self) -> None:
+        _checked_form("FixedLenSequenceFeature", self.shape, self.dtype)
+
+
+def _checked_form(what: str, shape: Any, dtype: Any) -> np.dtype[Any]:
+    if not isinstance(shape, (tuple, list)) or not all(is_whole(size, 0) for size in shape):
+        raise InvalidArgumentError(
+            f"{what}: shape is {shape!r:.80}; expected a tuple of whole numbers, such as (28, 28), or () for "
+            "a single value. VarLenFeature(dtype) has any number of values"
+        )
+    kind = dtype_of(what, dtype)
+    if kind.kind not in "biufSU":
+        raise InvalidArgumentError(f"{what}: dtype is {kind}; expected whole numbers, floats, bytes or str")
+    return kind
+
 
 Feature: TypeAlias = FixedLenFeature | VarLenFeature | FixedLenSequenceFeature
 Features: TypeAlias = Mapping[str, Feature]
+
+
+def checked_features(features: Any) -> dict[str, Feature]:
+    """Return features by name as a dict; raises InvalidArgumentError for anything else."""
+    example = "{'label': FixedLenFeature((), 'i8')}"
+    found = named_values("features", features, example)
+    for name, wanted in found.items():
+        if not isinstance(wanted, Feature):
+            raise InvalidArgumentError(
+                f"feature {name!r} is {wanted!r:.80}; expected a FixedLenFeature, VarLenFeature or "
+                f"FixedLenSequenceFeature, such as {example}"
+            )
+    return found
+
+
+_LARGEST = int(np.iinfo(np.int64).max)
 _KINDS = {"bytes_list": "bytes", "float_list": "floats", "int64_list": "whole numbers", None: "no values"}
 
 
@@ -71,7 +119,12 @@ def parse_example(record: Any, features: Features) -> dict[str, Any]:
     {'label': np.int64(3)}
     """
     if isinstance(record, (bytes, bytearray, memoryview)):
+        features = features if type(features) is dict else checked_features(features)
         return _parsed(_decoded("Example", record).features.feature, record, features)
+    if isinstance(record, str) or not isinstance(record, Iterable):
+        raise InvalidArgumentError(
+            f"parse_example takes a record of bytes, or a batch of them, not {record!r:.80}"
+        )
     parsed = [parse_example(one, features) for one in record]
     if not parsed:
         raise InvalidArgumentError("parse_example was given no records")
@@ -90,10 +143,13 @@ def parse_sequence_example(
 
     Raises as :func:`parse_example`.
     """
+    if not isinstance(record, (bytes, bytearray, memoryview)):
+        raise InvalidArgumentError(f"parse_sequence_example takes a record of bytes, not {record!r:.80}")
+    context_features = checked_features(context_features)
     found = _decoded("SequenceExample", record)
     sequences: dict[str, Any] = {}
     lists = found.feature_lists.feature_list
-    for name, wanted in sequence_features.items():
+    for name, wanted in checked_features(sequence_features).items():
         if not isinstance(wanted, FixedLenSequenceFeature):
             raise InvalidArgumentError(
                 f"sequence feature {name!r} is {wanted!r}, not FixedLenSequenceFeature"
@@ -110,18 +166,30 @@ def parse_sequence_example(
 def make_example(values: Mapping[str, Any]) -> bytes:
     """Return a serialized Example of named values, for :func:`write_tfrecords`.
 
-    ``values`` are whole numbers, floats, bytes, text, or lists or arrays of them, by name; an array's shape
-    is not stored, its values are, in C order. Raises InvalidArgumentError for other values.
+    ``values`` are whole numbers, floats, bytes, text, truth values (stored as 0 and 1), or lists or arrays of
+    them, by name; an array's shape is not stored, its values are, in C order.
+
+    Raises InvalidArgumentError for other values.
 
     >>> parse_example(make_example({"word": "an"}), {"word": FixedLenFeature((), str)})
     {'word': 'an'}
     """
     example = _messages()["Example"]()
-    for name, value in values.items():
+    for name, value in named_values("make_example: values", values, "{'x': [1.0, 2.0], 'label': 3}").items():
         feature = example.features.feature[name]
-        flat = np.asarray(value, object if _is_bytes(value) else None).reshape(-1)
+        try:
+            flat = np.asarray(value, object if _is_bytes(value) else None).reshape(-1)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"feature {name!r} holds lists of different lengths, {value!r:.80}; an Example has one list "
+                "for each name: join them, or store each under a name of its own"
+            ) from None
         if flat.dtype.kind in "biu":
-            feature.int64_list.value.extend(flat.tolist())
+            if flat.dtype.kind == "u" and flat.size and flat.max() > _LARGEST:
+                raise InvalidArgumentError(
+                    f"feature {name!r} holds {flat.max()}; an Example's whole numbers are up to {_LARGEST}"
+                )
+            feature.int64_list.value.extend(flat.astype(np.int64).tolist())
         elif flat.dtype.kind == "f":
             feature.float_list.value.extend(flat.tolist())
         elif flat.dtype.kind in "SUO":
@@ -145,7 +213,9 @@ def _as_bytes(name: str, value: Any) -> bytes:
         return value.encode()
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise InvalidArgumentError(f"feature {name!r} holds {value!r:.80}; expected numbers, bytes or text")
+    raise InvalidArgumentError(
+        f"feature {name!r} holds {value!r:.80}; expected numbers (whole ones of 64 bits), bytes or text"
+    )
 
 
 def _parsed(found: Any, record: Any, features: Features) -> dict[str, Any]:

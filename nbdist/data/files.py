@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, TypeAlias, cast
 
+from nbdist.data.arguments import members
 from nbdist.data.blocks import Block, Pass
 from nbdist.errors import (
     DataLossError,
@@ -42,10 +43,13 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "htt
 
 def named(paths: Paths) -> tuple[str, ...]:
     """Return paths or patterns as text; raise InvalidArgumentError for what is neither."""
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if isinstance(paths, (str, os.PathLike)):
+        given: list[Any] = [paths]
+    else:
+        given = members("a dataset's paths argument", paths, "paths, or one path, folder, pattern or URL")
     for path in given:
         if not isinstance(path, (str, os.PathLike)):
-            raise InvalidArgumentError(f"a path is a text or a Path, not {path!r:.80}")
+            raise InvalidArgumentError(f"a path is text or a Path, not {path!r:.80}")
     if not given:
         raise InvalidArgumentError("no paths were given; a dataset of files needs at least one")
     return tuple(os.fspath(path) for path in given)
@@ -154,12 +158,17 @@ def compression_of(path: str, compression: str | None) -> str:
     """
     if compression is None:
         return _ENDINGS.get(os.path.splitext(path.lower())[1], "")
-    if compression not in ("", *_OPENERS):
-        raise InvalidArgumentError(
-            f"no compression {compression!r}; {choices(compression, _OPENERS)}, '' for none, or None for the "
-            "one of the file's ending"
-        )
+    check_compression(compression)
     return compression
+
+
+def check_compression(compression: Any) -> None:
+    """Raise InvalidArgumentError for a compression that is not known."""
+    if compression not in (None, "", *_OPENERS):
+        raise InvalidArgumentError(
+            f"compression is {compression!r:.80}; expected None (by the file's ending), '' for none, or "
+            f"{choices(compression, _OPENERS)}"
+        )
 
 
 @contextmanager

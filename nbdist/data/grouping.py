@@ -15,8 +15,14 @@ from nbdist.data.elements import apply, kept, noted
 from nbdist.data.rows import Rows
 from nbdist.data.structure import columns_of, leaves_of, rebuild, stack
 from nbdist.errors import InvalidArgumentError
+from nbdist.numbers import is_whole
 
 Shapes = list[list[int | None]] | None
+
+
+def is_shape(value: Any) -> bool:
+    """Whether a value is a list of sizes, whole numbers of 0 or more, or None for the largest."""
+    return isinstance(value, list) and all(size is None or is_whole(size, 0) for size in value)
 
 
 def padded_batches(
@@ -80,7 +86,12 @@ def _padded(number: int, column: Sequence[Any], shape: list[int | None] | None, 
                 "larger size, None, or cut it in map()"
             )
     dtype = np.result_type(*arrays)
-    batch = np.full((len(arrays), *sizes), value, dtype)
+    try:
+        batch = np.full((len(arrays), *sizes), value, dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgumentError(
+            f"array {number} is {dtype}, and padding_values has {value!r:.80} for it; give a value of {dtype}"
+        ) from None
     for row, array in zip(batch, arrays, strict=True):
         row[tuple(slice(n) for n in array.shape)] = array
     return batch

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nbdist.data.arguments import any_path
 from nbdist.data.files import expand, is_url, open_file
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from nbdist.numbers import is_whole
 
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MODES = {"RGB": 3, "RGBA": 4, "L": 1}
@@ -21,7 +23,7 @@ def find_images(folder: str | os.PathLike[str], labels: bool) -> tuple[list[str]
 
     Classes are the sorted names of the folders in it. Raises NotFoundError if there are none.
     """
-    name = os.fspath(folder).rstrip("/")
+    name = any_path("images: folder", folder).rstrip("/")
     if not is_url(name) and not os.path.isdir(name):
         raise NotFoundError(f"there is no folder {name!r} (in {os.getcwd()})")
     pattern = f"{name}/*/*" if labels else f"{name}/**"
@@ -74,7 +76,7 @@ def image_size(size: Sequence[int] | int | None) -> tuple[int, int] | None:
     """Return (height, width); an int is both."""
     if size is None:
         return None
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or not all(isinstance(one, int) and one > 0 for one in pair):
+    pair: Any = size if isinstance(size, (tuple, list)) else (size, size)
+    if len(pair) != 2 or not all(is_whole(one, 1) for one in pair):
         raise InvalidArgumentError(f"size is {size!r}; expected (height, width) in pixels, or one for both")
     return pair[0], pair[1]

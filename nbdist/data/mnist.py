@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nbdist.data.arguments import any_path
 from nbdist.data.digits import Split
 from nbdist.errors import DataLossError, NotFoundError
 from nbdist.home import home
@@ -31,6 +32,8 @@ def mnist(folder: str | os.PathLike[str] | None = None, *, flatten: bool = True)
     or ``.gz``; default ``NBDIST_MNIST``, else ``mnist`` in nbdist's home. Raises `NotFoundError`, which
     says what to put where, and `DataLossError` for a damaged file.
     """
+    if folder is not None:
+        folder = any_path("mnist: folder", folder)
     where = Path(folder or os.environ.get("NBDIST_MNIST") or home() / "mnist").expanduser()
     x_train, y_train, x_test, y_test = (read_idx(find(where, name), dimensions(name)) for name in FILES)
     for images, labels, name in ((x_train, y_train, FILES[1]), (x_test, y_test, FILES[3])):

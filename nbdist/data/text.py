@@ -16,8 +16,9 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import DTypeLike
 
-from nbdist.data.blocks import Block, Pass
-from nbdist.data.files import expand, open_file
+from nbdist.data import arguments
+from nbdist.data.blocks import ON_ERROR, Block, Pass
+from nbdist.data.files import check_compression, expand, open_file
 from nbdist.errors import DataLossError, InvalidArgumentError, choices
 
 LINES = 1024  # in a block
@@ -73,9 +74,22 @@ class CsvRows:
         encoding: str,
         on_error: str,
     ) -> None:
-        self._names, self._columns, self._header = names, columns, header
-        self._delimiter, self._defaults, self._on_error = delimiter, dict(defaults), on_error
-        self._compression, self._encoding = compression, encoding
+        self._names, self._header = names, header
+        if not isinstance(header, (bool, np.bool_)):
+            self._header = arguments.names("csv: header (True, False, or the names)", header)
+        self._columns: Columns | None = columns
+        if isinstance(columns, Mapping):
+            kinds = arguments.named_values("csv: columns", columns, "{'age': 'f4'}")
+            self._columns = {
+                name: arguments.dtype_of(f"csv: column {name!r}", kind) for name, kind in kinds.items()
+            }
+        elif columns is not None:
+            self._columns = arguments.names("csv: columns", columns)
+        self._delimiter = arguments.delimiter_of("csv: delimiter", delimiter)
+        self._defaults = arguments.named_values("csv: defaults", defaults, "{'age': 0}")
+        self._on_error = arguments.one_of("on_error", on_error, ON_ERROR)
+        self._compression, self._encoding = compression, arguments.encoding_of("csv: encoding", encoding)
+        check_compression(compression)
         self._types: dict[str, np.dtype[Any]] | None = None
 
     def __call__(self, run: Pass) -> Iterator[Block]:
@@ -133,9 +147,28 @@ class CsvRows:
                     "with columns=[...]"
                 )
         if isinstance(self._columns, Mapping):
-            return {name: np.dtype(kind) for name, kind in self._columns.items()}
-        columns = {name: [fields[names.index(name)] for fields in sample] for name in wanted}
-        return {name: _type_of(column, name in self._defaults) for name, column in columns.items()}
+            types = {name: np.dtype(kind) for name, kind in self._columns.items()}
+        else:
+            columns = {name: [fields[names.index(name)] for fields in sample] for name in wanted}
+            types = {name: _type_of(column, name in self._defaults) for name, column in columns.items()}
+        self._check_defaults(path, names, types)
+        return types
+
+    def _check_defaults(self, path: str, names: Sequence[str], types: Mapping[str, np.dtype[Any]]) -> None:
+        for name, value in self._defaults.items():
+            if name not in names:
+                raise InvalidArgumentError(
+                    f"defaults has a value for {name!r}, which {path} does not have; {choices(name, names)}"
+                )
+            if name not in types:
+                continue
+            try:
+                self._column(name, [""], types[name])
+            except (ValueError, OverflowError):
+                raise InvalidArgumentError(
+                    f"defaults has {value!r:.80} for column {name!r}, which is not {_word(types[name])} "
+                    f"({types[name]}); give one that is, or columns={{{name!r}: str}}"
+                ) from None
 
     def _typed(
         self,

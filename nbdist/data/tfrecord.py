@@ -13,10 +13,11 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from nbdist.data.arguments import any_path
 from nbdist.data.blocks import Block, Pass
-from nbdist.data.files import compressed, expand, filesystem, is_url, open_file
+from nbdist.data.files import check_compression, compressed, expand, filesystem, is_url, open_file
 from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra
 
 CHUNK = 1 << 18  # bytes read at once
@@ -103,7 +104,8 @@ def write_tfrecords(
     - ``compression``: "gzip", "bz2", "xz", "" for none; None goes by the path's ending. TensorFlow reads
       "gzip", and has to be told: ``TFRecordDataset(path, compression_type="GZIP")``
 
-    Raises MissingExtra without ``nbdist[data]``, InvalidArgumentError for a record that is not bytes.
+    Raises MissingExtra without ``nbdist[data]``, InvalidArgumentError for a record that is not bytes, and
+    for a local folder that does not exist.
 
     >>> import tempfile, os
     >>> from nbdist.data import Dataset
@@ -113,7 +115,13 @@ def write_tfrecords(
     >>> list(Dataset.tfrecords(path))
     [b'one', b'two']
     """
-    name, count = os.fspath(path), 0
+    name, count = any_path("write_tfrecords: path", path), 0
+    check_compression(compression)
+    given: Any = records
+    if isinstance(given, (str, bytes, bytearray)) or not isinstance(given, Iterable):
+        raise InvalidArgumentError(
+            f"write_tfrecords: records are {given!r:.80}; expected a list, or another iterable, of bytes"
+        )
     with _created(name) as raw, compressed(raw, name, compression) as file:
         for record in records:
             if not isinstance(record, (bytes, bytearray, memoryview)):
@@ -142,6 +150,9 @@ def _created(name: str) -> Iterator[BinaryIO]:
             yield file
         return
     target = Path(name.removeprefix("file://"))
+    if target.is_dir() or not target.parent.is_dir():
+        why = "is a folder" if target.is_dir() else "is in a folder that does not exist; create it"
+        raise InvalidArgumentError(f"write_tfrecords: {name!r} {why}. Expected the path of a file")
     draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
     try:
         with draft.open("wb") as file:

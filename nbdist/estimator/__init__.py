@@ -21,7 +21,7 @@ from nbdist.estimator.columns import (
 )
 from nbdist.estimator.estimator import Estimator
 from nbdist.estimator.evaluation import train_and_evaluate
-from nbdist.estimator.exporting import BestExporter, ExportedModel, Exporter, LatestExporter, load_exported
+from nbdist.estimator.exporting import BestExporter, ExportedModel, Exporter, LatestExporter
 from nbdist.estimator.models import model_to_estimator
 from nbdist.estimator.spec import EstimatorSpec, EvalSpec, ModeKeys, RunConfig, TrainSpec
 
@@ -49,7 +49,6 @@ __all__ = [
     "indicator_column",
     "input_layer",
     "linear_model",
-    "load_exported",
     "model_to_estimator",
     "numeric_column",
     "train_and_evaluate",

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.data.arguments import members
 from nbdist.errors import InvalidArgumentError
 from nbdist.estimator.columns import (
     FeatureColumn,
@@ -31,13 +32,15 @@ from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import default_graph, name_scope
 from nbdist.graph.tensor import Tensor, Variable, symbolic
 from nbdist.graph.variables import get_or_create_global_step
-from nbdist.nn.functional import sigmoid, softmax, sparse_softmax_cross_entropy
+from nbdist.nn.functional import checked_rate, sigmoid, softmax, sparse_softmax_cross_entropy
 from nbdist.nn.layers import BatchNorm, Dense, Dropout
+from nbdist.nn.layers.activations import checked_activation
 from nbdist.nn.model import Sequential
 from nbdist.numbers import is_whole
 from nbdist.optim import Adagrad, Optimizer
 from nbdist.optim import get as optimizer_of
 
+_UNITS = "whole numbers from 1, such as [64, 32]"
 RATE = 0.05  # of Adagrad, TensorFlow's for these Estimators
 
 
@@ -57,8 +60,21 @@ class Head:
     def labels(self, labels: Any) -> Any:
         """Return a batch's labels as numbers; on the host."""
         found = np.asarray(labels)
+        if not found.ndim:
+            raise InvalidArgumentError(
+                f"labels are {labels!r:.100}; expected an array with a label per example"
+            )
+        width = self.logits if self.regression else 1
+        if found.size != len(found) * width:
+            raise InvalidArgumentError(
+                f"a batch's labels have the shape {found.shape}; expected ({len(found)}, {width}), "
+                + ("as label_dimension says" if self.regression else "one class for each example")
+            )
         if self.regression:
-            return found.astype(np.float32).reshape(len(found), -1)
+            try:
+                return found.astype(np.float32).reshape(len(found), -1)
+            except ValueError:
+                raise InvalidArgumentError(f"labels are real numbers, and these are {found!r:.100}") from None
         found = found.reshape(len(found))
         if self.vocabulary is None:
             if found.dtype.kind not in "biu":
@@ -148,10 +164,15 @@ class _ColumnEstimator(Estimator):
             for part, given in (("linear", linear), ("dnn", dnn))
             if given is not None
         }
-        if dnn is not None and (not hidden_units or not all(is_whole(units, 1) for units in hidden_units)):
+        if dnn is not None and (
+            not members(f"{what}: hidden_units", hidden_units, _UNITS)
+            or not all(is_whole(units, 1) for units in hidden_units)
+        ):
             raise InvalidArgumentError(
                 f"{what}: hidden_units are whole numbers from 1, such as [64, 32], not {hidden_units!r}"
             )
+        checked_activation(activation)
+        rate = None if dropout is None else checked_rate(dropout)
         rules = {part: optimizer_of(optimizers[part] or Adagrad(RATE)) for part in columns}
 
         def network(x: Tensor, training: bool) -> Tensor:
@@ -159,7 +180,7 @@ class _ColumnEstimator(Estimator):
             for units in hidden_units:
                 layers.append(Dense(units, activation))
                 layers += [BatchNorm()] if batch_norm else []
-                layers += [Dropout(dropout)] if dropout else []
+                layers += [Dropout(rate)] if rate else []
             result: Tensor = Sequential([*layers, Dense(head.logits)])(x, training=training)
             return result
 
@@ -174,6 +195,12 @@ class _ColumnEstimator(Estimator):
                 logits = added if logits is None else logits + added
             if mode == ModeKeys.PREDICT:
                 return EstimatorSpec(mode, predictions=head.predictions(logits))
+            if labels is None:
+                raise InvalidArgumentError(
+                    f"{what} needs labels to {'train' if mode == ModeKeys.TRAIN else 'evaluate'}: input_fn's "
+                    "dataset has elements (features, labels), such as those of "
+                    "Dataset.from_arrays(features, labels).batch(32), and gave features alone"
+                )
             losses = head.losses(labels, logits)
             loss = losses.mean()
             if mode == ModeKeys.EVAL:
@@ -203,7 +230,9 @@ def _variables_of(part: str) -> list[Variable]:
 def _classes(what: str, n_classes: Any, vocabulary: Sequence[Any] | None) -> Head:
     if not is_whole(n_classes, 2):
         raise InvalidArgumentError(f"{what}: n_classes is a whole number from 2, not {n_classes!r}")
-    labels = None if vocabulary is None else tuple(vocabulary)
+    labels = None
+    if vocabulary is not None:
+        labels = tuple(members(f"{what}: label_vocabulary", vocabulary, "a label for each class"))
     if labels is not None and (len(labels) != n_classes or len(set(labels)) != n_classes):
         raise InvalidArgumentError(
             f"{what}: label_vocabulary has a label for each of {n_classes} classes, and not {labels!r:.200}"

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nbdist.data.arguments import members
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.tensor import Tensor, symbolic
 from nbdist.graph.variables import get_variable
@@ -97,12 +98,17 @@ class NumericColumn(DenseColumn):
         if self.default_value is not None:
             values = np.where(np.isnan(values), np.float32(self.default_value), values)
         if self.normalizer_fn is not None:
-            values = np.asarray(self.normalizer_fn(values), np.float32)
+            given, values = values.shape, np.asarray(self.normalizer_fn(values), np.float32)
+            if values.shape != given:
+                raise InvalidArgumentError(
+                    f"numeric_column {self.key!r}: normalizer_fn has made {values.shape} of {given}; "
+                    "expected the same shape"
+                )
         return values
 
     def dense(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return the numbers."""
-        return features[self.name]
+        return transformed_of(features, self)
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class BucketizedColumn(CategoricalColumn, DenseColumn):
 
     def dense(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return the buckets as rows of zeros with a one."""
-        ids = features[self.name]
+        ids = transformed_of(features, self)
         return one_hot(ids, self.size).reshape((-1, int(ids.shape[1] or 0) * self.size))
 
 
@@ -258,7 +264,7 @@ class IndicatorColumn(_OfCategorical):
 
     def dense(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return how often each value is in an example."""
-        result: Tensor = one_hot(features[self.source.name], self.source.size).sum(axis=1)
+        result: Tensor = one_hot(transformed_of(features, self.source), self.source.size).sum(axis=1)
         return result
 
 
@@ -284,7 +290,7 @@ class EmbeddingColumn(_OfCategorical):
             initializer="glorot_uniform" if self.initializer is None else self.initializer,
             partitioner=self.partitioner,
         )
-        return combined(table, features[self.source.name], self.combiner)
+        return combined(table, transformed_of(features, self.source), self.combiner)
 
 
 def combined(table: Any, ids: Tensor, combiner: str) -> Tensor:
@@ -320,9 +326,17 @@ def numeric_column(
     >>> numeric_column("age", normalizer_fn=lambda x: x / 100).transform({"age": np.array([50])})
     array([[0.5]], dtype=float32)
     """
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if not all(is_whole(n, 1) for n in sizes):
         raise InvalidArgumentError(f"numeric_column {key!r}: shape has whole numbers from 1, not {shape!r}")
+    if default_value is not None and not isinstance(default_value, (int, float, np.number)):
+        raise InvalidArgumentError(
+            f"numeric_column {key!r}: default_value is {default_value!r:.80}; expected a number, or None"
+        )
+    if normalizer_fn is not None and not callable(normalizer_fn):
+        raise InvalidArgumentError(
+            f"numeric_column {key!r}: normalizer_fn is {normalizer_fn!r:.80}; expected a function of an array"
+        )
     return NumericColumn(_key(key), sizes, default_value, normalizer_fn)
 
 
@@ -337,7 +351,13 @@ def bucketized_column(source_column: NumericColumn, boundaries: Sequence[float])
     """
     if not isinstance(source_column, NumericColumn):
         raise InvalidArgumentError(f"bucketized_column takes a numeric_column, not {source_column!r}")
-    edges = tuple(float(one) for one in boundaries)
+    given = members("bucketized_column: boundaries", boundaries, "numbers in ascending order")
+    try:
+        edges = tuple(float(one) for one in given)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"bucketized_column: boundaries are {boundaries!r:.80}; expected numbers in ascending order"
+        ) from None
     if not edges or list(edges) != sorted(set(edges)):
         raise InvalidArgumentError(f"bucketized_column: boundaries ascend, and these do not: {boundaries!r}")
     return BucketizedColumn(source_column, edges)
@@ -357,7 +377,11 @@ def categorical_column_with_vocabulary_list(
     >>> column.transform({"colour": np.array(["blue", "green", "red"])}).ravel()
     array([ 1, -1,  0])
     """
-    values = tuple(vocabulary_list)
+    values = tuple(members(f"column {key!r}: vocabulary_list", vocabulary_list, "texts or whole numbers"))
+    if not all(isinstance(one, (str, bytes)) for one in values) and not all(map(_is_integer, values)):
+        raise InvalidArgumentError(
+            f"column {key!r}: vocabulary_list is {values!r:.200}; expected texts, or whole numbers"
+        )
     if not values or len(set(values)) != len(values):
         raise InvalidArgumentError(
             f"column {key!r}: vocabulary_list has values, each once, not {values!r:.200}"
@@ -391,7 +415,7 @@ def crossed_column(keys: Sequence[Any], hash_bucket_size: int) -> CrossedColumn:
     - ``keys``: names of features, or categorical columns (not of hashes: name their feature), from two on
     - ``hash_bucket_size``: the number of buckets, from 2
     """
-    parts = tuple(keys)
+    parts = tuple(members("crossed_column: keys", keys, "two or more features"))
     for one in parts:
         if not isinstance(one, (str, CategoricalColumn)) or isinstance(one, (HashColumn, CrossedColumn)):
             raise InvalidArgumentError(
@@ -486,7 +510,7 @@ def linear_model(features: Mapping[str, Tensor], columns: Iterable[FeatureColumn
     for column in sorted(checked_columns(columns), key=lambda one: one.name):
         if isinstance(column, CategoricalColumn):
             weights = get_variable(f"{column.name}/weights", (column.size, units), initializer="zeros")
-            total = total + combined(weights, features[column.name], "sum")
+            total = total + combined(weights, transformed_of(features, column), "sum")
         else:
             assert isinstance(column, DenseColumn)
             values = column.dense(features).astype(np.float32)
@@ -500,7 +524,7 @@ def linear_model(features: Mapping[str, Tensor], columns: Iterable[FeatureColumn
 
 def checked_columns(columns: Iterable[FeatureColumn]) -> list[FeatureColumn]:
     """Return feature columns as a list; raises InvalidArgumentError for none, others, and equal names."""
-    found = list(columns)
+    found = members("feature_columns", columns, "feature columns")
     if not found:
         raise InvalidArgumentError("a model with feature columns has one at least")
     for one in found:
@@ -520,6 +544,16 @@ def feature_of(features: Features, key: str) -> Array:
     if key not in features:
         raise InvalidArgumentError(f"the features have no {key!r}; {choices(key, features)}")
     return np.asarray(features[key])
+
+
+def transformed_of(features: Mapping[str, Tensor], column: FeatureColumn) -> Tensor:
+    """Return a column's numbers among transformed features; raises InvalidArgumentError without them."""
+    if column.name not in features:
+        raise InvalidArgumentError(
+            f"the features have no numbers of the column {column.name!r}: map the dataset with "
+            f"transform_features(columns) after batch ({choices(column.name, features)})"
+        )
+    return features[column.name]
 
 
 def texts_of(values: Array) -> Array:
@@ -556,6 +590,10 @@ def hash_texts(texts: Array) -> Array:
         mixed = (hashes ^ codes[:, column].astype(np.uint64)) * _PRIME
         hashes = np.where(used, mixed, hashes)
     return hashes.reshape(texts.shape)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _key(key: Any) -> str:

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.arguments import any_path, local_path, names
 from nbdist.data.shares import share_of
 from nbdist.errors import InvalidArgumentError, NotFoundError, choices
 from nbdist.estimator.checkpoints import Trained, load, load_newest
 from nbdist.estimator.exporting import write_export
 from nbdist.estimator.model_function import Forward, ModelFunction, TrainingFunction, call_input_fn
-from nbdist.estimator.spec import EstimatorSpec, ModeKeys, RunConfig, check_steps
+from nbdist.estimator.spec import EstimatorSpec, ModeKeys, RunConfig, check_folder_name, check_steps
 from nbdist.estimator.training import Training, split_element
 from nbdist.graph.backend import Array
 from nbdist.graph.scopes import Graph
@@ -95,11 +96,12 @@ class Estimator:
         if given is None:
             given = tempfile.mkdtemp(prefix="nbdist-estimator-")
             print(f"checkpoints are in the temporary folder {given}; give model_dir= to keep them")
-        self.model_dir = os.fspath(given)
+        self.model_dir = any_path("Estimator: model_dir", given)
         """The folder of checkpoints and summaries."""
         self.model_fn = model_fn
         self._model = ModelFunction(model_fn, params, self.config)
-        self._warm_start = None if warm_start_from is None else os.fspath(warm_start_from)
+        warm = None if warm_start_from is None else any_path("Estimator: warm_start_from", warm_start_from)
+        self._warm_start = warm
         self._functions: weakref.WeakKeyDictionary[Graph, TrainingFunction] = weakref.WeakKeyDictionary()
         self._evaluator = Forward(self._model, ModeKeys.EVAL, self.config.tf_random_seed)
         self._prepare: Callable[..., Any] | None = None
@@ -175,6 +177,8 @@ class Estimator:
         check_steps("Estimator.evaluate", "steps", steps)
         if hooks:
             raise InvalidArgumentError("Estimator.evaluate takes no hooks: it runs no session")
+        if name is not None:
+            check_folder_name("Estimator.evaluate: name", name)
         world, strategy = current().world, self.config.eval_distribute
         several = strategy is not None and world.size > 1
         path, trained = self._trained(checkpoint_path, strategy if several else None)
@@ -267,21 +271,29 @@ class Estimator:
           first size count
         - ``checkpoint_path``: a checkpoint; None for the newest
 
-        `load_exported` and ``python -m nbdist.estimator.predict FOLDER`` predict with it, without the model
+        `ExportedModel` and ``python -m nbdist.estimator.predict FOLDER`` predict with it, without the model
         function. A model of feature columns is exported with the transformed features as its inputs. Raises
         NotFoundError without a checkpoint, InvalidArgumentError if the folder exists, or the model function
         needs the size of a batch.
         """
+        remedy = "an export is written to a local folder: copy it from there"
+        base = Path(local_path("Estimator.export: export_dir_base", export_dir_base, remedy))
         path, trained = self._trained(checkpoint_path)
         if self._prepare is not None:
             features = self._prepare(features)
         given = features if isinstance(features, dict) else {"features": features}
+        for name, value in given.items():
+            if np.asarray(value).dtype.kind not in "biufc" or not np.ndim(value):
+                raise InvalidArgumentError(
+                    f"Estimator.export: feature {name!r} is {value!r:.80}; expected an array of numbers "
+                    "whose first axis counts examples"
+                )
         forward = Forward(self._model, ModeKeys.PREDICT, self.config.tf_random_seed)
         forward.load(self._values(trained), path)
         inputs, outputs, values = forward.open(
             {name: np.asarray(value) for name, value in given.items()}, single=not isinstance(features, dict)
         )
-        folder = Path(export_dir_base).expanduser() / str(trained.step)
+        folder = base.expanduser() / str(trained.step)
         write_export(folder, inputs, outputs, values, trained.step)
         return str(folder)
 
@@ -305,6 +317,7 @@ class Estimator:
     def _trained(self, path: str | None, strategy: Strategy | None = None) -> tuple[str, Trained]:
         """Return a checkpoint, None for the newest; with a strategy all of its workers take the chief's."""
         if path is not None:
+            path = any_path("checkpoint_path", path)
             return path, load(path)
         found = load_newest(self.model_dir)
         if strategy is not None:
@@ -398,7 +411,7 @@ def _examples(features: Any) -> int:
 
 
 def _keys(given: str | Sequence[str] | None) -> list[str] | None:
-    return None if given is None else [given] if isinstance(given, str) else list(given)
+    return None if given is None else [given] if isinstance(given, str) else names("predict_keys", given)
 
 
 def _chosen(found: Any, keys: Sequence[str]) -> dict[str, Any]:

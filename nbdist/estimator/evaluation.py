@@ -44,7 +44,9 @@ def train_and_evaluate(
         ("eval_spec", eval_spec, EvalSpec),
     ):
         if not isinstance(given, kind):
-            raise InvalidArgumentError(f"train_and_evaluate: {name} is a {kind.__name__}, not {given!r:.200}")
+            raise InvalidArgumentError(
+                f"train_and_evaluate: {name} is {given!r:.200}; expected an instance of {kind.__name__}"
+            )
     evaluations = Evaluations(estimator, eval_spec)
     task_type, jobs = tf_config()
     if task_type == EVALUATOR:

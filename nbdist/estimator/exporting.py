@@ -1,7 +1,7 @@
 """Exported models: a folder with a graph, its values and its signature, which predicts without the program.
 
     path = estimator.export("exports", {"x": np.zeros((1, 4), np.float32)})
-    predict = load_exported(path)
+    predict = ExportedModel(path)
     predict({"x": rows})                           # {"class_ids": ..., "probabilities": ...}
 
     python -m nbdist.estimator.predict exports/2000 < rows.jsonl
@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nbdist.data.arguments import any_path
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
+from nbdist.estimator.spec import check_folder_name
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.program import compile_program
 from nbdist.graph.compile.specs import value_order
@@ -86,13 +88,17 @@ class ExportedModel:
 
     - ``folder``: what `Estimator.export` has returned
 
-    Raises NotFoundError if there is no model, DataLossError if it is damaged.
+    Raises NotFoundError for a folder without one of its files, DataLossError if one is damaged.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        path = Path(folder)
-        if not (path / SIGNATURE).exists():
-            raise NotFoundError(f"{os.fspath(folder)!r} has no {SIGNATURE}: it is no exported model")
+        path = Path(any_path("ExportedModel: folder", folder))
+        for name in (SIGNATURE, MODEL):
+            if not (path / name).exists():
+                raise NotFoundError(
+                    f"{str(path)!r} has no {name}, which an exported model has: expected a folder that "
+                    "Estimator.export has returned (copy it whole)"
+                )
         try:
             self.signature: dict[str, Any] = json.loads((path / SIGNATURE).read_text())
             """The names, dtypes and shapes of ``inputs`` and ``outputs``, and the global ``step``."""
@@ -102,6 +108,10 @@ class ExportedModel:
             raise DataLossError(f"{path / SIGNATURE} is damaged: {type(error).__name__}: {error}") from error
         with TensorFile(path / MODEL, "an exported model") as file:
             arrays = {name: file.read(name) for name in file.shapes}
+            if GRAPH not in file.texts:
+                raise DataLossError(
+                    f"{path / MODEL} has values and no graph: it was not written by Estimator.export"
+                )
             meta = json.loads(file.texts[GRAPH])
         count = sum(name.startswith("constants/") for name in arrays)
         self._graph: Graph = decode(meta, [arrays[f"constants/{n}"] for n in range(count)])
@@ -123,8 +133,13 @@ class ExportedModel:
         arrays = []
         for name, wanted in self._inputs.items():
             if name not in given:
-                raise InvalidArgumentError(f"the model takes {name!r}; {choices(name, given)}")
-            array = np.asarray(given[name])
+                raise InvalidArgumentError(
+                    f"the model takes {name!r}, and the features have {', '.join(map(repr, given))}"
+                )
+            try:
+                array = np.asarray(given[name])
+            except ValueError as error:
+                raise InvalidArgumentError(f"input {name!r} is not an array: {error}") from None
             if not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
                 raise InvalidArgumentError(f"input {name!r} is {wanted.dtype}, and {array.dtype} was given")
             fits = array.ndim == wanted.ndim and all(
@@ -152,11 +167,6 @@ def _shaped(array: Array, variable: Variable) -> Array:
     return array.reshape(tuple(n or 0 for n in variable.shape))
 
 
-def load_exported(folder: str | os.PathLike[str]) -> ExportedModel:
-    """Return an exported model; the same as `ExportedModel`."""
-    return ExportedModel(folder)
-
-
 class Exporter(ABC):
     """Exports a model after an evaluation of ``train_and_evaluate``.
 
@@ -166,8 +176,7 @@ class Exporter(ABC):
     """
 
     def __init__(self, name: str, features: Any, exports_to_keep: int | None = 5) -> None:
-        if not name or "/" in name or name.startswith("."):
-            raise InvalidArgumentError(f"an exporter's name is that of a folder, not {name!r}")
+        check_folder_name("an exporter's name", name)
         if exports_to_keep is not None and not is_whole(exports_to_keep, 1):
             raise InvalidArgumentError(
                 f"exports_to_keep is a whole number from 1, or None, not {exports_to_keep!r}"
@@ -218,6 +227,10 @@ class BestExporter(Exporter):
         larger_is_better: bool = False,
     ) -> None:
         super().__init__(name, features, exports_to_keep)
+        if not isinstance(metric, str):
+            raise InvalidArgumentError(
+                f"BestExporter: metric is {metric!r}; expected the name of a metric, such as 'loss'"
+            )
         self._metric, self._sign = metric, -1.0 if larger_is_better else 1.0
         self._best = float("inf")
 

@@ -55,7 +55,14 @@ class ModelFunction:
     def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
         """Record the model in the default graph, and return its spec."""
         given = {"features": features, "labels": labels, "mode": mode, **self._known}
-        spec = self._function(**{name: given[name] for name in self._takes})
+        try:
+            spec = self._function(**{name: given[name] for name in self._takes})
+        except Exception as error:
+            if labels is None and mode != ModeKeys.PREDICT and "labels" in self._takes:
+                error.add_note(
+                    f"({self.name} got labels=None: the elements of input_fn's dataset are no pairs)"
+                )
+            raise
         if not isinstance(spec, EstimatorSpec):
             raise InvalidArgumentError(f"{self.name} returns an EstimatorSpec, and has returned {spec!r}")
         if spec.mode != mode:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any
 
+from nbdist.data.arguments import any_path, members
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.tensor import Tensor
 from nbdist.numbers import is_whole
@@ -76,6 +77,13 @@ class EstimatorSpec:
                 "EstimatorSpec: loss is a tensor of one number, such as np.mean(per_example), not "
                 f"{self.loss!r}"
             )
+        if not isinstance(self.eval_metric_ops, Mapping):
+            raise InvalidArgumentError(
+                f"EstimatorSpec: eval_metric_ops is {self.eval_metric_ops!r:.200}; expected a dict of "
+                "tensors or pairs (total, count) by name, such as {'accuracy': right}"
+            )
+        for name in ("training_hooks", "training_chief_hooks"):
+            members(f"EstimatorSpec: {name}", getattr(self, name), "SessionRunHooks")
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,19 @@ class RunConfig:
             raise InvalidArgumentError(
                 f"RunConfig: keep_checkpoint_max is a whole number from 0, or None, not {keep!r}"
             )
+        for name in ("save_checkpoints_secs", "keep_checkpoint_every_n_hours"):
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and value > 0):
+                raise InvalidArgumentError(f"RunConfig: {name} is {value!r}; expected a number above 0")
+        for name in ("train_distribute", "eval_distribute"):
+            value = getattr(self, name)
+            if value is not None and not hasattr(value, "num_replicas_in_sync"):
+                raise InvalidArgumentError(
+                    f"RunConfig: {name} is {value!r}; expected a strategy, such as nb.get_strategy() or "
+                    "nb.distribute.MirroredStrategy(), or None"
+                )
+        if self.model_dir is not None:
+            any_path("RunConfig: model_dir", self.model_dir)
         if not is_whole(self.tf_random_seed):
             raise InvalidArgumentError(
                 f"RunConfig: tf_random_seed is a whole number, not {self.tf_random_seed!r}"
@@ -154,6 +175,7 @@ class TrainSpec:
     def __post_init__(self) -> None:
         _check_function("TrainSpec", self.input_fn)
         check_steps("TrainSpec", "max_steps", self.max_steps)
+        members("TrainSpec: hooks", self.hooks, "SessionRunHooks")
 
 
 @dataclass(frozen=True)
@@ -177,8 +199,16 @@ class EvalSpec:
     def __post_init__(self) -> None:
         _check_function("EvalSpec", self.input_fn)
         check_steps("EvalSpec", "steps", self.steps)
+        for one in members("EvalSpec: exporters", self.exporters, "exporters, such as LatestExporter"):
+            if not callable(getattr(one, "export", None)):
+                raise InvalidArgumentError(
+                    f"EvalSpec: an exporter is {one!r:.200}; expected a LatestExporter, a "
+                    "BestExporter, or an Exporter of your own"
+                )
+        if self.name is not None:
+            check_folder_name("EvalSpec: name", self.name)
         for name in ("start_delay_secs", "throttle_secs"):
-            if not isinstance(getattr(self, name), (int, float)) or not getattr(self, name) >= 0:
+            if not is_number(getattr(self, name)) or not getattr(self, name) >= 0:
                 raise InvalidArgumentError(
                     f"EvalSpec: {name} is a number of seconds from 0, not {getattr(self, name)!r}"
                 )
@@ -188,6 +218,17 @@ def check_steps(what: str, name: str, value: Any) -> None:
     """Raise InvalidArgumentError unless a value is a number of steps from 1, or None."""
     if value is not None and not (is_whole(value) and value >= 1):
         raise InvalidArgumentError(f"{what}: {name} is a whole number from 1, or None, not {value!r}")
+
+
+def check_folder_name(what: str, name: Any) -> None:
+    """Raise InvalidArgumentError unless a value can be the name of a folder."""
+    if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
+        raise InvalidArgumentError(f"{what} is {name!r:.80}; expected the name of a folder, such as 'best'")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, not a truth value and not NaN."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
 def _check_function(what: str, function: Any) -> None:

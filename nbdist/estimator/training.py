@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.arguments import members
 from nbdist.errors import InvalidArgumentError, NbdistError, StorageError
 from nbdist.estimator.checkpoints import ModelCheckpoints, Trained
 from nbdist.estimator.model_function import TrainingFunction
@@ -70,6 +71,8 @@ class Training:
         self._graph = self._variables.graph
         self._graph.seed = config.tf_random_seed
         self._function, self._store, self._global_step = function, function.store, function.global_step
+        hooks = members("Estimator.train: hooks", hooks, "SessionRunHooks")
+        listeners = members("Estimator.train: saving_listeners", listeners, "CheckpointSaverListeners")
         self._hooks, self._listeners = list(hooks), list(listeners)
         self._is_chief = self._variables.context.is_chief
         for what, given, kind in (

@@ -109,7 +109,7 @@ def test_images_that_are_none(folder: Path) -> None:
     assert len(list(Dataset.images(folder / "cat", labels=False))) == 2
     with pytest.raises(NotFoundError, match="there is no folder"):
         Dataset.images(folder / "mouse")
-    with pytest.raises(InvalidArgumentError, match=r"no mode 'rgb'; .*did you mean RGB"):
+    with pytest.raises(InvalidArgumentError, match=r"mode is 'rgb'; .*did you mean RGB"):
         Dataset.images(folder, mode="rgb")
     with pytest.raises(InvalidArgumentError, match=r"size is \(1, 2, 3\)"):
         Dataset.images(folder, (1, 2, 3))

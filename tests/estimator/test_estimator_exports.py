@@ -19,12 +19,12 @@ from nbdist.estimator import (
     BestExporter,
     DNNClassifier,
     EvalSpec,
+    ExportedModel,
     LatestExporter,
     RunConfig,
     TrainSpec,
     categorical_column_with_hash_bucket,
     indicator_column,
-    load_exported,
     model_to_estimator,
     numeric_column,
     train_and_evaluate,
@@ -64,7 +64,7 @@ def test_an_export_predicts_alone(tmp_path: Path, capsys: pytest.CaptureFixture[
     estimator = model_to_estimator(model(), tmp_path / "model", QUIET).train(data(3))
     folder = estimator.export(tmp_path / "exports", X[:1])
     assert Path(folder).name == "9"
-    predict = load_exported(folder)
+    predict = ExportedModel(folder)
     expected = np.array([one["predictions"] for one in estimator.predict(data())])
     np.testing.assert_allclose(predict(X)["predictions"], expected, rtol=1e-6)
     np.testing.assert_allclose(predict({"features": X[:7]})["predictions"], expected[:7], rtol=1e-6)
@@ -93,12 +93,12 @@ def test_a_damaged_export(tmp_path: Path) -> None:
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(DataLossError, match="checksum"):
-        load_exported(folder)
+        ExportedModel(folder)
     (folder / "signature.json").write_text("{}")
     with pytest.raises(DataLossError, match=r"signature\.json is damaged"):
-        load_exported(folder)
-    with pytest.raises(NotFoundError, match="no exported model"):
-        load_exported(tmp_path)
+        ExportedModel(folder)
+    with pytest.raises(NotFoundError, match=r"has no signature\.json, which an exported model has"):
+        ExportedModel(tmp_path)
 
 
 def test_an_export_of_feature_columns(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_an_export_of_feature_columns(tmp_path: Path) -> None:
     estimator = DNNClassifier([4], [numeric_column("x", 4), town], tmp_path / "m", n_classes=3, config=QUIET)
     rows = lambda: nb.data.Dataset.from_arrays(features, Y).batch(20)
     estimator.train(rows)
-    predict = load_exported(estimator.export(tmp_path / "e", {name: a[:1] for name, a in features.items()}))
+    predict = ExportedModel(estimator.export(tmp_path / "e", {name: a[:1] for name, a in features.items()}))
     assert set(predict.signature["inputs"]) == {"x", "town"}
     ids = nb.estimator.transform_features([town])(features)["town"]
     expected = [one["class_ids"] for one in estimator.predict(rows)]
@@ -129,7 +129,7 @@ def test_evaluations_on_the_way(tmp_path: Path) -> None:
     best = sorted(int(one.name) for one in (tmp_path / "export/best").iterdir())
     assert best
     assert len(exports) == 5 + len(best)
-    assert load_exported(exports[-1])(X)["predictions"].shape == (60, 3)
+    assert ExportedModel(exports[-1])(X)["predictions"].shape == (60, 3)
 
 
 def test_an_evaluator_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,5 +166,5 @@ def test_specs_that_do_not_fit(tmp_path: Path) -> None:
         EvalSpec(data(), steps=0)
     with pytest.raises(InvalidArgumentError, match="throttle_secs"):
         EvalSpec(data(), throttle_secs=-1)
-    with pytest.raises(InvalidArgumentError, match="estimator is a"):
+    with pytest.raises(InvalidArgumentError, match=r"estimator is .*expected an instance of Estimator"):
         train_and_evaluate(model(), TrainSpec(data()), EvalSpec(data()))
