@@ -12,6 +12,7 @@ upstream of the next.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import (
+    InvalidArgumentError,
+    MissingExtra,
+    NbdistError,
+    NotFoundError,
+    StorageError,
+    UnavailableError,
+)
 
 T = TypeVar("T")
 Block = range | NDArray[np.intp] | list[Any]
@@ -55,6 +63,16 @@ ON_ERROR = ("raise", "skip")
 """What a source does about a record that cannot be read."""
 
 
+_NOT_OF_A_RECORD = (MemoryError, StorageError, NotFoundError, MissingExtra, UnavailableError)
+_COUNTING = threading.Lock()
+
+
+def _reason(error: Exception) -> str:
+    """Return an error as a text, with the notes that say where it was raised."""
+    name = "" if isinstance(error, NbdistError) else f"{type(error).__name__}: "
+    return name + "; ".join([str(error), *getattr(error, "__notes__", [])])
+
+
 class Skipped:
     """Counts the records that sources with ``on_error="skip"`` have left out."""
 
@@ -63,8 +81,9 @@ class Skipped:
 
     def add(self, error: Exception) -> None:
         """Count a record that could not be read, for the reason ``error``."""
-        self.count += 1
-        self.first = self.first or str(error)
+        with _COUNTING:  # threads of an interleave may skip at once
+            self.count += 1
+            self.first = self.first or _reason(error)
 
 
 @dataclass(frozen=True)
@@ -103,8 +122,12 @@ class Pass:
         return files[index::count]
 
     def leave_out(self, error: Exception, on_error: str) -> None:
-        """Count a record that cannot be read, or raise ``error`` if it is not to be skipped."""
-        if on_error != "skip":
+        """Count a record that cannot be read, or raise ``error`` if it is not to be skipped.
+
+        What is not the record's fault is always raised: a lack of memory or of a package, a store that does
+        not answer.
+        """
+        if on_error != "skip" or isinstance(error, _NOT_OF_A_RECORD):
             raise error
         self.skipped.add(error)
 

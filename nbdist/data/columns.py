@@ -16,9 +16,17 @@ ROWS = 4096  # in a block
 
 
 def parquet_rows(
-    names: Sequence[str], columns: Sequence[str] | None, defaults: Mapping[str, Any], run: Pass
+    names: Sequence[str],
+    columns: Sequence[str] | None,
+    defaults: Mapping[str, Any],
+    on_error: str,
+    run: Pass,
 ) -> Iterator[Block]:
-    """Yield the rows of Parquet files as dicts; only the columns asked for are read."""
+    """Yield the rows of Parquet files as dicts; only the columns asked for are read.
+
+    With ``on_error`` "skip" rows with a null where none can be are left out, and what follows a damaged part
+    of a file.
+    """
     try:
         import pyarrow
         from pyarrow import parquet
@@ -35,31 +43,59 @@ def parquet_rows(
                         raise InvalidArgumentError(f"{path} has no column {name!r}; {choices(name, there)}")
                 done = 0
                 for batch in table.iter_batches(ROWS, columns=wanted):
-                    found = [_values(path, done, name, batch.column(name), defaults) for name in wanted]
+                    whole = _whole_rows(path, done, batch, defaults, on_error, run)
+                    found = [_values(whole.column(name), defaults.get(name)) for name in wanted]
                     done += batch.num_rows
                     yield [dict(zip(wanted, row, strict=True)) for row in zip(*found, strict=True)]
             except (pyarrow.ArrowException, OSError) as error:
-                raise DataLossError(
-                    f"{path} cannot be read as Parquet: {error}. Copy or write the file again"
-                ) from None
+                damaged = DataLossError(
+                    f"{path} cannot be read as Parquet: {error}. Copy or write the file again, or leave out "
+                    "what is damaged with on_error='skip'"
+                )
+                run.leave_out(damaged, on_error)
 
 
-def _values(path: str, before: int, name: str, column: Any, defaults: Mapping[str, Any]) -> NDArray[Any]:
+def _whole_rows(
+    path: str, before: int, batch: Any, defaults: Mapping[str, Any], on_error: str, run: Pass
+) -> Any:
+    """Return a record batch without the rows that have a null where there is no value for it."""
+    import pyarrow
+
+    nulls: dict[int, str] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count and defaults.get(name) is None and not _has_missing(column.type):
+            for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
+                nulls.setdefault(int(row), name)
+    for index, name in sorted(nulls.items()):
+        error = InvalidArgumentError(
+            f"{path}, row {before + index}: column {name!r} ({batch.column(name).type}) is null; say "
+            f"defaults={{{name!r}: ...}}, leave the column out with columns=[...], or such rows with "
+            "on_error='skip'"
+        )
+        run.leave_out(error, on_error)
+    if not nulls:
+        return batch
+    kept = np.ones(batch.num_rows, bool)
+    kept[list(nulls)] = False
+    return batch.filter(pyarrow.array(kept))
+
+
+def _has_missing(kind: Any) -> bool:
+    """Whether a type has a value for a null: nan, or an empty text."""
+    import pyarrow.types as types
+
+    return bool(types.is_floating(kind) or types.is_string(kind) or types.is_large_string(kind))
+
+
+def _values(column: Any, default: Any) -> NDArray[Any]:
     """Return the values of a column of a record batch."""
     import pyarrow
 
     if column.null_count:
-        kind = column.type
-        if name in defaults:
-            column = column.fill_null(defaults[name])
-        elif pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
+        if default is not None:
+            column = column.fill_null(default)
+        elif not pyarrow.types.is_floating(column.type):
             column = column.fill_null("")
-        elif not pyarrow.types.is_floating(kind):  # which has nan
-            row = before + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-            raise InvalidArgumentError(
-                f"{path}, row {row}: column {name!r} ({kind}) is null; say defaults={{{name!r}: ...}}, or "
-                "leave the column out with columns=[...]"
-            )
     found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return found
 

@@ -137,7 +137,8 @@ class Dataset:
         """Return the lines of text files as text, without their ends.
 
         - ``paths``: a path, folder, pattern or fsspec URL, or several, as for :meth:`list_files`
-        - ``compression``: "gzip", "bz2", "xz", "" for none; None goes by each file's ending
+        - ``compression``: "gzip", "zlib", "zstd" (with ``nbdist[zstd]``), "bz2", "xz", "" for none; None goes
+          by each file's ending: .gz, .zlib, .zst, .bz2, .xz
 
         A pass raises NotFoundError for a path without files, StorageError for one that cannot be read, and
         DataLossError for one that is not ``encoding`` text or is damaged.
@@ -219,6 +220,7 @@ class Dataset:
         columns: Sequence[str] | None = None,
         *,
         defaults: Mapping[str, Any] | None = None,
+        on_error: str = "raise",
     ) -> Dataset:
         """Return the rows of Parquet files as dicts of one value for each column.
 
@@ -226,6 +228,8 @@ class Dataset:
         - ``columns``: names of the columns to read; None reads all. Columns of lists are arrays
         - ``defaults``: values for nulls by column; without one a null is nan in a column of floats, "" in
           one of text, and an error in others
+        - ``on_error``: "raise", or "skip" to leave out and count rows with such a null, and what is left of a
+          file that is damaged
 
         A pass raises MissingExtra without ``nbdist[parquet]``, DataLossError for a damaged file, and
         InvalidArgumentError for a column that a file lacks.
@@ -233,7 +237,9 @@ class Dataset:
         names = files.named(paths)
         wanted = None if columns is None else arguments.names("parquet: columns", columns)
         given = arguments.named_values("parquet: defaults", defaults or {}, "{'age': 0}")
-        made = partial(tables.parquet_rows, names, wanted, given)
+        made = partial(
+            tables.parquet_rows, names, wanted, given, arguments.one_of("on_error", on_error, ON_ERROR)
+        )
         return cls._of_files(made, ("parquet", *names))
 
     @classmethod
@@ -247,6 +253,7 @@ class Dataset:
         shuffle: bool = False,
         seed: int | None = None,
         num_parallel_calls: int | None = None,
+        on_error: str = "raise",
     ) -> Dataset:
         """Return the images of a folder as (image, label), with a folder for each class in it.
 
@@ -258,6 +265,7 @@ class Dataset:
         - ``shuffle``, ``seed``: whether paths are shuffled before they are decoded, with another order in
           each pass; this is cheaper than a shuffle of images
         - ``num_parallel_calls``: threads that decode, as for :meth:`map`
+        - ``on_error``: "raise", or "skip" to leave out and count images that cannot be decoded
 
         Raises NotFoundError for a folder without images; a pass raises DataLossError, with the file, for one
         that cannot be decoded.
@@ -280,7 +288,7 @@ class Dataset:
             image = image_folders.decode(path, shape, mode)
             return (image, *label) if label else image
 
-        return found.map(decode, num_parallel_calls)
+        return found.map(decode, num_parallel_calls, on_error=on_error)
 
     @classmethod
     def from_frame(cls, frame: Any) -> Dataset:
@@ -492,6 +500,7 @@ class Dataset:
         deterministic: bool = True,
         *,
         workers: int | None = None,
+        on_error: str = "raise",
     ) -> Dataset:
         """Return ``function(element)``, or ``function(*element)`` for elements that are tuples.
 
@@ -502,6 +511,8 @@ class Dataset:
           They are forked when a pass begins; elements and results travel in shared memory and are arrays,
           numbers, text and bytes, in tuples, dicts and lists. Nothing that the function changes comes back
         - ``deterministic``: whether elements keep their order however long each takes
+        - ``on_error``: "raise", or "skip" to leave out and count elements for which ``function`` raises; a
+          lack of memory and storage that does not answer are raised nevertheless
 
         What the function raises is raised in the pass, with a note that names the element; a process that
         dies is an UnavailableError.
@@ -511,20 +522,23 @@ class Dataset:
         """
         if not callable(function):
             raise InvalidArgumentError(f"map takes a function of an element, got {function!r}")
-        stage = self._stage
+        stage, how = self._stage, arguments.one_of("on_error", on_error, ON_ERROR)
         if workers is not None:
             if num_parallel_calls is not None:
                 raise InvalidArgumentError("map: give num_parallel_calls (threads) or workers (processes)")
             count = whole_number("map: workers", workers, 1)
             made: Blocks = partial(
-                processes.mapped, stage.blocks, stage.rows, function, count, bool(deterministic)
+                processes.mapped, stage.blocks, stage.rows, function, count, bool(deterministic), how
             )
         elif num_parallel_calls is None:
-            made = partial(elements.mapped, stage.blocks, stage.rows, function)
+            made = partial(elements.mapped, stage.blocks, stage.rows, function, how)
         else:
             threads = whole_number("map: num_parallel_calls", num_parallel_calls, 1)
-            made = partial(parallel.mapped, stage.blocks, stage.rows, function, threads, bool(deterministic))
-        return self._then(("map",), made, rows=None, spec=None)
+            made = partial(
+                parallel.mapped, stage.blocks, stage.rows, function, threads, bool(deterministic), how
+            )
+        left = stage.count if how == "raise" or stage.count == math.inf else None
+        return self._then(("map",), made, rows=None, spec=None, count=left)
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Return the elements for which ``predicate`` is true; a tuple's parts are its arguments.

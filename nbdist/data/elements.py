@@ -86,13 +86,16 @@ def apply(function: Callable[..., Any], element: Any) -> Any:
     return function(*element) if isinstance(element, tuple) else function(element)
 
 
-def mapped(upstream: Blocks, rows: Rows | None, function: Callable[..., Any], run: Pass) -> Iterator[Block]:
+def mapped(
+    upstream: Blocks, rows: Rows | None, function: Callable[..., Any], on_error: str, run: Pass
+) -> Iterator[Block]:
     """Yield ``function`` of each element."""
     for number, element in enumerate(elements(upstream, rows, run)):
         try:
             result = apply(function, element)
         except Exception as error:
-            raise noted(error, function, number) from None
+            run.leave_out(noted(error, function, number), on_error)
+            continue
         yield [result]
 
 

@@ -15,6 +15,7 @@ import gzip
 import io
 import lzma
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,8 +34,6 @@ from nbdist.errors import (
 
 Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
-_OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
-_ENDINGS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
 READ_BYTES = 1 << 20  # of a remote or compressed file, at once
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
@@ -176,7 +175,8 @@ def open_file(path: str, compression: str | None = None) -> Iterator[BinaryIO]:
     """Open a file for reading, inside a ``with``; what it raises names the file.
 
     - ``path``: a local path or an fsspec URL
-    - ``compression``: "gzip", "bz2", "xz", "" for none, None to go by the ending (.gz, .bz2, .xz)
+    - ``compression``: "gzip", "zlib", "zstd", "bz2", "xz", "" for none, None to go by the ending (.gz,
+      .zlib, .zst, .bz2, .xz)
     """
     how = compression_of(path, compression)
     with explained(path):
@@ -214,9 +214,102 @@ def explained(path: str) -> Iterator[None]:
     except FileNotFoundError:
         raise _none_at(path, "there is no such file") from None
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise DataLossError(
-            f"{path} cannot be decompressed: {error}. The file is cut or damaged, or not compressed at all: "
-            "copy it again, or say compression=''"
-        ) from None
+        raise _not_decompressed(path, error) from None
     except OSError as error:
+        if error.errno is None and str(error) == "Invalid data stream":  # of bz2, which has no class for it
+            raise _not_decompressed(path, error) from None
         raise StorageError(f"{path} cannot be read: {error}") from error
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise _not_decompressed(path, error) from None
+
+
+def _not_decompressed(path: str, error: Exception) -> DataLossError:
+    return DataLossError(
+        f"{path} cannot be decompressed: {error}. The file is cut or damaged, or not compressed at all: copy "
+        "it again, or say compression=''"
+    )
+
+
+# zlib streams: TensorFlow writes TFRecord files of them, and Python has no file of one.
+
+
+class ZlibReader(io.RawIOBase):
+    """What is in a file of one or more zlib streams; raises EOFError for one that is cut.
+
+    >>> io.BufferedReader(ZlibReader(io.BytesIO(zlib.compress(b"one ") + zlib.compress(b"two")))).read()
+    b'one two'
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._rest = file, b""
+        self._stream = zlib.decompressobj()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, target: Any, /) -> int:
+        """Read into a buffer; return the number of bytes, 0 at the end."""
+        while True:
+            fresh = self._rest or self._file.read(READ_BYTES)
+            if self._stream.eof:
+                if not fresh:
+                    return 0
+                self._stream = zlib.decompressobj()
+            if not fresh:
+                raise EOFError("the file ends before the end of its zlib stream")
+            found = self._stream.decompress(fresh, len(target))
+            self._rest = self._stream.unused_data or self._stream.unconsumed_tail
+            if found:
+                target[: len(found)] = found
+                return len(found)
+
+
+class ZlibWriter(io.RawIOBase):
+    """Compresses into a file what is written, as one zlib stream."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._stream = file, zlib.compressobj()
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: Any, /) -> int:
+        """Compress bytes; return their number."""
+        self._file.write(self._stream.compress(data))
+        return len(data)
+
+    def close(self) -> None:
+        """Write the end of the stream; the file stays open."""
+        if not self.closed:
+            self._file.write(self._stream.flush())
+        super().close()
+
+
+def _open_zlib(file: Any, mode: str = "rb") -> Any:
+    return ZlibReader(file) if mode == "rb" else ZlibWriter(file)
+
+
+def _open_zstd(file: Any, mode: str = "rb") -> Any:
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError:
+        raise MissingExtra("zstd", "files that are compressed with zstd") from None
+    opened: Any = zstd.ZstdFile  # its overloads want literal modes
+    return opened(file, mode)
+
+
+_OPENERS: dict[str, Callable[..., Any]] = {
+    "gzip": gzip.open,
+    "zlib": _open_zlib,
+    "zstd": _open_zstd,
+    "bz2": bz2.open,
+    "xz": lzma.open,
+}
+_ENDINGS = {".gz": "gzip", ".zlib": "zlib", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}

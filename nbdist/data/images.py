@@ -65,9 +65,16 @@ def decode(path: Any, size: tuple[int, int] | None, mode: str) -> NDArray[np.uin
                 if size is not None and converted.size != (size[1], size[0]):
                     converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
                 pixels = np.asarray(converted)
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        except (
+            UnidentifiedImageError,
+            Image.DecompressionBombError,
+            OSError,
+            SyntaxError,
+            ValueError,
+        ) as error:
             raise DataLossError(
-                f"{name} cannot be decoded as an image: {error}. Copy the file again, or remove it"
+                f"{name} cannot be decoded as an image: {error}. Copy the file again, remove it, or leave "
+                "such images out with on_error='skip'"
             ) from None
     return pixels if pixels.ndim == 3 else pixels[..., None]
 

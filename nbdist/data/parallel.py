@@ -83,6 +83,7 @@ def mapped(
     function: Callable[..., Any],
     threads: int,
     deterministic: bool,
+    on_error: str,
     run: Pass,
 ) -> Iterator[Block]:
     """Yield ``function`` of each element, made by threads; as they are ready if not ``deterministic``."""
@@ -101,9 +102,12 @@ def mapped(
         waiting = deque(itertools.islice(calls, 2 * threads))
         while waiting:
             done = waiting.popleft() if deterministic else _first_done(waiting)
-            result = done.result()
+            error = done.exception()
             waiting.extend(itertools.islice(calls, 1))
-            yield [result]
+            if isinstance(error, Exception):
+                run.leave_out(error, on_error)
+            else:
+                yield [done.result()]
 
 
 def _first_done(waiting: deque[Future[Any]]) -> Future[Any]:

@@ -46,6 +46,7 @@ def mapped(
     function: Callable[..., Any],
     workers: int,
     deterministic: bool,
+    on_error: str,
     run: Pass,
 ) -> Iterator[Block]:
     """Yield ``function`` of each element, made by processes; as they are ready if not ``deterministic``."""
@@ -55,6 +56,13 @@ def mapped(
         while processes:
             processes.pop().stop()
 
+    def received(ready: MapProcess) -> Block:
+        result, error = ready.receive()
+        if error is None:
+            return [result]
+        run.leave_out(error, on_error)
+        return []
+
     with run.resources.held(stop):
         processes.extend(MapProcess(function) for _ in range(workers))
         everyone = list(processes)
@@ -63,14 +71,14 @@ def mapped(
         for number, element in enumerate(kept(upstream, rows, run)):
             if not free:
                 ready = waiting.popleft() if deterministic else _first_ready(waiting)
-                yield [ready.receive()]
+                yield received(ready)
                 free.append(ready)
             worker = free.popleft()
             worker.send(number, element)
             waiting.append(worker)
         while waiting:
             ready = waiting.popleft() if deterministic else _first_ready(waiting)
-            yield [ready.receive()]
+            yield received(ready)
 
 
 def _first_ready(waiting: deque[MapProcess]) -> MapProcess:
@@ -111,8 +119,8 @@ class MapProcess:
             raise self._died() from None
         self._slot = (self._slot + 1) % IN_FLIGHT
 
-    def receive(self) -> Any:
-        """Return the result of the earliest element in flight, or raise what the function has raised."""
+    def receive(self) -> tuple[Any, Exception | None]:
+        """Return the result of the earliest element in flight, or None and what the function has raised."""
         try:
             slot, failed, *sizes = _MESSAGE.unpack(self.connection.recv_bytes())
         except (EOFError, OSError):
@@ -122,8 +130,8 @@ class MapProcess:
         if failed:
             error = _rebuilt(*result)
             error.add_note(f"raised by {self._name} for element {number} of this pass (the first is 0)")
-            raise error
-        return result
+            return None, error
+        return result, None
 
     def stop(self) -> None:
         """End the process. A thread that waits for it finds the connection at its end."""

@@ -101,8 +101,9 @@ def write_tfrecords(
 
     - ``path``: a local path or an fsspec URL. A local file appears under its name when it is complete
     - ``records``: bytes, such as those of :func:`make_example`
-    - ``compression``: "gzip", "bz2", "xz", "" for none; None goes by the path's ending. TensorFlow reads
-      "gzip", and has to be told: ``TFRecordDataset(path, compression_type="GZIP")``
+    - ``compression``: "gzip", "zlib", "zstd", "bz2", "xz", "" for none; None goes by the path's ending.
+      TensorFlow reads "gzip" and "zlib", and has to be told: ``TFRecordDataset(path,
+      compression_type="ZLIB")``
 
     Raises MissingExtra without ``nbdist[data]``, InvalidArgumentError for a record that is not bytes, and
     for a local folder that does not exist.

@@ -185,7 +185,8 @@ class Estimator:
         forward = self._evaluator
         forward.load(self._values(trained), path)
         sums: dict[str, Array] = {}
-        for number, element in enumerate(self._dataset(input_fn, ModeKeys.EVAL)):
+        dataset = self._dataset(input_fn, ModeKeys.EVAL)
+        for number, element in enumerate(dataset):
             if number == steps:
                 break
             batch, weight = split_element(element), 1.0
@@ -198,6 +199,8 @@ class Estimator:
             for metric, (total, count) in forward(features, labels, _metrics_of).items():
                 pair = weight * _pair(total, count, _examples(features))
                 sums[metric] = sums[metric] + pair if metric in sums else pair
+        if current().is_chief and (note := dataset.skipped_note()):
+            print(f"evaluation: {note}")
         if several:
             sums = {metric: world.common.all_reduce(pair, "sum") for metric, pair in sorted(sums.items())}
         if not sums:
@@ -240,7 +243,8 @@ class Estimator:
     def _predictions(
         self, forward: Forward, input_fn: Callable[..., Dataset], keys: list[str] | None, single: bool
     ) -> Iterator[Any]:
-        for element in self._dataset(input_fn, ModeKeys.PREDICT):
+        dataset = self._dataset(input_fn, ModeKeys.PREDICT)
+        for element in dataset:
             features, _ = split_element(element)
             found = forward(features, None, lambda spec: spec.predictions)
             if keys is not None:
@@ -257,6 +261,8 @@ class Estimator:
                     )
             for i in range(size):
                 yield tree_map(lambda a, i=i: a[i], found)  # type: ignore[misc]
+        if note := dataset.skipped_note():
+            print(f"predictions: {note}")
 
     def export(
         self,

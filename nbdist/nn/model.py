@@ -472,6 +472,7 @@ class Model:
             unread.clear()
 
         training, objective.to_check = objective.to_check, math.inf
+        skipped = dataset.skipped
         for batch in dataset.iterate(reuse_buffers=True):
             arrays = objective.prepare(batch if isinstance(batch, tuple) else (batch,))
             arrays = tuple(to_device(a, xp) for a in arrays)
@@ -484,6 +485,8 @@ class Model:
             count += len(arrays[0])
         add_up()
         objective.to_check = training
+        if note := dataset.skipped_note(skipped):
+            print(f"evaluation: {note}")
         if count == 0:
             raise InvalidArgumentError("there is nothing to evaluate: the data is empty")
         return {name: total / count for name, total in sums.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,30 @@ def test_a_url_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPat
         list(Dataset.text_lines("s3://bucket/a.txt"))
     with pytest.raises(InvalidArgumentError, match="nosuch"):
         list(Dataset.text_lines("nosuch://bucket/a.txt"))
+
+
+@pytest.mark.parametrize("ending", ["gz", "zlib", "zst", "bz2", "xz"])
+def test_compressed_records_and_lines(tmp_path: Path, ending: str) -> None:
+    if ending == "zst" and sys.version_info < (3, 14):
+        pytest.importorskip("backports.zstd")
+    path = tmp_path / f"a.tfrecord.{ending}"
+    given = [bytes([n % 256]) * (n % 90) for n in range(2000)] + [b"x" * (3 << 20)]
+    assert write_tfrecords(path, given) == 2001
+    assert path.stat().st_size < 150_000
+    assert list(Dataset.tfrecords(path)) == given
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataLossError, match=r"a\.tfrecord.* cannot be decompressed: .*copy it again"):
+        list(Dataset.tfrecords(path))
+    path.write_bytes(b"not compressed at all")
+    with pytest.raises(DataLossError, match="cannot be decompressed"):
+        list(Dataset.text_lines(path))
+
+
+def test_zlib_streams_of_other_programs(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"  # two streams, as of a file that is appended to
+    path.write_bytes(zlib.compress(b"a,b\n1,2\n") + zlib.compress(b"3,4\n"))
+    rows = Dataset.csv(path, compression="zlib")
+    assert list(rows) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
 
 
 def test_text_and_compression_that_are_none(tmp_path: Path) -> None:

@@ -116,6 +116,10 @@ def test_images_that_are_none(folder: Path) -> None:
     (folder / "dog" / "1.png").write_bytes(b"\x89PNG")
     with pytest.raises(DataLossError, match=r"1\.png cannot be decoded"):
         list(Dataset.images(folder))
+    some = Dataset.images(folder, on_error="skip")
+    assert [int(label) for _, label in some] == [0, 0]
+    assert "1 record was left out" in some.skipped_note()
+    assert "1.png cannot be decoded" in some.skipped_note()
 
 
 class Tensor:

@@ -83,15 +83,17 @@ class Passes:
             if place is None:
                 return
             skipped, left_out = place.batches or 0, self._dataset.skipped
-            for number, element in enumerate(self._dataset):
-                if number < skipped:
-                    runner.variables.context.control.check()
-                    continue
-                if self.boundary(place, number):
-                    return
-                yield element
-            if runner.variables.context.is_chief and (note := self._dataset.skipped_note(left_out)):
-                print(note)
+            try:
+                for number, element in enumerate(self._dataset):
+                    if number < skipped:
+                        runner.variables.context.control.check()
+                        continue
+                    if self.boundary(place, number):
+                        return
+                    yield element
+            finally:  # also where a loop ends before the data does
+                if runner.variables.context.is_chief and (note := self._dataset.skipped_note(left_out)):
+                    print(note)
         runner.end_pass()
 
     @contextlib.contextmanager
