@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-Outcome = dict[str, Any]  # {"value": float, "check": anything that can be compared}
+Outcome = dict[str, Any]  # {"value": float, "check": anything that can be compared}, for some "cpu": seconds
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class Result:
     same: list[bool]
     bar: Bar | None
     checks: list[Any] = field(default_factory=list)  # [ours, peer] of the last round
+    cpu: list[tuple[float, float]] = field(default_factory=list)  # (ours, peer) of each round, if measured
 
     @property
     def ratios(self) -> list[float]:
@@ -152,4 +153,5 @@ def run(benchmark: Benchmark, rounds: int, tell: Callable[[int, Outcome, Outcome
         [benchmark.same(ours["check"], peer["check"]) for ours, peer in done],
         benchmark.bar,
         [done[-1][0]["check"], done[-1][1]["check"]],
+        [(ours["cpu"], peer["cpu"]) for ours, peer in done if "cpu" in ours],
     )

@@ -30,14 +30,14 @@ def round_line(number: int, ours: Outcome, peer: Outcome, unit: str) -> str:
     return (
         f"    round {number + 1}: nbdist {ours['value']:.4g}, peer {peer['value']:.4g} {unit}, "
         f"ratio {ours['value'] / peer['value']:.3g}"
-    )
+    ) + (f"; CPU {1e6 * ours['cpu']:.3g}, {1e6 * peer['cpu']:.3g} us" if "cpu" in ours else "")
 
 
 def summary(benchmark: Benchmark, result: Result) -> str:
     same = "both sides computed the same" if all(result.same) else f"DIFFERENT RESULTS: {result.checks}"
     return (
         f"    median: nbdist {median(result.ours):.4g}, peer {median(result.peer):.4g} {benchmark.unit}; "
-        f"{figures(result)}; {same}"
+        f"{figures(result)}; {cpu(result)}{same}"
     ) + (f"; bar {result.bar}: {'met' if result.met else 'NOT MET'}" if result.bar else "")
 
 
@@ -48,6 +48,14 @@ def figures(result: Result) -> str:
         return text
     least, most = min(result.differences), max(result.differences)
     return f"{text}; difference {result.difference:+.3g} ({least:+.3g} to {most:+.3g})"
+
+
+def cpu(result: Result) -> str:
+    """Print the CPU time of an element, of both sides; "" if it was not measured."""
+    if not result.cpu:
+        return ""
+    ours, peer = (1e6 * median(side) for side in zip(*result.cpu, strict=True))
+    return f"CPU of an element {ours:.3g}, {peer:.3g} us; "
 
 
 def peer_summary(benchmark: Benchmark, outcomes: list[Outcome]) -> str:

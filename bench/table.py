@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.allreduce_work import SIZES
 from bench.frame import Bar, Benchmark, Goal, Survey, close
+from bench.input_work import WORKS
 from bench.script import elsewhere, here
 from bench.table_gpu import GPU_BENCHMARKS, REHEARSAL
 from bench.table_sweep import SWEEPS
@@ -351,6 +352,25 @@ BENCHMARKS: list[Benchmark | Survey] = [
             Bar("<=", tasks / 4),
         )
         for tasks in (8, 16)
+    ),
+    *(
+        Benchmark(
+            f"p17.{work.name}.{peer.partition('_')[0]}",
+            f"input pipeline, batches of {work.batch}: {work.what}",
+            "elements/s",
+            name,
+            here("nbdist_input", work.name),
+            elsewhere(peer, work.name),
+            Bar(
+                ">=", 0.8 if peer == "tensorflow_input" and work.name in ("examples", "jpeg", "png") else 1.0
+            ),
+            close(1e-3),
+        )
+        for work in WORKS.values()
+        for peer, name in (
+            ("tensorflow_input", "TensorFlow, tf.data"),
+            ("torch_input", "PyTorch, DataLoader"),
+        )
     ),
     *(
         Benchmark(
