@@ -7,7 +7,9 @@ BIN := .venv/bin
 # Jupyter refuses to run as root without --allow-root; in a container root is often the only user.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Processes for the fast tests. Some of them wait for timeouts, so there is one more than CI has cores.
-WORKERS := 3
+# Each process imports and collects its own share of the files only (tests/conftest.py), whose part of the whole
+# a percentage would not show.
+SHARED := -n 3 --dist each -o console_output_style=classic
 FAST := not engines and not browser and not netns and not processes
 # The share of each property's examples that the fast tests take; make test takes them all.
 EXAMPLES := 0.15
@@ -32,7 +34,7 @@ check: .venv/test.stamp widget/node_modules/.package-lock.json labextension/node
 	cd widget && npm run --silent check && npm test --silent
 	cd labextension && npm run --silent check && npm test --silent
 	$(BIN)/python -m pytest -q nbdist --doctest-modules
-	NBDIST_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q -n $(WORKERS) tests --ignore tests/browser -m "$(FAST)"
+	NBDIST_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q $(SHARED) tests --ignore tests/browser -m "$(FAST)"
 
 lab: .venv/demo.stamp
 	$(BIN)/jupyter lab $(AS_ROOT) --KernelManager.transport_encryption=auto notebooks/01_quickstart.ipynb

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parent.parent / "nbdist"
 
@@ -23,11 +22,23 @@ FLOORS = {
 }  # fmt: skip
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> list[ast.Import | ast.ImportFrom | ast.Call]:
+    """Return the imports and calls of a module, at any place in its code."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call)
+    return [node for node in ast.walk(parsed(path)) if isinstance(node, kinds)]
+
+
 def imported(path: Path) -> set[str]:
     """Return the nbdist modules that a module imports, at any place in its code."""
     package = ("nbdist", *path.relative_to(PACKAGE).parent.parts)
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -45,19 +56,20 @@ def part(path: Path) -> str:
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_go_down(path: Path) -> None:
-    own = part(path)
-    assert own in FLOORS, f"{own} has no floor: add it to FLOORS and to docs/architecture.md"
-    for name in imported(path):
-        assert name != "nbdist", f"{path} imports the bare facade"
-        other = name.split(".")[1]
-        if other == own:
-            continue
-        assert other in FLOORS, f"{path} imports {name}, which has no floor"
-        assert FLOORS[other] < FLOORS[own], (
-            f"{path} (floor {FLOORS[own]}) imports {name} (floor {FLOORS[other]})"
-        )
+def test_imports_go_down() -> None:
+    wrong = []
+    for path in MODULES:
+        own = part(path)
+        assert own in FLOORS, f"{own} has no floor: add it to FLOORS and to docs/architecture.md"
+        for name in imported(path):
+            other = name.partition(".")[2].partition(".")[0]
+            if name == "nbdist":
+                wrong.append(f"{path} imports the bare facade")
+            elif other not in FLOORS:
+                wrong.append(f"{path} imports {name}, which has no floor")
+            elif other != own and FLOORS[other] >= FLOORS[own]:
+                wrong.append(f"{path} (floor {FLOORS[own]}) imports {name} (floor {FLOORS[other]})")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_cupy_is_imported_in_two_places_only() -> None:
@@ -65,7 +77,7 @@ def test_cupy_is_imported_in_two_places_only() -> None:
     for path in MODULES:
         names = {
             alias.name.split(".")[0]
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in nodes(path)
             if isinstance(node, ast.Import)
             for alias in node.names
         }
@@ -83,7 +95,7 @@ NAMES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 def at_import(path: Path) -> set[str]:
     """Return the nbdist modules that a module imports during its own import."""
     found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -115,7 +127,7 @@ STRING_IMPORTS = {
 def test_imports_by_name_go_down_or_are_listed() -> None:
     """``import_module("nbdist.a.b")`` and ``-m nbdist.a.b`` name modules that exist, on a lower floor."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        calls = [node for node in nodes(path) if isinstance(node, ast.Call)]
         named = {
             call.args[0].value
             for call in calls
@@ -140,7 +152,7 @@ def test_no_module_hides_a_public_name_of_its_package() -> None:
     }  # the functions replace their modules when the package is imported
     for path in sorted(PACKAGE.rglob("__init__.py")):
         names: set[str] = set()
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ImportFrom) and node.module not in (
                 None,
                 "__future__",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,8 @@ def test_without_a_run_it_prints_now_and_then(
 ) -> None:
     clock = iter([100.0, 100.5, 101.5, 103.0])
     monkeypatch.setattr(logging, "_printed", float("-inf"))
-    monkeypatch.setattr(logging.time, "monotonic", lambda: next(clock))
+    only_here = SimpleNamespace(monotonic=lambda: next(clock))  # other threads have the real clock
+    monkeypatch.setattr(logging, "time", only_here)
     nb.log(lr=0.1, step=3)
     nb.log(lr=0.2)
     nb.log(lr=0.3)
