@@ -12,6 +12,7 @@ checksum of each) and ``signature.json``. No code is in it, and none is run from
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -31,6 +32,7 @@ from nbdist.graph.compile.specs import value_order
 from nbdist.graph.scopes import Graph
 from nbdist.graph.serialize.decode import decode
 from nbdist.graph.serialize.encode import encode
+from nbdist.graph.serialize.onnx import write_onnx
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.numbers import is_whole
 from nbdist.train.tensorfile import TensorFile, write_tensors
@@ -74,9 +76,19 @@ def write_export(
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True, mode=0o700)
-    write_tensors(draft / MODEL, arrays, {GRAPH: json.dumps(meta)})
+    write_tensors(draft / MODEL, arrays, {GRAPH: json.dumps(meta, default=_of_bytes)})
     (draft / SIGNATURE).write_text(json.dumps(signature, indent=2) + "\n")
     draft.rename(folder)
+
+
+def _of_bytes(value: bytes) -> dict[str, str]:
+    """Return bytes, such as those of a small constant, as JSON."""
+    return {"base64": base64.b64encode(value).decode()}
+
+
+def _to_bytes(found: dict[str, Any]) -> Any:
+    """Return the bytes of which an object of JSON is made, or the object."""
+    return base64.b64decode(found["base64"]) if {*found} == {"base64"} else found
 
 
 def _described(tensor: Tensor, number: int) -> dict[str, Any]:
@@ -112,7 +124,7 @@ class ExportedModel:
                 raise DataLossError(
                     f"{path / MODEL} has values and no graph: it was not written by Estimator.export"
                 )
-            meta = json.loads(file.texts[GRAPH])
+            meta = json.loads(file.texts[GRAPH], object_hook=_to_bytes)
         count = sum(name.startswith("constants/") for name in arrays)
         self._graph: Graph = decode(meta, [arrays[f"constants/{n}"] for n in range(count)])
         if not all(0 <= n < len(self._graph.tensors) for n in indices):
@@ -161,6 +173,16 @@ class ExportedModel:
             )  # fmt: skip
         found = self._programs[shapes](*arrays)
         return {name: np.array(value) for name, value in zip(self._outputs, found, strict=True)}
+
+    def to_onnx(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model as an ONNX file, with the names of its inputs and outputs; return the path.
+
+        - ``path``: a local file
+
+        Raises MissingExtra without ``nbdist[onnx]``; InvalidArgumentError, with the op and the line that made
+        it, for an op that ONNX does not have; NotFoundError for a folder that does not exist.
+        """
+        return write_onnx(path, self._inputs, self._outputs, self._values)
 
 
 def _shaped(array: Array, variable: Variable) -> Array:

@@ -8,8 +8,8 @@
         spec=same_as_input,
     ))
 
-No code outside depends on an op's name. An op is complete once it is in the table: the tests compare each
-op's gradient with finite differences on its ``examples``.
+No code outside depends on an op's name, but for the ONNX forms (`serialize.onnx`). An op is complete once it
+is in the table: the tests compare each op's gradient with finite differences on its ``examples``.
 """
 
 from __future__ import annotations

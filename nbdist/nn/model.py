@@ -23,6 +23,7 @@ from nbdist.graph.compile.program import Program
 from nbdist.graph.composite import Composite
 from nbdist.graph.op import show
 from nbdist.graph.scopes import Graph
+from nbdist.graph.serialize.onnx import write_onnx
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.nn import calling, losses
 from nbdist.nn.batches import (
@@ -422,6 +423,22 @@ class Model:
         from nbdist.nn.saving import save
 
         return save(self, path)
+
+    def to_onnx(self, path: Any) -> Any:
+        """Write the model, as ``predict`` computes it, to an ONNX file; return its path.
+
+        - ``path``: a local file. The input is called ``x``, (batch, *example shape); the output
+          ``predictions``
+
+        ONNX Runtime and other programs compute it without nbdist. Raises FailedPreconditionError for a model
+        without weights, MissingExtra without ``nbdist[onnx]``, InvalidArgumentError for a layer whose op ONNX
+        does not have, NotFoundError for a folder that does not exist.
+        """
+        if self._network is None:
+            raise FailedPreconditionError("the model has no weights yet: fit it, or call build(input_shape)")
+        network = self._in_its_precision()
+        values = dict(zip(network.variables, self.weights, strict=True))
+        return write_onnx(path, {"x": network.x}, {"predictions": network.predicted}, values)
 
     def __repr__(self) -> str:
         count = f", {self.count_params():,} weights" if self._weights else ""
