@@ -3,8 +3,8 @@
 python scripts/lock.py            # then run the tests, and commit the file with the fixes that they need
 
 pip resolves the requirements of the project and its extras in a new virtual environment, and installs
-nothing. The versions are those for this Python and this platform; a constraint on a package that another
-platform does not need has no effect there.
+nothing. The versions are those for this Python and this platform, without a local part such as torch's
+"+cpu"; a constraint on a package that another platform does not need has no effect there.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = ("demo", "test")  # the extras that `make demo`, `make lab` and `make test` install
+UNPINNED = "nvidia-cuda-"  # torch with CUDA, which PyPI has, needs other versions of these than torch without
 
 
 def main() -> None:
@@ -64,7 +65,10 @@ def resolved(wanted: list[str]) -> list[tuple[str, str]]:
         asked = ["install", "--dry-run", "--ignore-installed", "--report", str(report), *wanted]
         subprocess.run([*pip, *asked], check=True)
         packages = [one["metadata"] for one in json.loads(report.read_text())["install"]]
-    return sorted((re.sub(r"[-_.]+", "-", one["name"]).lower(), one["version"]) for one in packages)
+    versions = {
+        re.sub(r"[-_.]+", "-", one["name"]).lower(): one["version"].partition("+")[0] for one in packages
+    }
+    return sorted(found for found in versions.items() if not found[0].startswith(UNPINNED))
 
 
 if __name__ == "__main__":

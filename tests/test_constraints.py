@@ -32,7 +32,7 @@ def test_constraints_cover_the_extras_of_make() -> None:
     assert "nbdist" not in names
 
 
-@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("wanted", [one for one in WANTED if not one.startswith(lock.UNPINNED)])
 def test_each_requirement_has_a_version_that_it_allows(wanted: str) -> None:
     requirement = Requirement(wanted)
     version = pinned().get(canonicalize_name(requirement.name))

@@ -14,7 +14,7 @@ FLOORS = {
     "optim": 1.5, "checkpoint": 1.5, "summary": 1.5,
     "runtime": 2,
     "cluster": 3, "train": 3,
-    "nn": 4, "distribute": 4, "collective": 4, "horovod": 4.5, "estimator": 4.5,
+    "nn": 4, "distribute": 4, "collective": 4, "frameworks": 4, "horovod": 4.5, "estimator": 4.5,
     "run": 5, "sweep": 5,
     "trials": 5.5,
     "ui": 6,

@@ -11,6 +11,7 @@ from nbdist.distribute.parameter_server import require_standbys
 from nbdist.distribute.registry import SETTINGS, STRATEGIES, default_strategy, names_of, owners, training_spec
 from nbdist.distribute.spec import COLLECTIVE, StrategySpec, TrainingSpec
 from nbdist.errors import InvalidArgumentError, choices
+from nbdist.frameworks.environment import FRAMEWORKS
 from nbdist.numbers import is_whole
 from nbdist.optim.precision import checked_precision
 from nbdist.runtime.task import Roster, TaskInfo
@@ -40,6 +41,8 @@ class Options:
     ``max_restarts`` is how many lost workers, and servers of sessions, a run replaces (its restart budget);
     None is 3.
     ``precision`` is the policy of models that are compiled without one.
+    ``framework`` is the one whose own distribution the body uses, one of
+    :data:`nbdist.frameworks.environment.FRAMEWORKS`: its tasks then have the environment of its launcher.
     """
 
     strategy: str | None = None
@@ -70,8 +73,10 @@ class Options:
     checkpoint_every: str | int | None = None
     resume: str | None = None
     max_restarts: int | None = None
+    framework: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_framework()
         if self.strategy is not None:
             choose("--strategy", self.strategy, tuple(STRATEGIES))
         choose("--replication", self.replication, REPLICATIONS)
@@ -163,6 +168,8 @@ class Options:
             found.spec.check_servers(has_servers)
             if found.spec.synchronous:
                 found = replace(found, synchronous=True)
+        if found.framework is not None:
+            return found
         if found.replication == "in-graph":  # without a parameter server the first worker has the variables
             return found
         if found.strategy is None and found.synchronous:
@@ -179,7 +186,7 @@ class Options:
         2
         """
         return training_spec(
-            self.strategy or default_strategy(has_servers),
+            self._strategy_on(has_servers),
             self.settings(),
             synchronous=bool(self.synchronous),
             transport=self.transport,
@@ -232,7 +239,9 @@ class Options:
         >>> Options(strategy="multi_worker", on="worker:0-1").why_fixed(servers=0)
         'it runs on --on worker:0-1'
         """
-        name = self.strategy or default_strategy(bool(servers))
+        name = self._strategy_on(bool(servers))
+        if self.framework is not None:
+            return f"the processes of --framework {self.framework} are a fixed group"
         if self.replication == "in-graph":
             return "the graph of an in-graph run is made for its workers"
         if self.on is not None:
@@ -267,7 +276,37 @@ class Options:
     @property
     def spec(self) -> StrategySpec | None:
         """What there is to know about the strategy, if one was named."""
+        if self.framework is not None:  # for nbdist its replicas are independent
+            return STRATEGIES[default_strategy()]
         return None if self.strategy is None else STRATEGIES[self.strategy]
+
+    def _strategy_on(self, has_servers: bool) -> str:
+        """Return the strategy on a cluster with or without parameter servers."""
+        return default_strategy(has_servers) if self.spec is None else self.spec.name
+
+    def _check_framework(self) -> None:
+        """Raise for options that a body with a framework's own distribution does not heed."""
+        if self.framework is None:
+            return
+        choose("--framework", self.framework, tuple(FRAMEWORKS))
+        given = {
+            "--strategy": self.strategy if self.strategy != default_strategy() else None,
+            "--sync" if self.synchronous else "--async": self.synchronous,
+            "--replication": self.replication if self.replication == "in-graph" else None,
+            "--epochs": self.epochs,
+            "--precision": self.precision if self.precision != "float32" else None,
+            "--checkpoint-every": self.checkpoint_every,
+            "--resume": self.resume,
+            "--max-restarts": self.max_restarts or None,
+        }
+        given |= {SETTINGS[name].flag: value for name, value in self.settings().items()}
+        for flag, value in given.items():
+            if value is not None:
+                named = flag if isinstance(value, bool) else f"{flag} {value}"
+                raise InvalidArgumentError(
+                    f"{named} is for models of nbdist. With --framework {self.framework} the body trains as "
+                    f"{self.framework} does, by calls of its own: drop {flag.split()[0]}, or --framework"
+                )
 
     def _check_settings(self) -> None:
         settings = self.settings()

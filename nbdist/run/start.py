@@ -125,6 +125,7 @@ def start_run(
             first_line=first_line,
             checkpoint_every=options.checkpoint_every,
             states=tuple(map(str, states)),
+            framework=options.framework,
         )
         if options.replication == "in-graph":
             here = InGraph(cluster, spec, body, workers, servers)

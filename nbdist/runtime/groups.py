@@ -209,6 +209,17 @@ class World:
         with self._coordinator() as peer:
             return form(member, self._exchange(peer, name), kind)
 
+    def exchange(self, purpose: str, values: dict[str, Any]) -> Sequence[dict[str, Any]]:
+        """Return the values of all replicas, in their order; every one calls it, as it calls `group`.
+
+        ``values`` are numbers, texts and lists of them. Raises what ``check`` raises, UnavailableError if a
+        rank is lost, and DeadlineExceededError if not all call it within 10 minutes.
+        """
+        if self.task is None or self.size == 1:
+            return [values]
+        with self._coordinator() as peer:
+            return self._exchange(peer, self._name(purpose))(values)
+
     def reform(self, admits: Sequence[int] = (), leaves: bool = False) -> Departed:
         """Continue with the remaining replicas, all of which call it; return the tasks without a place.
 

@@ -71,6 +71,7 @@ def launch(
     tensorboard: bool = False,
     checkpoint_every: str | int | None = None,
     resume: str | None = None,
+    framework: str | None = None,
 ) -> Run:
     """Run a body on the cluster's workers, show it live, and return the finished run. Same as %%distribute.
 
@@ -108,6 +109,8 @@ def launch(
     - ``resume``: the id of a run that has ended and left a state; the body's training continues from it, on
       any number of workers. Its seed and interval are used where none are given. Raises NotFoundError for an
       unknown id, FailedPreconditionError if the run is under way or has left no state
+    - ``framework``: "torch" gives each task the environment that torchrun gives to a script, for
+      ``torch.distributed`` and what is built on it; no strategy of nbdist takes part (see docs/frameworks.md)
     - ``cluster``: the cluster to run on; None is the last started one
 
     Examples::
@@ -147,6 +150,7 @@ def launch(
         push=tuple(push or ()),
         checkpoint_every=checkpoint_every,
         resume=resume,
+        framework=framework,
     )
     run = start(body, options, cluster, given=Given(dict(push or {}), tuple(args), dict(kwargs or {})))
     if not background:

@@ -12,6 +12,7 @@ from nbdist.cluster.gpus import parse_gpus
 from nbdist.cluster.launchers.registry import LAUNCHERS, all_settings, describe_launchers
 from nbdist.distribute.registry import STRATEGIES, default_strategy, headings, trial_strategies
 from nbdist.errors import InvalidArgumentError, nearest
+from nbdist.frameworks.environment import FRAMEWORKS
 from nbdist.optim.precision import PRECISIONS
 from nbdist.run.options import DATA, REPLICATIONS
 from nbdist.sweep.parse import words
@@ -183,6 +184,9 @@ DISTRIBUTE_FLAGS = grouped({
         "--replication": Flag(
             "replication", str, "|".join(REPLICATIONS),
             "a graph per worker (default), or one graph for all, run by this notebook",
+        ),
+        "--framework": Flag(
+            "framework", str, "|".join(FRAMEWORKS), "run the cell as torchrun does, for torch.distributed"
         ),
     },
     **{

@@ -41,6 +41,7 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--tensorboard", {"tensorboard": True}),
         ("--checkpoint-every 30s", {"checkpoint_every": "30s"}),
         ("--resume 261123-091512-mnist", {"resume": "261123-091512-mnist"}),
+        ("--framework torch", {"framework": "torch"}),
         ("--background", {"background": True}),
         ("--transport socket", {"transport": "socket"}),
         ("--backups 1", {"backups": 1}),

@@ -31,6 +31,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from nbdist.frameworks.environment import framework_environment
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
@@ -89,6 +90,8 @@ class RunSpec:
     """The numbers of the replicas in the run, where some were added or have left; else their places."""
     began_with: int | None = None
     """How many replicas the run began with, if there may be another number now."""
+    framework: str | None = None
+    """The framework whose own distribution the body uses."""
 
 
 def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
@@ -100,7 +103,13 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
         here.body = spec, body
         try:
             outcome = perform(
-                spec, body, task, here, live, body_environment(live), partial(_pack_results, live.context)
+                spec,
+                body,
+                task,
+                here,
+                live,
+                body_environment(live, spec.framework),
+                partial(_pack_results, live.context),
             )
             here.cached_outcome.put(spec.run, spec.folder, outcome)
         finally:
@@ -188,10 +197,19 @@ def perform(
 
 
 @contextmanager
-def body_environment(live: ActiveRun) -> Iterator[None]:
-    """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted."""
-    output = live.output
-    with contexts.use(live.context), printing_to(output), displaying_to(output), interruptible():
+def body_environment(live: ActiveRun, framework: str | None = None) -> Iterator[None]:
+    """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted.
+
+    ``framework`` names the one whose own distribution the body uses.
+    """
+    context, output = live.context, live.output
+    inner = interruptible()
+    if framework is not None:
+        context.ends_in_log = (
+            True  # the body trains by calls of its own, between which nothing looks for a stop
+        )
+        inner = framework_environment(framework, context.world, context.control, interruptible)
+    with contexts.use(context), printing_to(output), displaying_to(output), inner:
         yield
 
 

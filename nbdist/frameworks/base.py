@@ -1,0 +1,100 @@
+"""`Framework`: what a task does for one framework around a body, and `Place`: where the task is in the run.
+
+class Mine(Framework):
+    name, package = "mine", "mine"
+    def load(self, device): ...           # import it, return its version
+    def serve(self, host): ...            # on the first rank: what all ranks connect to; its port
+    def variables(self, place): ...       # environment variables of its own
+    def abort(self): ...                  # from another thread: break the calls that wait for other ranks
+    def close(self, ended): ...           # after the body: leave nothing of the run in the process
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nbdist.runtime.groups import World
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one task is among those of a run, as launchers such as torchrun describe it.
+
+    - ``rank`` of ``size`` tasks; ``local_rank`` of the ``local_size`` tasks of its node
+    - ``node`` of ``nodes``: a node is a host, or one task if tasks have GPUs
+    - ``run``: the run's id
+    - ``one_host``: whether all tasks are on one host
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    nodes: int
+    run: str
+    one_host: bool
+
+    @classmethod
+    def of(cls, world: World) -> Place:
+        """Return the place of this task in a run.
+
+        A worker with a GPU sees this one alone, as device 0. Scripts choose their device by LOCAL_RANK, so
+        each such task is a node of one GPU, as a container that is given one.
+        """
+        hosts = world.hosts
+        own_gpus = any(info.device != "CPU:0" for info in world.infos)
+        nodes = tuple(map(str, range(world.size))) if own_gpus else hosts
+        here = nodes[world.index]
+        distinct = list(dict.fromkeys(nodes))
+        return cls(
+            rank=world.index,
+            size=world.size,
+            local_rank=nodes[: world.index].count(here),
+            local_size=nodes.count(here),
+            node=distinct.index(here),
+            nodes=len(distinct),
+            run=world.run,
+            one_host=len(set(hosts)) == 1,
+        )
+
+
+class Framework(ABC):
+    """What a task does for a framework around one body. All but ``abort`` is called on the body's thread."""
+
+    name: ClassVar[str]
+    package: ClassVar[str]
+    """The package that has to be installed."""
+
+    @abstractmethod
+    def load(self, device: str) -> str:
+        """Import the framework and return its version.
+
+        Raises MissingExtra if it is not installed, FailedPreconditionError if it cannot use ``device``.
+        """
+
+    @abstractmethod
+    def serve(self, host: str) -> int:
+        """Return a port of this host for a rendezvous at the address ``host``; called on the first rank."""
+
+    @abstractmethod
+    def variables(self, place: Place, host: str, port: int) -> Mapping[str, str]:
+        """Return the environment variables of its own, for a rendezvous at ``host`` and ``port``."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Break the calls of this process that wait for other ranks. Called on another thread."""
+
+    @abstractmethod
+    def close(self, ended: bool) -> None:
+        """End what the body has left open, so that the next body can begin anew in this process.
+
+        ``ended`` says whether the body has ended without an error.
+        """
+
+    @abstractmethod
+    def is_consequence(self, error: BaseException) -> bool:
+        """Return whether an error says that another rank has left a call that this one waited in."""

@@ -1,0 +1,174 @@
+"""PyTorch's own distribution in a body: a fresh store for each run, and groups that can be left.
+
+``torch.distributed.init_process_group("gloo")``, DistributedDataParallel, FSDP and what is built on them find
+a rendezvous as under torchrun: the task of the first rank serves the store (torchrun's agent store), and
+init_process_group connects to it.
+
+Torch can abort NCCL's communicators, but not a gloo group: ``ProcessGroupGloo.abort()`` and ``shutdown()``
+return, and a thread in ``all_reduce`` continues to wait, for up to 30 minutes (measured with torch 2.13).
+What does end such a call is the end of a connection. So `Torch.abort` shuts the connections down that sockets
+of this run have accepted: those of gloo (each pair of ranks has one that accepts), and those to the store.
+Sockets that listened before the run, such as the task's own, are left alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from nbdist.errors import FailedPreconditionError, MissingExtra
+from nbdist.frameworks.base import Framework, Place
+
+STORE_SECONDS = 300.0  # torch's own timeout of a store
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "failed to recv, got 0 bytes",
+    "remote process exited",
+)
+"""Parts of the messages of gloo, the store and NCCL about a connection that another process has ended."""
+
+
+class Torch(Framework):
+    """torch.distributed around one body."""
+
+    name = package = "torch"
+
+    _served: ClassVar[Any] = None
+    """The store of the last run: other ranks may use it for longer than this one, which may end first."""
+
+    def __init__(self) -> None:
+        self._listened = set(listeners())
+        self._port = 0
+
+    def load(self, device: str) -> str:
+        """Import torch; it must be a build with CUDA if the task has a GPU."""
+        if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
+            raise MissingExtra("torch", "--framework torch, on the hosts of all workers")
+        import torch
+        import torch.distributed
+
+        version = str(torch.__version__)
+        if device != "CPU:0" and torch.version.cuda is None:
+            raise FailedPreconditionError(
+                f"this worker has a GPU, and torch {version} is a build without CUDA: install one with CUDA "
+                "(https://pytorch.org/get-started), or start the cluster with --gpus none"
+            )
+        if not torch.distributed.is_available():
+            raise FailedPreconditionError(
+                f"torch {version} is a build without torch.distributed: install another one"
+            )
+        if torch.distributed.is_initialized():
+            raise FailedPreconditionError(
+                "a process group is open in this task, from a cell without --framework torch: end it there "
+                "with torch.distributed.destroy_process_group()"
+            )
+        return version
+
+    def serve(self, host: str) -> int:
+        """Serve a store at the address ``host``, on a free port."""
+        from torch.distributed import TCPStore
+
+        family = socket.AF_INET6 if ":" in host.strip("[]") else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as listening:
+            listening.bind((host.strip("[]"), 0))
+            listening.listen(socket.SOMAXCONN)
+            self._port = port = int(listening.getsockname()[1])
+            Torch._served = TCPStore(
+                host.strip("[]"), port, None, is_master=True, wait_for_workers=False,
+                timeout=timedelta(seconds=STORE_SECONDS), master_listen_fd=listening.detach(),
+            )  # fmt: skip
+        return port
+
+    def variables(self, place: Place, host: str, port: int) -> Mapping[str, str]:
+        """Return what torchrun sets beside the ranks; gloo stays on the loopback device of a single host."""
+        return {
+            "TORCHELASTIC_RUN_ID": place.run,
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            **({"GLOO_SOCKET_IFNAME": loopback_device()} if place.one_host else {}),
+        }
+
+    def abort(self) -> None:
+        """Abort all groups, and shut their connections down."""
+        from torch.distributed import distributed_c10d
+
+        for group in list(distributed_c10d._world.pg_names):
+            with suppress(RuntimeError):  # a backend that cannot, or a group that ends meanwhile
+                group.abort()
+        shut_down_accepted(self._listened)
+
+    def close(self, ended: bool) -> None:
+        """Destroy the groups, with their connections; close the store if the body has failed."""
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
+        # A module that the namespace keeps keeps its group as well, and other ranks may wait for it.
+        shut_down_accepted(self._listened, kept=self._port if ended else 0)
+        if self._port and not ended:
+            Torch._served = None
+        if (state := sys.modules.get("accelerate.state")) is not None:
+            # Accelerate keeps the place of the process in class attributes, and would use it in the next run.
+            state.AcceleratorState._reset_state(reset_partial_state=True)
+            state.GradientState._reset_state()
+
+    def is_consequence(self, error: BaseException) -> bool:
+        """Return whether gloo, NCCL or the store has lost another process."""
+        return isinstance(error, RuntimeError) and any(part in str(error) for part in LOST)
+
+
+def loopback_device() -> str:
+    """Return the name of this host's loopback device.
+
+    >>> loopback_device() in ("lo", "lo0")
+    True
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name in ("lo", "lo0")), "lo")
+
+
+def listeners() -> Iterator[int]:
+    """Yield the inodes of the sockets on which this process listens."""
+    for inode, one in tcp_sockets():
+        if _is_listening(one):
+            yield inode
+
+
+def shut_down_accepted(before: set[int], kept: int = 0) -> None:
+    """Shut the connections down that listening sockets have accepted, except these sockets and this port.
+
+    ``before`` has inodes of listening sockets.
+    """
+    ports = {
+        one.getsockname()[1] for inode, one in tcp_sockets() if _is_listening(one) and inode not in before
+    } - {kept}
+    for _, one in tcp_sockets():
+        with suppress(OSError):  # the other end was quicker
+            if one.getsockname()[1] in ports and not _is_listening(one):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Yield this process's TCP sockets, each as a duplicate that is open until the next one is asked for."""
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):  # closed meanwhile
+            about = os.fstat(int(name))
+            if not stat.S_ISSOCK(about.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                    yield about.st_ino, one
+
+
+def _is_listening(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

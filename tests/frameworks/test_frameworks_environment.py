@@ -1,0 +1,173 @@
+"""The environment of a framework's body, without the framework: places, options, errors, connections."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
+from nbdist.frameworks import torch as frameworks_torch
+from nbdist.frameworks.base import Place
+from nbdist.frameworks.environment import framework_environment
+from nbdist.frameworks.torch import Torch, listeners, shut_down_accepted
+from nbdist.run.options import Options
+from nbdist.runtime.groups import World
+from nbdist.runtime.task import TaskInfo
+from nbdist.train.context import Control
+
+
+def place(rank: int, hosts: str, devices: str = "CPU:0 " * 9) -> Place:
+    """Return the place of a rank among tasks on these hosts."""
+    infos = [
+        TaskInfo("worker", n, n, host, 1, "127.0.0.1:1", device, n)
+        for n, (host, device) in enumerate(zip(hosts, devices.split(), strict=False))
+    ]
+    task: Any = SimpleNamespace(rank=rank, roster=tuple(infos))
+    return Place.of(World(task, tuple(range(len(hosts))), "run"))
+
+
+def test_a_node_is_a_host() -> None:
+    assert place(2, "aabb") == Place(2, 4, 0, 2, 1, 2, "run", one_host=False)
+    assert place(1, "aaa") == Place(1, 3, 1, 3, 0, 1, "run", one_host=True)
+    assert [place(n, "abab").local_rank for n in range(4)] == [0, 0, 1, 1]
+
+
+def test_a_task_with_a_gpu_is_a_node_of_one_gpu() -> None:
+    one = place(1, "aa", "GPU:0 GPU:0")
+    assert (one.local_rank, one.local_size, one.node, one.nodes, one.one_host) == (0, 1, 1, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"framework": "pytorch"}, "no --framework 'pytorch'; choose from torch"),
+        ({"strategy": "ps"}, "--strategy ps is for models of nbdist.* drop --strategy, or --framework"),
+        ({"synchronous": False}, "--async is for models of nbdist"),
+        ({"synchronous": True}, "--sync is for models of nbdist"),
+        ({"replication": "in-graph"}, "--replication in-graph is for models of nbdist"),
+        ({"precision": "mixed_float16"}, "--precision mixed_float16 is for models of nbdist"),
+        ({"epochs": 3}, "--epochs 3 is for"),
+        ({"checkpoint_every": "30s"}, "--checkpoint-every 30s is for"),
+        ({"resume": "run"}, "--resume run is for"),
+        ({"max_restarts": 1}, "--max-restarts 1 is for"),
+        ({"collective": "ring"}, "--collective ring is for"),
+    ],
+)
+def test_options_that_such_a_body_does_not_heed_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        Options(**{"framework": "torch", **options})
+
+
+def test_replicas_are_independent_of_parameter_servers() -> None:
+    options = Options(framework="torch").resolve(has_servers=True)
+    assert options.training(True, 7).strategy == "one_device"
+    assert not options.uses_servers
+    assert not options.wants_training
+    assert options.least(workers=3, servers=1) is None
+    assert not options.replaces_workers(servers=1)
+    assert options.why_fixed(servers=1) == "the processes of --framework torch are a fixed group"
+
+
+def test_torch_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(frameworks_torch.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r'pip install "nbdist\[torch\]" \(needed for --framework torch'):
+        Torch().load("CPU:0")
+
+
+def test_torch_without_cuda_in_a_task_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, distributed = ModuleType("torch"), ModuleType("torch.distributed")
+    fake.__dict__.update(__version__="9.1+cpu", version=SimpleNamespace(cuda=None), distributed=distributed)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    with pytest.raises(FailedPreconditionError, match=r"torch 9.1\+cpu is a build without CUDA.*--gpus none"):
+        Torch().load("GPU:0")
+
+
+def test_accepted_connections_are_shut_down_except_those_of_older_sockets_and_of_a_port() -> None:
+    def listen() -> socket.socket:
+        return socket.create_server(("127.0.0.1", 0))
+
+    def connect(to: socket.socket) -> tuple[socket.socket, socket.socket]:
+        near = socket.create_connection(to.getsockname(), timeout=10)
+        far, _ = to.accept()
+        return near, far
+
+    def is_open(near: socket.socket, far: socket.socket) -> bool:
+        try:
+            far.sendall(b"x")
+        except OSError:
+            return False
+        return near.recv(1) == b"x"
+
+    with listen() as older:
+        before = set(listeners())
+        with listen() as kept, listen() as shut:
+            pairs = [connect(one) for one in (older, kept, shut)]
+            shut_down_accepted(before, kept=kept.getsockname()[1])
+            assert [is_open(*pair) for pair in pairs] == [True, True, False]
+            shut_down_accepted(before)
+            assert [is_open(*pair) for pair in pairs] == [True, False, False]
+            for pair in pairs:
+                for one in pair:
+                    one.close()
+
+
+class Absent(Torch):
+    """Torch as far as errors go, which loads nothing."""
+
+    def load(self, device: str) -> str:
+        return "1"
+
+    def serve(self, host: str) -> int:
+        return 1
+
+    def close(self, ended: bool) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "raised", "expected", "message"),
+    [
+        (
+            {},
+            RuntimeError("x: Connection closed by peer"),
+            "UnavailableError",
+            "All ranks have to make the same",
+        ),
+        ({}, RuntimeError("a bug"), "RuntimeError", "a bug"),
+        ({"aborted": "task 1 failed"}, RuntimeError("Broken pipe"), "AbortedError", "task 1 failed"),
+        ({"aborted": "task 1 failed"}, ValueError("its own"), "ValueError", "its own"),
+        ({"stop_requested": True}, RuntimeError("Broken pipe"), "KeyboardInterrupt", "stopped"),
+        ({"stop_requested": True}, SystemExit(1), "KeyboardInterrupt", "stopped"),
+        ({}, SystemExit(1), "SystemExit", "1"),
+    ],
+)
+def test_the_error_of_a_rank_says_what_it_follows_from(
+    asked: dict[str, Any],
+    raised: BaseException,
+    expected: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules["nbdist.frameworks.environment"].FRAMEWORKS, "absent", Absent)
+    info = TaskInfo("worker", 0, 0, "here", 1, "127.0.0.1:1", "CPU:0", 1)
+    task: Any = SimpleNamespace(rank=0, roster=(info,))
+    control = Control()
+
+    def body() -> None:
+        with framework_environment("absent", World(task, (0,), "run"), control):
+            for name, value in asked.items():
+                setattr(control, name, value)
+            raise raised
+
+    with pytest.raises(BaseException, match=message) as found:
+        body()
+    assert type(found.value).__name__ == expected

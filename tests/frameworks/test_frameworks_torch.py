@@ -1,0 +1,163 @@
+"""torch.distributed on real engines: training as under torchrun, failures, stops, deaths, the next cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from waiting import until
+
+from nbdist.errors import TaskDiedError, WorkerError
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.run.start import start_run
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
+
+pytestmark = [pytest.mark.engines, pytest.mark.frameworks]
+
+ROWS, STEPS, RATE = 12, 5, 0.1
+X = np.arange(ROWS * 2, dtype=np.float32).reshape(ROWS, 2) % 5 / 5
+Y = (X @ np.array([2.0, -1.0], np.float32))[:, None]
+
+TRAIN = f"""
+import os
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+x = (torch.arange({ROWS} * 2, dtype=torch.float32).reshape({ROWS}, 2) % 5 / 5)[rank::size]
+y = (x @ torch.tensor([2.0, -1.0]))[:, None]
+linear = torch.nn.Linear(2, 1, bias=False)
+torch.nn.init.zeros_(linear.weight)
+ddp = DistributedDataParallel(linear)
+optimizer = torch.optim.SGD(ddp.parameters(), lr={RATE})
+for step in range({STEPS}):
+    optimizer.zero_grad()
+    loss = ((ddp(x) - y) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    nb.log(loss=loss, step=step)
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+         "TORCHELASTIC_RUN_ID"]
+environment = {{name: os.environ[name] for name in names}}
+weights = [torch.zeros(1, 2) for _ in range(size)]
+dist.all_gather(weights, linear.weight.detach())
+weights = torch.cat(weights).numpy()
+"""
+
+LEFT_ALONE = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1000)
+dist.all_reduce(x)
+nb.log(ready=1.0)
+if dist.get_rank() == 1:
+    {does}
+dist.all_reduce(x)
+"""
+
+
+@pytest.fixture
+def begin(cluster: Cluster) -> Callable[..., Run]:
+    def begin_one(body: str, **options: Any) -> Run:
+        return start_run(body, Options(**options), cluster=cluster)
+
+    return begin_one
+
+
+def ready(run: Run) -> bool:
+    """Return whether all ranks have made their first collective call."""
+    replicas = range(len(run.tasks))
+    return "ready" in run.store.series and all(run.store.last(i, "ready") is not None for i in replicas)
+
+
+def check_trained(run: Run) -> Run:
+    """Wait for a run, and check that a run has trained as the whole batch on one device would."""
+    weight = np.zeros((1, 2), np.float32)
+    for _ in range(STEPS):
+        weight = weight - RATE * 2 / ROWS * (X @ weight.T - Y).T @ X
+    found = run.wait().results["weights"]
+    np.testing.assert_allclose(found, np.repeat(weight, len(found), 0), rtol=1e-5)
+    return run
+
+
+def test_a_plain_script_trains_as_under_torchrun_in_one_cell_after_another(begin: Callable[..., Run]) -> None:
+    for _ in range(2):
+        run = check_trained(begin(TRAIN, framework="torch"))
+        found = run.results["environment"]
+        assert found.pop("MASTER_PORT").isdigit()
+        assert found == {
+            "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "NODE_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": run.id,
+        }  # fmt: skip
+        assert [run.store.last(i, "loss").step for i in range(3)] == [STEPS - 1] * 3  # type: ignore[union-attr]
+
+    plain = begin("import os, torch.distributed as d\nleft = 'RANK' in os.environ, d.is_initialized()").wait()
+    assert plain.results["left"] == (False, False)
+
+
+def test_fully_sharded_modules_train(begin: Callable[..., Run]) -> None:
+    run = begin(
+        """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+fully_shard(model[0], mesh=mesh), fully_shard(model, mesh=mesh)
+rows = model[0].weight.to_local().shape[0]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(6, 4)
+losses = []
+for _ in range(10):
+    loss = (model(x) ** 2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    losses.append(loss.item())
+""",
+        framework="torch",
+    ).wait()
+    assert run.results["rows"] == 3
+    assert run.results["losses"][-1] < run.results["losses"][0]
+
+
+def test_other_ranks_leave_a_collective_when_one_fails(begin: Callable[..., Run], cluster: Cluster) -> None:
+    pids = [task.pid for task in cluster.tasks]
+    run = begin(LEFT_ALONE.format(does="raise ValueError('no more')"), framework="torch")
+    with pytest.raises(WorkerError, match=r"ValueError: no more[^$]*/job:worker/task:1"):
+        run.wait()
+    check_trained(begin(TRAIN, framework="torch"))
+    assert [task.pid for task in cluster.tasks] == pids  # a rank that did not leave would have been replaced
+
+
+def test_a_stop_ends_ranks_that_wait_for_each_other(begin: Callable[..., Run], cluster: Cluster) -> None:
+    pids = [task.pid for task in cluster.tasks]
+    run = begin(LEFT_ALONE.format(does="dist.recv(x, 2)"), framework="torch")
+    until(lambda: ready(run), during=run)
+    run.stop()
+    run.wait()
+    assert run.status == "stopped"
+    check_trained(begin(TRAIN, framework="torch"))
+    assert [task.pid for task in cluster.tasks] == pids
+
+
+def test_other_ranks_leave_a_collective_when_one_dies(start: Callable[..., Cluster]) -> None:
+    cluster = start(workers=2)
+    run = start_run(LEFT_ALONE.format(does="os._exit(3)"), Options(framework="torch"), cluster=cluster)
+    with pytest.raises(TaskDiedError, match=r"/job:worker/task:1.*exited with code 3"):
+        run.wait()
+    pids = [task.pid for task in cluster.tasks if task.rank != 1]
+    cluster.restart()
+    check_trained(start_run(TRAIN, Options(framework="torch"), cluster=cluster))
+    assert [task.pid for task in cluster.tasks if task.rank != 1] == pids
+
+
+def test_the_process_that_forks_tasks_does_not_load_torch() -> None:
+    from nbdist.cluster.supervisor.__main__ import PRELOADED
+
+    assert not [name for name in PRELOADED if "torch" in name]
