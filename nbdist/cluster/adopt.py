@@ -41,7 +41,7 @@ from nbdist.cluster.supervisor.client import SupervisorClient, end_frozen
 from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
 
 Report = Callable[[str], object]
-SHAPE = {"workers": 2, "ps": 0}
+SHAPE = {"workers": 2, "ps": 0, "data": 0}
 REQUESTED = {
     "launcher": DEFAULT_LAUNCHER,
     "gpus": "auto",
@@ -125,7 +125,7 @@ def why_not(cluster: AbandonedCluster, wanted: Mapping[str, Any] | None) -> str:
     if wanted.get("cluster_id") not in (None, cluster.id):
         return f"its id is not {wanted['cluster_id']!r}"
     for name, usual in SHAPE.items():
-        has, asked = cluster.description.get(name), wanted.get(name, usual)
+        has, asked = cluster.description.get(name, 0), wanted.get(name, usual)
         if has != asked:
             return f"it has {has} {name} and not {asked}"
     for name, default in REQUESTED.items():

@@ -461,7 +461,8 @@ def set_current(cluster: Cluster | None) -> None:
 def clusters() -> list[dict[str, Any]]:
     """Return a dictionary per running cluster of this user, the oldest first.
 
-    Its keys: ``id``, ``created`` (seconds since 1970), ``workers``, ``ps``, ``tasks``, ``versions``.
+    Its keys: ``id``, ``created`` (seconds since 1970), ``workers``, ``ps``, ``data``, ``tasks``,
+    ``versions``.
     """
     from nbdist.cluster.folder import clusters_folder
 
@@ -473,6 +474,7 @@ def clusters() -> list[dict[str, Any]]:
             continue  # it is starting or ending
         found.append(
             {key: description[key] for key in ("id", "created", "workers", "ps", "tasks", "versions")}
+            | {"data": description.get("data", 0)}  # one of an earlier version has none
         )
     return found
 

@@ -31,6 +31,7 @@ Report = Callable[[str], object]
 def start_cluster(
     workers: int = 2,
     ps: int = 0,
+    data: int = 0,
     *,
     launcher: str = DEFAULT_LAUNCHER,
     gpus: str | int = "auto",
@@ -47,15 +48,18 @@ def start_cluster(
     """Start a cluster of tasks on this host and return it when the Server of every task answers.
 
     A task is a process; its rank is its engine's id: workers first (worker 0 is the chief), then parameter
-    servers. If a task does not start, everything that was started is ended, and the error names the cause.
+    servers, then data tasks. If a task does not start, everything that was started is ended, and the error
+    names the cause.
 
     - ``workers``: tasks that train; a whole number of 1 or more
-    - ``ps``: tasks that store parameters; a whole number of 0 or more. At most 512 tasks in all
+    - ``ps``: tasks that store parameters; a whole number of 0 or more
+    - ``data``: tasks that read and transform data for the workers of runs with ``data="service"``
+      (docs/data.md); a whole number of 0 or more. At most 512 tasks in all
     - ``launcher``: how the tasks' processes start. "local" starts plain engines; "mpi" starts them as the
       ranks of one MPI world, so that collectives of kind "mpi" work (needs ``pip install nbdist[mpi]``)
     - ``gpus``: "auto" (all GPUs and MIG slices that this process may use), "none", how many, or their UUIDs,
       separated by commas ("GPU-8f3a,MIG-91bc"; see nvidia-smi -L). Each worker has one GPU; several workers
-      share one if there are fewer GPUs than workers. Parameter servers have none. On a host with several
+      share one if there are fewer GPUs than workers. Other tasks have none. On a host with several
       NUMA nodes a worker is bound to cores near its GPU
     - ``gpu_memory``: the share of its GPU's memory that a worker's arrays may take, above 0 and at most 1;
       None for no limit. The CUDA context (0.3 to 0.6 GB), cuBLAS and NCCL take memory beside it
@@ -87,7 +91,7 @@ def start_cluster(
     for name in settings.keys() - all_settings().keys():
         raise TypeError(f"start_cluster() got an unexpected keyword argument {name!r}")
     settings = spec.read_settings(settings)
-    check_counts(workers, ps, threads, gpu_memory)
+    check_counts(workers, ps, threads, gpu_memory, data)
     if not timeout > 0:
         raise InvalidArgumentError(f"timeout is a number of seconds above 0, not {timeout!r}")
     if orphan_timeout is not None and not orphan_timeout > 0:
@@ -97,6 +101,7 @@ def start_cluster(
     plans = plan_tasks(
         workers,
         ps,
+        data,
         cores=count_cores(),
         gpus=use,
         threads=threads,
@@ -284,6 +289,7 @@ class _Startup:
             "created": time.time(),
             "workers": sum(plan.job == "worker" for plan in self.plans),
             "ps": sum(plan.job == "ps" for plan in self.plans),
+            "data": sum(plan.job == "data" for plan in self.plans),
             "tasks": [info.to_dict() for info in roster],
             "versions": own_versions(),
         }

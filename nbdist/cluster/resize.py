@@ -203,7 +203,7 @@ class Change(ABC):
         folder = self._cluster.folder
         before = read_description(folder)
         description = {**before, "tasks": [info.to_dict() for info in roster]}
-        for key, job in (("workers", "worker"), ("ps", "ps")):
+        for key, job in (("workers", "worker"), ("ps", "ps"), ("data", "data")):
             description[key] = sum(info.job == job for info in roster)
         if len(roster) != len(before["tasks"]):
             description["listing"] = write_ipyparallel_files(

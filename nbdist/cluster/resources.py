@@ -49,6 +49,7 @@ class TaskPlan:
 def plan_tasks(
     workers: int,
     ps: int = 0,
+    data: int = 0,
     *,
     cores: int,
     gpus: Sequence[str] = (),
@@ -57,10 +58,10 @@ def plan_tasks(
     memory: int | None = None,
     bound: Sequence[Sequence[int]] = (),
 ) -> tuple[TaskPlan, ...]:
-    """Return the tasks of one host by rank: workers 0..W-1, then parameter servers W..W+P-1.
+    """Return the tasks of one host by rank: workers 0..W-1, then parameter servers, then data tasks.
 
     Worker 0 is the chief. ``cores`` is the number of cores of the host. ``gpus`` are CUDA's names of its GPUs
-    (numbers or UUIDs): each worker gets one, round-robin; a parameter server gets none. ``threads`` per task
+    (numbers or UUIDs): each worker gets one, round-robin; other tasks get none. ``threads`` per task
     defaults to an equal share of the cores, at least one. ``gpu_memory`` is the share of a GPU's memory that
     a worker may take, in (0, 1]; ``memory`` is the limit for graphs, in bytes. None means no limit. ``bound``
     are the cores of each worker, none for one that is not bound (`nbdist.cluster.affinity`).
@@ -70,9 +71,10 @@ def plan_tasks(
     >>> [task.name for task in plan_tasks(2, 1, cores=4)]
     ['/job:worker/task:0', '/job:worker/task:1', '/job:ps/task:0']
     """
-    check_counts(workers, ps, threads, gpu_memory)
-    share = share_of(cores, workers + ps, threads)
-    tasks = [("worker", index) for index in range(workers)] + [("ps", index) for index in range(ps)]
+    check_counts(workers, ps, threads, gpu_memory, data)
+    counts = {"worker": workers, "ps": ps, "data": data}
+    share = share_of(cores, sum(counts.values()), threads)
+    tasks = [(job, index) for job, count in counts.items() for index in range(count)]
     plans = []
     for rank, (job, index) in enumerate(tasks):
         gpu = gpus[index % len(gpus)] if gpus and job == "worker" else None
@@ -141,16 +143,19 @@ def parse_memory(asked: str | int | None) -> int | None:
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
-def check_counts(workers: int, ps: int, threads: int | None, gpu_memory: float | None = None) -> None:
-    """Raise InvalidArgumentError for invalid numbers of workers, parameter servers, threads or GPU memory."""
-    for name, value, least in (("workers", workers, 1), ("ps", ps, 0), ("threads", threads, 1)):
+def check_counts(
+    workers: int, ps: int, threads: int | None, gpu_memory: float | None = None, data: int = 0
+) -> None:
+    """Raise InvalidArgumentError for invalid numbers of tasks of each job, threads or GPU memory."""
+    counts = (("workers", workers, 1), ("ps", ps, 0), ("data", data, 0), ("threads", threads, 1))
+    for name, value, least in counts:
         if value is None and name == "threads":
             continue
         if not is_whole(value, least):
             raise InvalidArgumentError(f"{name} is a whole number of {least} or more, not {value!r}")
-    if workers + ps > MOST_TASKS:
+    if workers + ps + data > MOST_TASKS:
         raise InvalidArgumentError(
-            f"{workers + ps:,} tasks on one host are more than the {MOST_TASKS} that it may have; "
+            f"{workers + ps + data:,} tasks on one host are more than the {MOST_TASKS} that it may have; "
             f"this host has {count_cores()} cores"
         )
     if gpu_memory is not None and not (isinstance(gpu_memory, (int, float)) and 0 < gpu_memory <= 1):

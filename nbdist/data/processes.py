@@ -128,7 +128,7 @@ class MapProcess:
         number = self._numbers.popleft()
         result = self._results[slot].load(*sizes)
         if failed:
-            error = _rebuilt(*result)
+            error = rebuilt_error(*result)
             error.add_note(f"raised by {self._name} for element {number} of this pass (the first is 0)")
             return None, error
         return result, None
@@ -230,7 +230,7 @@ def _serve(
         os._exit(0)
 
 
-def _rebuilt(name: str, text: str, where: str) -> Exception:
+def rebuilt_error(name: str, text: str, where: str) -> Exception:
     """Return an exception of the other process: of its class if that is built in or nbdist's."""
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):

@@ -15,8 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.data.blocks import Shuffle
+from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.dataset import Dataset
+from nbdist.data.rows import ArrayRows
 from nbdist.data.steps import Step
+from nbdist.data.text import CsvRows
 from nbdist.errors import InvalidArgumentError, choices
 
 Array: TypeAlias = NDArray[Any]
@@ -168,3 +171,25 @@ def _check_values(name: str, values: list[Any], kinds: tuple[str, ...]) -> None:
     good = len(values) == len(kinds) <= MAX_STEPS
     if not good or not all(_KINDS[kind](value) for kind, value in zip(kinds, values, strict=True)):
         raise InvalidArgumentError(f"{name} takes ({', '.join(kinds)}), not {tuple(values)!r:.80}")
+
+
+# Whole pipelines, with their functions: what a dataset consists of in this process. They travel only where
+# code does (`nbdist.run.push`), and are put together again as they were, with the same shuffles.
+
+PARTS = (ArrayRows, CsvRows, MemoryCache, FileCache)
+"""Classes of what a pipeline has in it, beside functions of nbdist and of the user: plain attributes."""
+
+
+def pipeline_of(dataset: Dataset) -> tuple[Any, tuple[int, ...]]:
+    """Return what a dataset consists of, for :func:`from_pipeline`."""
+    return dataset._stage, dataset._salt
+
+
+def from_pipeline(stage: Any, salt: tuple[int, ...]) -> Dataset:
+    """Return the dataset of which :func:`pipeline_of` returned the parts."""
+    return Dataset(stage, salt)
+
+
+def state_of(part: Any) -> dict[str, Any]:
+    """Return the attributes of an instance of :data:`PARTS`, without what a cache has kept so far."""
+    return {**vars(part), "_complete": {}} if isinstance(part, MemoryCache) else dict(vars(part))

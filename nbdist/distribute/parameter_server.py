@@ -153,6 +153,11 @@ class ParameterServerStrategy(Strategy):
         return "synchronous" if self.synchronous else "asynchronous"
 
     @property
+    def in_step(self) -> bool:
+        """Whether a step takes one gradient of each replica; with backups it does not wait for all."""
+        return super().in_step and not self.rules.backups and not self.rules.several
+
+    @property
     def keeps_pace(self) -> bool:
         """Whether replicas wait for each other: synchronous ones, or ones with a staleness bound."""
         return self.synchronous or self.rules.staleness is not None

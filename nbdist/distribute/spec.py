@@ -106,7 +106,8 @@ class TrainingSpec:
     - ``strategy``: the name of a strategy
     - ``synchronous``: whether replicas make each step together
     - ``transport``: how parameters travel, "auto" or "socket"
-    - ``data``: in an in-graph run, whether the "client" feeds the batches or the "workers" read them
+    - ``data``: what reads the batches. In an in-graph run the "client" or the "workers"; else "service" has
+      data tasks read for the workers
     - ``seed``: the seed of the run, 0 or more; None draws one
     - ``epochs``: overrides the epochs of each ``fit``; None does not
     - ``precision``: the policy of models that are compiled without one

@@ -152,8 +152,6 @@ class Pushed:
 class Connected(Protocol):
     """The part of a cluster that a delivery uses."""
 
-    id: str
-
     def peer(self, rank: int) -> Peer:
         """Return a connection to a task."""
 

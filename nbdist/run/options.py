@@ -19,7 +19,12 @@ from nbdist.train.state_writer import parse_interval
 from nbdist.wire.collective.registry import COLLECTIVES
 
 REPLICATIONS = ("between-graph", "in-graph")
-DATA = ("client", "workers")
+DATA = ("client", "workers", "service")
+HELPERS = {
+    "ps": "parameter servers only keep parameters",
+    "data": "data tasks only read for them (--data service)",
+}
+"""Jobs with tasks that run no bodies, and what they do instead."""
 MOST_RESTARTS = 3  # lost workers of a run that are replaced, by default
 
 
@@ -33,7 +38,8 @@ class Options:
     strategy's `StrategySpec`, and listed in :data:`nbdist.distribute.registry.SETTINGS`.
     ``replication`` is "between-graph", where every task runs the body and builds a graph of its own, or
     "in-graph", where the notebook's process runs it and one graph drives all tasks. ``data`` says whether
-    in that case the "client" (the notebook) feeds every batch, or the "workers" read them.
+    in that case the "client" (the notebook) feeds every batch, or the "workers" read them; between-graph,
+    "service" has the cluster's data tasks read for the workers, which otherwise read for themselves.
     ``on`` selects tasks, such as ``worker:0-2`` or ``worker:0,2``; None means all workers. ``tensorboard``
     has each task write event files beside its log. ``push`` names notebook values to send to bodies.
     ``checkpoint_every`` is how often the state of a training is written, such as "30s", or a number of steps;
@@ -95,6 +101,11 @@ class Options:
             raise InvalidArgumentError(
                 "--data workers belongs to --replication in-graph; between-graph, each worker reads its own "
                 "data in any case: drop --data"
+            )
+        if self.data == "service" and self.replication == "in-graph":
+            raise InvalidArgumentError(
+                "--data service belongs to --replication between-graph; in-graph, this notebook feeds the "
+                "devices, or with --data workers each reads its own batches"
             )
         if self.epochs is not None and not is_whole(self.epochs, 1):
             raise InvalidArgumentError(f"--epochs is a whole number above 0, got {self.epochs!r}")
@@ -357,7 +368,7 @@ def choose(what: str, value: str, allowed: Sequence[str]) -> None:
 
     >>> choose("--data", "disk", DATA)
     Traceback (most recent call last):
-    nbdist.errors.InvalidArgumentError: no --data 'disk'; choose from client, workers
+    nbdist.errors.InvalidArgumentError: no --data 'disk'; choose from client, workers, service
     """
     if value not in allowed:
         raise InvalidArgumentError(f"no {what} {value!r}; {choices(value, allowed)}")
@@ -392,8 +403,8 @@ def select(roster: Roster, on: str | None) -> list[TaskInfo]:
     if not tasks:
         jobs = ", ".join(sorted({info.job for info in roster}))
         raise InvalidArgumentError(f"the cluster has no job {job!r}; its jobs are {jobs}")
-    if job == "ps":
-        raise InvalidArgumentError("--on ps: a body runs on workers; parameter servers only keep parameters")
+    if job in HELPERS:
+        raise InvalidArgumentError(f"--on {job}: a body runs on workers; {HELPERS[job]}")
     if indices is None:
         return tasks
     known = {info.index: info for info in tasks}

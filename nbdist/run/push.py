@@ -39,7 +39,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbdist.data.dataset import Dataset
-from nbdist.data.recipe import describe, rebuild
+from nbdist.data.recipe import PARTS, describe, from_pipeline, pipeline_of, rebuild, state_of
+from nbdist.data.steps import Inner
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.nn import Model
 from nbdist.run import outcome
@@ -91,16 +92,17 @@ class Packed:
         return dataclasses.replace(self, buffers=[])
 
 
-def pack(values: Mapping[Any, Any], called: Callable[[Any], str] = str) -> Packed:
+def pack(values: Mapping[Any, Any], called: Callable[[Any], str] = str, *, pipelines: bool = False) -> Packed:
     """Return the description of values by name. Contiguous arrays are not copied.
 
-    ``called`` returns the description of a name in errors. Raises InvalidArgumentError for a value that
+    ``called`` returns the description of a name in errors. With ``pipelines`` datasets are described with
+    their sources and functions, and not only those over arrays. Raises InvalidArgumentError for a value that
     cannot be pushed, with the value's name, its type and the remedy.
 
     >>> build(pack({"x": 3, "names": ["a", "b"]}), memoryview(b""))
     {'x': 3, 'names': ['a', 'b']}
     """
-    packer = _Packer()
+    packer = _Packer(pipelines)
     root = ("dict", [(("plain", name), packer.node(value, called(name))) for name, value in values.items()])
     return Packed(
         root, packer.functions, packer.classes, packer.spaces, packer.sources, packer.size, packer.buffers
@@ -114,7 +116,8 @@ def build(packed: Packed, memory: memoryview) -> dict[Any, Any]:
 
 
 class _Packer:
-    def __init__(self) -> None:
+    def __init__(self, pipelines: bool = False) -> None:
+        self._pipelines = pipelines
         self.buffers: list[tuple[int, memoryview]] = []
         self.size = 0
         self.functions: list[dict[str, Any]] = []
@@ -150,7 +153,9 @@ class _Packer:
             self._count(len(value), path)
             if all(type(v) in PLAIN for v in value):
                 return ("plain", value)
-            return (kind.__name__, [self.node(v, f"{path}[{i}]") for i, v in enumerate(value)])
+            # The places in a pipeline are nbdist's own: they say nothing to a user.
+            paths = [path if self._pipelines else f"{path}[{i}]" for i in range(len(value))]
+            return (kind.__name__, [self.node(*one) for one in zip(value, paths, strict=True)])
         if kind is dict:
             self._count(len(value), path)
             return (
@@ -170,6 +175,10 @@ class _Packer:
             return self._module(value, path)
         if isinstance(value, Dataset):
             return self._dataset(value, path)
+        if self._pipelines and kind in PARTS:
+            return self._object(value, state_of(value), path)
+        if kind is Inner:
+            return ("call", self.node(kind, path), [("tuple", [self.node(v, path) for v in value])])
         if isinstance(value, Model):
             return self._model(value, path)
         if kind is functools.partial:
@@ -189,13 +198,18 @@ class _Packer:
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
             return ("call", self.node(kind, path), [self.node(v, path) for v in value])
         if dataclasses.is_dataclass(value):
-            values = [
-                (f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if hasattr(value, f.name)
-            ]
-            return (
-                "object", self.node(kind, path), [(k, self.node(v, f"{path}.{k}")) for k, v in values]
-            )  # fmt: skip
-        raise _refused(value, path)
+            values = {
+                f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)
+            }
+            return self._object(value, values, path)
+        raise _refused(value, path, advises=not self._pipelines)
+
+    def _object(self, value: Any, attributes: Mapping[str, Any], path: str) -> Node:
+        nodes = [
+            (name, self.node(part, path if self._pipelines else f"{path}.{name}"))
+            for name, part in attributes.items()
+        ]
+        return ("object", self.node(type(value), path), nodes)
 
     def _count(self, items: int, path: str) -> None:
         self._items += items
@@ -252,6 +266,9 @@ class _Packer:
         return ("module", value.__name__)
 
     def _dataset(self, value: Dataset, path: str) -> Node:
+        if self._pipelines:
+            stage, salt = pipeline_of(value)
+            return ("pipeline", self.node(stage, path), salt)
         try:
             steps, arrays = describe(value)
         except InvalidArgumentError as error:
@@ -493,11 +510,12 @@ def _class_source(value: type, path: str) -> tuple[str, int, str]:
     )
 
 
-def _refused(value: Any, path: str) -> InvalidArgumentError:
+def _refused(value: Any, path: str, advises: bool = True) -> InvalidArgumentError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     hint = next((hint for start, hint in HINTS.items() if kind.startswith(start)), "")
-    hint = hint or f"push the values that it is made of, and make the {type(value).__name__} on the workers"
-    return InvalidArgumentError(f"{path} cannot be pushed: it is of type {kind}; {hint}")
+    if not hint and advises:
+        hint = f"push the values that it is made of, and make the {type(value).__name__} on the workers"
+    return InvalidArgumentError(f"{path} cannot be pushed: it is of type {kind}{hint and f'; {hint}'}")
 
 
 class _Builder:
@@ -573,6 +591,9 @@ class _Builder:
         for part in name.split("."):
             found = getattr(found, part)
         return found
+
+    def _pipeline(self, stage: Node, salt: tuple[int, ...]) -> Dataset:
+        return from_pipeline(self.value(stage), salt)
 
     def _dataset(self, steps: Any, arrays: list[Node]) -> Dataset:
         return rebuild(steps, list(self._all(arrays)))

@@ -70,6 +70,7 @@ def start_run(
     options = options.resolve(bool(_servers(cluster)))
     workers = select(tuple(cluster.tasks), options.on)
     check_numbers(options, len(workers), len(_servers(cluster)))
+    check_data_tasks(cluster, options)
     options, states = _continuing(options)
     check_alive(cluster, workers, options)
     prepare(cluster)
@@ -288,6 +289,28 @@ def any_cluster(report: Callable[[str], object]) -> Cluster:
 
 def _servers(cluster: Cluster) -> list[TaskInfo]:
     return [info for info in cluster.tasks if info.job == "ps"]
+
+
+def check_data_tasks(cluster: Cluster, options: Options) -> None:
+    """Raise unless a data task lives, if the options ask for them.
+
+    Raises InvalidArgumentError if the cluster has none, TaskDiedError if all have died.
+    """
+    if options.data != "service":
+        return
+    found = [info for info in cluster.tasks if info.job == "data"]
+    if not found:
+        raise InvalidArgumentError(
+            "--data service needs data tasks and the cluster has none; start some with: %cluster stop, then "
+            "%cluster start --workers 2 --data 1"
+        )
+    dead = {info.rank for info in cluster.dead()}
+    if all(info.rank in dead for info in found):
+        names = ", ".join(f"data:{info.index}" for info in found)
+        raise TaskDiedError(
+            f"--data service: all data tasks of cluster {cluster.id} have died; restart one of {names} with "
+            f"%cluster restart data:{found[0].index}, or drop --data service"
+        )
 
 
 def check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) -> None:

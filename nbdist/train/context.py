@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from nbdist.data import Dataset
 from nbdist.errors import AbortedError
 from nbdist.graph.backend import Array, device_of_array
 from nbdist.home import private_folder
@@ -228,6 +229,8 @@ class Context:
     """Called with an error before other replicas learn of it; it does not return if this process ends."""
     precision: str = "float32"
     """The value of ``--precision``: the policy of models that are compiled without one."""
+    serve: Callable[[Dataset, Strategy], Dataset] | None = None
+    """With ``--data service``, returns a dataset that is equal to one, with passes that data tasks make."""
     end_everywhere: Callable[[int], None] | None = None
     """Notifies the other replicas that a callback of the chief has ended a training, by its number."""
     rest_everywhere: Callable[[int], None] | None = None
@@ -270,6 +273,10 @@ class Context:
             self.noted.add(text)
             print(text)
 
+    def served(self, dataset: Dataset) -> Dataset:
+        """Return a dataset to train on as the strategy goes through it: made here, or by data tasks."""
+        return dataset if self.serve is None else self.serve(dataset, self.strategy)
+
     def see_arrays(self, arrays: Iterable[Array]) -> None:
         """Note on which devices a training has its arrays."""
         for array in arrays:
@@ -279,10 +286,10 @@ class Context:
     def derive(self, **own: Any) -> Context:
         """Return the context of another replica in this process, by default not the chief.
 
-        It shares the control, what the user asked for, the states to continue from and the devices that
-        were used. ``own`` are its other fields.
+        It shares the control, what the user asked for, the data tasks, the states to continue from and the
+        devices that were used. ``own`` are its other fields.
         """
-        names = ("control", "seed", "epochs", "precision", "states", "on_error", "devices")
+        names = ("control", "seed", "epochs", "precision", "states", "on_error", "devices", "serve")
         shared = {name: getattr(self, name) for name in names}
         return Context(**{**shared, "quiet": True, "is_chief": False, **own})
 

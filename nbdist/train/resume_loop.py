@@ -96,7 +96,7 @@ class ResumeAdapter:
             elif self._seed is None and strategy.continues and unseeded(dataset.steps):
                 self._seed = secrets.randbits(32)  # so that a continued training has these orders
         self._began = context.progress.step
-        return strategy.dataset(dataset, self._seed), cursor
+        return context.served(strategy.dataset(dataset, self._seed)), cursor
 
     def _take(self, found: SavedState) -> DataCursor:
         """Check what is found, and give it to the model."""

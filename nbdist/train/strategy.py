@@ -310,6 +310,11 @@ class Strategy(ABC):
         return "synchronous"
 
     @property
+    def in_step(self) -> bool:
+        """Whether all replicas take each step together, so that none is batches ahead of another."""
+        return self.num_replicas_in_sync > 1
+
+    @property
     def keeps_pace(self) -> bool:
         """Whether a replica waits for others while it trains, so that one that rests holds them up."""
         return self.num_replicas_in_sync > 1

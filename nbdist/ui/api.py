@@ -97,6 +97,8 @@ def launch(
     - ``max_restarts``: how many tasks (workers and parameter servers) that die or freeze are replaced during
       the run, 0 or more; None is 3
     - for "elastic": ``every``, ``alpha``
+    - ``data``: what reads the batches: "client" (each worker its own; in-graph, this notebook), in-graph
+      "workers", or "service": the cluster's data tasks read and transform for the workers (docs/data.md)
     - ``precision``: what models compute in that are compiled without one: "float32", or "mixed_float16" (see
       docs/gpus.md)
     - ``name``: the run's name in lists and views; None combines the notebook, the cell and the strategy

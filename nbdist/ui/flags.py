@@ -151,6 +151,7 @@ def pushed_names(push: Iterable[str], namespace: Mapping[str, Any], magic: str) 
 START_FLAGS = {
     "--workers": Flag("workers", int, "N", "tasks that train (default 2)"),
     "--ps": Flag("ps", int, "N", "tasks that keep parameters (default 0)"),
+    "--data": Flag("data", int, "N", "tasks that read data for the workers (default 0)"),
     "--launcher": Flag("launcher", str, "|".join(LAUNCHERS), describe_launchers()),
     **{
         one.flag: Flag(one.name, one.read, one.shows, f"with --launcher {launcher}: {one.help}")
@@ -193,8 +194,11 @@ DISTRIBUTE_FLAGS = grouped({
         heading: {one.flag: Flag(one.name, one.read, one.shows, one.help) for one in settings}
         for heading, settings in headings().items()
     },
-    "With --replication in-graph": {
-        "--data": Flag("data", str, "|".join(DATA), "the reader of the data: this notebook, or each worker"),
+    "The data": {
+        "--data": Flag(
+            "data", str, "|".join(DATA),
+            "the reader: data tasks (service); in-graph, this notebook or each worker",
+        ),
     },
     "The run": {
         "--on": Flag("on", str, "worker:0-2", "which tasks run the body (default: all workers)"),

@@ -84,6 +84,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         """Start, show, attach to, detach from, grow, shrink or stop a cluster, or restart its tasks.
 
         %cluster start --workers 3 --ps 1     start four engines on this machine
+        %cluster start --workers 2 --data 2   two of them read for the workers (--data service)
         %cluster                              show the tasks
         %cluster attach [id]                  connect to a cluster that another notebook started
         %cluster grow 2                       start two more workers; a run that can takes them in
@@ -126,6 +127,8 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %%distribute --strategy central                    parameters in the memory of one host
         %%distribute --strategy one_device                 each worker trains independently, for debugging
         %%distribute --replication in-graph                the cell runs here, and its fit uses all workers
+
+        %%distribute --data service                        the cluster's data tasks read for the workers
 
         %%distribute --checkpoint-every 30s                saves the training's state, for --resume
         %%distribute --resume 261123-091512-mnist          continues that run, on any number of workers

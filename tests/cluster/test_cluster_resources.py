@@ -58,6 +58,7 @@ def test_each_worker_gets_a_gpu_and_no_parameter_server_does() -> None:
         ({"workers": 1.5}, "workers"),
         ({"workers": True}, "workers"),
         ({"workers": 1, "ps": -1}, "ps"),
+        ({"workers": 1, "data": -1}, "data"),
         ({"workers": 1, "threads": 0}, "threads"),
         ({"workers": 1, "gpu_memory": 0}, "gpu_memory"),
         ({"workers": 1, "gpu_memory": 1.5}, "gpu_memory"),

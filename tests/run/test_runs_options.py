@@ -93,6 +93,10 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
         ({"collective": "smoke"}, "no --collective 'smoke'; choose from auto, local, shm, ring"),
         ({"replication": "in-graph", "data": "disk"}, "no --data 'disk'; choose from client, workers"),
         ({"data": "workers"}, "--data workers belongs to --replication in-graph; .* drop --data"),
+        (
+            {"data": "service", "replication": "in-graph"},
+            "--data service belongs to --replication between-graph",
+        ),
         ({"transport": "pigeon"}, "no --transport 'pigeon'; choose from auto, socket"),
         ({"epochs": 0}, "--epochs is a whole number above 0, got 0"),
         ({"seed": -1}, "--seed is a whole number of 0 or more, got -1"),

@@ -160,7 +160,7 @@ START: dict[str, Any] = {
 """The default options of a cluster."""
 
 
-TASK = re.compile(r"(?:/job:)?(worker|ps)(?:/task)?:(\d{1,4})")
+TASK = re.compile(r"(?:/job:)?(worker|ps|data)(?:/task)?:(\d{1,4})")
 LABELS = ("name", "tags", "note")
 SETTINGS = ("learning_rate",)
 Body = Mapping[str, Any]

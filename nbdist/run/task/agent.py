@@ -16,7 +16,7 @@ run.stop / run.abort ──────────────────► t
 run.control    run, do ────────────────► likewise: pause, resume, learning rate, checkpoint (see control.py)
 run.timeline   run ────────────────────► the task's spans of the run, also of the last one that has ended
 push.open, push.part, push.close         arrays from a client on another host, see delivery.py
-run.release    run ────────────────────► drops the run's parameters and writes its timeline to its folder
+run.release    run ────────────────────► drops the run's parameters and datasets, writes its timeline
 run_body       run ────────────────────► the body and its RunSpec, for the next owner of the run: over
                                          ipyparallel's channel (see nbdist.run.ownership)
 
@@ -47,6 +47,7 @@ from nbdist.run.delivery import Receiver, without_closure
 from nbdist.run.outcome import Buffer, encode, page, write_outcome
 from nbdist.run.task.reporting import ActiveRun
 from nbdist.runtime import task as tasks
+from nbdist.runtime.data.service import DataService
 from nbdist.runtime.groups import GroupCoordinator
 from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.server import Handler
@@ -77,6 +78,7 @@ class Agent:
             task.server, self.prefix, lambda rank: tasks.find_rank(task.roster, rank)
         )
         self.groups = GroupCoordinator(task.server)
+        self.data = DataService(task.server, self.prefix)
         self._reserved: tuple[str, float] | None = None
         self._holder: str | None = None
         self._needs: tuple[str, list[int] | None] = ("", None)  # a run, and the ranks of all its tasks
@@ -201,8 +203,9 @@ class Agent:
         self._subscribers.drop(run)
 
     def close(self) -> None:
-        """Release all parameters and pushed files."""
+        """Release all parameters, passes over datasets and pushed files."""
         self.parameters.close()
+        self.data.close()
         self._received.close()
 
     def _send(self, live: ActiveRun, ended: bool) -> bool:
@@ -389,6 +392,7 @@ class Agent:
             self._reserved = None
             self._subscribers.drop(run)
         self.parameters.drop_run(run)
+        self.data.drop_run(run)
         self.groups.drop_run(run)
         self.cached_outcome.set_fetched(run)
         self._received.drop(run)

@@ -40,6 +40,7 @@ from nbdist.nn import Model
 from nbdist.run.delivery import Given, Pushed, names_added, with_closure
 from nbdist.run.outcome import pack
 from nbdist.run.task.agent import Agent, agent
+from nbdist.run.task.data_reader import DataReader
 from nbdist.run.task.reporting import ActiveRun, Output, displaying_to, printing_to
 from nbdist.run.task.signals import bodies_only, interruptible
 from nbdist.runtime.groups import World
@@ -231,6 +232,8 @@ def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveR
     if spec.rejoins:
         _take_commands(spec, task, context.control)
     context.strategy = make_strategy(training, context.world, here.prefix)
+    if training.data == "service":
+        context.serve = DataReader(task, spec.run, context.control.check, training.transport).served
     context.recorder = recorder
     others = partial(_others, spec, task, here)
     context.end_everywhere = partial(_end_everywhere, spec, task, others)

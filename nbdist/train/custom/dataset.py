@@ -33,7 +33,8 @@ class DistributedDataset:
 
     def __init__(self, runner: Runner, dataset: Dataset, seed: int | None) -> None:
         self._runner = runner
-        self._dataset = runner.variables.strategy.dataset(dataset, seed)
+        variables = runner.variables
+        self._dataset = variables.context.served(variables.strategy.dataset(dataset, seed))
         self._passes = Passes(runner, self._dataset)
 
     def __len__(self) -> int:
