@@ -18,8 +18,9 @@ from typing import Any
 from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.encoding import packed, unpacked
 from nbdist.data.steps import Step, comparable, tokens
-from nbdist.data.tfrecord import framed, records
+from nbdist.data.tfrecord import records
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, StorageError
+from nbdist.record_frame import framed
 
 
 class MemoryCache:

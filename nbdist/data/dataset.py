@@ -201,8 +201,7 @@ class Dataset:
         - ``compression``: as for :meth:`text_lines`
         - ``on_error``: "raise", or "skip" to leave out and count records that are damaged or cannot be parsed
 
-        A pass raises DataLossError with file, record number and offset for a cut or damaged record, and
-        MissingExtra without ``nbdist[data]``.
+        A pass raises DataLossError with file, record number and offset for a cut or damaged record.
         """
         names, how = files.named(paths), arguments.one_of("on_error", on_error, ON_ERROR)
         files.check_compression(compression)

@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from nbdist.data.arguments import dtype_of, named_values
 from nbdist.data.structure import stack
 from nbdist.data.tfrecord import Record
-from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra, choices
+from nbdist.errors import DataLossError, InvalidArgumentError, choices
 from nbdist.numbers import is_whole
 
 
@@ -113,7 +113,7 @@ def parse_example(record: Any, features: Features) -> dict[str, Any]:
 
     Single values are NumPy scalars (or bytes, or str), others arrays. Raises InvalidArgumentError for a
     feature that is missing, or that has another type or number of values, with the record's place in its
-    file; DataLossError for bytes that are not an Example; MissingExtra without ``nbdist[data]``.
+    file; DataLossError for bytes that are not an Example.
 
     >>> parse_example(make_example({"x": [1.0, 2.0], "label": 3}), {"label": FixedLenFeature((), "i8")})
     {'label': np.int64(3)}
@@ -308,10 +308,8 @@ def _decoded(message: str, record: Any) -> Any:
 @cache
 def _messages() -> dict[str, Any]:
     """Return the classes of Example and SequenceExample."""
-    try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    except ImportError:
-        raise MissingExtra("data", "the Example protos in TFRecord files") from None
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="nbdist/example.proto", package="nbdist.example", syntax="proto3"

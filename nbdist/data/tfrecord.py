@@ -1,29 +1,25 @@
 """TFRecord files: records of bytes with their lengths and checksums, as TensorFlow writes and reads them.
 
-    record = length u8, masked crc32c u4 of the length, data, masked crc32c u4 of the data   (little-endian)
-    masked = the checksum rotated right by 15 bits, plus 0xa282ead8
-
-A record knows its file and number, so that what cannot be parsed later can be found.
+A record's frame is in :mod:`nbdist.record_frame`. A record knows its file and number, so that what cannot be
+parsed later can be found.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbdist.data.arguments import any_path
 from nbdist.data.blocks import Block, Pass
 from nbdist.data.files import check_compression, compressed, expand, filesystem, is_url, open_file
-from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra
+from nbdist.errors import DataLossError, InvalidArgumentError
+from nbdist.record_frame import CHECK, LENGTH, framed, masked_crc32c
 
 CHUNK = 1 << 18  # bytes read at once
 LARGEST = 1 << 31  # bytes of a record; a length above it is damage
-_LENGTH = struct.Struct("<QI")
-_CHECK = struct.Struct("<I")
 
 
 class Record(bytes):
@@ -51,7 +47,6 @@ def records(names: Sequence[str], compression: str | None, on_error: str, run: P
 
 
 def _records(file: BinaryIO, path: str, on_error: str, run: Pass) -> Iterator[Block]:
-    checksum = masked_crc32c()
     data, start, base, number = b"", 0, 0, 0  # `base` is the offset of `data` in the file
     while True:
         fresh = file.read(CHUNK)
@@ -59,8 +54,8 @@ def _records(file: BinaryIO, path: str, on_error: str, run: Pass) -> Iterator[Bl
         block: list[Record] = []
         need = 0
         while len(data) - start >= 12:
-            length, check = _LENGTH.unpack_from(data, start)
-            if checksum(data[start : start + 8]) != check or length > LARGEST:
+            length, check = LENGTH.unpack_from(data, start)
+            if masked_crc32c(data[start : start + 8]) != check or length > LARGEST:
                 if block:
                     yield list(block)
                 run.leave_out(_damaged("corrupted", base + start, number, path, "its length"), on_error)
@@ -71,7 +66,7 @@ def _records(file: BinaryIO, path: str, on_error: str, run: Pass) -> Iterator[Bl
                 break
             record = Record(data[start + 12 : end - 4])
             record.path, record.number = path, number
-            if checksum(record) != _CHECK.unpack_from(data, end - 4)[0]:
+            if masked_crc32c(record) != CHECK.unpack_from(data, end - 4)[0]:
                 run.leave_out(_damaged("corrupted", base + start, number, path, "its data"), on_error)
             else:
                 block.append(record)
@@ -105,8 +100,7 @@ def write_tfrecords(
       TensorFlow reads "gzip" and "zlib", and has to be told: ``TFRecordDataset(path,
       compression_type="ZLIB")``
 
-    Raises MissingExtra without ``nbdist[data]``, InvalidArgumentError for a record that is not bytes, and
-    for a local folder that does not exist.
+    Raises InvalidArgumentError for a record that is not bytes, and for a local folder that does not exist.
 
     >>> import tempfile, os
     >>> from nbdist.data import Dataset
@@ -135,14 +129,6 @@ def write_tfrecords(
     return count
 
 
-def framed(record: bytes | bytearray | memoryview) -> bytes:
-    """Return a record with its length and checksums."""
-    checksum = masked_crc32c()
-    head = len(record).to_bytes(8, "little")
-    data = bytes(record)
-    return b"".join([head, _CHECK.pack(checksum(head)), data, _CHECK.pack(checksum(data))])
-
-
 @contextlib.contextmanager
 def _created(name: str) -> Iterator[BinaryIO]:
     if is_url(name):
@@ -161,17 +147,3 @@ def _created(name: str) -> Iterator[BinaryIO]:
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def masked_crc32c() -> Callable[[bytes], int]:
-    """Return the function from bytes to their masked CRC-32C; raise MissingExtra without google-crc32c."""
-    try:
-        from google_crc32c import value
-    except ImportError:
-        raise MissingExtra("data", "TFRecord files: their checksums") from None
-
-    def masked(data: bytes) -> int:
-        crc: int = value(data)
-        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-    return masked

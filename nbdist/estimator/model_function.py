@@ -27,6 +27,7 @@ from nbdist.graph.sparse import dense
 from nbdist.graph.tensor import Tensor, Variable, placeholder
 from nbdist.graph.variables import VariableStore, get_or_create_global_step
 from nbdist.summary import SummaryOp
+from nbdist.summary.values import Written
 from nbdist.train.custom.trace import form_of, tracing, tree_leaves, tree_map
 
 ARGUMENTS = ("features", "labels", "mode", "params", "config")
@@ -99,8 +100,8 @@ class Recording:
     spec: EstimatorSpec
     scope: str
     tensors: dict[str, Tensor]
-    summaries: dict[str, str]
-    """The names of tensors whose values are summaries, by tag."""
+    summaries: dict[str, tuple[str, Callable[[Any], Written]]]
+    """By tag: the name of the summarized tensor, and what makes the written value of the computed one."""
 
     def name_of(self, tensor: Tensor) -> str:
         """Return a tensor's name below the recording's scope."""
@@ -171,8 +172,8 @@ def record(model: ModelFunction, store: VariableStore, features: Any, labels: An
     tensors = {name: t for name, t in names.items() if not name.startswith("gradients/")}
     found = Recording(spec, scope, tensors, {})
     for one in own:
-        for tag, tensor in zip(one.tags, one.fetched, strict=True):
-            found.summaries[tag.removeprefix(scope)] = found.name_of(tensor)
+        for part in one.parts:
+            found.summaries[part.tag.removeprefix(scope)] = found.name_of(part.tensor), part.make
     return found
 
 

@@ -8,7 +8,7 @@ All replicas run it. The chief writes; a hook of any replica ends the training o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,9 @@ from nbdist.estimator.spec import RunConfig
 from nbdist.graph.backend import Array, to_host
 from nbdist.graph.sparse import dense
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.summary import FileWriter, SummaryOp
+from nbdist.summary import SummaryOp
+from nbdist.summary.values import Written
+from nbdist.summary.writer import release, shared_writer
 from nbdist.train.custom.api import active_runner
 from nbdist.train.custom.reduce import PerReplica, of_replica
 from nbdist.train.custom.resume import RestoredLoop, loop_state
@@ -257,7 +259,7 @@ class Training:
             contexts.append(context)
             asked.append(None if wanted is None else wanted.fetches)
         extra = self._summaries.wanted() if self._summaries is not None else {}
-        names = [*extra.values(), *(n for tree in asked for n in self._names(tree))]
+        names = [*(name for name, _ in extra.values()), *(n for tree in asked for n in self._names(tree))]
         results = self._strategy.run(self._function.step(names), (share, features, labels))
         own = of_replica(results, 0, len(self._variables.local.all))
         for hook, context, tree in zip(self._hooks, contexts, asked, strict=True):
@@ -267,7 +269,8 @@ class Training:
                 self._coordinator.request_stop()
         step, loss = self.global_step, np.asarray(own["loss"])
         if self._summaries is not None:
-            self._summaries.add(step, loss, {tag: own[name] for tag, name in extra.items()})
+            values = {tag: make(own[name]) for tag, (name, make) in extra.items()}
+            self._summaries.add(step, loss, values)
         if self._checkpoints is not None and self._checkpoints.save_if_due(step):
             self._coordinator.request_stop()
         return loss
@@ -306,8 +309,8 @@ class Training:
         def one(leaf: Any) -> Any:
             if isinstance(leaf, SummaryOp):
                 return {
-                    tag.removeprefix(recording.scope): float(results[recording.name_of(t)])
-                    for tag, t in zip(leaf.tags, leaf.fetched, strict=True)
+                    part.tag.removeprefix(recording.scope): part.make(results[recording.name_of(part.tensor)])
+                    for part in leaf.parts
                 }
             if isinstance(leaf, str):
                 variable = self._variable(leaf)
@@ -419,7 +422,8 @@ class _Summaries:
     """The chief's loss, speed and summaries, for TensorBoard and as lines of its output."""
 
     def __init__(self, training: Training) -> None:
-        self._training, self._writer = training, FileWriter(training._model_dir)
+        self._training = training
+        self._writer = shared_writer(training._model_dir)
         self._timer = SecondOrStepTimer(every_steps=training._config.save_summary_steps)
         lines = training._config.log_step_count_steps
         self._lines = None if lines is None else SecondOrStepTimer(every_steps=lines)
@@ -427,20 +431,22 @@ class _Summaries:
         self._due = False
 
     def begin(self) -> None:
+        # An earlier training may have gone beyond its checkpoint.
+        self._writer.purge(self._training.global_step + 1)
         self._written: tuple[float, int] | None = None
 
-    def wanted(self) -> dict[str, str]:
-        """Return the tensors of this step's summaries, by tag."""
+    def wanted(self) -> dict[str, tuple[str, Callable[[Any], Written]]]:
+        """Return this step's summaries by tag: the tensor's name, and what makes the written value."""
         recording = self._training._function.first
         assert recording is not None
         self._due = self._timer.should_trigger_for_step(self._training.global_step + 1)
         return recording.summaries if self._due else {}
 
-    def add(self, step: int, loss: Array, values: dict[str, Any]) -> None:
+    def add(self, step: int, loss: Array, values: dict[str, Written]) -> None:
         now = time.monotonic()
         if self._due:
             self._timer.update_last_triggered_step(step)
-            points = {"loss": float(loss), **{tag: float(value) for tag, value in values.items()}}
+            points: dict[str, Written] = {"loss": float(loss), **values}
             if self._written is not None and step > self._written[1]:
                 points["global_step/sec"] = (step - self._written[1]) / (now - self._written[0])
             self._written = now, step
@@ -455,7 +461,7 @@ class _Summaries:
 
     def close(self) -> None:
         try:
-            self._writer.close()
+            release(self._writer)
         except StorageError as error:  # it must not cost the last checkpoint
             print(error)
 

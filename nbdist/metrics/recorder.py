@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
-from nbdist.metrics.log import POINT, Batch, LogWriter, Points
-from nbdist.metrics.tensorboard import EventFiles
+from nbdist.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
+from nbdist.metrics.event_file import EventFiles
+from nbdist.metrics.log import POINT, Batch, LogPart, LogWriter, Points, read_log
 from nbdist.text import clip
 
 WIDTH = 4  # series, step, value, time: one point is four neighbours in a flat list
@@ -32,7 +32,8 @@ class Recorder:
     The time of day is looked at once: points are timed by a clock that never jumps, and curves over time
     stay what they are when the computer's is put right in the middle of a run.
 
-    With ``events`` the points go to TensorBoard's files in that folder as well.
+    With ``events`` the points go to TensorBoard's files in that folder as well, as from `start_events` on;
+    ``rejoins`` says whether an earlier process of the task may have left files there.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -51,6 +52,7 @@ class Recorder:
         replica: int,
         say: Callable[[str], None] | None = None,
         events: Path | None = None,
+        rejoins: bool = False,
     ) -> None:
         self.replica = replica
         self.names: list[str] = []
@@ -65,7 +67,9 @@ class Recorder:
         """The errors of the disk so far: a line for each file."""
         self._say = say or logging.getLogger("nbdist.metrics").warning
         self._log = LogWriter(path, replica, self._note)
-        self._events = EventFiles(events, self._note) if events is not None else None
+        self._events: EventFiles | None = None
+        if events is not None:
+            self.start_events(events, rejoins)
 
     def series(self, name: str) -> int:
         """Return the id of the series ``name``, making it if it is new.
@@ -86,6 +90,22 @@ class Recorder:
             return
         # One extend by a tuple cannot be cut in two by the flushing thread.
         self._extend((series_id, step, float(value), now()))
+
+    def start_events(self, folder: Path, rejoins: bool = False) -> EventFiles:
+        """Write TensorBoard's files in ``folder`` from now on, which begin with the points of the log so far.
+
+        Returns the files; if there are some already, these.
+        """
+        with self._flushing:
+            if self._events is None:
+                self._events = EventFiles(folder, self._note, rejoins=rejoins)
+                try:
+                    part = read_log(self._log.path)
+                except (OSError, DataLossError):  # it is not written, which `say` was called with
+                    part = LogPart()
+                if len(part.points):
+                    self._events.append(self.names, part.points)
+            return self._events
 
     def flush(self) -> Batch | None:
         """Write what is waiting to the log and return it as a batch; None if nothing waits."""

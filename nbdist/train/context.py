@@ -24,6 +24,8 @@ from nbdist.graph.backend import Array, device_of_array
 from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.runtime.groups import World
+from nbdist.summary import writer as summary_writer
+from nbdist.summary.writer import SummaryWriter
 from nbdist.train.custom.position import LoopPosition
 from nbdist.train.resume import TrainingStates
 from nbdist.train.step_timing import StepLog
@@ -237,6 +239,8 @@ class Context:
     """Notifies the other replicas that the chief rests, in a pause of a number."""
     checkpoints: Checkpoints | None = None
     """Where the checkpoints go that are asked for while this replica trains, if it is the chief."""
+    summaries: SummaryWriter | None = None
+    """Where ``nb.summary`` writes the values that it is given."""
     states: TrainingStates | None = None
     """Where the state of each training goes at its end, and the one to continue from."""
     loop: LoopPosition = field(default_factory=LoopPosition)
@@ -327,6 +331,9 @@ def use_here(context: Context) -> Iterator[Context]:
         yield context
     finally:
         _here.reset(token)
+
+
+summary_writer.writer_of_run = lambda: current().summaries
 
 
 def get_strategy() -> Strategy:

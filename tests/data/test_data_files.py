@@ -22,8 +22,8 @@ from nbdist.data import (
     parse_sequence_example,
     write_tfrecords,
 )
-from nbdist.data.tfrecord import masked_crc32c
 from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra, NotFoundError
+from nbdist.record_frame import masked_crc32c
 
 BY_TENSORFLOW = Path(__file__).parent / "files"  # written by TensorFlow 2.21's TFRecordWriter
 FEATURES = {
@@ -219,8 +219,8 @@ def test_checksums_are_those_of_semantics() -> None:
     def masked(crc: int) -> int:
         return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
-    assert masked_crc32c()(bytes(32)) == masked(0x8A9136AA)
-    assert masked_crc32c()(bytes(range(32))) == masked(0x46DD794E)
+    assert masked_crc32c(bytes(32)) == masked(0x8A9136AA)
+    assert masked_crc32c(bytes(range(32))) == masked(0x46DD794E)
 
 
 @pytest.mark.parametrize("name", ["by_tensorflow.tfrecord", "by_tensorflow.tfrecord.gz"])

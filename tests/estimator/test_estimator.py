@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import nbdist as nb
 from nbdist.errors import InvalidArgumentError, NanLossError, NotFoundError, StorageError
@@ -32,6 +33,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpe
             mode, loss=loss, eval_metric_ops={"accuracy": right, "same": (right.sum(), right.sum())}
         )
     nb.summary.scalar("accuracy", right.mean())
+    nb.summary.histogram("logits", logits)
     optimizer = getattr(nb.optim, params.get("optimizer", "Adam"))(params.get("rate", 0.05))
     train_op = optimizer.minimize(loss, global_step=nb.train.get_or_create_global_step())
     return EstimatorSpec(mode, loss=loss, train_op=train_op)
@@ -205,7 +207,11 @@ def test_summaries(tmp_path: Path) -> None:
     estimator = made(tmp_path, save_summary_steps=2)
     estimator.train(batches(epochs=4))
     estimator.evaluate(batches(epochs=1), name="test")
-    assert list(tmp_path.glob("events.*"))
+    found = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0}).Reload()
+    steps = [e.step for e in found.Scalars("accuracy")]
+    assert len(steps) > 1
+    assert [e.step for e in found.Histograms("logits")] == steps
+    assert {e.histogram_value.num for e in found.Histograms("logits")} == {60, 30}  # batches of 20 and 10
     assert list((tmp_path / "eval_test").glob("events.*"))
 
 

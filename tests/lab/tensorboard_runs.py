@@ -12,10 +12,10 @@ import psutil
 from tornado.httpclient import HTTPRequest
 
 from nbdist.lab.tensorboard.manager import Boards
+from nbdist.metrics.event_file import events_folder
 from nbdist.metrics.log import log_path
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, write_run
-from nbdist.metrics.tensorboard import events_folder
 
 
 def make_run(*, own: bool, steps: int, ended: bool = True) -> str:

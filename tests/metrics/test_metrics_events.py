@@ -15,9 +15,10 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
 from nbdist.metrics import log
+from nbdist.metrics.event_file import EventFiles, events, protos
 from nbdist.metrics.log import POINT
 from nbdist.metrics.recorder import Recorder
-from nbdist.metrics.tensorboard import EventFiles, crc32c, events, masked, padded_varints, record
+from nbdist.record_frame import framed
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
@@ -77,6 +78,10 @@ def test_the_page_of_tensorboard_has_a_run_for_each_replica_and_its_validation(t
     }
 
 
+def records(tags: list[str], points: np.ndarray) -> bytes:
+    return b"".join(map(framed, events([tag.removeprefix("val_") or tag for tag in tags], points)))
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 2**32 - 1), st.floats(width=32), st.floats(0, 2e9)),
@@ -89,8 +94,8 @@ def test_any_points_come_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, float, float]], names: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("events")
-    start = record(b"\x1a\x0dbrain.Event:2")
-    (folder / "events.out.tfevents.1.host").write_bytes(start + events(names, points(*rows)))
+    start = framed(protos().Event(file_version="brain.Event:2").SerializeToString())
+    (folder / "events.out.tfevents.1.host").write_bytes(start + records(names, points(*rows)))
     found = scalars(folder)
     tags = [name.removeprefix("val_") or name for name in names]
     for tag in {tags[row[0]] for row in rows}:
@@ -100,7 +105,7 @@ def test_any_points_come_back(
 
 def test_values_beyond_single_precision_are_infinite(tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.1.host").write_bytes(
-        events(["x"], points((0, 1, 1e300, 0.0), (0, 2, np.nan, 0.0)))
+        records(["x"], points((0, 1, 1e300, 0.0), (0, 2, np.nan, 0.0)))
     )
     assert [str(value) for _, value, _ in scalars(tmp_path)["x"]] == ["inf", "nan"]
 
@@ -112,7 +117,7 @@ def test_a_torn_tail_is_readable(tmp_path: Path) -> None:
     files.close()
     (path,) = (tmp_path / "worker-0").iterdir()
     whole = path.read_bytes()
-    size = len(events(["loss"], points((0, 1, 0.5, 1e9))))
+    size = len(records(["loss"], points((0, 1, 0.5, 1e9))))
     for cut in range(2 * size):
         path.write_bytes(whole[: len(whole) - cut])
         steps = [step for step, _, _ in scalars(path.parent).get("loss", ())]
@@ -170,14 +175,24 @@ def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path: Path) -> None:
     assert files.lost == 1
 
 
-def test_the_known_checksum() -> None:
-    data = np.frombuffer(b"123456789" * 2, np.uint8).reshape(2, 9)
-    assert [hex(crc) for crc in crc32c(data)] == ["0xe3069283"] * 2
-    assert hex(crc32c(np.zeros((1, 32), np.uint8))[0]) == "0x8a9136aa"  # of RFC 3720
-    assert masked(data).shape == (2, 4)
+def test_events_that_begin_late_have_the_points_before(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    recorder = Recorder(tmp_path / "metrics-0000.log", replica=0)
+    for step in (1, 2):
+        recorder.add(recorder.series("loss"), step, step)
+    recorder.flush()
+    files = recorder.start_events(tmp_path / "worker-0")
+    assert recorder.start_events(tmp_path / "worker-0") is files
+    recorder.add(recorder.series("loss"), 3, 3)
+    recorder.close()
+    assert [step for step, _, _ in scalars(tmp_path / "worker-0")["loss"]] == [1, 2, 3]
 
 
-def test_varints_of_full_length() -> None:
-    assert padded_varints(np.array([0, 300, 2**32 - 1])).tolist() == [
-        [0x80, 0x80, 0x80, 0x80, 0], [0xAC, 0x82, 0x80, 0x80, 0], [0xFF, 0xFF, 0xFF, 0xFF, 0x0F],
-    ]  # fmt: skip
+def test_a_process_that_rejoins_replaces_what_the_lost_one_wrote_ahead(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    for value, steps in ((0.0, range(1, 9)), (1.0, range(5, 8))):
+        files = EventFiles(tmp_path / "worker-0", pytest.fail, rejoins=value == 1)
+        files.append(["loss"], points(*((0, step, value, 1e9) for step in steps)))
+        files.close()
+    found = [(step, value) for step, value, _ in scalars(tmp_path / "worker-0")["loss"]]
+    assert found == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 1), (6, 1), (7, 1)]

@@ -150,6 +150,36 @@ class TestHooks:
         assert [(e.step, e.value) for e in found.Scalars("double")] == [(0, 0.0), (3, 6.0), (6, 12.0)]
         assert [e.step for e in found.Scalars("global_step/sec")] == [4, 8]
 
+    def test_histograms_and_images_of_a_graph(self, counting: tuple[Graph, Tensor], tmp_path: Path) -> None:
+        graph, op = counting
+        w = graph.variables()[1]
+        summary.histogram("w", np.ones(3, np.float32) * w)
+        summary.image("square", np.ones((2, 2), np.float32) * w)
+        with train.MonitoredTrainingSession(summary_dir=tmp_path, save_summaries_steps=2) as session:
+            for _ in range(3):
+                session.run(op)
+        found = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0}).Reload()
+        seen = [(e.step, e.histogram_value.num, e.histogram_value.max) for e in found.Histograms("w")]
+        assert seen == [(0, 3, 0.0), (2, 3, 2.0)]
+        assert found.Images("square")[0].width == 2
+
+    def test_summaries_of_steps_after_the_checkpoint_are_replaced(
+        self, counting: tuple[Graph, Tensor], tmp_path: Path
+    ) -> None:
+        graph, op = counting
+        summary.scalar("w", 1.0 * graph.variables()[1])
+        where = {"checkpoint_dir": tmp_path, "save_summaries_steps": 1}
+        session = train.MonitoredTrainingSession(save_checkpoint_steps=3, log_step_count_steps=2, **where)
+        for _ in range(5):
+            session.run(op)
+        with pytest.raises(ZeroDivisionError), session:
+            session.run(1 / 0)
+        with train.MonitoredTrainingSession(**where) as session:  # again from step 3 or 4
+            session.run(op)
+        steps = [e.step for e in EventAccumulator(str(tmp_path)).Reload().Scalars("w")]
+        assert steps == sorted(set(steps))
+        assert steps[-1] < 5
+
     def test_the_profiler_writes_timelines(self, counting: tuple[Graph, Tensor], tmp_path: Path) -> None:
         _, op = counting
         hook = train.ProfilerHook(save_steps=3, output_dir=tmp_path / "profile")

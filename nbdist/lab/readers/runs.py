@@ -51,7 +51,7 @@ from nbdist.lab.readers.run_record import (
     parse_progress,
     record_of,
 )
-from nbdist.metrics.tensorboard import FOLDER as TENSORBOARD
+from nbdist.metrics.event_file import FOLDER as TENSORBOARD
 from nbdist.run.history import LABELS, Labels, disk_bytes, read_labels
 from nbdist.run.resumable import BODY
 from nbdist.train.state_writer import STATE_FILE

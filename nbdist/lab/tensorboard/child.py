@@ -28,9 +28,9 @@ from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 from werkzeug.test import Client
 
 from nbdist.errors import DataLossError, NbdistError
+from nbdist.metrics.event_file import FOLDER, EventFiles, events_folder, make_private
 from nbdist.metrics.log import Points, logs_in, read_log, replica_of
 from nbdist.metrics.run_folder import read_run
-from nbdist.metrics.tensorboard import FOLDER, EventFiles, events_folder, make_private
 
 LOADING_SECONDS = 10.0  # the first answer waits so long for the points; loading continues after it
 

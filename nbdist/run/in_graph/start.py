@@ -23,8 +23,8 @@ from nbdist.errors import NbdistError, UnavailableError
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import default_graph
 from nbdist.home import private_folder
+from nbdist.metrics.event_file import events_folder
 from nbdist.metrics.log import Batch
-from nbdist.metrics.tensorboard import events_folder
 from nbdist.run.in_graph.thread import BodyThread, Gate, printing_here
 from nbdist.run.in_graph.towers import Towers
 from nbdist.run.protocols import RunReplacement

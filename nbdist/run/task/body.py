@@ -34,8 +34,8 @@ from nbdist.errors import (
 from nbdist.frameworks.environment import framework_environment
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
+from nbdist.metrics.event_file import events_folder
 from nbdist.metrics.recorder import Recorder
-from nbdist.metrics.tensorboard import events_folder
 from nbdist.nn import Model
 from nbdist.run.delivery import Given, Pushed, names_added, with_closure
 from nbdist.run.outcome import pack
@@ -221,6 +221,7 @@ def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveR
         folder / f"metrics-{task.rank:04d}.log",
         replica=(spec.numbers or range(len(spec.ranks)))[spec.ranks.index(task.rank)],
         events=events_folder(folder, task.name) if spec.tensorboard else None,
+        rejoins=spec.rejoins,
     )
     context = make_context(spec, task, here)
     training = spec.training

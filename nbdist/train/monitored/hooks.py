@@ -29,12 +29,15 @@ from nbdist.errors import (
     InvalidArgumentError,
     NanLossError,
     NbdistError,
+    StorageError,
     UnavailableError,
 )
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.metrics.timeline import Timeline
 from nbdist.summary import FileWriter, SummaryOp
+from nbdist.summary.values import Written
+from nbdist.summary.writer import release, shared_writer
 from nbdist.train.context import current
 from nbdist.train.saver import Saver
 
@@ -481,7 +484,8 @@ class SummarySaverHook(SessionRunHook):
         self._output.open()
 
     def after_create_session(self, session: Session, coord: Any = None) -> None:
-        """Find the summaries that the graph has in the end."""
+        """Find the summaries of the finished graph; drop those of steps that are made again."""
+        self._output.purge(int(session.run(self._global_step)))
         given = self._given if self._scaffold is None else self._scaffold.summary_op
         self._fetched = [given] if isinstance(given, SummaryOp) else list(given or ())
 
@@ -515,18 +519,29 @@ class _Output:
 
     def open(self) -> None:
         if self._writer is None and self._folder is not None:
-            self._writer, self._own = FileWriter(self._folder), True
+            self._writer, self._own = shared_writer(self._folder), True
 
-    def add(self, values: Mapping[str, float], step: int) -> None:
+    def purge(self, step: int) -> None:
+        if self._writer is not None:
+            self._writer.purge(step)
+
+    def add(self, values: Mapping[str, Written], step: int) -> None:
         if self._writer is not None:
             self._writer.add_summary(values, step)
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.flush()
+        """Write what waits in memory; an error of the disk is printed, for it must not fail the training."""
+        if self._writer is None:
+            return
+        writer = self._writer
+        try:
             if self._own:
-                self._writer.close()
                 self._writer = None
+                release(writer)
+            else:
+                writer.flush()
+        except StorageError as error:
+            print(error)
 
 
 class NanTensorHook(SessionRunHook):

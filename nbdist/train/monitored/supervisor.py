@@ -23,6 +23,7 @@ from nbdist.graph.tensor import Tensor, Variable
 from nbdist.graph.variables import global_variables, global_variables_initializer
 from nbdist.runtime.session.session import Session
 from nbdist.summary import FileWriter, SummaryOp, merge_all
+from nbdist.summary.values import Written
 from nbdist.train.graph_sync.queue_runner import QueueRunner
 from nbdist.train.monitored.coordinator import Coordinator
 from nbdist.train.monitored.hooks import global_step_of, is_number
@@ -166,6 +167,8 @@ class Supervisor:
         threads = []
         if self.save_path is not None and self.saver is not None and self._model_secs:
             threads.append(self.loop(self._model_secs, self._save_model, (sess,)))
+        if self.summary_writer is not None and self.global_step is not None:
+            self.summary_writer.purge(int(sess.run(self.global_step)))
         if self.summary_writer is not None and self.summary_op is not None and self._summary_secs:
             threads.append(self.loop(self._summary_secs, self._save_summary, (sess,)))
         return threads
@@ -195,7 +198,7 @@ class Supervisor:
         return thread
 
     def summary_computed(
-        self, sess: Session, summary: Mapping[str, float], global_step: int | None = None
+        self, sess: Session, summary: Mapping[str, Written], global_step: int | None = None
     ) -> None:
         """Write a summary that the program has computed; ``global_step`` is read if it is not given."""
         if self.summary_writer is None:

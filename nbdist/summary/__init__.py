@@ -1,0 +1,26 @@
+"""Summaries for TensorBoard and the live view: scalars, histograms, images, texts and figures.
+
+    nb.summary.histogram("weights", w)                      # tensors: fetched by a session
+    writer = nb.summary.FileWriter("logs")
+    writer.add_summary(session.run(nb.summary.merge_all()), step)
+
+    nb.summary.image("digits", images, step=step)    # values: written at once, in a run into its folder
+
+``tensorboard --logdir logs`` shows them.
+"""
+
+from nbdist.summary.ops import SummaryOp, figure, histogram, image, merge, merge_all, scalar, text
+from nbdist.summary.writer import FileWriter, create_file_writer
+
+__all__ = [
+    "FileWriter",
+    "SummaryOp",
+    "create_file_writer",
+    "figure",
+    "histogram",
+    "image",
+    "merge",
+    "merge_all",
+    "scalar",
+    "text",
+]
