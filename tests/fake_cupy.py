@@ -265,6 +265,12 @@ def signature_of(real: Any) -> inspect.Signature:
     return inspect.signature(defined["function"])
 
 
+@functools.cache
+def check_call(real: Any, positional: int, *names: str) -> None:
+    """Raise as CuPy does if a function does not take so many arguments by position and these by name."""
+    signature_of(real).bind(*range(positional), **dict.fromkeys(names))
+
+
 def down(value: Any) -> Any:
     if isinstance(value, DeviceArray):
         if value.number != current_device():
@@ -358,7 +364,7 @@ def bound(real: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(own)
         def call(*args: Any, **kwargs: Any) -> Any:
-            signature_of(real).bind(*args, **kwargs)
+            check_call(real, len(args), *kwargs)
             return own(*args, **kwargs)
 
         return call
@@ -637,7 +643,7 @@ class Function:
         self._real, self._numpy = real, numpy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        signature_of(self._real).bind(*args, **kwargs)
+        check_call(self._real, len(args), *kwargs)
         check_recording(self._real)
         if self._real is cupy.linalg.solve:
             check_solve(*args)
