@@ -30,11 +30,12 @@ KEYS = {
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    return tmp_path / "home"
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("h")  # a short path: a socket's has at most 107 bytes
+    folder.chmod(0o700)
+    monkeypatch.setenv("NBDIST_HOME", str(folder / "home"))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    return folder / "home"
 
 
 @pytest.fixture

@@ -56,11 +56,14 @@ class FakeRuns:
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def home(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     if "engines" not in request.keywords:
-        tmp_path.chmod(0o700)
-        monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
-        monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+        folder = tmp_path_factory.mktemp("h")  # a short path: a socket's has at most 107 bytes
+        folder.chmod(0o700)
+        monkeypatch.setenv("NBDIST_HOME", str(folder / "home"))
+        monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
 
 
 @pytest.fixture
