@@ -2,8 +2,8 @@
 
 A dataset flows as *blocks*: runs of elements that have a length and can be sliced. Over arrays a block
 holds row numbers (a `range` while they are in order, an integer array after a shuffle), so an epoch is one
-permutation and a batch one gather; over anything else it is a list of elements. `take`, `skip`, `shard`,
-`repeat` and `shuffle` need not know which.
+permutation and a batch one gather; over anything else it is a list of elements, or a `Table` of them.
+`take`, `skip`, `shard`, `repeat` and `shuffle` need not know which.
 
 Each function takes what is upstream and the `Pass` it runs in; bound with `functools.partial` it is
 upstream of the next.
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from nbdist.data.table import Table
 from nbdist.errors import (
     InvalidArgumentError,
     MissingExtra,
@@ -31,7 +32,8 @@ from nbdist.errors import (
 )
 
 T = TypeVar("T")
-Block = range | NDArray[np.intp] | list[Any]
+Places = range | NDArray[np.intp] | list[Any]
+Block = Places | Table
 
 
 class Resources:
@@ -236,6 +238,8 @@ def shuffle(upstream: Blocks, how: Shuffle, run: Pass) -> Iterator[Block]:
 
 def draw(buffer: Block, incoming: Iterable[Block], random: np.random.Generator) -> Iterator[Block]:
     """Yield, for each incoming element, a random one of the buffer, whose place it takes; then the rest."""
+    if isinstance(buffer, Table):
+        buffer = list(buffer)
     like = list if isinstance(buffer, list) else row_numbers
     places = buffer if isinstance(buffer, list) else row_numbers(buffer).tolist()
     for block in pieces(incoming, 4096):
@@ -250,6 +254,8 @@ def draw(buffer: Block, incoming: Iterable[Block], random: np.random.Generator) 
 def permuted(block: Block, random: np.random.Generator) -> Block:
     """Return the block's elements in random order."""
     order = random.permutation(len(block))
+    if isinstance(block, Table):
+        return block.taken(order)
     if isinstance(block, list):
         return [block[index] for index in order.tolist()]
     return row_numbers(block)[order]
@@ -296,6 +302,9 @@ def join(blocks: list[Block]) -> Block:
     """Return one block with the elements of all; blocks are all lists, or all row numbers."""
     if len(blocks) == 1:
         return blocks[0]
-    if isinstance(blocks[0], list):
+    tables = [block for block in blocks if isinstance(block, Table)]
+    if len(tables) == len(blocks) and all(map(tables[0].joins, tables)):
+        return Table.joined(tables)
+    if tables or isinstance(blocks[0], list):
         return list(itertools.chain.from_iterable(blocks))
-    return np.concatenate([row_numbers(block) for block in blocks])
+    return np.concatenate([row_numbers(block) for block in blocks if not isinstance(block, Table)])

@@ -30,7 +30,7 @@ from nbdist.data import policy as policy_rules
 from nbdist.data.arguments import whole_number
 from nbdist.data.blocks import ON_ERROR, Blocks, Pass, Shuffle, Skipped
 from nbdist.data.cached import FileCache, MemoryCache
-from nbdist.data.example import Features, checked_features, parse_example
+from nbdist.data.example import Features, checked_features, parsed_records
 from nbdist.data.files import Paths
 from nbdist.data.policy import SHARD_HINT, AutoShardPolicy
 from nbdist.data.rows import ArrayRows, Rows
@@ -207,9 +207,7 @@ class Dataset:
         files.check_compression(compression)
         made: Blocks = partial(tfrecord.records, names, compression, how)
         if features is not None:
-            made = partial(
-                elements.parsed, made, partial(parse_example, features=checked_features(features)), how
-            )
+            made = partial(parsed_records, names, compression, how, checked_features(features))
         return cls._of_files(made, ("tfrecords", *names))
 
     @classmethod

@@ -16,7 +16,8 @@ import numpy as np
 from nbdist.data.blocks import Block, Blocks, Pass, Shuffle, regroup
 from nbdist.data.rows import Rows
 from nbdist.data.structure import stack
-from nbdist.errors import InvalidArgumentError, NbdistError
+from nbdist.data.table import Table
+from nbdist.errors import InvalidArgumentError
 
 
 def elements(upstream: Blocks, rows: Rows | None, run: Pass) -> Iterator[Any]:
@@ -38,18 +39,6 @@ def element_blocks(upstream: Blocks, rows: Rows | None, run: Pass) -> Iterator[B
     """Yield blocks of elements."""
     for element in kept(upstream, rows, run):
         yield [element]
-
-
-def parsed(upstream: Blocks, parse: Callable[[Any], Any], on_error: str, run: Pass) -> Iterator[Block]:
-    """Yield what ``parse`` makes of each element of a source, without those that it refuses."""
-    for block in upstream(run):
-        found = []
-        for element in block:
-            try:
-                found.append(parse(element))
-            except NbdistError as error:
-                run.leave_out(error, on_error)
-        yield found
 
 
 def generated(make: Callable[[], Iterable[Any]], run: Pass) -> Iterator[Block]:
@@ -78,7 +67,10 @@ def batch(upstream: Blocks, rows: Rows | None, size: int, drop_remainder: bool, 
     groups = regroup(upstream(replace(run, buffers=0)), size, drop_remainder)
     make = rows.batches(size, run.buffers) if rows is not None else stack
     for group in groups:
-        yield [make(group)]  # type: ignore[arg-type]  # row numbers for `batches`, elements for `stack`
+        if isinstance(group, Table):
+            yield [group.batch()]
+        else:
+            yield [make(group)]  # type: ignore[arg-type]  # row numbers for `batches`, elements for `stack`
 
 
 def apply(function: Callable[..., Any], element: Any) -> Any:
@@ -112,6 +104,8 @@ def filtered(
     """Yield the elements for which ``predicate`` is true; over arrays these stay row numbers."""
     number = 0
     for block in upstream(run):
+        if isinstance(block, Table):
+            block = list(block)
         chosen = []
         for place in range(len(block)):
             element = block[place] if rows is None else rows.one(block[place])

@@ -10,7 +10,7 @@ feature.proto), so that nothing of TensorFlow is needed; the protobuf package pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -19,9 +19,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from nbdist.data.arguments import dtype_of, named_values
+from nbdist.data.blocks import Block, Pass
+from nbdist.data.example_columns import BYTES, FLOATS, INTEGERS, Columns, Entry, Layout, layout_of
 from nbdist.data.structure import stack
-from nbdist.data.tfrecord import Record
-from nbdist.errors import DataLossError, InvalidArgumentError, choices
+from nbdist.data.table import Table, rows_of
+from nbdist.data.tfrecord import Record, RecordBlock, record_blocks
+from nbdist.errors import DataLossError, InvalidArgumentError, NbdistError, choices
 from nbdist.numbers import is_whole
 
 
@@ -125,11 +128,154 @@ def parse_example(record: Any, features: Features) -> dict[str, Any]:
         raise InvalidArgumentError(
             f"parse_example takes a record of bytes, or a batch of them, not {record!r:.80}"
         )
-    parsed = [parse_example(one, features) for one in record]
-    if not parsed:
+    records = list(record)
+    if not records:
         raise InvalidArgumentError("parse_example was given no records")
-    stacked: dict[str, Any] = stack(parsed)
+    features = features if type(features) is dict else checked_features(features)
+    if all(isinstance(one, bytes) for one in records):
+        parsed = _parsed_together(records, features, lambda place: parse_example(records[place], features))
+    else:
+        parsed = [parse_example(one, features) for one in records]
+    stacked: dict[str, Any] = parsed.batch() if isinstance(parsed, Table) else stack(parsed)
     return stacked
+
+
+def parsed_records(
+    names: Sequence[str], compression: str | None, on_error: str, features: dict[str, Feature], run: Pass
+) -> Iterator[Block]:
+    """Yield the features of the records of files, without those that cannot be parsed."""
+    for block in record_blocks(names, compression, on_error, run):
+
+        def parse(place: int, block: RecordBlock = block) -> dict[str, Any] | None:
+            try:
+                return parse_example(block.record(place), features)
+            except NbdistError as error:
+                run.leave_out(error, on_error)
+                return None
+
+        yield _parsed_together(block.data, features, parse)
+
+
+_FEWEST = 16  # records for which arrays of positions are worth their while
+_LAYOUTS = 4  # that are looked for in a block
+
+
+def _parsed_together(
+    records: Sequence[bytes], features: dict[str, Feature], parse: Callable[[int], dict[str, Any] | None]
+) -> Table | list[dict[str, Any]]:
+    """Return the features of records: those of one layout all at once, others by ``parse``, by their place.
+
+    Without those for which ``parse`` returns None. The result does not depend on which way a record takes.
+    """
+    rows: list[dict[str, Any] | None] = [None] * len(records)
+    left = np.arange(len(records))
+    alone = []
+    for _ in range(_LAYOUTS if features else 0):
+        if len(left) < _FEWEST:
+            break
+        layout = layout_of(records[left[0]])
+        plan = None if layout is None else _plan(layout, features)
+        if layout is None or plan is None:
+            alone.append(left[:1])
+            left = left[1:]
+            continue
+        columns = Columns([records[place] for place in left.tolist()], layout)
+        found = _columns(columns, plan, features)
+        if found is None:
+            break
+        arrays = [column for column in found if isinstance(column, np.ndarray)]
+        if len(arrays) == len(found) and len(left) == len(records) and columns.good.all():
+            return Table(dict.fromkeys(features, 0), arrays)
+        parts = [rows_of(column) if isinstance(column, np.ndarray) else column for column in found]
+        for place, row in zip(left[columns.good].tolist(), zip(*parts, strict=True), strict=True):
+            rows[place] = dict(zip(features, row, strict=True))
+        left = left[~columns.good]
+    for place in sorted(np.concatenate([*alone, left]).tolist()):
+        rows[place] = parse(place)
+    return [row for row in rows if row is not None]
+
+
+def _plan(layout: Layout, features: dict[str, Feature]) -> list[Entry | None] | None:
+    """Return the entry of each feature, None for one that has its default; None if records need `parse`."""
+    entries = {entry.name: entry for entry in layout}
+    plan: list[Entry | None] = []
+    for name, wanted in features.items():
+        kind, entry = np.dtype(wanted.dtype), entries.get(name.encode())
+        tag = BYTES if kind.kind in "SU" else FLOATS if kind.kind == "f" else INTEGERS
+        exact = kind.isnative and (tag != FLOATS or kind.itemsize in (4, 8))
+        if not exact or (entry is not None and entry.kind != tag):
+            return None
+        if entry is None and isinstance(wanted, FixedLenFeature) and _is_special(wanted):
+            return None
+        plan.append(entry)
+    return plan
+
+
+def _is_special(wanted: FixedLenFeature) -> bool:
+    """Whether a record without the feature is an error, or has a default that is not checked: a text."""
+    text = np.dtype(wanted.dtype).kind in "SU"
+    return wanted.default_value is None or (
+        text and (wanted.shape != () or not isinstance(wanted.default_value, (bytes, str)))
+    )
+
+
+def _columns(
+    columns: Columns, plan: list[Entry | None], features: dict[str, Feature]
+) -> list[NDArray[Any] | list[NDArray[Any]]] | None:
+    """Return the values of each feature, for the good records; None if a value does not fit its dtype.
+
+    A record that has another number of values than its feature allows is good no longer.
+    """
+    for entry, wanted in zip(plan, features.values(), strict=True):
+        if entry is not None and not isinstance(wanted, VarLenFeature):
+            counts, size = columns.counts(entry), math.prod(wanted.shape)
+            fits = counts == size
+            if isinstance(wanted, FixedLenSequenceFeature):
+                fits = counts % size == 0 if size else np.zeros(len(counts), bool)
+            columns.good[np.flatnonzero(columns.good)[~fits]] = False
+    number = int(columns.good.sum())
+    found: list[NDArray[Any] | list[NDArray[Any]]] = []
+    for (name, wanted), entry in zip(features.items(), plan, strict=True):
+        if entry is None:
+            found.append(_missing(name, wanted, number))
+            continue
+        values = _converted(columns.values(entry), np.dtype(wanted.dtype))
+        if values is None:
+            return None
+        if isinstance(wanted, FixedLenFeature):
+            found.append(values.reshape(number, *wanted.shape))
+            continue
+        edges = np.cumsum(columns.counts(entry))[:-1]
+        parts = [part.copy() for part in np.split(values, edges)] if number else []
+        steps = isinstance(wanted, FixedLenSequenceFeature)
+        found.append([part.reshape(-1, *wanted.shape) for part in parts] if steps else parts)  # type: ignore[union-attr]
+    return found
+
+
+def _missing(name: str, wanted: Feature, number: int) -> NDArray[Any] | list[NDArray[Any]]:
+    """Return the column of a feature that is in none of ``number`` records."""
+    one = _default(name, wanted)
+    if not isinstance(wanted, FixedLenFeature):
+        return [one.copy() for _ in range(number)]
+    column = np.empty((number, *wanted.shape), object if np.dtype(wanted.dtype).kind in "SU" else one.dtype)
+    column[:] = one
+    return column
+
+
+def _converted(values: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return values as ``kind``, None if there is one that does not fit: `parse` says which."""
+    if kind.kind == "U":
+        try:
+            values[:] = [value.decode() for value in values]
+        except UnicodeDecodeError:
+            return None
+    if kind.kind in "SU":
+        return values
+    if kind.kind in "iu" and len(values):
+        bounds = np.iinfo(kind)
+        if int(values.min()) < bounds.min or int(values.max()) > bounds.max:
+            return None
+    return values.astype(kind, copy=False)
 
 
 def parse_sequence_example(
@@ -224,23 +370,25 @@ def _parsed(found: Any, record: Any, features: Features) -> dict[str, Any]:
         if name in found:
             result[name] = _shaped(name, _values(name, found[name], wanted, record), wanted, record)
             continue
-        if isinstance(wanted, FixedLenFeature):
-            if wanted.default_value is None:
-                raise InvalidArgumentError(
-                    f"{_place(record)}: feature {name!r} is missing; {choices(name, sorted(found))}, or give "
-                    f"a value for examples without it: FixedLenFeature(..., default_value=...)"
-                )
-            kind = _dtype(name, wanted)
-            if kind.kind in "SU":
-                result[name] = wanted.default_value
-            else:
-                filled = np.broadcast_to(np.asarray(wanted.default_value, kind), wanted.shape).copy()
-                result[name] = filled if wanted.shape else filled[()]
-        else:
-            kind = _dtype(name, wanted)
-            shape = wanted.shape if isinstance(wanted, FixedLenSequenceFeature) else ()
-            result[name] = np.empty((0, *shape), object if kind.kind in "SU" else kind)
+        if isinstance(wanted, FixedLenFeature) and wanted.default_value is None:
+            raise InvalidArgumentError(
+                f"{_place(record)}: feature {name!r} is missing; {choices(name, sorted(found))}, or give "
+                f"a value for examples without it: FixedLenFeature(..., default_value=...)"
+            )
+        result[name] = _default(name, wanted)
     return result
+
+
+def _default(name: str, wanted: Feature) -> Any:
+    """Return the value of a feature in an example without it."""
+    kind = _dtype(name, wanted)
+    if not isinstance(wanted, FixedLenFeature):
+        shape = wanted.shape if isinstance(wanted, FixedLenSequenceFeature) else ()
+        return np.empty((0, *shape), object if kind.kind in "SU" else kind)
+    if kind.kind in "SU":
+        return wanted.default_value
+    filled = np.broadcast_to(np.asarray(wanted.default_value, kind), wanted.shape).copy()
+    return filled if wanted.shape else filled[()]
 
 
 def _values(name: str, feature: Any, wanted: Feature, record: Any) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.data.blocks import Block
+from nbdist.data.blocks import Places
 from nbdist.data.structure import stack
 from nbdist.errors import InvalidArgumentError
 
@@ -29,7 +29,7 @@ class IndexedRows:
         """Return row ``index``."""
         return self._convert(self._source[int(index)])
 
-    def batches(self, size: int, buffers: int) -> Callable[[Block], Any]:
+    def batches(self, size: int, buffers: int) -> Callable[[Places], Any]:
         """Return the function that turns row numbers into a batch."""
         many = self._many
         if many is None:

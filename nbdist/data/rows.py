@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.data.blocks import Block
+from nbdist.data.blocks import Places
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 
@@ -19,7 +19,7 @@ class Rows(Protocol):
     def one(self, index: int) -> Any:
         """Return row ``index``."""
 
-    def batches(self, size: int, buffers: int) -> Callable[[Block], Any]:
+    def batches(self, size: int, buffers: int) -> Callable[[Places], Any]:
         """Return the function that turns at most ``size`` row numbers into a batch."""
 
 
@@ -45,7 +45,7 @@ class ArrayRows:
         """Return row ``index``."""
         return rebuild(self.structure, [array[index] for array in self.arrays])
 
-    def batches(self, size: int, buffers: int) -> Callable[[Block], Any]:
+    def batches(self, size: int, buffers: int) -> Callable[[Places], Any]:
         """Return the function that turns row numbers (at most ``size``) into a batch.
 
         Consecutive rows come as views of the arrays, others are copied: into ``buffers`` sets of memory
@@ -57,7 +57,7 @@ class ArrayRows:
         ]
         turn = 0
 
-        def gather(block: Block) -> Any:
+        def gather(block: Places) -> Any:
             nonlocal turn
             if isinstance(block, range):
                 part = slice(block.start, block.stop, block.step)

@@ -92,7 +92,7 @@ def stack(elements: list[Any]) -> Any:
     stacked = []
     for index, column in enumerate(columns):
         try:
-            stacked.append(_stacked(column))
+            stacked.append(stack_column(column))
         except ValueError as error:
             shapes = sorted({np.shape(part) for part in column})
             raise InvalidArgumentError(
@@ -102,7 +102,7 @@ def stack(elements: list[Any]) -> Any:
     return rebuild(first, stacked)
 
 
-def _stacked(column: tuple[Any, ...]) -> NDArray[Any]:
+def stack_column(column: tuple[Any, ...]) -> NDArray[Any]:
     """Return values of one place as an array; bytes as objects, for a dtype S drops zeros at their end."""
     if isinstance(column[0], bytes):
         found = np.empty(len(column), object)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from nbdist.data.arguments import any_path
 from nbdist.data.blocks import Block, Pass
 from nbdist.data.files import check_compression, compressed, expand, filesystem, is_url, open_file
 from nbdist.errors import DataLossError, InvalidArgumentError
-from nbdist.record_frame import CHECK, LENGTH, framed, masked_crc32c
+from nbdist.record_frame import LENGTH, framed
 
 CHUNK = 1 << 18  # bytes read at once
 LARGEST = 1 << 31  # bytes of a record; a length above it is damage
@@ -34,8 +37,34 @@ class Record(bytes):
         return f"record {self.number} of {self.path}"
 
 
+@dataclass(frozen=True)
+class RecordBlock:
+    """Records that lie behind each other in a file."""
+
+    path: str
+    numbers: Sequence[int]
+    data: list[bytes]
+
+    def record(self, place: int) -> Record:
+        """Return one of them, with its place in the file."""
+        record = Record(self.data[place])
+        record.path, record.number = self.path, self.numbers[place]
+        return record
+
+
 def records(names: Sequence[str], compression: str | None, on_error: str, run: Pass) -> Iterator[Block]:
-    """Yield the records of files.
+    """Yield the records of files, as :func:`record_blocks` finds them."""
+    for block in record_blocks(names, compression, on_error, run, Record):
+        found: list[Any] = block.data
+        for record, number in zip(found, block.numbers, strict=True):
+            record.path, record.number = block.path, number
+        yield found
+
+
+def record_blocks(
+    names: Sequence[str], compression: str | None, on_error: str, run: Pass, kind: type[bytes] = bytes
+) -> Iterator[RecordBlock]:
+    """Yield the records of files as ``kind``, those of some 256 KB at once.
 
     Raises DataLossError with the file, the record's number and its offset in the (uncompressed) file for a
     cut or damaged record; with ``on_error`` "skip" it is left out, and after a damaged length the rest of
@@ -43,42 +72,80 @@ def records(names: Sequence[str], compression: str | None, on_error: str, run: P
     """
     for path in run.own(expand(names)):
         with open_file(path, compression) as file:
-            yield from _records(file, path, on_error, run)
+            yield from _record_blocks(file, path, on_error, run, kind)
 
 
-def _records(file: BinaryIO, path: str, on_error: str, run: Pass) -> Iterator[Block]:
-    data, start, base, number = b"", 0, 0, 0  # `base` is the offset of `data` in the file
+def _record_blocks(
+    file: Any, path: str, on_error: str, run: Pass, kind: type[bytes]
+) -> Iterator[RecordBlock]:
+    # One buffer for all reads: memory that is new each time costs more than reading does.
+    buffer, have, base, number = memoryview(bytearray(2 * CHUNK)), 0, 0, 0  # `base`: its offset in the file
     while True:
-        fresh = file.read(CHUNK)
-        data, base, start = data[start:] + fresh, base + start, 0
-        block: list[Record] = []
-        need = 0
-        while len(data) - start >= 12:
-            length, check = LENGTH.unpack_from(data, start)
-            if masked_crc32c(data[start : start + 8]) != check or length > LARGEST:
-                if block:
-                    yield list(block)
-                run.leave_out(_damaged("corrupted", base + start, number, path, "its length"), on_error)
-                return  # where the next one begins is unknown
-            end = start + 16 + length
-            if end > len(data):
-                need = end - len(data)
-                break
-            record = Record(data[start + 12 : end - 4])
-            record.path, record.number = path, number
-            if masked_crc32c(record) != CHECK.unpack_from(data, end - 4)[0]:
-                run.leave_out(_damaged("corrupted", base + start, number, path, "its data"), on_error)
-            else:
-                block.append(record)
-            start, number = end, number + 1
-        if block:
-            yield list(block)
-        if need > CHUNK:  # a large record: the rest of it at once
-            data, base, start = data[start:] + file.read(need - CHUNK), base + start, 0
-        if not fresh:
-            if start < len(data):
-                run.leave_out(_damaged("truncated", base + start, number, path, ""), on_error)
+        fresh = file.readinto(buffer[have : have + CHUNK] if have < CHUNK else buffer[have:])
+        have += fresh
+        edges, last = _edges(buffer, have)
+        starts = edges[:-1] if last is None else edges
+        heads = [bytes(buffer[start : start + 8]) for start in starts]
+        wrong = _wrong(heads, buffer, [start + 8 for start in starts])
+        damaged = wrong[0] if wrong else None  # a wrong length: where the next record begins is unknown
+        if damaged is None and last is not None and last > LARGEST:
+            damaged = len(edges) - 1
+        ends = edges[1:][:damaged]
+        found = [kind(buffer[start + 12 : end - 4]) for start, end in zip(edges, ends, strict=False)]
+        numbers: Sequence[int] = range(number, number + len(found))
+        spoiled = _wrong(found, buffer, [end - 4 for end in ends])
+        for place in spoiled:
+            error = _damaged("corrupted", base + edges[place], number + place, path, "its data")
+            run.leave_out(error, on_error)
+        if spoiled:
+            numbers = [one for place, one in enumerate(numbers) if place not in spoiled]
+            found = [one for place, one in enumerate(found) if place not in spoiled]
+        if found:
+            yield RecordBlock(path, numbers, found)
+        number += len(ends)
+        if damaged is not None:
+            error = _damaged("corrupted", base + edges[damaged], number, path, "its length")
+            run.leave_out(error, on_error)
             return
+        whole = edges[-1]
+        have, base = have - whole, base + whole
+        if not fresh:
+            if have:
+                run.leave_out(_damaged("truncated", base, number, path, ""), on_error)
+            return
+        rest = buffer[whole : whole + have]
+        if last is not None and last + 16 > len(buffer):
+            buffer = memoryview(bytearray(last + 16 + CHUNK))  # for a large record
+        buffer[:have] = rest
+
+
+def _edges(data: memoryview, size: int) -> tuple[list[int], int | None]:
+    """Return where records begin in ``size`` bytes, and the end of the last one that is whole.
+
+    And the length of the one that begins there, if it is known. Lengths are taken as they are: the caller
+    verifies their checksums.
+    """
+    start, edges, unpack = 0, [0], LENGTH.unpack_from
+    while start + 12 <= size:
+        length = unpack(data, start)[0]
+        start += 16 + length
+        if start > size:
+            return edges, length
+        edges.append(start)
+    return edges, None
+
+
+def _wrong(parts: list[bytes], data: memoryview, stored: list[int]) -> list[int]:
+    """Return which of the parts have another masked checksum than what is stored in data at these offsets."""
+    from google_crc32c import value
+
+    if not parts:
+        return []
+    there = np.frombuffer(data, np.uint8)[np.array(stored)[:, None] + np.arange(4)].view("<u4")[:, 0]
+    crc = np.fromiter(map(value, parts), np.uint32, len(parts))
+    masked = ((crc >> 15) | (crc << 17)) + np.uint32(0xA282EAD8)
+    found: list[int] = np.flatnonzero(masked != there).tolist()
+    return found
 
 
 def _damaged(how: str, offset: int, number: int, path: str, part: str) -> DataLossError:
