@@ -22,10 +22,12 @@ from nbdist.estimator.columns import (
 from nbdist.estimator.estimator import Estimator
 from nbdist.estimator.evaluation import train_and_evaluate
 from nbdist.estimator.exporting import BestExporter, ExportedModel, Exporter, LatestExporter
+from nbdist.estimator.metrics import AUC
 from nbdist.estimator.models import model_to_estimator
 from nbdist.estimator.spec import EstimatorSpec, EvalSpec, ModeKeys, RunConfig, TrainSpec
 
 __all__ = [
+    "AUC",
     "BestExporter",
     "DNNClassifier",
     "DNNLinearCombinedClassifier",

@@ -20,13 +20,16 @@ from nbdist.data.arguments import members
 from nbdist.errors import InvalidArgumentError
 from nbdist.estimator.columns import (
     FeatureColumn,
+    NumericColumn,
     checked_columns,
     input_layer,
     linear_model,
+    numeric_column,
     texts_of,
     transform_features,
 )
 from nbdist.estimator.estimator import Estimator
+from nbdist.estimator.metrics import AUC
 from nbdist.estimator.spec import EstimatorSpec, ModeKeys, RunConfig
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import default_graph, name_scope
@@ -35,12 +38,14 @@ from nbdist.graph.variables import get_or_create_global_step
 from nbdist.nn.functional import checked_rate, sigmoid, softmax, sparse_softmax_cross_entropy
 from nbdist.nn.layers import BatchNorm, Dense, Dropout
 from nbdist.nn.layers.activations import checked_activation
+from nbdist.nn.measures import one_per_example
 from nbdist.nn.model import Sequential
 from nbdist.numbers import is_whole
 from nbdist.optim import Adagrad, Optimizer
 from nbdist.optim import get as optimizer_of
 
 _UNITS = "whole numbers from 1, such as [64, 32]"
+WEIGHTS = "/weights"  # among the transformed features; no feature's name begins so
 RATE = 0.05  # of Adagrad, TensorFlow's for these Estimators
 
 
@@ -126,17 +131,30 @@ class Head:
             found = {"logits": logits, "probabilities": softmax(logits)}
         return {**found, "class_ids": symbolic.argmax(found["probabilities"], axis=-1)}
 
-    def metrics(self, labels: Tensor, logits: Tensor, losses: Tensor) -> dict[str, Any]:
-        """Return what `evaluate` computes beside the loss."""
+    def metrics(
+        self, labels: Tensor, logits: Tensor, losses: Tensor, weights: Tensor | None
+    ) -> dict[str, Any]:
+        """Return what `evaluate` computes beside the loss; ``weights`` are those of examples, (batch,)."""
+
+        def mean(values: Tensor) -> Any:
+            each = one_per_example(values)
+            return each if weights is None else ((each * weights).sum(), weights.sum())
+
         if self.regression:
-            return {"average_loss": losses, "label/mean": labels, "prediction/mean": logits}
+            means = {"average_loss": losses, "label/mean": labels, "prediction/mean": logits}
+            return {name: mean(values) for name, values in means.items()}
         ids = self.predictions(logits)["class_ids"]
-        found: dict[str, Any] = {"average_loss": losses, "accuracy": (ids == labels).astype(np.float32)}
+        found = {"average_loss": mean(losses), "accuracy": mean((ids == labels).astype(np.float32))}
         if self.logits == 1:
+            score = sigmoid(logits).reshape(-1)
             yes, right = (ids == 1).astype(np.float32), (labels == 1).astype(np.float32)
-            found["precision"] = ((yes * right).sum(), yes.sum())
-            found["recall"] = ((yes * right).sum(), right.sum())
-            found["label/mean"], found["prediction/mean"] = right, sigmoid(logits)
+            found["label/mean"], found["prediction/mean"] = mean(right), mean(score)
+            if weights is not None:
+                yes = yes * weights
+            hits, true = (yes * right).sum(), right if weights is None else right * weights
+            found["precision"], found["recall"] = (hits, yes.sum()), (hits, true.sum())
+            found["auc"] = AUC(labels, score, weights)
+            found["auc_precision_recall"] = AUC(labels, score, weights, "PR")
         return found
 
 
@@ -157,6 +175,7 @@ class _ColumnEstimator(Estimator):
         dropout: float | None = None,
         batch_norm: bool = False,
         optimizers: Mapping[str, str | Optimizer | None],
+        weight_column: str | NumericColumn | None = None,
     ) -> None:
         what = type(self).__name__
         columns = {
@@ -174,6 +193,8 @@ class _ColumnEstimator(Estimator):
         checked_activation(activation)
         rate = None if dropout is None else checked_rate(dropout)
         rules = {part: optimizer_of(optimizers[part] or Adagrad(RATE)) for part in columns}
+
+        weight = _weight(what, weight_column)
 
         def network(x: Tensor, training: bool) -> Tensor:
             layers: list[Any] = []
@@ -201,10 +222,13 @@ class _ColumnEstimator(Estimator):
                     "dataset has elements (features, labels), such as those of "
                     "Dataset.from_arrays(features, labels).batch(32), and gave features alone"
                 )
-            losses = head.losses(labels, logits)
-            loss = losses.mean()
+            losses, weights = head.losses(labels, logits), None
+            if weight is not None:
+                weights = features[WEIGHTS]
+            loss = (losses if weights is None else losses * weights).mean()
             if mode == ModeKeys.EVAL:
-                return EstimatorSpec(mode, loss=loss, eval_metric_ops=head.metrics(labels, logits, losses))
+                metrics = head.metrics(labels, logits, losses, weights)
+                return EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
             step = get_or_create_global_step()
             last = list(columns)[-1]  # counts the step
             updates = [
@@ -215,9 +239,40 @@ class _ColumnEstimator(Estimator):
 
         super().__init__(model_fn, model_dir, config, None, warm_start_from)
         transform = transform_features(one for own in columns.values() for one in own)
-        self._prepare = lambda features, *labels: (
-            (transform(features), *map(head.labels, labels)) if labels else transform(features)
+
+        def prepare(features: Any, *labels: Any, predicts: bool = False) -> Any:
+            found = transform(features)
+            if not labels:
+                return found
+            if weight is not None and not predicts:
+                found = {**found, WEIGHTS: weights_of(what, features, weight)}
+            return (found, *map(head.labels, labels))
+
+        self._prepare = prepare
+
+
+def _weight(what: str, column: Any) -> NumericColumn | None:
+    found = numeric_column(column) if isinstance(column, str) else column
+    if found is not None and (not isinstance(found, NumericColumn) or found.shape != (1,)):
+        raise InvalidArgumentError(
+            f"{what}: weight_column is {column!r:.200}; expected the name of a feature with a number for "
+            "each example, or a numeric_column of one number"
         )
+    return found
+
+
+def weights_of(what: str, features: Any, column: NumericColumn) -> Any:
+    """Return the weights of a batch's examples, (batch,) float32; on the host.
+
+    Raises InvalidArgumentError if there are none, and for one below 0 or that is not finite.
+    """
+    weights = column.transform(features).reshape(-1)
+    wrong = weights[~((weights >= 0) & (weights < np.inf))]
+    if len(wrong):
+        raise InvalidArgumentError(
+            f"{what}: weights of weight_column {column.key!r} are numbers from 0, and one is {wrong[0]:g}"
+        )
+    return weights
 
 
 def _variables_of(part: str) -> list[Variable]:
@@ -254,10 +309,14 @@ class LinearClassifier(_ColumnEstimator):
     - ``n_classes``: the number of classes, from 2
     - ``label_vocabulary``: the labels of the classes, where they are not class numbers
     - ``optimizer``: an optimizer of ``nb.optim``, or its name; None for Adagrad with the rate 0.05
+    - ``weight_column``: the name of a feature (or a numeric column) with a weight for each example, from 0.
+      The loss is the mean of weight times loss over a batch; metrics are weighted means. ``predict`` and
+      ``export`` need no weights
 
     Predictions are ``logits``, ``probabilities``, ``class_ids``, and ``logistic`` with two classes; metrics
-    ``accuracy``, ``average_loss``, and with two classes ``precision`` and ``recall``. Raises
-    InvalidArgumentError for other arguments, and for labels that are no class.
+    ``accuracy``, ``average_loss``, and with two classes ``precision``, ``recall``, ``auc`` and
+    ``auc_precision_recall`` (see :class:`AUC`). Raises InvalidArgumentError for other arguments, and for
+    labels that are no class.
     """
 
     def __init__(
@@ -269,11 +328,13 @@ class LinearClassifier(_ColumnEstimator):
         optimizer: str | Optimizer | None = None,
         config: RunConfig | None = None,
         warm_start_from: str | os.PathLike[str] | None = None,
+        weight_column: str | NumericColumn | None = None,
     ) -> None:
         head = _classes(type(self).__name__, n_classes, label_vocabulary)
         super().__init__(
-            head, model_dir, config, warm_start_from, linear=feature_columns, optimizers={"linear": optimizer}
-        )
+            head, model_dir, config, warm_start_from, linear=feature_columns,
+            optimizers={"linear": optimizer}, weight_column=weight_column,
+        )  # fmt: skip
 
 
 class LinearRegressor(_ColumnEstimator):
@@ -293,11 +354,13 @@ class LinearRegressor(_ColumnEstimator):
         optimizer: str | Optimizer | None = None,
         config: RunConfig | None = None,
         warm_start_from: str | os.PathLike[str] | None = None,
+        weight_column: str | NumericColumn | None = None,
     ) -> None:
         head = _numbers(type(self).__name__, label_dimension)
         super().__init__(
-            head, model_dir, config, warm_start_from, linear=feature_columns, optimizers={"linear": optimizer}
-        )
+            head, model_dir, config, warm_start_from, linear=feature_columns,
+            optimizers={"linear": optimizer}, weight_column=weight_column,
+        )  # fmt: skip
 
 
 class DNNClassifier(_ColumnEstimator):
@@ -324,11 +387,13 @@ class DNNClassifier(_ColumnEstimator):
         config: RunConfig | None = None,
         warm_start_from: str | os.PathLike[str] | None = None,
         batch_norm: bool = False,
+        weight_column: str | NumericColumn | None = None,
     ) -> None:
         head = _classes(type(self).__name__, n_classes, label_vocabulary)
         super().__init__(
             head, model_dir, config, warm_start_from, dnn=feature_columns, hidden_units=hidden_units,
             activation=activation_fn, dropout=dropout, batch_norm=batch_norm, optimizers={"dnn": optimizer},
+            weight_column=weight_column,
         )  # fmt: skip
 
 
@@ -350,11 +415,13 @@ class DNNRegressor(_ColumnEstimator):
         config: RunConfig | None = None,
         warm_start_from: str | os.PathLike[str] | None = None,
         batch_norm: bool = False,
+        weight_column: str | NumericColumn | None = None,
     ) -> None:
         head = _numbers(type(self).__name__, label_dimension)
         super().__init__(
             head, model_dir, config, warm_start_from, dnn=feature_columns, hidden_units=hidden_units,
             activation=activation_fn, dropout=dropout, batch_norm=batch_norm, optimizers={"dnn": optimizer},
+            weight_column=weight_column,
         )  # fmt: skip
 
 
@@ -382,10 +449,12 @@ class DNNLinearCombinedClassifier(_ColumnEstimator):
         config: RunConfig | None = None,
         warm_start_from: str | os.PathLike[str] | None = None,
         batch_norm: bool = False,
+        weight_column: str | NumericColumn | None = None,
     ) -> None:
         head = _classes(type(self).__name__, n_classes, label_vocabulary)
         super().__init__(
             head, model_dir, config, warm_start_from, linear=linear_feature_columns, dnn=dnn_feature_columns,
             hidden_units=dnn_hidden_units, activation=dnn_activation_fn, dropout=dnn_dropout,
             batch_norm=batch_norm, optimizers={"linear": linear_optimizer, "dnn": dnn_optimizer},
+            weight_column=weight_column,
         )  # fmt: skip

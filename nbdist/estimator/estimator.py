@@ -26,6 +26,7 @@ from nbdist.data.shares import share_of
 from nbdist.errors import InvalidArgumentError, NotFoundError, choices
 from nbdist.estimator.checkpoints import Trained, load, load_newest
 from nbdist.estimator.exporting import write_export
+from nbdist.estimator.metrics import MetricSums, metrics_of
 from nbdist.estimator.model_function import Forward, ModelFunction, TrainingFunction, call_input_fn
 from nbdist.estimator.spec import EstimatorSpec, ModeKeys, RunConfig, check_folder_name, check_steps
 from nbdist.estimator.training import Training, split_element
@@ -105,7 +106,7 @@ class Estimator:
         self._functions: weakref.WeakKeyDictionary[Graph, TrainingFunction] = weakref.WeakKeyDictionary()
         self._evaluator = Forward(self._model, ModeKeys.EVAL, self.config.tf_random_seed)
         self._prepare: Callable[..., Any] | None = None
-        """What turns an element of a dataset into numbers, on the host."""
+        """What turns an element of a dataset into numbers, on the host; ``predicts`` says for what."""
 
     def train(
         self,
@@ -184,30 +185,26 @@ class Estimator:
         path, trained = self._trained(checkpoint_path, strategy if several else None)
         forward = self._evaluator
         forward.load(self._values(trained), path)
-        sums: dict[str, Array] = {}
+        metrics = MetricSums()
         dataset = self._dataset(input_fn, ModeKeys.EVAL)
         for number, element in enumerate(dataset):
             if number == steps:
                 break
-            batch, weight = split_element(element), 1.0
+            batch, counts = split_element(element), True
             if several:
                 share = share_of(_examples(batch[0]), world.size, world.index)
-                if share.start == share.stop:  # all workers have all metrics: one example counts nothing
-                    share, weight = slice(0, 1), 0.0
+                if share.start == share.stop:  # all workers have all metrics: one example that counts nothing
+                    share, counts = slice(0, 1), False
                 batch = _part(batch, share)
             features, labels = batch
-            for metric, (total, count) in forward(features, labels, _metrics_of).items():
-                pair = weight * _pair(total, count, _examples(features))
-                sums[metric] = sums[metric] + pair if metric in sums else pair
+            metrics.add(forward(features, labels, metrics_of), _examples(features), counts)
         if current().is_chief and (note := dataset.skipped_note()):
             print(f"evaluation: {note}")
         if several:
-            sums = {metric: world.common.all_reduce(pair, "sum") for metric, pair in sorted(sums.items())}
-        if not sums:
+            metrics.share(world)
+        results: dict[str, Any] = {**metrics.results()}
+        if not results:
             raise InvalidArgumentError("Estimator.evaluate: the input function's dataset has no batch")
-        results: dict[str, Any] = {
-            metric: float(total / count) if count else float("nan") for metric, (total, count) in sums.items()
-        }
         if current().is_chief:
             folder = f"{self.model_dir.rstrip('/')}/{'eval' if name is None else f'eval_{name}'}"
             with FileWriter(folder) as writer:
@@ -366,7 +363,14 @@ class Estimator:
                 f"input_fn returns a Dataset of batches, and has returned {type(dataset).__name__}; for "
                 "arrays write nb.data.Dataset.from_arrays(features, labels).batch(size)"
             )
-        return dataset if self._prepare is None else dataset.map(self._prepare)
+        prepare = self._prepare
+        if prepare is None:
+            return dataset
+
+        def transformed(*element: Any) -> Any:
+            return prepare(*element, predicts=mode == ModeKeys.PREDICT)
+
+        return dataset.map(transformed)
 
 
 def _agreed(strategy: Strategy, found: tuple[str, Trained] | None) -> tuple[str, Trained] | None:
@@ -385,27 +389,6 @@ def _agreed(strategy: Strategy, found: tuple[str, Trained] | None) -> tuple[str,
     if found is not None and found[0].encode() == path:
         return found
     return (path.decode(), load(path.decode())) if path else None
-
-
-def _metrics_of(spec: EstimatorSpec) -> dict[str, Any]:
-    """Return what an evaluation computes of a batch: for each metric a value and what it is divided by."""
-    found: dict[str, Any] = {"loss": (spec.loss, None)}
-    for name, value in spec.eval_metric_ops.items():
-        found[name] = value if isinstance(value, tuple) else (value, None)
-        if len(found[name]) != 2:
-            raise InvalidArgumentError(
-                f"eval_metric_ops: {name!r} is a tensor or a pair (total, count), not a tuple of {len(value)}"
-            )
-    return found
-
-
-def _pair(total: Array, count: Array | None, size: int) -> Array:
-    """Return the sum and the divisor of a metric's values of one batch."""
-    if count is not None:
-        return np.array([np.sum(total), np.sum(count)], np.float64)
-    if total.ndim and len(total) == size and total.shape != (1,):
-        return np.array([np.sum(total.reshape(size, -1).mean(axis=1)), size], np.float64)
-    return np.array([float(np.asarray(total).reshape(())) * size, size], np.float64)
 
 
 def _part(batch: Any, share: slice) -> Any:

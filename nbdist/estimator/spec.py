@@ -48,7 +48,7 @@ class EstimatorSpec:
     - ``train_op``: what ``optimizer.minimize(loss, global_step=...)`` returns; needed for ``train``
     - ``eval_metric_ops``: a dict of metrics. A tensor with a value for each example is averaged over all
       examples; a tensor of one number is averaged over batches by their sizes; a pair ``(total, count)`` is
-      added up, and the metric is the quotient
+      added up, and the metric is the quotient; an :class:`AUC` is an area under a curve
     - ``training_hooks``: SessionRunHooks of the training
     - ``training_chief_hooks``: those of the chief alone
     - ``export_outputs``: predictions that an export has; None for ``predictions``
