@@ -38,6 +38,12 @@ SAYS = {  # texts that the outputs must contain
         "restored from its replica on /job:ps/task:1",
         "steps lost; largest difference of a weight at the end: 0.0",
     ],
+    "10_estimators_and_tensorboard.ipynb": [
+        "multi_worker       accuracy 0.9",
+        "exported",
+        "histograms ['w']",
+        "wide and deep  accuracy",
+    ],
 }
 IN_A_BROWSER = "01_quickstart.ipynb"  # which test_browser_quickstart runs
 

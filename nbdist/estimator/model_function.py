@@ -173,7 +173,9 @@ def record(model: ModelFunction, store: VariableStore, features: Any, labels: An
     found = Recording(spec, scope, tensors, {})
     for one in own:
         for part in one.parts:
-            found.summaries[part.tag.removeprefix(scope)] = found.name_of(part.tensor), part.make
+            name = found.name_of(part.tensor)
+            found.tensors.setdefault(name, part.tensor)  # a variable, which an earlier recording has made
+            found.summaries[part.tag.removeprefix(scope)] = name, part.make
     return found
 
 

@@ -23,7 +23,8 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpe
     with nb.name_scope("hidden"):
         x = np.tanh(x @ nb.get_variable("w", (6, 8)) + nb.get_variable("b", (8,), initializer="zeros"))
     with nb.name_scope("hidden"):
-        logits = x @ nb.get_variable("w", (8, 3))
+        w = nb.get_variable("w", (8, 3))
+        logits = x @ w
     if mode == "predict":
         return EstimatorSpec(mode, predictions={"class": np.argmax(logits, axis=-1), "logits": logits})
     loss = np.mean(nb.nn.functional.sparse_softmax_cross_entropy(labels, logits))
@@ -34,6 +35,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpe
         )
     nb.summary.scalar("accuracy", right.mean())
     nb.summary.histogram("logits", logits)
+    nb.summary.histogram("weights", w)
     optimizer = getattr(nb.optim, params.get("optimizer", "Adam"))(params.get("rate", 0.05))
     train_op = optimizer.minimize(loss, global_step=nb.train.get_or_create_global_step())
     return EstimatorSpec(mode, loss=loss, train_op=train_op)
@@ -212,6 +214,7 @@ def test_summaries(tmp_path: Path) -> None:
     assert len(steps) > 1
     assert [e.step for e in found.Histograms("logits")] == steps
     assert {e.histogram_value.num for e in found.Histograms("logits")} == {60, 30}  # batches of 20 and 10
+    assert {e.histogram_value.num for e in found.Histograms("weights")} == {24}  # a variable's
     assert list((tmp_path / "eval_test").glob("events.*"))
 
 
