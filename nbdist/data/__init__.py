@@ -1,5 +1,7 @@
 """Datasets: sources, transforms, sharding."""
 
+from nbdist.data.autotune import AUTOTUNE
+from nbdist.data.bottleneck import InputPipeline, StageReading
 from nbdist.data.dataset import Dataset
 from nbdist.data.digits import digits
 from nbdist.data.example import (
@@ -16,12 +18,15 @@ from nbdist.data.structure import ElementSpec
 from nbdist.data.tfrecord import write_tfrecords
 
 __all__ = [
+    "AUTOTUNE",
     "SHARD_HINT",
     "AutoShardPolicy",
     "Dataset",
     "ElementSpec",
     "FixedLenFeature",
     "FixedLenSequenceFeature",
+    "InputPipeline",
+    "StageReading",
     "VarLenFeature",
     "digits",
     "make_example",

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ from nbdist.errors import (
     StorageError,
     UnavailableError,
 )
+
+if TYPE_CHECKING:
+    from nbdist.data.meter import Meter, StageCounter
 
 T = TypeVar("T")
 Places = range | NDArray[np.intp] | list[Any]
@@ -96,7 +99,8 @@ class Pass:
     from ``first``. ``salt`` sets this replica's order apart. ``buffers`` is how many batches in a row must
     not overwrite each other; 0 means that every batch gets memory of its own. ``resources``
     are its threads and processes. ``readers`` (n, i) makes it read the i-th of n parts of the files,
-    ``hint`` the elements at the place marked for that.
+    ``hint`` the elements at the place marked for that. A ``meter`` measures the stages; ``counter`` is then
+    that of the stage that is opened.
     """
 
     openings: dict[int, int] = field(default_factory=dict)
@@ -107,6 +111,8 @@ class Pass:
     skipped: Skipped = field(default_factory=Skipped)
     readers: tuple[int, int] | None = None
     hint: tuple[int, int] | None = None
+    meter: Meter | None = None
+    counter: StageCounter | None = None
 
     def opening(self, token: int) -> int:
         """Return the number of this opening of the shuffle ``token``, counting it."""
@@ -132,6 +138,33 @@ class Pass:
         if on_error != "skip" or isinstance(error, _NOT_OF_A_RECORD):
             raise error
         self.skipped.add(error)
+
+
+class RunsAhead:
+    """The part of a pass that works ahead of its consumer, for which its openings are those of what it took.
+
+    A shuffle may be opened again in the elements that are made ahead. If the consumer ends the pass before
+    it has taken these, that opening never was: the next pass has the order that it would have without them.
+    """
+
+    def __init__(self, run: Pass) -> None:
+        self._taken = run.openings
+        self.run = replace(run, openings=dict(run.openings))
+        """The pass as the part that works ahead has it."""
+        self._count = sum(self.run.openings.values())
+
+    def opened(self) -> dict[int, int] | None:
+        """Return the openings so far, for `take`, after each element; None if they are as before."""
+        count = sum(self.run.openings.values())
+        if count == self._count:
+            return None
+        self._count = count
+        return dict(self.run.openings)
+
+    def take(self, opened: dict[int, int] | None) -> None:
+        """Count what was opened before the element that is taken now."""
+        for token, number in (opened or {}).items():
+            self._taken[token] = max(number, self._taken.get(token, 0))
 
 
 Blocks = Callable[[Pass], Iterator[Block]]

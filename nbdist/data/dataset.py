@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,10 +30,13 @@ from nbdist.data import columns as tables
 from nbdist.data import images as image_folders
 from nbdist.data import policy as policy_rules
 from nbdist.data.arguments import whole_number
+from nbdist.data.autotune import AUTOTUNE, FIRST_BUFFER, Auto, BufferTuner, CallsTuner
 from nbdist.data.blocks import ON_ERROR, Blocks, Pass, Shuffle, Skipped
+from nbdist.data.bottleneck import InputPipeline
 from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.example import Features, checked_features, parsed_records
 from nbdist.data.files import Paths
+from nbdist.data.meter import Measured, Meter, Way, count_cores, name_of
 from nbdist.data.policy import SHARD_HINT, AutoShardPolicy
 from nbdist.data.rows import ArrayRows, Rows
 from nbdist.data.steps import Inner, Step, tokens
@@ -51,6 +56,12 @@ class _Stage:
     spec: Any = None
     shards: int = 1  # of how many parts this is one
     files: Callable[[], int] | None = None  # counts the files of its source, if it is one source of files
+    way: Way | None = None  # how it works
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.blocks, Measured):  # a pass with a meter measures them
+            made = Measured(self.blocks, self.steps[-1], self.way)
+            object.__setattr__(self, "blocks", made)
 
 
 class Dataset:
@@ -249,7 +260,7 @@ class Dataset:
         mode: str = "RGB",
         shuffle: bool = False,
         seed: int | None = None,
-        num_parallel_calls: int | None = None,
+        num_parallel_calls: int | Auto | None = None,
         on_error: str = "raise",
     ) -> Dataset:
         """Return the images of a folder as (image, label), with a folder for each class in it.
@@ -493,7 +504,7 @@ class Dataset:
     def map(
         self,
         function: Callable[..., Any],
-        num_parallel_calls: int | None = None,
+        num_parallel_calls: int | Auto | None = None,
         deterministic: bool = True,
         *,
         workers: int | None = None,
@@ -503,7 +514,8 @@ class Dataset:
 
         - ``function``: called once for each element; after :meth:`batch` that is once for a batch
         - ``num_parallel_calls``: threads that call it (1 or more), for functions that wait or that compute
-          in NumPy; None calls it in the thread that iterates
+          in NumPy; None calls it in the thread that iterates. With :data:`nb.data.AUTOTUNE` ("auto") their
+          number is found while it runs: more while that makes elements faster, within the cores and memory
         - ``workers``: processes that call it instead (1 or more), for functions that compute in Python.
           They are forked when a pass begins; elements and results travel in shared memory and are arrays,
           numbers, text and bytes, in tuples, dicts and lists. Nothing that the function changes comes back
@@ -524,18 +536,26 @@ class Dataset:
             if num_parallel_calls is not None:
                 raise InvalidArgumentError("map: give num_parallel_calls (threads) or workers (processes)")
             count = whole_number("map: workers", workers, 1)
+            way = Way(name_of(function), count, processes=True, buffer=processes.IN_FLIGHT * count)
             made: Blocks = partial(
                 processes.mapped, stage.blocks, stage.rows, function, count, bool(deterministic), how
             )
         elif num_parallel_calls is None:
+            way = Way(name_of(function))
             made = partial(elements.mapped, stage.blocks, stage.rows, function, how)
+        elif num_parallel_calls == AUTOTUNE:
+            way, tuner = Way(name_of(function), 1, buffer=2, tunes=True), CallsTuner(count_cores())
+            made = partial(
+                parallel.tuned_map, stage.blocks, stage.rows, function, tuner, bool(deterministic), how
+            )
         else:
             threads = whole_number("map: num_parallel_calls", num_parallel_calls, 1)
+            way = Way(name_of(function), threads, buffer=2 * threads)
             made = partial(
                 parallel.mapped, stage.blocks, stage.rows, function, threads, bool(deterministic), how
             )
         left = stage.count if how == "raise" or stage.count == math.inf else None
-        return self._then(("map",), made, rows=None, spec=None, count=left)
+        return self._then(("map",), made, way, rows=None, spec=None, count=left)
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Return the elements for which ``predicate`` is true; a tuple's parts are its arguments.
@@ -546,7 +566,7 @@ class Dataset:
         if not callable(predicate):
             raise InvalidArgumentError(f"filter takes a function of an element, got {predicate!r}")
         made = partial(elements.filtered, self._stage.blocks, self._stage.rows, predicate)
-        return self._then(("filter",), made, count=None)
+        return self._then(("filter",), made, Way(name_of(predicate)), count=None)
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Return (number, element) for each element, counted from ``start`` (0 or more).
@@ -623,14 +643,16 @@ class Dataset:
         token = secrets.randbits(63)
         inner, stage = partial(_open_inner, function), self._stage
         if num_parallel_calls is None:
+            way = Way(name_of(function))
             made = partial(elements.interleaved, stage.blocks, stage.rows, inner, cycle, block, token)
         else:
             threads = whole_number("interleave: num_parallel_calls", num_parallel_calls, 1)
+            way = Way(name_of(function), threads)
             made = partial(
                 parallel.interleaved, stage.blocks, stage.rows, inner, cycle, block, threads, token
             )
         step = ("interleave", cycle, block, token)
-        return self._then(step, made, rows=None, count=None, spec=None)
+        return self._then(step, made, way, rows=None, count=None, spec=None)
 
     @classmethod
     def sample_from(
@@ -682,7 +704,7 @@ class Dataset:
         if not callable(function):
             raise InvalidArgumentError(f"scan takes a function of (state, element), got {function!r}")
         made = partial(elements.scanned, self._stage.blocks, self._stage.rows, initial_state, function)
-        return self._then(("scan",), made, rows=None, spec=None)
+        return self._then(("scan",), made, Way(name_of(function)), rows=None, spec=None)
 
     def padded_batch(
         self,
@@ -815,12 +837,25 @@ class Dataset:
         file = arguments.local_path("cache: path", path, "a cache is a local file: give each host its own")
         return self._then(("cache",), FileCache(made, file, stage.steps), rows=None)
 
-    def prefetch(self, buffer_size: int = 2) -> Dataset:
-        """Return the same elements, with up to ``buffer_size`` made ahead by a thread (0: none)."""
-        count = whole_number("prefetch: buffer_size", buffer_size, 0)
+    def prefetch(self, buffer_size: int | Auto = 2) -> Dataset:
+        """Return the same elements, with up to ``buffer_size`` made ahead by a thread.
+
+        - ``buffer_size``: 0 (none) or more; with :data:`nb.data.AUTOTUNE` ("auto") it begins at 2 and doubles
+          when the consumer finds the buffer empty after it was full, up to 64 elements and an eighth of the
+          free memory (as TensorFlow's PrefetchAutotuner)
+
+        The order, and the orders of later passes, are those without it.
+
+        >>> list(Dataset.range(3).map(lambda n: n + 1).prefetch("auto"))
+        [np.int64(1), np.int64(2), np.int64(3)]
+        """
+        tunes = buffer_size == AUTOTUNE
+        tuner = BufferTuner() if tunes else None
+        count = FIRST_BUFFER if tunes else whole_number("prefetch: buffer_size", buffer_size, 0)
         if count == 0 or self._stage.rows is not None:  # row numbers are there already
             return self
-        return self._then(("prefetch", count), partial(parallel.prefetched, self._stage.blocks, count))
+        made = partial(parallel.prefetched, self._stage.blocks, count, tuner)
+        return self._then(("prefetch", AUTOTUNE if tunes else count), made, Way(buffer=count, tunes=tunes))
 
     def with_seed(self, *numbers: int) -> Dataset:
         """Return the same dataset with orders of its own, fixed by ``numbers`` and each shuffle's seed.
@@ -836,14 +871,20 @@ class Dataset:
         return self.iterate()
 
     def iterate(
-        self, *, reuse_buffers: bool = False, epoch: int | None = None, opened: Sequence[int] | None = None
+        self,
+        *,
+        reuse_buffers: bool = False,
+        epoch: int | None = None,
+        opened: Sequence[int] | None = None,
+        meter: Meter | None = None,
     ) -> Iterator[Any]:
         """Return an iterator over one pass.
 
         With ``reuse_buffers`` a batch gathered from arrays is in memory that later batches overwrite: it
         is valid until the next one is taken. ``epoch`` makes this the pass of that number, to continue
         after a restart; without it passes are counted from 0 by this object. ``opened`` makes it the pass
-        that began when another object of this dataset had that :attr:`opened`.
+        that began when another object of this dataset had that :attr:`opened`. A ``meter`` measures the
+        stages.
         """
         if opened is not None:
             openings, first = self._openings_of("iterate", opened), 0
@@ -852,14 +893,45 @@ class Dataset:
         else:
             openings, first = {}, whole_number("iterate: epoch", epoch, 0)
         buffers = 1 if reuse_buffers else 0
-        run = Pass(openings, first, self._salt, buffers, skipped=self._skipped)
+        run = Pass(openings, first, self._salt, buffers, skipped=self._skipped, meter=meter)
         return self._iterate(run)
 
     def _iterate(self, run: Pass) -> Iterator[Any]:
+        if run.meter is not None:
+            assert isinstance(self._stage.blocks, Measured)
+            run.meter.begin(self._stage.blocks)
         try:
             yield from elements.elements(*self._elements, run)
         finally:
             run.resources.close()
+            if run.meter is not None:
+                run.meter.end()
+
+    def profile(self, seconds: float = 3.0) -> InputPipeline:
+        """Read this dataset for a while, and return which of its stages is the bottleneck, as a table.
+
+        - ``seconds``: how long, above 0; it ends earlier at the end of a first pass. Elements are taken as
+          fast as they are made: in a training, ``run.input_pipeline()`` measures the same with the training
+
+        The result has a row for each stage: where it runs, its elements/s, the share of the time for which
+        it works, and how many elements a prefetch or a parallel map had ready; then the bottleneck and what
+        to do about it. The passes of this dataset are the same afterwards. Raises InvalidArgumentError for
+        other ``seconds``, and what a pass raises.
+
+        >>> found = Dataset.range(100).map(lambda n: n * n).batch(10).profile()
+        >>> [(stage.name, stage.elements) for stage in found.stages]
+        [('from_arrays', 100), ('map(lambda)', 100), ('batch(10)', 10)]
+        """
+        if not 0 < seconds < math.inf:
+            raise InvalidArgumentError(f"profile: seconds is {seconds!r}; expected a number above 0")
+        meter = Meter()
+        run = Pass({}, 0, self._salt, 1, meter=meter)
+        until = time.perf_counter() + seconds
+        with contextlib.closing(self._iterate(run)) as found:  # type: ignore[type-var]  # generators close
+            for _ in found:
+                if time.perf_counter() >= until:
+                    break
+        return meter.reading()
 
     @property
     def skipped(self) -> int:
@@ -945,9 +1017,9 @@ class Dataset:
             return count
         return count // size if drop_remainder else -(-count // size)
 
-    def _then(self, step: Step, made: Blocks, **changes: Any) -> Dataset:
+    def _then(self, step: Step, made: Blocks, way: Way | None = None, **changes: Any) -> Dataset:
         steps = (*self._stage.steps, step)
-        return Dataset(replace(self._stage, blocks=made, steps=steps, **changes), self._salt)
+        return Dataset(replace(self._stage, blocks=made, steps=steps, way=way, **changes), self._salt)
 
     def _openings_of(self, what: str, opened: Sequence[int]) -> dict[int, int]:
         given = arguments.members(f"{what}: opened", opened, "whole numbers")

@@ -174,7 +174,9 @@ def interleaved(
     ``open_inner(element, pass)`` opens the dataset of an element. One that ends is replaced when it is next
     its turn, as in TensorFlow. The n-th pass opens each for its own n-th epoch.
     """
-    inner_run = replace(run, openings={}, first=run.opening(token), buffers=0, readers=None, hint=None)
+    inner_run = replace(
+        run, openings={}, first=run.opening(token), buffers=0, readers=None, hint=None, meter=None
+    )
     incoming = kept(upstream, rows, run)
     slots: list[Iterator[Any] | None] = [None] * cycle
     turn, more = 0, True

@@ -9,36 +9,42 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
-from nbdist.data.blocks import Block, Blocks, Pass
+from nbdist.data.autotune import BufferTuner, CallsTuner, memory_budget, size_of
+from nbdist.data.blocks import Block, Blocks, Pass, RunsAhead
 from nbdist.data.elements import apply, kept, noted
 from nbdist.data.rows import Rows
 
+T = TypeVar("T")
+Made: TypeAlias = tuple[Block | None, BaseException | None, dict[int, int] | None]
 
-def prefetched(upstream: Blocks, count: int, run: Pass) -> Iterator[Block]:
-    """Yield blocks that a thread has made up to ``count`` ahead."""
-    ready: queue.Queue[tuple[Block | None, BaseException | None]] = queue.Queue(count)
-    stopped = threading.Event()
+
+def prefetched(upstream: Blocks, count: int, tuner: BufferTuner | None, run: Pass) -> Iterator[Block]:
+    """Yield blocks that a thread has made up to ``count`` ahead, or as many as ``tuner`` says."""
+    ready: queue.Queue[Made] = queue.Queue(count if tuner is None else tuner.size)
+    stopped, counter = threading.Event(), run.counter
     # Besides those in the consumer's hands, `count` wait in the queue and one is in the thread's.
-    ahead = replace(run, buffers=run.buffers and run.buffers + count + 1)
+    buffers = run.buffers + count + 1 if run.buffers and tuner is None else 0
+    ahead = RunsAhead(replace(run, buffers=buffers))
 
     def fill() -> None:
         error = None
         try:
-            with closing(upstream(ahead)) as blocks:  # type: ignore[type-var]  # generators close
-                for block in blocks:
-                    ready.put((block, None))
-                    if stopped.is_set():
-                        return
+            for block in upstream(ahead.run):
+                ready.put((block, None, ahead.opened()))
+                if stopped.is_set():
+                    return
         except BaseException as caught:
             error = caught
-        ready.put((None, error))
+        ready.put((None, error, ahead.opened()))
 
     def stop() -> None:
         stopped.set()
@@ -47,22 +53,41 @@ def prefetched(upstream: Blocks, count: int, run: Pass) -> Iterator[Block]:
     thread = threading.Thread(target=fill, name="nbdist-prefetch", daemon=True)
     with run.resources.held(stop):
         thread.start()
+        first = True
         while True:
-            block, error = ready.get()
+            if tuner is not None:
+                resize(ready, tuner.take(ready.qsize()))
+            if counter is not None:
+                counter.buffer = ready.maxsize
+                counter.take(ready.qsize)
+            block, error, opened = ready.get()
+            ahead.take(opened)
             if error is not None:
                 raise error
             if block is None:
                 return
+            if tuner is not None and first and len(block):
+                tuner.bound(size_of(next(iter(block))) * len(block), memory_budget())
+                first = False
             yield block
 
 
-def drain(ready: queue.Queue[Any]) -> None:
+def resize(ready: queue.Queue[Any], size: int) -> None:
+    """Let the queue hold ``size`` elements from now on."""
+    if ready.maxsize != size:
+        with ready.not_full:
+            ready.maxsize = size
+            ready.not_full.notify()
+
+
+def drain(ready: queue.Queue[T] | queue.SimpleQueue[T]) -> list[T]:
     """Empty the queue, so that a thread waiting to put something in sees that it should stop."""
+    found = []
     while True:
         try:
-            ready.get_nowait()
+            found.append(ready.get_nowait())
         except queue.Empty:
-            return
+            return found
 
 
 @contextmanager
@@ -77,6 +102,52 @@ def pool(run: Pass, threads: int) -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
+class TunedPool:
+    """Threads that call a function; their number may change. It has the face of an executor."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._threads, self._stopped = 0, False
+
+    def resize(self, threads: int) -> None:
+        """Have so many threads; one that ends finishes its call before."""
+        while self._threads < threads:
+            self._threads += 1
+            threading.Thread(target=self._serve, name="nbdist-data", daemon=True).start()
+        while self._threads > threads:
+            self._threads -= 1
+            self._work.put(None)
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Have a thread call the function; its result is the future's."""
+        future: Future[Any] = Future()
+        self._work.put((future, partial(function, *arguments)))
+        if self._stopped:  # nothing may take it any more, and the consumer may wait for it
+            future.cancel()
+        return future
+
+    def stop(self) -> None:
+        """End the threads; what has begun is not waited for, and what has not is cancelled."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for work in drain(self._work):
+            if work is not None:
+                work[0].cancel()
+        self.resize(0)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            future, call = work
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del work, future, call  # an element would stay until the next one
+
+
 def mapped(
     upstream: Blocks,
     rows: Rows | None,
@@ -87,33 +158,114 @@ def mapped(
     run: Pass,
 ) -> Iterator[Block]:
     """Yield ``function`` of each element, made by threads; as they are ready if not ``deterministic``."""
+    counter, clock = run.counter, time.perf_counter
 
-    def call(number: int, element: Any) -> Any:
+    def call(number: int, element: Any) -> tuple[Any, float]:
+        began = clock()
         try:
-            return apply(function, element)
+            return apply(function, element), clock() - began
         except Exception as error:
             raise noted(error, function, number) from None
 
     # Twice as many are under way as there are threads, so that none waits for the consumer.
     with pool(run, threads) as executor:
-        calls = (
-            executor.submit(call, number, element) for number, element in enumerate(kept(upstream, rows, run))
-        )
+        calls = _calls(executor.submit, call, upstream, rows, run)
         waiting = deque(itertools.islice(calls, 2 * threads))
         while waiting:
-            done = waiting.popleft() if deterministic else _first_done(waiting)
+            if counter is not None:
+                counter.take(partial(_done, waiting))
+            done, take = waiting.popleft() if deterministic else _first_done(waiting)
             error = done.exception()
+            take()
             waiting.extend(itertools.islice(calls, 1))
             if isinstance(error, Exception):
                 run.leave_out(error, on_error)
-            else:
-                yield [done.result()]
+                continue
+            result, seconds = done.result()
+            if counter is not None:
+                counter.called(seconds)
+            yield [result]
 
 
-def _first_done(waiting: deque[Future[Any]]) -> Future[Any]:
-    done = next(iter(wait(waiting, return_when=FIRST_COMPLETED).done))
-    waiting.remove(done)
-    return done
+def tuned_map(
+    upstream: Blocks,
+    rows: Rows | None,
+    function: Callable[..., Any],
+    tuner: CallsTuner,
+    deterministic: bool,
+    on_error: str,
+    run: Pass,
+) -> Iterator[Block]:
+    """Yield what `mapped` yields, made by as many threads as ``tuner`` says."""
+    counter, clock, processor = run.counter, time.perf_counter, time.thread_time
+
+    def call(number: int, element: Any) -> tuple[Any, float, float]:
+        began, computed = clock(), processor()
+        try:
+            return apply(function, element), clock() - began, processor() - computed
+        except Exception as error:
+            raise noted(error, function, number) from None
+
+    workers = TunedPool()
+    with run.resources.held(workers.stop):
+        calls = _calls(workers.submit, call, upstream, rows, run)
+        workers.resize(tuner.calls)
+        waiting = deque(itertools.islice(calls, 2 * tuner.calls))
+        began, first = clock(), True
+        made, waited, busy, computed = 0, 0.0, 0.0, 0.0
+        while waiting:
+            if counter is not None:
+                counter.threads, counter.buffer = tuner.calls, 2 * tuner.calls
+                counter.take(partial(_done, waiting))
+            asked = clock()
+            done, take = waiting.popleft() if deterministic else _first_done(waiting)
+            error = done.exception()
+            take()
+            if isinstance(error, Exception):
+                run.leave_out(error, on_error)
+                waiting.extend(itertools.islice(calls, 1))
+                continue
+            result, seconds, on_processor = done.result()
+            now = clock()
+            made, waited = made + 1, waited + now - asked
+            busy, computed = busy + seconds, computed + on_processor
+            if counter is not None:
+                counter.called(seconds)
+            if first:
+                tuner.bound(size_of(result), memory_budget())
+                first = False
+            if tuner.due(made, now - began):
+                workers.resize(tuner.measured(made, now - began, waited, busy, computed))
+                began, made, waited, busy, computed = now, 0, 0.0, 0.0, 0.0
+            waiting.extend(itertools.islice(calls, max(0, 2 * tuner.calls - len(waiting))))
+            yield [result]
+
+
+Call: TypeAlias = tuple[Future[Any], Callable[[], object]]
+
+
+def _calls(
+    submit: Callable[..., Future[Any]],
+    call: Callable[[int, Any], Any],
+    upstream: Blocks,
+    rows: Rows | None,
+    run: Pass,
+) -> Iterator[Call]:
+    """Yield the call of each element, with what to call when its result is taken."""
+    ahead = RunsAhead(run)
+    for number, element in enumerate(kept(upstream, rows, ahead.run)):
+        yield submit(call, number, element), partial(ahead.take, ahead.opened())
+
+
+def _done(waiting: deque[Call]) -> int:
+    return sum(one.done() for one, _ in waiting)
+
+
+def _first_done(waiting: deque[Call]) -> Call:
+    done = wait([one for one, _ in waiting], return_when=FIRST_COMPLETED).done
+    found = next(one for one in waiting if one[0] in done)
+    waiting.remove(found)
+    return found
 
 
 def interleaved(
@@ -127,14 +279,19 @@ def interleaved(
     run: Pass,
 ) -> Iterator[Block]:
     """Yield what `elements.interleaved` yields, with the next turn of each open dataset read by a thread."""
-    inner_run = replace(run, openings={}, first=run.opening(token), buffers=0, readers=None, hint=None)
+    inner_run = replace(
+        run, openings={}, first=run.opening(token), buffers=0, readers=None, hint=None, meter=None
+    )
     incoming = kept(upstream, rows, run)
 
-    def read(source: Iterator[Any]) -> list[Any]:
-        return list(itertools.islice(source, block))
+    counter, clock = run.counter, time.perf_counter
+
+    def read(source: Iterator[Any]) -> tuple[list[Any], float]:
+        began = clock()
+        return list(itertools.islice(source, block)), clock() - began
 
     with pool(run, threads) as executor:
-        slots: list[tuple[Iterator[Any], Future[list[Any]]] | None] = [None] * cycle
+        slots: list[tuple[Iterator[Any], Future[tuple[list[Any], float]]] | None] = [None] * cycle
 
         def fill(turn: int) -> bool:
             for element in incoming:
@@ -152,7 +309,9 @@ def interleaved(
                 continue
             if slot is not None:
                 source, reading = slot
-                found = reading.result()
+                found, seconds = reading.result()
+                if counter is not None:
+                    counter.called(seconds)
                 slots[turn] = (source, executor.submit(read, source)) if len(found) == block else None
                 if found:
                     yield found

@@ -18,8 +18,9 @@ from typing import Any
 from nbdist.data import elements, parallel, processes
 from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.dataset import Dataset
+from nbdist.data.meter import Measured
 
-MAPS = (elements.mapped, parallel.mapped, processes.mapped)
+MAPS = (elements.mapped, parallel.mapped, parallel.tuned_map, processes.mapped)
 
 
 def part_of(dataset: Dataset, parts: int, index: int, first: int = 0) -> Dataset:
@@ -56,6 +57,8 @@ def with_passes(dataset: Dataset, made: Blocks, *, whole: bool = True) -> Datase
     """
     stage = dataset._stage
     changes: dict[str, Any] = {"rows": None} if whole else {"count": None}
+    if whole:
+        made = Measured(made, ("data tasks",))
     return Dataset(replace(stage, blocks=made, **changes), dataset._salt)
 
 
@@ -69,6 +72,9 @@ def _selected(made: Blocks, unit: int, parts: int, index: int, first: int) -> tu
 
     ``unit`` elements here become one at the end of the pipeline.
     """
+    if isinstance(made, Measured):
+        inner, divided = _selected(made.made, unit, parts, index, first)
+        return Measured(inner, made.step, made.way), divided
     function = made.func if isinstance(made, partial) else None
     if function in MAPS or function is parallel.prefetched:
         assert isinstance(made, partial)

@@ -21,6 +21,7 @@ import signal
 import socket
 import struct
 import tempfile
+import time
 import traceback
 import warnings
 from collections import deque
@@ -29,7 +30,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from nbdist import errors
-from nbdist.data.blocks import Block, Blocks, Pass
+from nbdist.data.blocks import Block, Blocks, Pass, RunsAhead
 from nbdist.data.elements import apply, kept
 from nbdist.data.encoding import ALIGNMENT, decode, encode, write
 from nbdist.data.rows import Rows
@@ -37,7 +38,7 @@ from nbdist.errors import UnavailableError
 
 IN_FLIGHT = 2  # elements of each process
 PARENT_SECONDS = 1.0  # how often a process that waits checks that its parent lives
-_MESSAGE = struct.Struct("<BBQQ")  # slot, whether it is an error, bytes of the head, bytes in all
+_MESSAGE = struct.Struct("<BBdQQ")  # slot, whether it is an error, seconds, bytes of the head, bytes in all
 
 
 def mapped(
@@ -57,7 +58,10 @@ def mapped(
             processes.pop().stop()
 
     def received(ready: MapProcess) -> Block:
+        before = ready.seconds
         result, error = ready.receive()
+        if run.counter is not None:
+            run.counter.called(ready.seconds - before)
         if error is None:
             return [result]
         run.leave_out(error, on_error)
@@ -68,17 +72,24 @@ def mapped(
         everyone = list(processes)
         waiting: deque[MapProcess] = deque()
         free = deque(everyone * IN_FLIGHT)
-        for number, element in enumerate(kept(upstream, rows, run)):
+        ahead = RunsAhead(run)
+        opened: deque[dict[int, int] | None] = deque()
+        for number, element in enumerate(kept(upstream, rows, ahead.run)):
             if not free:
                 ready = waiting.popleft() if deterministic else _first_ready(waiting)
-                yield received(ready)
+                block = received(ready)
+                ahead.take(opened.popleft())
+                yield block
                 free.append(ready)
             worker = free.popleft()
             worker.send(number, element)
+            opened.append(ahead.opened())
             waiting.append(worker)
         while waiting:
             ready = waiting.popleft() if deterministic else _first_ready(waiting)
-            yield received(ready)
+            block = received(ready)
+            ahead.take(opened.popleft())
+            yield block
 
 
 def _first_ready(waiting: deque[MapProcess]) -> MapProcess:
@@ -98,6 +109,8 @@ class MapProcess:
         self._results = [SharedMemory() for _ in range(IN_FLIGHT)]
         self._numbers: deque[int] = deque()
         self._slot = 0
+        self.seconds = 0.0
+        """For which it has worked on the results that were received."""
         own, other = (Connection(end.detach()) for end in socket.socketpair())
         parent = os.getpid()
         with warnings.catch_warnings():
@@ -114,7 +127,7 @@ class MapProcess:
         sizes = self._requests[self._slot].store(element)
         self._numbers.append(number)
         try:
-            self.connection.send_bytes(_MESSAGE.pack(self._slot, 0, *sizes))
+            self.connection.send_bytes(_MESSAGE.pack(self._slot, 0, 0.0, *sizes))
         except OSError:
             raise self._died() from None
         self._slot = (self._slot + 1) % IN_FLIGHT
@@ -122,10 +135,11 @@ class MapProcess:
     def receive(self) -> tuple[Any, Exception | None]:
         """Return the result of the earliest element in flight, or None and what the function has raised."""
         try:
-            slot, failed, *sizes = _MESSAGE.unpack(self.connection.recv_bytes())
+            slot, failed, seconds, *sizes = _MESSAGE.unpack(self.connection.recv_bytes())
         except (EOFError, OSError):
             raise self._died() from None
         number = self._numbers.popleft()
+        self.seconds += seconds
         result = self._results[slot].load(*sizes)
         if failed:
             error = rebuilt_error(*result)
@@ -215,15 +229,15 @@ def _serve(
             while not connection.poll(PARENT_SECONDS):
                 if os.getppid() != parent:
                     return
-            slot, _, *sizes = _MESSAGE.unpack(connection.recv_bytes())
-            failed = 0
+            slot, _, _, *sizes = _MESSAGE.unpack(connection.recv_bytes())
+            failed, began = 0, time.perf_counter()
             try:
                 found = results[slot].store(apply(function, requests[slot].load(*sizes)))
             except Exception as error:
                 failed = 1
                 where = traceback.format_exc()
                 found = results[slot].store((type(error).__name__, str(error), where))
-            connection.send_bytes(_MESSAGE.pack(slot, failed, *found))
+            connection.send_bytes(_MESSAGE.pack(slot, failed, time.perf_counter() - began, *found))
     except (EOFError, OSError):
         return
     finally:

@@ -14,9 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from nbdist.data.autotune import AUTOTUNE, BufferTuner, CallsTuner
 from nbdist.data.blocks import Shuffle
 from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.dataset import Dataset
+from nbdist.data.meter import Measured
 from nbdist.data.rows import ArrayRows
 from nbdist.data.steps import Step
 from nbdist.data.text import CsvRows
@@ -100,7 +102,7 @@ _TRANSFORMS: dict[str, tuple[tuple[str, ...], Callable[..., Dataset]]] = {
     "shard": (("number", "number"), Dataset.shard),
     "take": (("number",), Dataset.take),
     "skip": (("number",), Dataset.skip),
-    "prefetch": (("number",), Dataset.prefetch),
+    "prefetch": (("number or auto",), Dataset.prefetch),
     "with_seed": (("numbers",), Dataset.with_seed),
 }
 """By name: what values a transform comes with, and what does it."""
@@ -108,6 +110,7 @@ _TRANSFORMS: dict[str, tuple[tuple[str, ...], Callable[..., Dataset]]] = {
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "number": lambda value: type(value) is int and 0 <= value < 1 << MAX_BITS,
     "number or None": lambda value: value is None or _KINDS["number"](value),
+    "number or auto": lambda value: value == AUTOTUNE or _KINDS["number"](value),
     "truth": lambda value: type(value) is bool,
 }
 
@@ -176,7 +179,7 @@ def _check_values(name: str, values: list[Any], kinds: tuple[str, ...]) -> None:
 # Whole pipelines, with their functions: what a dataset consists of in this process. They travel only where
 # code does (`nbdist.run.push`), and are put together again as they were, with the same shuffles.
 
-PARTS = (ArrayRows, CsvRows, MemoryCache, FileCache)
+PARTS = (ArrayRows, CsvRows, MemoryCache, FileCache, Measured, BufferTuner, CallsTuner)
 """Classes of what a pipeline has in it, beside functions of nbdist and of the user: plain attributes."""
 
 
