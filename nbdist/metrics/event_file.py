@@ -63,9 +63,9 @@ class EventFiles:
         self._waiting.append(points.copy())
         self.retry()
 
-    def add(self, event: bytes) -> None:
-        """Take a serialized event of the training; any thread may."""
-        self._file(False, None).add(event)
+    def add(self, event: bytes, step: int) -> None:
+        """Take a serialized event of a step of the training; any thread may."""
+        self._file(False, step if self._rejoins else None).add(event)
 
     def retry(self) -> None:
         """Write what waits, if it is time."""
@@ -151,19 +151,25 @@ def protos() -> Any:
     """Return the classes of the messages, of tensorboardX; it is imported at the first event."""
     from tensorboardX.proto import (
         api_pb2,
+        attr_value_pb2,
         event_pb2,
         graph_pb2,
+        node_def_pb2,
         plugin_hparams_pb2,
         plugin_text_pb2,
         summary_pb2,
         tensor_pb2,
         tensor_shape_pb2,
+        versions_pb2,
     )
 
     return SimpleNamespace(
         Event=event_pb2.Event,
         SessionLog=event_pb2.SessionLog,
         GraphDef=graph_pb2.GraphDef,
+        Node=node_def_pb2.NodeDef,
+        Attribute=attr_value_pb2.AttrValue,
+        Versions=versions_pb2.VersionDef,
         Summary=summary_pb2.Summary,
         Metadata=summary_pb2.SummaryMetadata,
         Histogram=summary_pb2.HistogramProto,

@@ -66,7 +66,7 @@ class Recorder:
         self.troubles: list[str] = []
         """The errors of the disk so far: a line for each file."""
         self._say = say or logging.getLogger("nbdist.metrics").warning
-        self._log = LogWriter(path, replica, self._note)
+        self._log = LogWriter(path, replica, self.say)
         self._events: EventFiles | None = None
         if events is not None:
             self.start_events(events, rejoins)
@@ -98,7 +98,7 @@ class Recorder:
         """
         with self._flushing:
             if self._events is None:
-                self._events = EventFiles(folder, self._note, rejoins=rejoins)
+                self._events = EventFiles(folder, self.say, rejoins=rejoins)
                 try:
                     part = read_log(self._log.path)
                 except (OSError, DataLossError):  # it is not written, which `say` was called with
@@ -132,7 +132,8 @@ class Recorder:
             self._events.close()
         return batch
 
-    def _note(self, trouble: str) -> None:
+    def say(self, trouble: str) -> None:
+        """Report a trouble, of the disk or of summaries."""
         self.troubles.append(trouble)
         self._say(trouble)
 

@@ -246,6 +246,8 @@ class Model:
 
             check = validate
         self.trainings += 1
+        for callback in callbacks:
+            callback.model = self
         objective.training = self.trainings
         objective.seed = calling.seed_of(self.seed)
         from nbdist.nn.saving import save  # which makes models

@@ -50,6 +50,7 @@ from nbdist.run.server_recovery import Replaced, ServerRecovery
 from nbdist.run.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
+from nbdist.summary.pictures import Gallery, Picture
 from nbdist.train.state_writer import state_files
 from nbdist.wire.rpc.frame import Frame
 
@@ -135,6 +136,8 @@ class RunMonitor:
         self.lost = self._failures.lost
         """Ranks that are lost, while the others continue."""
         self.calls, self.store, self.tally = calls, store, tally
+        self.gallery = Gallery()
+        """The histograms and images of the run's summaries."""
         self.outcomes: dict[int, dict[str, Any]] = {}
         self.error: NbdistError | None = None
         self.stuck = ""
@@ -239,6 +242,8 @@ class RunMonitor:
                     continue
                 if frame.kind == "run.display":
                     self._handle_display(info, frame)
+                elif frame.kind == "run.summary":
+                    self.gallery.add(info.name, Picture.received(frame.meta, frame.arrays))
                 elif frame.kind == "run.progress":
                     self._handle_progress(info, frame)
                 elif frame.kind == "run.backfill":

@@ -121,7 +121,7 @@ class Run(Labelled):
             placed=self._place, resized=self._record_resize,
             renewed=None if takes_over is None else takes_over.expect,
         )  # fmt: skip
-        self.outcomes, self.store = self._monitor.outcomes, store
+        self.outcomes, self.store, self.gallery = self._monitor.outcomes, store, self._monitor.gallery
         self.controls = RunControls(self)
         self._follower = RunFollower(self._monitor, self.controls, view, self.notes)
         self._debounce = InterruptDebounce(record.id)

@@ -1,4 +1,4 @@
-"""Summaries for TensorBoard and the live view: scalars, histograms, images, texts and figures.
+"""Summaries for TensorBoard and the live view: scalars, histograms, images, texts, figures and more.
 
     nb.summary.histogram("weights", w)                      # tensors: fetched by a session
     writer = nb.summary.FileWriter("logs")
@@ -9,15 +9,30 @@
 ``tensorboard --logdir logs`` shows them.
 """
 
-from nbdist.summary.ops import SummaryOp, figure, histogram, image, merge, merge_all, scalar, text
+from nbdist.summary.ops import (
+    SummaryOp,
+    embedding,
+    figure,
+    graph,
+    histogram,
+    hparams,
+    image,
+    merge,
+    merge_all,
+    scalar,
+    text,
+)
 from nbdist.summary.writer import FileWriter, create_file_writer
 
 __all__ = [
     "FileWriter",
     "SummaryOp",
     "create_file_writer",
+    "embedding",
     "figure",
+    "graph",
     "histogram",
+    "hparams",
     "image",
     "merge",
     "merge_all",

@@ -11,7 +11,7 @@ Source of the interface: TensorFlow's tf.compat.v1.summary, and tf.summary of Te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,8 @@ from typing import Any
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor
+from nbdist.summary.hyperparameters import Experiment, HParam, SessionEnd, SessionStart, checked
+from nbdist.summary.projector import write_embedding
 from nbdist.summary.values import (
     MAX_IMAGES,
     Histogram,
@@ -28,6 +30,7 @@ from nbdist.summary.values import (
     Value,
     Written,
     check_name,
+    checked_step,
     drawn,
     numbers,
 )
@@ -186,6 +189,80 @@ def figure(name: str, figure: Any, step: int | None = None, close: bool = False)
         from matplotlib import pyplot
 
         pyplot.close(figure)
+
+
+def hparams(values: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> None:
+    """Write the hyperparameters of this training, and its final metrics, for TensorBoard's HParams page.
+
+    - ``values``: numbers, texts and bools by name
+    - ``metrics``: numbers by name, which are written as scalars as well; with metrics the training counts as
+      ended. None at its beginning: the page then shows values without metrics
+
+    TensorBoard compares the folders below its ``--logdir``: write each training into one of its own. A sweep
+    writes such folders itself (``sweep.to_tensorboard()``).
+
+    Raises InvalidArgumentError for anything else; FailedPreconditionError if there is no writer.
+
+    >>> import tempfile
+    >>> from nbdist.summary import create_file_writer
+    >>> with tempfile.TemporaryDirectory() as folder, create_file_writer(folder) as writer:
+    ...     with writer.as_default():
+    ...         hparams({"rate": 0.1, "optimizer": "adam"}, {"accuracy": 0.9})
+    """
+    own, found = checked(values, {} if metrics is None else metrics)
+    experiment = Experiment([HParam(name, (value,)) for name, value in own.items()], list(found))
+    summary: dict[str, Written] = {"hparams": experiment, "start": SessionStart(own)}
+    if metrics is not None:
+        summary |= {**found, "end": SessionEnd()}
+    default_writer("hparams").add_summary(summary)
+
+
+def graph(graph: Graph | None = None) -> None:
+    """Write a graph, which TensorBoard draws: names, ops, inputs and devices; no values.
+
+    - ``graph``: a Graph, or the ``graph`` of a model; None for the default one
+
+    Raises InvalidArgumentError for anything else; FailedPreconditionError if there is no writer.
+
+    >>> import tempfile
+    >>> from nbdist.summary import create_file_writer
+    >>> with tempfile.TemporaryDirectory() as folder, create_file_writer(folder) as writer:
+    ...     with writer.as_default():
+    ...         graph(Graph())
+    """
+    given = default_graph() if graph is None else graph
+    if not isinstance(given, Graph):
+        raise InvalidArgumentError(f"summary.graph: expected a Graph, not {given!r:.100}")
+    default_writer("graph").add_graph(given)
+
+
+def embedding(
+    name: str,
+    vectors: Any,
+    step: int = 0,
+    labels: Sequence[Any] | None = None,
+    header: Sequence[str] | None = None,
+    images: Any = None,
+) -> None:
+    """Write vectors for TensorBoard's projector, with labels and small images if there are any.
+
+    - ``name``: of the embedding; a second call with the same name and step replaces it
+    - ``vectors``: an array of shape (points, dimensions), with at most 20,000,000 numbers
+    - ``step``: from 0; each step is an entry of its own
+    - ``labels``: a text or number for each point, or a row of several, for which ``header`` has the names
+    - ``images``: an image for each point, as for :func:`image`
+
+    The files are complete when this returns: it is not for every step. Raises InvalidArgumentError for
+    anything else, StorageError if they cannot be written, FailedPreconditionError if there is no writer.
+
+    >>> import tempfile
+    >>> from nbdist.summary import create_file_writer
+    >>> with tempfile.TemporaryDirectory() as folder, create_file_writer(folder) as writer:
+    ...     with writer.as_default():
+    ...         embedding("words", [[0.0, 1.0], [1.0, 0.0]], labels=["up", "right"])
+    """
+    folder, at = default_writer("embedding").folder, checked_step(step)
+    write_embedding(folder, check_name("embedding", name), vectors, at, labels, header, images)
 
 
 def merge(summaries: Iterable[SummaryOp]) -> SummaryOp:

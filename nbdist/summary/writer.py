@@ -24,6 +24,7 @@ from typing import Protocol
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, StorageError
 from nbdist.graph.scopes import Graph
 from nbdist.metrics.event_file import EventFile, event, purge
+from nbdist.summary.graph_def import graph_event
 from nbdist.summary.values import Value, Written, as_values, checked_step
 
 FLUSH_SECONDS = 120.0
@@ -32,6 +33,13 @@ WAITING_BYTES = 256 << 20  # of values that wait to be encoded; what is given ab
 
 class SummaryWriter(Protocol):
     """Where summaries go: a FileWriter, or the writer of a run."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its event files."""
+
+    def add_graph(self, graph: Graph) -> None:
+        """Take a graph."""
 
     def add_summary(self, summary: Mapping[str, Written], global_step: int | None = None) -> None:
         """Take values by tag at a step."""
@@ -70,8 +78,16 @@ class FileWriter:
         self._errors: list[str] = []
         first = None if purge_step is None else checked_step(purge_step)
         self._file = EventFile(Path(self.logdir).expanduser(), self._note, first)
-        self._encoder = Encoder(self._file.add, self._note, self._file.retry, flush_secs)
+        self._seconds, self._written = flush_secs, time.monotonic()
+        self._encoder = Encoder(self._write, self._note)
         self._closed = False
+        if graph is not None:
+            self.add_graph(graph)
+
+    @property
+    def folder(self) -> Path:
+        """The folder as a path."""
+        return self._file.path.parent
 
     def get_logdir(self) -> str:
         """Return the folder."""
@@ -86,6 +102,11 @@ class FileWriter:
         step = 0 if global_step is None else checked_step(global_step)
         self._check_open()
         self._encoder.add(as_values(summary), step)
+
+    def add_graph(self, graph: Graph) -> None:
+        """Add a Graph, which TensorBoard draws; of several in a folder it draws the last one."""
+        self._check_open()
+        self._encoder.add_event(graph_event(graph), 0)
 
     def purge(self, step: int) -> None:
         """Have TensorBoard drop what was written from ``step`` on: the training begins there again."""
@@ -115,6 +136,12 @@ class FileWriter:
             yield self
         finally:
             _default.reset(token)
+
+    def _write(self, event: bytes, step: int) -> None:
+        self._file.add(event)
+        if time.monotonic() - self._written >= self._seconds:
+            self._written = time.monotonic()
+            self._file.retry()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -176,22 +203,19 @@ def release(writer: FileWriter) -> None:
 class Encoder:
     """A thread that turns values into events, in the order in which they were added.
 
-    - ``write``: takes a serialized event
+    - ``write``: takes a serialized event and its step
     - ``say``: takes a sentence on values that were dropped or cannot be encoded, one for each of the two
-    - ``retry``: writes the file; called every ``seconds`` while something is added
     - ``see``: takes (tag, value, step) of each value that was encoded
     """
 
     def __init__(
         self,
-        write: Callable[[bytes], None],
+        write: Callable[[bytes, int], None],
         say: Callable[[str], None],
-        retry: Callable[[], None],
-        seconds: float,
         see: Callable[[str, Value, int], None] = lambda tag, value, step: None,
     ) -> None:
-        self._write, self._say, self._retry, self._seconds, self._see = write, say, retry, seconds, see
-        self._waiting: deque[tuple[dict[str, Value], int, float]] = deque()
+        self._write, self._say, self._see = write, say, see
+        self._waiting: deque[tuple[dict[str, Value], int, float, bytes]] = deque()
         self._bytes = 0
         self._busy = self._closed = False
         self._changed = threading.Condition()
@@ -213,12 +237,20 @@ class Encoder:
                     "others are dropped; write them every few steps",
                 )
                 return
-            self._bytes += size
-            self._waiting.append((values, step, time.time()))
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="nbdist-summaries", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._put(values, step, size)
+
+    def add_event(self, event: bytes, step: int) -> None:
+        """Take an event that is encoded already."""
+        with self._changed:
+            self._put({}, step, 0, event)
+
+    def _put(self, values: dict[str, Value], step: int, size: int, event: bytes = b"") -> None:
+        self._bytes += size
+        self._waiting.append((values, step, time.time(), event))
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name="nbdist-summaries", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def flush(self) -> None:
         """Wait until what was added is encoded."""
@@ -234,7 +266,6 @@ class Encoder:
             self._thread.join()
 
     def _run(self) -> None:
-        written = time.monotonic()
         while True:
             with self._changed:
                 self._busy = False
@@ -242,19 +273,18 @@ class Encoder:
                 self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
                 if not self._waiting:
                     return
-                values, step, at = self._waiting.popleft()
+                values, step, at, whole = self._waiting.popleft()
                 self._busy = True
+            if whole:
+                self._write(whole, step)
             for tag, value in values.items():
                 try:
-                    self._write(event(value.messages(tag), step, at))
+                    self._write(event(value.messages(tag), step, at), step)
                     self._see(tag, value, step)
                 except Exception as error:  # a value must not end the thread, nor the training
                     self._say_once("encoded", f"summary {tag!r} at step {step} is not written: {error}")
             with self._changed:
                 self._bytes -= sum(value.size for value in values.values())
-            if time.monotonic() - written >= self._seconds:
-                self._retry()
-                written = time.monotonic()
 
     def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._said:

@@ -53,6 +53,7 @@ from nbdist.train.saver import (
     list_variables,
     load_variable,
 )
+from nbdist.train.tensorboard import TensorBoard
 
 __all__ = [
     "Callback",
@@ -87,6 +88,7 @@ __all__ = [
     "SummarySaverHook",
     "Supervisor",
     "SyncReplicasOptimizer",
+    "TensorBoard",
     "WorkerSessionCreator",
     "byte_size_load_fn",
     "checkpoint_state",

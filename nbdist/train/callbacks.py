@@ -21,6 +21,8 @@ class Callback:
 
     stop_training = False
     """Set it to True to end the training after this epoch."""
+    model: Any = None
+    """The model that is trained; ``fit`` sets it."""
 
     def on_train_begin(self) -> None:
         """Run before the first step."""

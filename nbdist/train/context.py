@@ -25,11 +25,11 @@ from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.runtime.groups import World
 from nbdist.summary import writer as summary_writer
-from nbdist.summary.writer import SummaryWriter
 from nbdist.train.custom.position import LoopPosition
 from nbdist.train.resume import TrainingStates
 from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
+from nbdist.train.summaries import RunSummaries
 from nbdist.train.tensorfile import write_tensors
 
 SPENT = ("data", "compute", "exchange", "wait")
@@ -239,7 +239,7 @@ class Context:
     """Notifies the other replicas that the chief rests, in a pause of a number."""
     checkpoints: Checkpoints | None = None
     """Where the checkpoints go that are asked for while this replica trains, if it is the chief."""
-    summaries: SummaryWriter | None = None
+    summaries: RunSummaries | None = None
     """Where ``nb.summary`` writes the values that it is given."""
     states: TrainingStates | None = None
     """Where the state of each training goes at its end, and the one to continue from."""
@@ -270,6 +270,12 @@ class Context:
     """Means of the last epoch of the last training."""
     noted: set[str] = field(default_factory=set)
     """Notes that were printed."""
+
+    def step(self) -> int | None:
+        """Return the step at which the replica's loss would be drawn; None where nothing has trained."""
+        progress = self.progress
+        step = progress.global_step if progress.by_updates else progress.step
+        return step if step or self.trainings else None
 
     def note(self, text: str) -> None:
         """Print a note on the chief, each text once."""

@@ -46,19 +46,12 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     context = current()
     if context.ends_in_log and context.control.stop_requested and not context.fitting:
         raise AbortedError("this body was asked to stop: it is pruned, or a user has stopped it")
-    at = _now(context) if step is None else _checked(step)
+    at = context.step() if step is None else _checked(step)
     values = {name: as_number(name, value) for name, value in {**(series or {}), **more}.items()}
     if context.recorder is None:
         _print(at or 0, values)
     else:
         _record(context, context.recorder, at, values)
-
-
-def _now(context: Context) -> int | None:
-    """Return the step at which the replica's loss would be drawn; None where nothing has trained."""
-    progress = context.progress
-    step = progress.global_step if progress.by_updates else progress.step
-    return step if step or context.trainings else None
 
 
 def _record(context: Context, recorder: Recorder, step: int | None, values: Mapping[str, float]) -> None:

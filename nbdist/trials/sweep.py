@@ -220,6 +220,19 @@ class Sweep:
         with self.lock:
             return export_study(self.ledger, storage, name or self.id)
 
+    def to_tensorboard(self, folder: str | Path | None = None) -> Path:
+        """Write the sweep for TensorBoard's HParams page; returns the folder, for ``tensorboard --logdir``.
+
+        ``folder`` is made if it is missing; None for ``tensorboard`` in the sweep's own. It has the search
+        space with its domains, and for each trial that has begun its parameters, reports, metrics and end.
+        A second call replaces what an earlier one has written. Raises StorageError if it cannot be written.
+        """
+        from nbdist.sweep.tensorboard import write_hparams
+
+        where = self._record.folder / "tensorboard" if folder is None else Path(folder).expanduser()
+        with self.lock:
+            return write_hparams(self.ledger, where)
+
     def checkpoint(self, number: int | None = None) -> Path:
         """Return the checkpoint of trial ``number`` (None: the best), for ``nb.nn.load``.
 

@@ -52,6 +52,16 @@ nb.log(last=loss, step=40)
 """
 
 
+SUMMARIES = """
+import numpy as np
+for step in range(1, 4):
+    nb.summary.scalar("own", step / 2, step=step)
+    nb.summary.histogram("weights", np.arange(step + 1.0), step=step)
+    nb.summary.image("digit", np.full((4, 6), nb.task.rank, np.uint8), step=step)
+nb.summary.text("note", "the *end*")
+"""
+
+
 @pytest.fixture
 def begin(cluster: Cluster) -> Callable[..., Run]:
     def begin_one(body: Any, **options: Any) -> Run:
@@ -149,3 +159,26 @@ def test_ten_thousand_series_with_long_names_arrive(begin: Callable[..., Run]) -
     for i in range(2):
         assert run.store.trend(i, run.store.series[-1])[1].tolist() == [0.0, 1.0, 2.0]
     assert len(run.metrics()) == 2 * 3 * 10_000
+
+
+def test_summaries_reach_the_view_and_the_event_files(begin: Callable[..., Run]) -> None:
+    run = begin(SUMMARIES)
+    run.wait()
+    first = run.tasks[0]
+    assert set(run.gallery.keys()) == {(task, tag) for task in run.tasks for tag in ("weights", "digit")}
+    assert [(one.step, one.arrays[1].sum()) for one in run.gallery.of(first, "weights")] == [
+        (1, 2),
+        (2, 3),
+        (3, 4),
+    ]
+    assert [one.step for one in run.gallery.of(first, "digit")] == [3]
+    assert run.store.last(0, "own").value == 1.5
+    for task in range(len(run.tasks)):
+        found = EventMultiplexer().AddRunsFromDirectory(str(run.folder / "tensorboard"))
+        found.Reload()
+        name = f"worker-{task}"
+        assert list(found.PluginRunToTagToContent("scalars")[name]) == ["own"]
+        assert list(found.PluginRunToTagToContent("histograms")[name]) == ["weights"]
+        assert list(found.PluginRunToTagToContent("images")[name]) == ["digit"]
+        assert list(found.PluginRunToTagToContent("text")[name]) == ["note"]
+        assert [one.step for one in found.Tensors(name, "weights")] == [1, 2, 3]

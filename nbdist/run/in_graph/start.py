@@ -36,6 +36,7 @@ from nbdist.runtime.task import Task, TaskInfo, acting_as, host_identity, segmen
 from nbdist.train import context as contexts
 from nbdist.train.context import Context
 from nbdist.train.strategy import Strategy
+from nbdist.train.summaries import RunSummaries
 from nbdist.wire.rpc.client import Peer
 
 
@@ -117,6 +118,8 @@ class ActiveTowerRun(ActiveRun):
 
     def close(self) -> None:
         """Close the logs."""
+        if self.context.summaries is not None:
+            self.context.summaries.close()
         self.towers.close()
         self.output.finish()
 
@@ -140,6 +143,10 @@ def _live(
         [info.device for info in towers],
     )
     context.towers = reported.context
+    recorder = reported.first
+    context.summaries = RunSummaries(
+        recorder, events_folder(folder, towers[0].name), context.step, recorder.say, spec.rejoins
+    )
     context.strategy = in_graph_strategy(cluster, spec, towers, servers, context, reported)
     client.agent.traces.sources.append(lambda run: reported.spans(client.name) if run == spec.run else ())
     return ActiveTowerRun(spec.run, context, reported, Output(folder / "output-0000.log"))

@@ -54,6 +54,7 @@ from nbdist.train.resume import TrainingStates
 from nbdist.train.state_writer import StateWriter, parse_interval
 from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import ReplicaLeft
+from nbdist.train.summaries import RunSummaries
 
 OWN_FILES = (__file__,)  # which no traceback has to show
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica receives from another that has stopped
@@ -177,6 +178,8 @@ def perform(
         end_loops(live.context, whole=False)
         live.context.progress.state = "finished"
         stopped = control.stop_requested  # what is asked for later has stopped nothing
+        if live.context.summaries is not None:
+            live.context.summaries.flush()  # the last messages have the last pictures
         here.end(live)
         live.context.world.end()
         live.close()
@@ -236,6 +239,9 @@ def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveR
     if training.data == "service":
         context.serve = DataReader(task, spec.run, context.control.check, training.transport).served
     context.recorder = recorder
+    context.summaries = RunSummaries(
+        recorder, events_folder(folder, task.name), context.step, recorder.say, spec.rejoins
+    )
     others = partial(_others, spec, task, here)
     context.end_everywhere = partial(_end_everywhere, spec, task, others)
     context.rest_everywhere = partial(_rest_everywhere, spec, task, others)

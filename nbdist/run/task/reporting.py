@@ -91,6 +91,9 @@ class ActiveRun:
             meta = {"run": self.run, "rank": rank, "types": list(shown.data), "name": shown.name}
             parts = [np.frombuffer(one.encode("utf-8", "replace"), np.uint8) for one in shown.data.values()]
             yield Frame("run.display", {**meta, "update": shown.update}, tuple(parts))
+        for picture in self.context.summaries.take() if self.context.summaries is not None else ():
+            meta = {"run": self.run, "rank": rank, "tag": picture.tag, "kind": picture.kind}
+            yield Frame("run.summary", {**meta, "step": picture.step}, picture.arrays)
         replicas = self.replicas()
         for trouble in self.troubles():
             if trouble not in self._shown_troubles:  # clients have to know that the logs are incomplete
@@ -129,6 +132,8 @@ class ActiveRun:
         Called on the Server's thread, as `messages` is: every point is either in the backfill or in a later
         message, never in both.
         """
+        if self.context.summaries is not None:
+            self.context.summaries.take_again()
         size, waiting = self.recorder.position()
         meta = {
             "state": "over" if ended else "on",
@@ -147,6 +152,8 @@ class ActiveRun:
 
     def close(self) -> None:
         """Close the logs."""
+        if self.context.summaries is not None:
+            self.context.summaries.close()
         self.recorder.close()
         self.output.finish()
 
