@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from nbdist.graph.gradients import gradients
@@ -65,15 +64,6 @@ def small() -> Graph:
             update = w.assign_sub(step)
         group(update, w.initializer, b.initializer)
     return graph
-
-
-def example_cases() -> list[Any]:
-    return [
-        pytest.param(op, example, id=f"{name}-{i}")
-        for name, op in OPS.items()
-        if op.examples is not None
-        for i, example in enumerate(op.examples(np.random.default_rng(0)))
-    ]
 
 
 ANYTHING = st.recursive(

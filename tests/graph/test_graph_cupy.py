@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_cupy import DeviceArray, FakeCupy, current_device
-from test_ops import example_cases
+from op_examples import of_every_op
 
 from nbdist.errors import InvalidArgumentError, UnavailableError
 from nbdist.graph import backend
@@ -19,7 +19,7 @@ from nbdist.graph.tensor import Graph, placeholder
 cupy = FakeCupy()
 
 
-@pytest.mark.parametrize(("op", "example"), example_cases())
+@of_every_op
 def test_an_op_computes_on_a_gpu_what_it_computes_on_the_host(op: Any, example: Example) -> None:
     specs = [Spec(np.shape(a), np.asarray(a).dtype) for a in example.inputs]
     spec = op.spec(*specs, **example.attrs)

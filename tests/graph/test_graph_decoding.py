@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graph_travel import ANYTHING, Array, assert_same, example_cases, small, travelled
+from graph_travel import ANYTHING, Array, assert_same, small, travelled
 from hypothesis import given
 from hypothesis import strategies as st
+from op_examples import of_every_op
 
 from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, NotFoundError
 from nbdist.graph.op import OPS, Example, Op, Spec
@@ -37,7 +38,7 @@ def test_an_op_that_is_not_here_is_named_with_both_versions(monkeypatch: pytest.
         decode({**meta, "nbdist": "9.9"}, arrays)
 
 
-@pytest.mark.parametrize(("op", "example"), [c for c in example_cases() if c.id.endswith("-0")])
+@of_every_op(first=1)
 def test_no_op_takes_a_name_of_a_function(op: Op, example: Example) -> None:
     """Some ops find NumPy's function by a name of their own; no attribute from afar may put in another."""
     with Graph().as_default() as graph:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from graph_expressions import Expression, expressions, leaves_of
-from graph_travel import assert_same, example_cases, facts, small, travelled
+from graph_travel import assert_same, facts, small, travelled
 from hypothesis import given
 from hypothesis import strategies as st
+from op_examples import of_every_op
 
 from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.graph.compile.partition import partition
@@ -26,7 +27,7 @@ from nbdist.graph.serialize.encode import Encoded, decode, difference, encode, f
 from nbdist.graph.tensor import Constant, Graph, Variable, constant, placeholder, record
 
 
-@pytest.mark.parametrize(("op", "example"), example_cases())
+@of_every_op
 def test_every_op_travels_and_computes_the_same(op: Op, example: Example) -> None:
     with Graph().as_default() as graph:
         variables = [Variable(a) for a in example.inputs]

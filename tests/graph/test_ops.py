@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from op_examples import of_every_op
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.program import compile_program
@@ -42,15 +43,6 @@ SHARED = {n for n in OPS if n.startswith(("Accumulator", "accumulator_", "TokenQ
 # SHARED are in test_runtime_resources
 
 
-def example_cases() -> list[Any]:
-    return [
-        pytest.param(op, example, id=f"{name}-{i}")
-        for name, op in OPS.items()
-        if op.examples is not None
-        for i, example in enumerate(op.examples(np.random.default_rng(0)))
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "shapes", "attrs"),
     [
@@ -83,7 +75,7 @@ def test_every_op_has_examples_or_a_reason() -> None:
     assert without == NO_GRADIENT | TESTED_ELSEWHERE | effects
 
 
-@pytest.mark.parametrize(("op", "example"), example_cases())
+@of_every_op
 def test_value_through_a_program_equals_forward(op: Any, example: Example) -> None:
     with Graph().as_default():
         variables = [Variable(a) for a in example.inputs]
@@ -95,7 +87,7 @@ def test_value_through_a_program_equals_forward(op: Any, example: Example) -> No
     np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("op", "example"), [c for c in example_cases() if c.values[0].vjp is not None])
+@of_every_op(gradients=True)
 def test_gradient_equals_finite_differences(op: Any, example: Example) -> None:
     with Graph().as_default():
         variables = [Variable(np.array(a, copy=True)) for a in example.inputs]
@@ -189,11 +181,6 @@ LAPACK = {"inv", "det", "log_abs_det", "det_sign", "cholesky", "solve", "singula
 # LAPACK knows no float16, and matrices that were rounded to whole numbers are others.
 
 
-def first_cases() -> list[Any]:
-    """Return two examples of each op."""
-    return [case for case in example_cases() if case.id.rpartition("-")[2] in ("0", "1")]
-
-
 def in_dtypes(op: Any, example: Example, first: Any, others: Any) -> list[Any]:
     """Return an example's inputs with their floats in the dtype of the first or of the others."""
     arrays = [np.array(a, copy=True) for a in example.inputs]
@@ -203,7 +190,7 @@ def in_dtypes(op: Any, example: Example, first: Any, others: Any) -> list[Any]:
     return arrays
 
 
-@pytest.mark.parametrize(("op", "example"), [c for c in first_cases() if c.values[0].vjp is not None])
+@of_every_op(first=2, gradients=True)
 def test_a_gradient_has_the_dtype_of_its_variable(op: Any, example: Example) -> None:
     for first, others in MIXED:
         if op.name in LAPACK and {first, others} - {np.float32, np.float64}:
@@ -229,7 +216,7 @@ def test_a_gradient_has_the_dtype_of_its_variable(op: Any, example: Example) -> 
         assert [r.dtype for r in results] == [y.dtype, *(d[0] for d in wanted if d is not None)]
 
 
-@pytest.mark.parametrize(("op", "example"), first_cases())
+@of_every_op(first=2)
 def test_what_a_call_returns_is_what_a_kernel_writes(op: Any, example: Example) -> None:
     """Kernels run where shapes are fixed, calls where they are not."""
     for first, others in (*MIXED, (np.int64, np.int64), (np.uint8, np.uint8)):
@@ -266,7 +253,7 @@ HOSTILE: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "example"), [c for c in first_cases() if c.values[1].attrs])
+@of_every_op(first=2)
 def test_no_attribute_makes_a_value_other_than_its_spec_says(op: Any, example: Example) -> None:
     """A shape that is not the inferred one would let kernels read outside of arrays."""
     for name in example.attrs:

@@ -6,7 +6,7 @@ The routes come from the server itself: a new route without an entry here fails 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,10 +173,27 @@ def test_jupyters_check_finds_no_unprotected_route(server: Server) -> None:
         assert server.app.web_app._check_handler_auth(pattern, handler) == []
 
 
+def with_every_verb(check: Callable[..., None]) -> Callable[..., None]:
+    """Make a test of a check, whose error names the verb. A test for each took as long as the requests."""
+
+    def test(self: Any, server: Server, cookies: dict[str, str], pattern: str) -> None:
+        for verb in VERBS:
+            server.wait_idle()
+            touched.fill()
+            try:
+                check(self, server, cookies, pattern, verb)
+            except BaseException as error:
+                error.add_note(verb)
+                raise
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return test
+
+
 @pytest.mark.parametrize("pattern", ROUTES)
-@pytest.mark.parametrize("verb", VERBS)
 class TestEachRoute:
-    def test_right(self, server: Server, pattern: str, verb: str) -> None:
+    @with_every_verb
+    def test_right(self, server: Server, cookies: dict[str, str], pattern: str, verb: str) -> None:
         route = ROUTES[pattern]
         answer = send(server, verb, route.path)
         assert answer.status == route.offered.get(verb, route.else_)
@@ -188,15 +205,21 @@ class TestEachRoute:
             assert not touched.begun
             assert not touched.fakes.managed
 
-    def test_no_token(self, server: Server, pattern: str, verb: str) -> None:
+    @with_every_verb
+    def test_no_token(self, server: Server, cookies: dict[str, str], pattern: str, verb: str) -> None:
         refused(send(server, verb, ROUTES[pattern].path, {}))
 
-    def test_wrong_token(self, server: Server, pattern: str, verb: str) -> None:
+    @with_every_verb
+    def test_wrong_token(self, server: Server, cookies: dict[str, str], pattern: str, verb: str) -> None:
         refused(send(server, verb, ROUTES[pattern].path, {"Authorization": "token a-token-for-test"}))
 
-    def test_wrong_token_in_the_address(self, server: Server, pattern: str, verb: str) -> None:
+    @with_every_verb
+    def test_wrong_token_in_the_address(
+        self, server: Server, cookies: dict[str, str], pattern: str, verb: str
+    ) -> None:
         refused(send(server, verb, ROUTES[pattern].path + "?token=wrong", {}))
 
+    @with_every_verb
     def test_a_login_without_xsrf(
         self, server: Server, cookies: dict[str, str], pattern: str, verb: str
     ) -> None:
@@ -211,6 +234,7 @@ class TestEachRoute:
             refused(answer)
         assert not (touched.begun or touched.fakes.managed) or verb in ("GET", "HEAD", "WEBSOCKET")
 
+    @with_every_verb
     def test_a_login_with_a_wrong_xsrf(
         self, server: Server, cookies: dict[str, str], pattern: str, verb: str
     ) -> None:
@@ -219,6 +243,7 @@ class TestEachRoute:
         if verb not in ("GET", "HEAD", "OPTIONS", "WEBSOCKET"):
             refused(answer)
 
+    @with_every_verb
     def test_a_login_from_another_origin(
         self, server: Server, cookies: dict[str, str], pattern: str, verb: str
     ) -> None:
@@ -233,12 +258,14 @@ class TestEachRoute:
         assert SECRET.encode() not in answer.body
         assert "Access-Control-Allow-Origin" not in answer.headers
 
+    @with_every_verb
     def test_a_user_without_permission(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch, pattern: str, verb: str
+        self, server: Server, cookies: dict[str, str], pattern: str, verb: str
     ) -> None:
         Denies.asked.clear()
-        monkeypatch.setitem(server.app.web_app.settings, "authorizer", Denies())
-        refused(send(server, verb, ROUTES[pattern].path))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(server.app.web_app.settings, "authorizer", Denies())
+            refused(send(server, verb, ROUTES[pattern].path))
         action = {"GET": "read", "HEAD": "read", "OPTIONS": "read"}.get(verb, "write")
         if "stream" in pattern and verb in ("GET", "WEBSOCKET"):
             action = "execute"
