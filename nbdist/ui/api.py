@@ -129,7 +129,7 @@ def launch(
         replication=replication,
         data=data,
         on=on,
-        name=name or run_name(body, strategy, sync, replication),
+        name=name or run_name(body, framework or strategy, sync, replication),
         seed=seed,
         live=live if isinstance(live, tuple) else None,
         show=live is not False,

@@ -296,7 +296,7 @@ def begin(line: str, cell: str, namespace: dict[str, Any], before: int = 1) -> R
         )
     name = run_name(
         cell,
-        options.get("strategy"),
+        options.get("framework") or options.get("strategy"),
         options.get("synchronous"),
         options.get("replication", "between-graph"),
     )

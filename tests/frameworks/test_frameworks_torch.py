@@ -126,6 +126,53 @@ for _ in range(10):
     assert run.results["losses"][-1] < run.results["losses"][0]
 
 
+def test_accelerate_trains_in_one_cell_after_another(begin: Callable[..., Run]) -> None:
+    body = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(16, 4)), batch_size=4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+steps = 0
+for (x,) in loader:
+    optimizer.zero_grad()
+    accelerator.backward((model(x) ** 2).mean())
+    optimizer.step()
+    steps += 1
+kind, size = type(model).__name__, accelerator.num_processes
+"""
+    for _ in range(2):
+        run = begin(body, framework="torch", on="worker:0-1").wait()
+        found = [run.results[name] for name in ("kind", "size", "steps")]
+        assert found == ["DistributedDataParallel", 2, 2]
+
+
+def test_lightning_trains_on_all_workers_in_one_cell_after_another(begin: Callable[..., Run]) -> None:
+    body = """
+import lightning, torch
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return (self.linear(batch[0]) ** 2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(16, 4)), batch_size=4)
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=2, max_epochs=2, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(Model(), loader)
+steps, size = trainer.global_step, trainer.world_size
+"""
+    for _ in range(2):
+        run = begin(body, framework="torch", on="worker:0-1").wait()
+        assert (run.results["steps"], run.results["size"]) == (4, 2)
+
+
 def test_other_ranks_leave_a_collective_when_one_fails(begin: Callable[..., Run], cluster: Cluster) -> None:
     pids = [task.pid for task in cluster.tasks]
     run = begin(LEFT_ALONE.format(does="raise ValueError('no more')"), framework="torch")

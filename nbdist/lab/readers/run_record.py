@@ -83,8 +83,9 @@ class RunRecord:
 
     @property
     def strategy(self) -> str | None:
-        """Its strategy, None for a plain cell."""
-        return text(self.options.get("strategy")) or ("in-graph" if self.in_graph else None)
+        """Its strategy, or the framework with whose own distribution it trains; None for a plain cell."""
+        named = text(self.options.get("framework")) or text(self.options.get("strategy"))
+        return named or ("in-graph" if self.in_graph else None)
 
 
 def record_of(run_id: str, content: bytes, changed: float) -> RunRecord:
