@@ -238,7 +238,8 @@ class _ColumnEstimator(Estimator):
             return EstimatorSpec(mode, loss=loss, train_op=group(*updates))
 
         super().__init__(model_fn, model_dir, config, None, warm_start_from)
-        transform = transform_features(one for own in columns.values() for one in own)
+        each = {id(one): one for own in columns.values() for one in own}  # both parts may have a column
+        transform = transform_features(each.values())
 
         def prepare(features: Any, *labels: Any, predicts: bool = False) -> Any:
             found = transform(features)

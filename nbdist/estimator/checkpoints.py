@@ -10,7 +10,9 @@ from them by name. A slot is saved as ``variable/optimizer/slot``, as sessions n
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,14 +21,19 @@ import numpy as np
 
 from nbdist.checkpoint.folder import open_folder
 from nbdist.checkpoint.state import candidates, complete
-from nbdist.errors import DataLossError, NotFoundError
+from nbdist.errors import DataLossError, NotFoundError, UnavailableError
 from nbdist.graph.backend import Array
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Placeholder, Tensor, Variable, placeholder
+from nbdist.runtime.groups import World
 from nbdist.runtime.session.session import Session
 from nbdist.train.saver import Saver, checkpoint_state, list_variables, load_variable
+from nbdist.wire.rpc.frame import Frame
 
+BEGINNING = "estimator.beginning"
+"""A message from a worker to the chief: it asks with which checkpoint a training begins."""
+ASK_SECONDS = 0.05
 BASENAME = "model.ckpt"
 GLOBAL_STEP = "global_step"
 GROUPS = "nbdist/optimizers"
@@ -146,6 +153,63 @@ class ModelCheckpoints:
             self._saver = Saver(variables, max_to_keep=self._keep, keep_checkpoint_every_n_hours=self._hours)
         self._saver.recover_last_checkpoints(known)
         self._form = form
+
+
+# Independent replicas form no group in which they could agree on the checkpoint of a training: one may be
+# lost, and its new process has missed every earlier agreement. So the chief answers each one when it asks.
+
+
+class Beginnings:
+    """The checkpoints with which a run's trainings begin, one after the other, as the chief has found them.
+
+    - ``world``: the replicas of the run
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, self._number = world, 0
+        self._told: list[tuple[str, int]] = []
+        assert world.task is not None
+        self._task = world.task
+        if world.index == 0:
+            self._task.server.on(BEGINNING, self._answer)
+
+    def agree(self, found: tuple[str, Trained] | None) -> tuple[tuple[str, Trained] | None, int]:
+        """Return the checkpoint with which the next training begins, None for none, and its step.
+
+        - ``found``: the newest one that this process has found
+
+        Others wait until the chief has begun that training. A process that is late, because it replaces a
+        lost one, takes a newer checkpoint if the chief's is deleted: it gets its values from the servers.
+        Raises what ``world.check`` raises.
+        """
+        number, self._number = self._number, self._number + 1
+        if self._world.index == 0:
+            told = ("", 0) if found is None else (found[0], found[1].step)
+            self._told.append(told)
+            return found, told[1]
+        path, step = self._ask(number)
+        if found is None or path != found[0]:
+            with contextlib.suppress(NotFoundError):
+                found = (path, load(path)) if path else None
+        return found, step
+
+    def _ask(self, number: int) -> tuple[str, int]:
+        meta = {"run": self._world.run, "training": number}
+        while True:
+            try:
+                answer = self._task.peer(self._world.ranks[0]).call(BEGINNING, meta).meta
+                return str(answer["path"]), int(answer["step"])
+            except (NotFoundError, UnavailableError):  # not begun yet; or lost, and then the run ends
+                self._world.check()
+                threading.Event().wait(ASK_SECONDS)
+
+    def _answer(self, frame: Frame, sender: Any) -> Frame:
+        """Answer another replica; on the Server's thread."""
+        number = int(frame.meta["training"])
+        if frame.meta["run"] != self._world.run or number >= len(self._told):
+            raise NotFoundError(f"training {number} of run {frame.meta['run']} has not begun here")
+        path, step = self._told[number]
+        return Frame(BEGINNING, {"path": path, "step": step})
 
 
 def load(path: str) -> Trained:

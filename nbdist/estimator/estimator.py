@@ -24,12 +24,12 @@ from nbdist.data import Dataset
 from nbdist.data.arguments import any_path, local_path, names
 from nbdist.data.shares import share_of
 from nbdist.errors import InvalidArgumentError, NotFoundError, choices
-from nbdist.estimator.checkpoints import Trained, load, load_newest
+from nbdist.estimator.checkpoints import Beginnings, Trained, load, load_newest
 from nbdist.estimator.exporting import write_export
 from nbdist.estimator.metrics import MetricSums, metrics_of
 from nbdist.estimator.model_function import Forward, ModelFunction, TrainingFunction, call_input_fn
 from nbdist.estimator.spec import EstimatorSpec, ModeKeys, RunConfig, check_folder_name, check_steps
-from nbdist.estimator.training import Training, split_element
+from nbdist.estimator.training import ASYNCHRONOUS, Training, split_element
 from nbdist.graph.backend import Array
 from nbdist.graph.scopes import Graph
 from nbdist.graph.variables import VariableStore, get_or_create_global_step
@@ -44,6 +44,10 @@ from nbdist.train.strategy import Strategy
 MOST_PATH = 4096  # bytes
 _estimators: weakref.WeakKeyDictionary[Graph, int] = weakref.WeakKeyDictionary()
 """How many Estimators have variables in a strategy's graph."""
+
+
+_beginnings: weakref.WeakKeyDictionary[Strategy, Beginnings] = weakref.WeakKeyDictionary()
+"""What the trainings of a run on asynchronous parameter servers have begun with."""
 
 
 class Estimator:
@@ -136,9 +140,8 @@ class Estimator:
         check_steps("Estimator.train", "steps", steps)
         check_steps("Estimator.train", "max_steps", max_steps)
         strategy = self.config.train_distribute or current().strategy
-        found = _agreed(strategy, load_newest(self.model_dir))
+        found, begun = self._beginning(strategy)
         restored = found[1] if found is not None else self._warm()
-        begun = 0 if restored is None else restored.step
         if max_steps is not None and begun >= max_steps:
             print(f"training has reached step {begun} of {max_steps} already: nothing to do")
             return self
@@ -148,7 +151,8 @@ class Estimator:
             self.config, strategy, self._function(strategy), restored, self.model_dir, hooks or (),
             saving_listeners or (),
         )  # fmt: skip
-        if training.run(dataset, last) is None:
+        training.run(dataset, last)
+        if not training.begun:
             raise InvalidArgumentError(
                 "Estimator.train: the input function's dataset has no batch; is there data for this worker?"
             )
@@ -330,6 +334,16 @@ class Estimator:
                 f"{self.model_dir!r} has no checkpoint: call train first, or give checkpoint_path="
             )
         return found
+
+    def _beginning(self, strategy: Strategy) -> tuple[tuple[str, Trained] | None, int]:
+        """Return the checkpoint with which a training begins, and its step: those of the chief."""
+        found, context = load_newest(self.model_dir), current()
+        if strategy is context.strategy and strategy.family == ASYNCHRONOUS and context.world.size > 1:
+            if strategy not in _beginnings:
+                _beginnings[strategy] = Beginnings(context.world)
+            return _beginnings[strategy].agree(found)
+        found = _agreed(strategy, found)
+        return found, 0 if found is None else found[1].step
 
     def _values(self, trained: Trained) -> dict[str, Array]:
         return {"global_step": np.array(trained.step, np.int64), **trained.values}

@@ -23,6 +23,7 @@ from nbdist.estimator.spec import RunConfig
 from nbdist.graph.backend import Array, to_host
 from nbdist.graph.sparse import dense
 from nbdist.graph.tensor import Tensor, Variable
+from nbdist.runtime.ps.client import TrainingOver
 from nbdist.summary import SummaryOp
 from nbdist.summary.values import Written
 from nbdist.summary.writer import release, shared_writer
@@ -43,6 +44,8 @@ from nbdist.train.monitored.hooks import (
 from nbdist.train.strategy import Strategy
 
 SAVE_SECONDS = 600.0
+ASYNCHRONOUS = "asynchronous"
+"""The family of strategies whose replicas train independently, on parameter servers."""
 
 
 class Training:
@@ -92,6 +95,9 @@ class Training:
                     "an Estimator saves its checkpoints itself: give RunConfig(save_checkpoints_steps=...) "
                     "and saving_listeners instead of a CheckpointSaverHook"
                 )
+        self._variables.takes_over, self._variables.joined_at = strategy.family == ASYNCHRONOUS, None
+        self.begun = False
+        """Whether there was a batch, or the others have ended the training before it."""
         self._begin_from(restored)
         self._session = TrainingSession(self)
         self._last: Trained | None = None
@@ -105,25 +111,34 @@ class Training:
         made = self._variables.steps - self._steps_before
         return max(int(self._variables.host_value(self._global_step)), self._begun_at + made)
 
-    def run(self, dataset: Dataset, last_step: int | None) -> Array | None:
-        """Train to the data's end or ``last_step``; return the last loss, None if no step was made."""
-        variables, loss, begun = self._variables, None, False
+    def run(self, dataset: Dataset, last_step: int | None) -> None:
+        """Train to the data's end or ``last_step``.
+
+        A process that takes over from a lost one goes through the data to where that one was.
+        """
+        variables, begun, passed = self._variables, False, 0
         variables.ended, variables.stop_requested = False, False
         variables.at_finish = self._keep_last if self._is_chief else None
         try:
             with self._strategy.scope():
                 for share, features, labels in self._batches(dataset):
+                    self.begun = True
                     if not begun:
-                        begun = True
                         self._begin(share, features, labels)
+                        begun = True
+                    passed += 1
+                    if passed <= (variables.joined_at or 0):
+                        continue
                     if self._coordinator.should_stop():
                         variables.stop_requested = True  # all replicas agree on it before the next batch
                         continue
-                    loss = self._step(share, features, labels)
+                    self._step(share, features, labels)
                     if last_step is not None and self.global_step >= last_step:
                         break
                 self._strategy.finish()
                 self._end(begun)
+        except TrainingOver:
+            print("this training has ended on the other workers: it is left out here")
         except BaseException:
             for hook in self._hooks:
                 hook.abort()
@@ -134,7 +149,6 @@ class Training:
             raise
         finally:
             variables.at_finish = None
-        return loss
 
     def _keep_last(self) -> None:
         """Keep what the optimizers have at the end, which the last checkpoint needs."""
@@ -225,7 +239,8 @@ class Training:
         """Record the model, and begin the hooks."""
         variables = self._variables
         self._runner.prepare(self._function.step(), (share, features, labels))
-        if variables.context.loop.joined:  # the others' step, and not that of the checkpoint
+        if variables.context.loop.joined or variables.joined_at is not None:
+            # The others' step, and not that of the checkpoint.
             self._begun_at, self._steps_before = int(variables.host_value(self._global_step)), variables.steps
         recording = self._function.first
         assert recording is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,53 @@ def test_a_process_that_replaces_another_ends_at_the_same_step(cluster: Cluster,
     assert run.status == "finished", run.error
     assert (tmp_path / "joined").exists()
     assert nb.train.load_variable(nb.train.latest_checkpoint(tmp_path), "global_step") == 400
+
+
+ON_SERVERS = """
+import os, pathlib, signal, threading
+import numpy as np
+from nbdist.estimator import DNNLinearCombinedClassifier, RunConfig, numeric_column
+here, made = pathlib.Path(folder), []
+killed, joined = here / "killed", here / "joined"
+
+class Hook(nb.train.SessionRunHook):
+    def __init__(self, training):
+        self.dies = training == lost_in
+    def begin(self):
+        if self.dies and killed.exists() and nb.task.index == 1:
+            joined.touch()
+    def after_run(self, context, values):
+        made.append(1)
+        while self.dies and nb.task.index != 1 and not joined.exists():
+            nb.train.context.current().control.check()  # the run may fail
+            threading.Event().wait(0.02)
+        if self.dies and nb.task.index == 1 and len(made) >= 20 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+x = np.linspace(-1, 1, 40)
+data = lambda: nb.data.Dataset.from_arrays({"x": x}, (x > 0).astype(int)).batch(10).repeat()
+columns = [numeric_column("x")]
+# It has two optimizers, each with a training of its own on the servers.
+estimator = DNNLinearCombinedClassifier(
+    folder + "/model", columns, nb.optim.SGD(0.1), columns, nb.optim.SGD(0.1), [4],
+    config=RunConfig(log_step_count_steps=None, save_checkpoints_steps=9))
+estimator.train(data, max_steps=12, hooks=[Hook(1)])
+estimator.train(data, steps=60, hooks=[Hook(2)])
+(here / f"made-{nb.task.index}").write_text(str(len(made)))
+"""
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("lost_in", [1, 2])
+def test_a_process_takes_over_on_parameter_servers(cluster: Cluster, tmp_path: Path, lost_in: int) -> None:
+    body = ON_SERVERS.replace("max_steps=12", "max_steps=60") if lost_in == 1 else ON_SERVERS
+    names = {"folder": str(tmp_path), "lost_in": lost_in}
+    run = start_run(body, Options(strategy="ps"), cluster=cluster, names=names).wait()
+    assert run.status == "finished", run.error
+    (restart,) = json.loads((Path(run.folder) / "run.json").read_text())["restarts"]
+    assert not restart["problem"]
+    assert int((tmp_path / "made-1").read_text()) > 0  # steps of the new process
+    steps = nb.train.load_variable(nb.train.latest_checkpoint(tmp_path / "model"), "global_step")
+    least = 120 if lost_in == 1 else 72
+    assert least <= steps <= least + 18  # each of 3 replicas may have 2 gradients more under way at an end

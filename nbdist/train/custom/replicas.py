@@ -314,21 +314,24 @@ class VariableGroup(NoVariables):
         """Store the initial values of a training, and the numbers of its tables."""
         self.variables, self._tables = list(variables), tuple(tables)
 
-    def replica(self, context: Context) -> Replica:
+    def replica(self, context: Context, takes_over: bool = False) -> Replica:
         """Return a replica that begins to train these variables.
 
-        Raises FailedPreconditionError where this process replaces one that has made steps: only the loop of
-        ``fit`` can continue from them.
+        Where this process replaces one that has made steps on parameter servers, only a loop that
+        ``takes_over`` can continue from them: that of ``fit``, or of an Estimator. For others raises
+        FailedPreconditionError; for one that does, TrainingOver if the others have ended this training.
         """
         refused = (
             "this process replaces one that was lost, and a loop of your own cannot continue at its step: "
-            "use model.fit, which does"
+            "use model.fit or an Estimator, which do"
         )
         try:
             replica = self.own = context.strategy.begin(self, self.optimizer)
         except TrainingOver:
+            if takes_over:
+                raise
             raise FailedPreconditionError(refused) from None
-        if replica.joins_at:
+        if replica.joins_at and not takes_over:
             replica.close()
             raise FailedPreconditionError(refused)
         replica = on_device(replica, context.device)

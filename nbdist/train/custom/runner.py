@@ -19,7 +19,7 @@ from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import to_device
 from nbdist.graph.compile.capture import notes_to
 from nbdist.graph.op import Shape
-from nbdist.runtime.ps.client import StepStopped
+from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.runtime.tables import gradient_of
 from nbdist.train.boundary import describe_nonfinite, read_values, report_skipped
 from nbdist.train.context import use_here
@@ -62,11 +62,28 @@ class Runner:
                     arguments = self._cut_again(arguments)
 
     def prepare(self, function: Callable[..., Any], arguments: Any) -> None:
-        """Trace a function for arguments of this form, as `run` does at its first call."""
-        with use_here(self.variables.context):
-            count = len(self.variables.local.all)
-            for i in range(count):
-                self._call(function, of_replica(tuple(arguments), i, count), i)
+        """Trace a function for arguments of this form, as `run` does at its first call.
+
+        A process that takes over from a lost one also begins to train, so that it knows where; raises
+        TrainingOver if the others have ended that training.
+        """
+        variables = self.variables
+        with use_here(variables.context):
+            count = len(variables.local.all)
+            calls = [self._call(function, of_replica(tuple(arguments), i, count), i) for i in range(count)]
+            if not (variables.takes_over and variables.context.world.rejoins):
+                return
+            over: TrainingOver | None = None
+            for group, _ in calls[0].trained:  # each has a training of its own, which has to be counted
+                if not group.replicas:
+                    try:
+                        variables.begin(group, calls[0].trace)
+                    except TrainingOver as error:
+                        over = error
+                        variables.context.trainings += 1
+            if over is not None:
+                variables.abandon()
+                raise over
 
     def _run(self, function: Callable[..., Any], arguments: Any) -> Any:
         variables = self.variables

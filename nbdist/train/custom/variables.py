@@ -61,6 +61,11 @@ class StrategyVariables:
         self.steps = self.context.progress.step
         self.updates_before = 0
         """Updates of the run before those that are trained now."""
+        self.takes_over = False
+        """Whether a process that replaces a lost one may continue at the step that parameter servers have
+        counted for it: its loop finds its place from :attr:`joined_at`."""
+        self.joined_at: int | None = None
+        """How many steps a lost process had made in the place of this one, which has taken over from it."""
         self._counted: dict[Variable, int] = {}
         self._settled: set[Variable] = set()
         self.local = LocalReplicas(strategy, self.context, self._cut_off)
@@ -120,13 +125,15 @@ class StrategyVariables:
         contexts = [self.context, *companions]
         made: dict[int, Replica] = {}
         try:
-            self.local.each(lambda i: made.update({i: group.replica(contexts[i])}))
+            self.local.each(lambda i: made.update({i: group.replica(contexts[i], self.takes_over)}))
         except BaseException:
             for replica in made.values():
                 replica.close()
             self.strategy.end()
             raise
         group.replicas = [made[i] for i in range(len(contexts))]
+        if self.takes_over and self.joined_at is None and made[0].joins_at is not None:
+            self._take_over(made[0])
         if restored is not None and (updates := restored.resume(group)):
             self.updates_before = restored.updates_before
             if group.counter is not None:
@@ -149,6 +156,14 @@ class StrategyVariables:
             local.programs.clear()
             for v in group.trained:  # the replica has the value from now on
                 local.arrays.pop(v, None)
+
+    def _take_over(self, replica: Replica) -> None:
+        """Continue after the steps that a lost process has made in this one's place."""
+        progress = self.context.progress
+        self.joined_at = replica.joins_at or 0
+        self.steps += self.joined_at
+        progress.step = progress.joined = self.steps
+        progress.left_out = replica.left_out
 
     @property
     def _admits(self) -> bool:
