@@ -27,8 +27,8 @@ def numbers(work: Work) -> Dataset:
 
 
 def images(work: Work) -> Callable[[], Iterable[Any]]:
-    made = Dataset.images(work.path, num_parallel_calls=input_work.PROCESSES).batch(work.batch)
-    return lambda: made
+    found = Dataset.images(work.path, num_parallel_calls=input_work.PROCESSES)
+    return lambda: found.batch(work.batch).prefetch(2)
 
 
 ROWS: dict[str, Callable[[Work], Callable[[], Iterable[Any]]]] = {

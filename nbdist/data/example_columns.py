@@ -105,7 +105,7 @@ class Columns:
         # Positions of records of another layout may lead anywhere, but not past this.
         self._limit = len(data) + 1
         self._bytes = np.frombuffer(data + bytes(longest + _LENGTH_BYTES + 8), np.uint8)
-        self._view = memoryview(data)
+        self._data = data
         ends = np.cumsum([len(record) for record in records])
         self._at = np.concatenate(([0], ends[:-1]))
         self.good = np.ones(len(records), bool)
@@ -174,9 +174,9 @@ class Columns:
         self.good &= end == parent
 
     def _joined(self, starts: Ints, stops: Ints) -> bytes:
-        view = self._view
+        data = self._data
         return b"".join(
-            [view[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+            [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
         )
 
     def _integers(self, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
@@ -228,10 +228,17 @@ class Columns:
             return values if len(own) == len(counts) else values[np.repeat(self.good, counts)]
         if entry.kind == FLOATS:
             ((starts, stops),) = self._spans[entry.name]
-            return np.frombuffer(bytearray(self._joined(starts[own], stops[own])), "<f4")
+            starts, sizes = starts[own], (stops - starts)[own]
+            if (
+                len(own) and sizes[0] and (sizes == sizes[0]).all()
+            ):  # one copy for each record, without Python
+                size = int(sizes[0])
+                parts = np.ndarray(len(self._data) - size + 1, f"V{size}", self._data, strides=(1,))
+                return parts[starts].view("<f4")
+            return np.frombuffer(bytearray(self._joined(starts, starts + sizes)), "<f4")
         found = np.empty((len(own), entry.values), object)
-        view = self._view
+        data = self._data
         for place, (starts, stops) in enumerate(self._spans[entry.name]):
             pairs = zip(starts[own].tolist(), stops[own].tolist(), strict=True)
-            found[:, place] = [bytes(view[start:stop]) for start, stop in pairs]
+            found[:, place] = [data[start:stop] for start, stop in pairs]
         return found.reshape(-1)

@@ -61,7 +61,8 @@ def decode(path: Any, size: tuple[int, int] | None, mode: str) -> NDArray[np.uin
             with Image.open(file) as image:
                 if size is not None:
                     image.draft(mode if mode in ("RGB", "L") else None, (size[1], size[0]))
-                converted = image.convert(mode)
+                image.load()
+                converted = image if image.mode == mode else image.convert(mode)  # which would copy it
                 if size is not None and converted.size != (size[1], size[0]):
                     converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
                 pixels = np.asarray(converted)

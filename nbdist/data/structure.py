@@ -41,7 +41,7 @@ def columns_of(elements: list[Any]) -> list[tuple[Any, ...]]:
     """
     first = elements[0]
     if not isinstance(first, (tuple, dict)):
-        if any(isinstance(element, (tuple, dict)) for element in elements):
+        if any(issubclass(kind, (tuple, dict)) for kind in set(map(type, elements))):
             raise _differs(first, next(one for one in elements if isinstance(one, (tuple, dict))))
         return [tuple(elements)]
     kind, names = (dict, first.keys()) if isinstance(first, dict) else (tuple, range(len(first)))

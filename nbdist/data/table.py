@@ -77,4 +77,4 @@ def rows_of(column: NDArray[Any]) -> Iterator[Any]:
 def _stacked(column: NDArray[Any]) -> NDArray[Any]:
     if column.ndim == 1 and column.dtype == object:
         return stack_column(tuple(column))
-    return column.copy()
+    return column.astype(column.dtype.newbyteorder("="))  # a copy

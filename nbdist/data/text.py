@@ -14,11 +14,12 @@ from contextlib import closing, contextmanager
 from typing import Any, TextIO
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from nbdist.data import arguments
 from nbdist.data.blocks import ON_ERROR, Block, Pass
 from nbdist.data.files import check_compression, expand, open_file
+from nbdist.data.table import Table
 from nbdist.errors import DataLossError, InvalidArgumentError, choices
 
 LINES = 1024  # in a block
@@ -179,13 +180,13 @@ class CsvRows:
         types: dict[str, np.dtype[Any]],
         run: Pass,
     ) -> Block:
-        """Return rows as dicts; column by column, and one by one if that fails."""
+        """Return rows as a table, or, if a column cannot be converted as a whole, as dicts."""
         rows = [fields for _, fields in block if len(fields) == width]
         if len(rows) == len(block):
             try:
                 table = list(zip(*rows, strict=True))
                 found = [self._column(name, table[place], types[name]) for name, place in places.items()]
-                return [dict(zip(places, values, strict=True)) for values in zip(*found, strict=True)]
+                return Table(dict.fromkeys(places, 0), [_array(column) for column in found])
             except (ValueError, OverflowError):
                 pass
         typed: list[Any] = []
@@ -226,6 +227,11 @@ class CsvRows:
         if kind.kind == "b":
             return [np.bool_(_TRUTH[field.strip().lower()]) for field in fields]
         return np.array(fields, kind)  # type: ignore[return-value]  # an array is one
+
+
+def _array(column: Any) -> NDArray[Any]:
+    """Return the values of a column as an array; text as objects."""
+    return np.asarray(column, object if isinstance(column[0], str) else None)
 
 
 class _Truth(dict[str, bool]):
