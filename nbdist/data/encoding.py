@@ -4,7 +4,9 @@
     element = decode(head, memory)           # arrays are views of `memory`, where the buffers lie
 
 In the head a tuple is {"t": parts}, a dict {"d": [[key, part], ...]}, an array {"a": [dtype, shape, offset]};
-None, truth, numbers, text and bytes are themselves.
+None, truth, numbers, text and bytes are themselves. A list is {"l": parts}; one of tuples or dicts of one
+form is kept as columns, {"lt": columns} or {"ld": [keys, columns]}, and one of arrays of one form as one
+array of all, {"la": array}: that is several times quicker.
 """
 
 from __future__ import annotations
@@ -30,6 +32,27 @@ def encode(element: Any) -> tuple[bytes, list[tuple[int, NDArray[Any]]], int]:
     arrays: list[tuple[int, NDArray[Any]]] = []
     size = 0
 
+    def together(parts: list[Any]) -> Any:
+        """Return the form of a list whose parts are alike, or None."""
+        kinds = set(map(type, parts))
+        if len(parts) < 2 or len(kinds) > 1:
+            return None
+        first = parts[0]
+        if isinstance(first, tuple):
+            if not first or len(set(map(len, parts))) > 1:
+                return None
+            return {"lt": [form(list(column)) for column in zip(*parts, strict=True)]}
+        if isinstance(first, dict):
+            if not first or any(part.keys() != first.keys() for part in parts):
+                return None
+            return {"ld": [list(first), [form([part[key] for part in parts]) for key in first]]}
+        if isinstance(first, np.generic):
+            alike = first.dtype.kind in "biufcmM" and len({part.dtype for part in parts}) == 1
+        else:
+            alike = kinds == {np.ndarray} and first.ndim > 0 and first.dtype.kind in "biufcmMSU"
+            alike = alike and len({(part.dtype, part.shape) for part in parts}) == 1
+        return {"la": form(np.array(parts))} if alike else None
+
     def form(value: Any) -> Any:
         nonlocal size
         if isinstance(value, tuple):
@@ -45,7 +68,7 @@ def encode(element: Any) -> tuple[bytes, list[tuple[int, NDArray[Any]]], int]:
         if isinstance(value, np.ndarray) and value.dtype == object:
             return {"o": [list(value.shape), [form(one) for one in value.reshape(-1)]]}
         if isinstance(value, list):
-            return {"l": [form(part) for part in value]}
+            return together(value) or {"l": [form(part) for part in value]}
         if isinstance(value, PLAIN):
             return value
         raise InvalidArgumentError(
@@ -77,6 +100,14 @@ def decode(head: bytes, memory: memoryview | bytes, *, copy: bool) -> Any:
             return {key: value(part) for key, part in parts}
         if kind == "l":
             return [value(part) for part in parts]
+        if kind == "lt":
+            return list(zip(*map(value, parts), strict=True))
+        if kind == "ld":
+            keys, columns = parts
+            return [dict(zip(keys, row, strict=True)) for row in zip(*map(value, columns), strict=True)]
+        if kind == "la":
+            rows = value(parts)
+            return [row.copy() for row in rows] if copy and rows.ndim > 1 else list(rows)
         if kind == "o":
             found = np.empty(len(parts[1]), object)
             found[:] = [value(part) for part in parts[1]]

@@ -4,11 +4,13 @@
 
 Design. The processes are forked when a pass begins, so that any function of the notebook is there without
 being sent. Each has two requests in flight: it works on one while the other waits, or its result is read. A
-request and its result lie in memory that both have mapped (a file without a name, which grows with the
-elements); a socket pair carries their sizes only, a few bytes, so that neither side ever waits to write.
-Elements are encoded as in `encoding`: nothing is pickled. The consumer reads results in the order of the
-elements. A process ends when the pass ends, fails or is dropped: it is killed, for it holds nothing; and it
-ends by itself within a second when its parent has ended.
+request has as many elements as take the function some milliseconds, so that waking the other side costs
+little of that; the i-th element always goes to process i modulo their number. A request and its result lie in
+memory that both have mapped (a file without a name, which grows with the elements); a socket pair carries
+their sizes only, a few bytes, so that neither side ever waits to write. Elements are encoded as in
+`encoding`: nothing is pickled. The consumer reads results in the order of the elements. A process ends when
+the pass ends, fails or is dropped: it is killed, for it holds nothing; and it ends by itself within a second
+when its parent has ended.
 """
 
 from __future__ import annotations
@@ -27,18 +29,23 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeAlias
 
 from nbdist import errors
 from nbdist.data.blocks import Block, Blocks, Pass, RunsAhead
 from nbdist.data.elements import apply, kept
 from nbdist.data.encoding import ALIGNMENT, decode, encode, write
+from nbdist.data.meter import StageCounter
 from nbdist.data.rows import Rows
 from nbdist.errors import UnavailableError
 
-IN_FLIGHT = 2  # elements of each process
+Result: TypeAlias = tuple[Any, Exception | None]  # what the function returned, or what it raised
+IN_FLIGHT = 2  # requests of each process
+REQUEST_SECONDS = 2e-3  # of the function: elements of a request take about as long
+REQUEST_BYTES = 4 << 20  # of its elements or results, about
+MOST = 64  # elements of a request
 PARENT_SECONDS = 1.0  # how often a process that waits checks that its parent lives
-_MESSAGE = struct.Struct("<BBdQQ")  # slot, whether it is an error, seconds, bytes of the head, bytes in all
+_MESSAGE = struct.Struct("<BQQd")  # slot, bytes of the head, bytes in all, seconds of the function
 
 
 def mapped(
@@ -57,39 +64,102 @@ def mapped(
         while processes:
             processes.pop().stop()
 
-    def received(ready: MapProcess) -> Block:
-        before = ready.seconds
-        result, error = ready.receive()
-        if run.counter is not None:
-            run.counter.called(ready.seconds - before)
-        if error is None:
-            return [result]
-        run.leave_out(error, on_error)
-        return []
+    def delivered(results: list[Result]) -> Iterator[Block]:
+        block: list[Any] = []
+        for value, error in results:
+            opened = requests.opened.popleft()
+            if opened is not None:
+                if block:
+                    yield block
+                block = []
+                ahead.take(opened)
+            if error is None:
+                block.append(value)
+            else:
+                if block:
+                    yield block
+                block = []
+                run.leave_out(error, on_error)
+        if block:
+            yield block
 
     with run.resources.held(stop):
         processes.extend(MapProcess(function) for _ in range(workers))
-        everyone = list(processes)
-        waiting: deque[MapProcess] = deque()
-        free = deque(everyone * IN_FLIGHT)
         ahead = RunsAhead(run)
-        opened: deque[dict[int, int] | None] = deque()
-        for number, element in enumerate(kept(upstream, rows, ahead.run)):
-            if not free:
-                ready = waiting.popleft() if deterministic else _first_ready(waiting)
-                block = received(ready)
-                ahead.take(opened.popleft())
-                yield block
-                free.append(ready)
-            worker = free.popleft()
-            worker.send(number, element)
-            opened.append(ahead.opened())
-            waiting.append(worker)
-        while waiting:
-            ready = waiting.popleft() if deterministic else _first_ready(waiting)
-            block = received(ready)
-            ahead.take(opened.popleft())
-            yield block
+        requests = _Requests(enumerate(kept(upstream, rows, ahead.run)), ahead, run.counter)
+        make = _in_order if deterministic else _as_ready
+        for results in make(list(processes), requests):
+            yield from delivered(results)
+
+
+class _Requests:
+    """Takes elements for requests, as many as the function is quick."""
+
+    def __init__(
+        self, incoming: Iterator[tuple[int, Any]], ahead: RunsAhead, counter: StageCounter | None
+    ) -> None:
+        self._incoming, self._ahead, self._counter, self._size = incoming, ahead, counter, 1
+        self.opened: deque[dict[int, int] | None] = deque()
+        """For each element in flight, the openings that its consumer counts when it takes it."""
+
+    def taken(self, processes: int) -> list[tuple[int, Any]]:
+        """Return the elements of a request for each of ``processes``, fewer if the source is slow."""
+        found: list[tuple[int, Any]] = []
+        until = time.perf_counter() + REQUEST_SECONDS
+        for one in self._incoming:
+            found.append(one)
+            self.opened.append(self._ahead.opened())
+            whole = len(found) % processes == 0
+            if whole and (len(found) == self._size * processes or time.perf_counter() > until):
+                break
+        return found
+
+    def answered(self, count: int, size: int, seconds: float) -> None:
+        """Learn from an answer: to how many elements, of how many bytes, after how many seconds."""
+        if self._counter is not None:
+            self._counter.called(seconds)
+        allowed = min(
+            REQUEST_SECONDS * count / max(seconds, 1e-9), REQUEST_BYTES * count / max(size, 1), MOST
+        )
+        self._size = max(1, min(int(allowed), 4 * self._size))
+
+
+def _in_order(processes: list[MapProcess], requests: _Requests) -> Iterator[list[Result]]:
+    """Yield results in the order of the elements: in rounds, of a request to each process."""
+    rounds: deque[int] = deque()  # elements of each
+
+    def begin() -> None:
+        taken = requests.taken(len(processes))
+        for index, process in enumerate(processes):
+            if part := taken[index :: len(processes)]:
+                process.send(part)
+        if taken:
+            rounds.append(len(taken))
+
+    for _ in range(IN_FLIGHT):
+        begin()
+    while rounds:
+        count = rounds.popleft()
+        parts = [process.receive(requests) for process in processes[:count]]
+        yield [parts[place % len(parts)][place // len(parts)] for place in range(count)]
+        begin()
+
+
+def _as_ready(processes: list[MapProcess], requests: _Requests) -> Iterator[list[Result]]:
+    """Yield results of whichever process is ready."""
+    waiting: deque[MapProcess] = deque()
+
+    def begin(process: MapProcess) -> None:
+        if taken := requests.taken(1):
+            process.send(taken)
+            waiting.append(process)
+
+    for process in processes * IN_FLIGHT:
+        begin(process)
+    while waiting:
+        ready = _first_ready(waiting)
+        yield ready.receive(requests)
+        begin(ready)
 
 
 def _first_ready(waiting: deque[MapProcess]) -> MapProcess:
@@ -107,10 +177,8 @@ class MapProcess:
         self._name = getattr(function, "__name__", type(function).__name__)
         self._requests = [SharedMemory() for _ in range(IN_FLIGHT)]
         self._results = [SharedMemory() for _ in range(IN_FLIGHT)]
-        self._numbers: deque[int] = deque()
+        self._numbers: deque[list[int]] = deque()  # of the elements of each request
         self._slot = 0
-        self.seconds = 0.0
-        """For which it has worked on the results that were received."""
         own, other = (Connection(end.detach()) for end in socket.socketpair())
         parent = os.getpid()
         with warnings.catch_warnings():
@@ -122,30 +190,33 @@ class MapProcess:
         other.close()
         self.connection = own
 
-    def send(self, number: int, element: Any) -> None:
-        """Send an element, the ``number``-th of the pass."""
-        sizes = self._requests[self._slot].store(element)
-        self._numbers.append(number)
+    def send(self, elements: list[tuple[int, Any]]) -> None:
+        """Send elements with their numbers in the pass."""
+        sizes = self._requests[self._slot].store([element for _, element in elements])
+        self._numbers.append([number for number, _ in elements])
         try:
-            self.connection.send_bytes(_MESSAGE.pack(self._slot, 0, 0.0, *sizes))
+            self.connection.send_bytes(_MESSAGE.pack(self._slot, *sizes, 0.0))
         except OSError:
             raise self._died() from None
         self._slot = (self._slot + 1) % IN_FLIGHT
 
-    def receive(self) -> tuple[Any, Exception | None]:
-        """Return the result of the earliest element in flight, or None and what the function has raised."""
+    def receive(self, requests: _Requests) -> list[Result]:
+        """Return the results of the earliest elements in flight, and tell ``requests`` what they took."""
         try:
-            slot, failed, seconds, *sizes = _MESSAGE.unpack(self.connection.recv_bytes())
+            slot, head, total, seconds = _MESSAGE.unpack(self.connection.recv_bytes())
         except (EOFError, OSError):
             raise self._died() from None
-        number = self._numbers.popleft()
-        self.seconds += seconds
-        result = self._results[slot].load(*sizes)
-        if failed:
-            error = rebuilt_error(*result)
-            error.add_note(f"raised by {self._name} for element {number} of this pass (the first is 0)")
-            return None, error
-        return result, None
+        numbers = self._numbers.popleft()
+        results = self._results[slot].load(head, total)
+        requests.answered(len(numbers), total, seconds)
+        return [self._result(number, *one) for number, one in zip(numbers, results, strict=True)]
+
+    def _result(self, number: int, failed: int, value: Any) -> Result:
+        if not failed:
+            return value, None
+        error = rebuilt_error(*value)
+        error.add_note(f"raised by {self._name} for element {number} of this pass (the first is 0)")
+        return None, error
 
     def stop(self) -> None:
         """End the process. A thread that waits for it finds the connection at its end."""
@@ -157,8 +228,10 @@ class MapProcess:
             memory.close()
 
     def _died(self) -> UnavailableError:
+        first, *_, last = 2 * self._numbers[0]
+        which = f"element {first}" if first == last else f"elements {first} to {last}"
         return UnavailableError(
-            f"a process of map({self._name}, workers=...) has ended while it had element {self._numbers[0]} "
+            f"a process of map({self._name}, workers=...) has ended while it had {which} "
             "of this pass: it may have used too much memory, or crashed in a library; try num_parallel_calls "
             "(threads) instead, or fewer workers"
         )
@@ -174,7 +247,10 @@ class _no_process:  # reads as contextlib.suppress
 
 
 class SharedMemory:
-    """Memory for one element, which grows; shared with the processes that are forked after it was made."""
+    """Memory for the elements of a request, which grows.
+
+    It is shared with the processes that are forked after it was made.
+    """
 
     def __init__(self) -> None:
         if hasattr(os, "memfd_create"):
@@ -184,7 +260,7 @@ class SharedMemory:
         self._map: mmap.mmap | None = None
 
     def store(self, element: Any) -> tuple[int, int]:
-        """Write an element; return the bytes of its head, and of all."""
+        """Write elements; return the bytes of their head, and of all."""
         head, arrays, size = encode(element)
         start = -(-len(head) // ALIGNMENT) * ALIGNMENT
         total = start + size
@@ -194,7 +270,7 @@ class SharedMemory:
         return len(head), total
 
     def load(self, head: int, total: int) -> Any:
-        """Return the element that the other side has written, copied."""
+        """Return the elements that the other side has written, copied."""
         memory = self._mapped(total, grows=False)
         start = -(-head // ALIGNMENT) * ALIGNMENT
         return decode(bytes(memory[:head]), memory[start:total], copy=True)
@@ -229,19 +305,36 @@ def _serve(
             while not connection.poll(PARENT_SECONDS):
                 if os.getppid() != parent:
                     return
-            slot, _, _, *sizes = _MESSAGE.unpack(connection.recv_bytes())
-            failed, began = 0, time.perf_counter()
+            slot, head, total, _ = _MESSAGE.unpack(connection.recv_bytes())
+            begun = time.perf_counter()
+            answers = [_answer(function, element) for element in requests[slot].load(head, total)]
+            seconds = time.perf_counter() - begun
             try:
-                found = results[slot].store(apply(function, requests[slot].load(*sizes)))
-            except Exception as error:
-                failed = 1
-                where = traceback.format_exc()
-                found = results[slot].store((type(error).__name__, str(error), where))
-            connection.send_bytes(_MESSAGE.pack(slot, failed, time.perf_counter() - began, *found))
+                found = results[slot].store(answers)
+            except Exception:  # one of them cannot leave the process
+                found = results[slot].store([_checked(answer) for answer in answers])
+            connection.send_bytes(_MESSAGE.pack(slot, *found, seconds))
     except (EOFError, OSError):
         return
     finally:
         os._exit(0)
+
+
+def _answer(function: Callable[..., Any], element: Any) -> tuple[int, Any]:
+    """Return (0, result), or (1, what describes the error)."""
+    try:
+        return 0, apply(function, element)
+    except Exception as error:
+        return 1, (type(error).__name__, str(error), traceback.format_exc())
+
+
+def _checked(answer: tuple[int, Any]) -> tuple[int, Any]:
+    """Return an answer, or the error why it cannot be encoded."""
+    try:
+        encode(answer)
+    except Exception as error:
+        return 1, (type(error).__name__, str(error), traceback.format_exc())
+    return answer
 
 
 def rebuilt_error(name: str, text: str, where: str) -> Exception:
