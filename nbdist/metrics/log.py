@@ -161,9 +161,14 @@ class Appending:
         self._worth = True  # the wait for the disk at the end
 
     def keep(self, data: bytes, points: int = 0) -> None:
-        """Hold back what is to be written, and how many points it has; too much of it, and the oldest go."""
+        """Hold back what is to be written, and how many points it has.
+
+        Too much of it is written at once; what a full disk does not take is dropped, the oldest first.
+        """
         self._backlog.append((data, points))
         self._held += len(data)
+        if self._held > PATIENCE:
+            self.retry()
         index = 0
         while self._held > PATIENCE and index < len(self._backlog):
             old, count_ = self._backlog[index]

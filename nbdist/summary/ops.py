@@ -89,11 +89,11 @@ def scalar(name: str, tensor: Any, step: int | None = None) -> SummaryOp | None:
     check_name("scalar", name)
     if isinstance(tensor, Tensor):
         if tensor.shape not in ((), (1,)):
-            raise InvalidArgumentError(f"summary.scalar takes a tensor of one number, not {tensor!r:.200}")
+            raise InvalidArgumentError(f"summary.scalar {name!r}: expected one number, not {tensor!r:.200}")
         return _record(name, tensor, _number)
     array = numbers(name, tensor, "scalar") if tensor is not None else None
     if array is None or array.size != 1:
-        raise InvalidArgumentError(f"summary.scalar takes a tensor of one number, not {tensor!r:.200}")
+        raise InvalidArgumentError(f"summary.scalar {name!r}: expected one number, not {tensor!r:.200}")
     _write("scalar", name, Scalar(float(array.item())), step)
     return None
 

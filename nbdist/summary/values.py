@@ -9,6 +9,7 @@ is done by `messages`, on the thread of the writer.
 from __future__ import annotations
 
 import io
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -263,7 +264,10 @@ def metadata(plugin: str, data: bytes) -> Any:
 def numbers(name: str, values: Any, what: str, copy: bool = True) -> NDArray[Any]:
     """Return an array of real numbers on the host; InvalidArgumentError for anything else."""
     array = to_host(values) if hasattr(values, "__cuda_array_interface__") else values
-    found = np.array(array) if copy else np.asarray(array)
+    try:
+        found = np.array(array) if copy else np.asarray(array)
+    except ValueError:  # rows of different lengths
+        found = np.empty(0, object)
     if found.dtype.kind not in "biuf":
         raise InvalidArgumentError(
             f"summary.{what} {name!r}: expected an array of real numbers, not {values!r:.100}"
@@ -275,8 +279,7 @@ def as_values(summary: Mapping[str, Written]) -> dict[str, Value]:
     """Return the values of a summary by tag, numbers as `Scalar`; InvalidArgumentError for others."""
     found: dict[str, Value] = {}
     for tag, value in summary.items():
-        if not isinstance(tag, str) or not tag:
-            raise InvalidArgumentError(f"a summary's tag is a text, not {tag!r}")
+        check_name("FileWriter", tag)
         given: Any = value
         if hasattr(given, "messages"):
             found[tag] = given
@@ -292,8 +295,8 @@ def as_values(summary: Mapping[str, Written]) -> dict[str, Value]:
 
 
 def check_name(what: str, name: object) -> str:
-    """Return a summary's name; InvalidArgumentError unless it is a text."""
-    if not isinstance(name, str) or not name:
+    """Return a summary's name; InvalidArgumentError unless it is a text that UTF-8 can encode."""
+    if not isinstance(name, str) or not name or any("\ud800" <= one <= "\udfff" for one in name):
         raise InvalidArgumentError(f"summary.{what}: the name is a text, not {name!r}")
     return name
 
@@ -301,8 +304,8 @@ def check_name(what: str, name: object) -> str:
 def checked_step(step: Any) -> int:
     """Return a step; InvalidArgumentError unless it is a whole number from 0 to 2**32 - 1."""
     try:
-        number = int(step)
-    except (TypeError, ValueError):
+        number = -1 if isinstance(step, (bool, np.bool_)) else operator.index(step)
+    except TypeError:
         number = -1
     if not 0 <= number < 1 << 32:
         raise InvalidArgumentError(f"global_step is a whole number from 0 to 2**32 - 1, not {step!r}")

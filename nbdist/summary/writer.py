@@ -10,6 +10,7 @@ is bounded. Source of the interface: TensorFlow's tf.compat.v1.summary.FileWrite
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -55,7 +56,7 @@ class FileWriter:
       training begins there again; None to keep all
 
     Raises StorageError at ``flush`` or ``close`` if the file cannot be written. Training between them
-    continues, and the error is logged once.
+    continues, and the error is logged once. A writer that is not closed is closed at the end of the process.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, FileWriter(folder) as writer:
@@ -78,9 +79,11 @@ class FileWriter:
         self._errors: list[str] = []
         first = None if purge_step is None else checked_step(purge_step)
         self._file = EventFile(Path(self.logdir).expanduser(), self._note, first)
-        self._seconds, self._written = flush_secs, time.monotonic()
-        self._encoder = Encoder(self._write, self._note)
+        self._encoder = Encoder(
+            lambda event, step: self._file.add(event), self._note, retry=self._file.retry, seconds=flush_secs
+        )
         self._closed = False
+        atexit.register(self.close)
         if graph is not None:
             self.add_graph(graph)
 
@@ -124,6 +127,7 @@ class FileWriter:
         """Write what waits in memory, and close the file. May be called twice."""
         if not self._closed:
             self._closed = True
+            atexit.unregister(self.close)
             self._encoder.close()
             self._file.close()
             self._raise_errors()
@@ -136,12 +140,6 @@ class FileWriter:
             yield self
         finally:
             _default.reset(token)
-
-    def _write(self, event: bytes, step: int) -> None:
-        self._file.add(event)
-        if time.monotonic() - self._written >= self._seconds:
-            self._written = time.monotonic()
-            self._file.retry()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -206,6 +204,7 @@ class Encoder:
     - ``write``: takes a serialized event and its step
     - ``say``: takes a sentence on values that were dropped or cannot be encoded, one for each of the two
     - ``see``: takes (tag, value, step) of each value that was encoded
+    - ``retry``: writes the file; called ``seconds`` after something was encoded. None if others do it
     """
 
     def __init__(
@@ -213,8 +212,11 @@ class Encoder:
         write: Callable[[bytes, int], None],
         say: Callable[[str], None],
         see: Callable[[str, Value, int], None] = lambda tag, value, step: None,
+        retry: Callable[[], None] | None = None,
+        seconds: float = 0.0,
     ) -> None:
         self._write, self._say, self._see = write, say, see
+        self._retry, self._seconds = retry, min(seconds, threading.TIMEOUT_MAX)
         self._waiting: deque[tuple[dict[str, Value], int, float, bytes]] = deque()
         self._bytes = 0
         self._busy = self._closed = False
@@ -266,14 +268,16 @@ class Encoder:
             self._thread.join()
 
     def _run(self) -> None:
+        due: float | None = None  # when what was encoded is to be written
         while True:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
-                if not self._waiting:
+                left = None if due is None else max(due - time.monotonic(), 0)
+                self._changed.wait_for(lambda: bool(self._waiting) or self._closed, left)
+                if self._closed and not self._waiting:
                     return
-                values, step, at, whole = self._waiting.popleft()
+                values, step, at, whole = self._waiting.popleft() if self._waiting else ({}, 0, 0.0, b"")
                 self._busy = True
             if whole:
                 self._write(whole, step)
@@ -285,6 +289,12 @@ class Encoder:
                     self._say_once("encoded", f"summary {tag!r} at step {step} is not written: {error}")
             with self._changed:
                 self._bytes -= sum(value.size for value in values.values())
+            if self._retry is not None:
+                now = time.monotonic()
+                due = now + self._seconds if due is None else due
+                if due <= now:
+                    self._retry()
+                    due = None
 
     def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._said:

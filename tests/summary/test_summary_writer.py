@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from waiting import until
 
 from nbdist import summary
 from nbdist.errors import InvalidArgumentError, StorageError
@@ -92,6 +93,47 @@ def test_what_comes_too_fast_is_dropped_and_said_once(
         writer.close()
     kept = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0}).Reload().Histograms("w")
     assert len(kept) == 9 - writer._encoder.dropped
+
+
+def test_more_than_is_held_back_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "PATIENCE", 1000)
+    with summary.create_file_writer(tmp_path) as writer, writer.as_default():
+        for step in range(50):
+            summary.scalar("loss", 1.0, step=step)
+        summary.text("note", "x" * 2000, step=50)  # longer than all that is held back
+    assert steps(tmp_path) == list(range(50))
+    assert EventAccumulator(str(tmp_path)).Reload().Tensors("note")[0].step == 50
+
+
+def test_the_last_values_are_written_after_flush_secs(tmp_path: Path) -> None:
+    writer = summary.create_file_writer(tmp_path, flush_secs=0.01)
+    writer.add_summary({"loss": 1.0}, 1)  # nothing follows
+    until(lambda: any(file.stat().st_size > 60 for file in tmp_path.iterdir()))
+    assert steps(tmp_path) == [1]
+    writer.close()
+
+
+def test_a_writer_that_is_not_closed_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr(writers.atexit, "register", at_exit.append)
+    summary.FileWriter(tmp_path).add_summary({"loss": 1.0}, 1)
+    at_exit[0]()  # as at the end of the process
+    assert steps(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("step", [1.5, "1", True, -1, 2**32, None])
+def test_a_step_is_a_whole_number(tmp_path: Path, step: Any) -> None:
+    with summary.create_file_writer(tmp_path) as writer, pytest.raises(InvalidArgumentError, match="whole"):
+        writer.purge(step)
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", 3])
+def test_a_name_that_no_file_can_hold_is_refused_at_once(tmp_path: Path, name: Any) -> None:
+    with summary.create_file_writer(tmp_path) as writer:
+        with pytest.raises(InvalidArgumentError, match="name is a text"):
+            writer.add_summary({name: 1.0}, 1)
+        with writer.as_default(), pytest.raises(InvalidArgumentError, match="name is a text"):
+            summary.scalar(name, 1.0, step=1)
 
 
 def test_a_training_that_begins_again_drops_what_was_written_ahead(tmp_path: Path) -> None:
