@@ -45,6 +45,19 @@ def delay(a, b):
     return a, b
 batches = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(50).map(delay)
 history = model.fit(batches, epochs=60, validation_data=(x_test, y_test))"""
+SUMMARIES = """%%distribute --strategy multi_worker --name digits
+import time
+import numpy as np
+x, y, x_test, y_test = nb.data.digits()
+model = nb.nn.Sequential([nb.nn.Dense(100, activation="sigmoid"), nb.nn.Dense(10, activation="softmax")])
+model.compile(nb.optim.SGD(0.5), "sparse_categorical_crossentropy", metrics=["accuracy"])
+class Wrong(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        time.sleep(0.05)
+        found = model.predict(x_test[:300]).argmax(axis=1)
+        nb.summary.image("wrongly classified", x_test[:300][found != y_test[:300]].reshape(-1, 8, 8, 1), max_outputs=6)
+watchers = [nb.train.TensorBoard()] + [Wrong()] * nb.task.is_chief
+history = model.fit(x, y, batch_size=90, epochs=60, validation_data=(x_test, y_test), callbacks=watchers)"""  # noqa: E501
 STEPS = """x, y, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(256, activation="sigmoid"), nb.nn.Dense(10, activation="softmax")])
 model.compile(nb.optim.SGD(0.2), "sparse_categorical_crossentropy")
@@ -107,6 +120,12 @@ def main() -> None:
 def live(browser: Browser, file: Path, dark: bool) -> None:
     """Take the live view of a run with a straggler, at 40% of its steps."""
     with_notebook(browser, [*START, TRAIN], 924, 1000, dark, lambda lab: take(lab, at_share(lab, 40), file))
+
+
+def summaries(browser: Browser, file: Path, dark: bool) -> None:
+    """Take the live view of a run with histograms and images, at 40% of its steps."""
+    cells = [*START, SUMMARIES]
+    with_notebook(browser, cells, 924, 1300, dark, lambda lab: take(lab, at_share(lab, 40), file))
 
 
 def sweep(browser: Browser, file: Path, dark: bool) -> None:
@@ -192,8 +211,8 @@ def timeline(_: Browser, file: Path, dark: bool) -> None:
 
 
 PICTURES: dict[str, Callable[[Browser, Path, bool], None]] = {
-    "live": live, "sweep": sweep, "sidebar": sidebar, "session": session, "graph": graph,
-    "timeline": timeline,
+    "live": live, "summaries": summaries, "sweep": sweep, "sidebar": sidebar, "session": session,
+    "graph": graph, "timeline": timeline,
 }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ class Gallery:
             self._every[key] = 2 * every
             kept[:-1] = kept[:-1:2]
 
-    def keys(self) -> list[tuple[str, str]]:
+    def names(self) -> list[tuple[str, str]]:
         """Return (source, tag) of all."""
         return list(self._kept)
 

@@ -165,7 +165,7 @@ def test_summaries_reach_the_view_and_the_event_files(begin: Callable[..., Run])
     run = begin(SUMMARIES)
     run.wait()
     first = run.tasks[0]
-    assert set(run.gallery.keys()) == {(task, tag) for task in run.tasks for tag in ("weights", "digit")}
+    assert set(run.gallery.names()) == {(task, tag) for task in run.tasks for tag in ("weights", "digit")}
     assert [(one.step, one.arrays[1].sum()) for one in run.gallery.of(first, "weights")] == [
         (1, 2),
         (2, 3),

@@ -14,6 +14,7 @@ from nbdist.run.devices import ReplicaDevice
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, ReplicaStanding, Standing
 from nbdist.run.run import Run
+from nbdist.summary.pictures import Gallery
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui.display import run as view
@@ -29,6 +30,7 @@ class FakeRun:
     def __init__(self, status: str = "finished", **options: Any) -> None:
         self.id, self.status, self.tasks = "261120-000000-mnist", status, list(TASKS)
         self.store, self.options = RunStore(), Options(name="mnist", **options)
+        self.gallery = Gallery()
         self.history: History | None = None
         self.error: NbdistError | None = None
         self.epochs: dict[int, dict[str, float]] = {}

@@ -50,8 +50,8 @@ async function drawRun(first: RunBundle): Promise<Drawing<RunBundle>> {
   const { RunView } = await import('@widget/run/view.js');
   const view = new RunView(uniqueName(), () => undefined);
   view.toolbar.time.hidden = true; // the bundle has no times of points
-  const take = ({ head, progress, curves, marks, gpus }: RunBundle): void =>
-    view.apply({ kind: 'frame', snapshot: true, head, progress, marks, gpus, replaced: [] }, curves);
+  const take = ({ head, progress, curves, marks, gpus, pictures }: RunBundle): void =>
+    view.apply({ kind: 'frame', snapshot: true, head, progress, marks, gpus, pictures, replaced: [] }, curves);
   take(first);
   return { element: view.element, take, redraw: () => view.redraw(), close: () => view.close() };
 }

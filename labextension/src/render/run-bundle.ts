@@ -14,6 +14,8 @@ export interface RunBundle {
   marks: Annotation[];
   /** The GPUs of the replicas over time; the drawing code checks them. */
   gpus: unknown;
+  /** The histograms and images of its summaries; the drawing code checks them. */
+  pictures: unknown;
   /** The number of curves left out of the data. */
   leftOut: number;
 }
@@ -56,6 +58,7 @@ export function readRun(data: unknown): RunBundle {
     curves: [...curves, ...trendStandIns(curves)],
     marks: list(run['marks'], MOST_MARKS).flatMap(markOf),
     gpus: run['gpus'] ?? [],
+    pictures: run['pictures'] ?? [],
     metrics: Object.entries(record(run['metrics']))
       .slice(0, MOST_METRICS)
       .flatMap(([name, value]) => (typeof value === 'number' || typeof value === 'string' ? [[name, parseNumber(value)]] : [])),

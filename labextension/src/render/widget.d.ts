@@ -83,6 +83,7 @@ declare module '@widget/run/view.js' {
     progress: Progress;
     marks?: Annotation[];
     gpus?: unknown;
+    pictures?: unknown;
     replaced: [number, number][];
   }
   /** The whole view of a run. */

@@ -41,6 +41,7 @@ from nbdist.ui.frozen.summary import (
     with_short_tasks,
 )
 from nbdist.ui.gpus import Gpus, gpus_over_time
+from nbdist.ui.pictures import Entries, entries_of
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.run_feed import plan_charts
@@ -101,6 +102,7 @@ class LiveDisplay:
         self.status: Mapping[str, Any] = {}
         self.marks: Sequence[Mark] = ()
         self.over_time: Gpus = []
+        self.summaries: Entries = []
         self.controls = PageControls()
         self.line_due = float("-inf")
         self.show_due: float | None = None
@@ -124,6 +126,7 @@ class LiveDisplay:
         self.view.progress(self.status)
         self.view.mark(self.marks)
         self.view.gpus(self.over_time)
+        self.view.pictures(self.summaries)
         display(self.view, display_id=self.display_id)
 
     def _make_view(self) -> LiveView:
@@ -152,6 +155,7 @@ class LiveDisplay:
             view.progress(self.status)
             view.mark(summary.marks)
             view.gpus(list(map(dict, summary.gpus)))
+            view.pictures(list(map(dict, summary.pictures)))
             view.finish(summary.state)
             view.close_when_left()  # the output itself, so that a slow page needs no further message
 
@@ -206,6 +210,13 @@ class LiveDisplay:
             self.over_time = gpus
             if self.view is not None:
                 self.view.gpus(gpus)
+
+    def pictures(self, entries: Entries) -> None:
+        """Set the histograms and images of the summaries (see `nbdist.ui.pictures`)."""
+        with self.lock:
+            self.summaries = entries
+            if self.view is not None:
+                self.view.pictures(entries)
 
     def output(self, task: str, printed: str) -> None:
         """Append what a task printed."""
@@ -268,6 +279,7 @@ def replace_outputs(summary: Summary, outputs: Mapping[str, str]) -> Summary:
 SHORT = 0.1  # seconds; a shorter run has no live view, which would cost more than the cell itself
 MOST_MARKS = 100  # of a run
 GPUS_EVERY = 1.0  # seconds between two updates of the GPUs' curves
+PICTURES_EVERY = 1.0  # and of the histograms and images
 MOST_RATES = 12  # changes of the learning rate that are drawn; more come from a schedule
 MOST_NAMED = 4  # lost replicas that are named; more are counted
 
@@ -281,7 +293,8 @@ class RunView:
         self._unit = unit_of(run)
         self._marks = Marks()
         self._gpus: list[object] = []  # the samples of the GPUs that the view has
-        self._gpus_due = float("-inf")
+        self._gpus_due = self._pictures_due = float("-inf")
+        self._pictures = 0  # the version of the summaries' pictures that the view has
         self._thread: int | None = None  # the thread that shows the run, if another thread follows it
         self._display = LiveDisplay(
             run.store, run.tasks, title_of(run), run_id=run.id, charts=run.options.live, again=again(run)
@@ -317,6 +330,9 @@ class RunView:
         if samples != self._gpus and now >= self._gpus_due:  # each task measures at a time of its own
             self._gpus, self._gpus_due = samples, now + GPUS_EVERY
             self._display.gpus(gpus_of(self._run, standing))
+        if self._run.gallery.version != self._pictures and now >= self._pictures_due:
+            self._pictures, self._pictures_due = self._run.gallery.version, now + PICTURES_EVERY
+            self._display.pictures(entries_of(self._run.gallery))
         devices = self._run.replica_devices(standing)
         self._display.progress(
             {
@@ -378,7 +394,7 @@ class RunView:
         self._display.show_again(self._summary_of(run) if run.over else None)
 
     def _summary_of(self, run: Run) -> Summary:
-        return replace(summary_of(run), marks=self._marks.all())
+        return replace(summary_of(run), marks=self._marks.all(), pictures=entries_of(run.gallery))
 
 
 def again(run: Run) -> str:

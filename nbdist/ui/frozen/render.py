@@ -11,6 +11,7 @@ from nbdist.ui.ansi import part, plain, spans, styled
 from nbdist.ui.formatting import Room, first_of, fitting, longest, shorten
 from nbdist.ui.frozen.summary import Summary, apart, headline, is_plain, marks_line, number, short_task
 from nbdist.ui.gpus import gpu_rows
+from nbdist.ui.pictures import pictures_html
 
 MOST_COLUMNS = 8
 FEW_LETTERS = 100  # characters of names side by side
@@ -40,6 +41,7 @@ def html(summary: Summary, picture: str | None, room: Room, columns: int = 1) ->
         )
     if summary.marks and picture is not None:
         parts.append(f"<p><small>{line(marks_line(summary), MARKS_ROOM)}</small></p>")
+    parts.append(pictures_html(summary.pictures))
     if summary.trained_on:
         parts.append(f"<p><small>trained on {line(summary.trained_on, 600)}</small></p>")
     if summary.warning:

@@ -25,6 +25,7 @@ from nbdist.ui.frozen.render import html, text
 from nbdist.ui.frozen.run_figure import columns_of, picture
 from nbdist.ui.frozen.summary import Summary, axis_words, is_plain
 from nbdist.ui.gpus import fewer_points
+from nbdist.ui.pictures import SAVED_LIMIT, fewer
 from nbdist.ui.widgets.run_feed import Chart, course, plan_charts
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
     bundle: dict[str, Any] = {} if encoded is None else {"image/png": encoded}
     bundle["text/html"] = well_formed(html(summary, encoded, room, columns_of(len(charts))))
     bundle["text/plain"] = well_formed(text(summary, room))
-    if charts or not is_plain(summary):
+    if charts or summary.pictures or not is_plain(summary):
         data = run_data(store, charts, summary, limit=LARGEST - size(bundle))
         bundle[RUN] = well_formed(data)
     return bundle
@@ -69,6 +70,7 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
 #      "trained_on": "2 workers on CPU (8 cores)", "warning": "",
 #      "gpus": [{"replica": 0, "model": "NVIDIA H100", "id": "GPU-8f3a...", "total": 85899345920,
 #                "use": {"seconds": "0 1 2", "values": "0 87 91"}, "memory": {...}, ...}],
+#      "pictures": [{"task": "worker 0", "tag": "weights", "kind": "histogram", "items": [...]}],
 #      "series": [{"name": "loss", "replica": "mean", "kind": "trend", "steps": "0 10", "values": "2.3 nan"},
 #                 {"name": "loss", "replica": 0, "kind": "points", "steps": "0 1", "values": "2.31 2.4"}],
 #      "left_out": 0}
@@ -108,6 +110,7 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
         "trained_on": clip(summary.trained_on, 600),
         "warning": clip(summary.warning, 600),
         "gpus": fewer_points(summary.gpus, limit // 4),
+        "pictures": fewer(summary.pictures, min(SAVED_LIMIT, limit // 3)),
         "metrics": {clip(name): jsonable(value) for name, value in first_of(summary.metrics, MOST_METRICS)},
         "charts": [
             {

@@ -48,6 +48,7 @@ class Summary:
     trained_on: str = ""  # the devices that held the replicas' arrays, in one line
     warning: str = ""  # a GPU that was not used, and what to do
     gpus: Sequence[Mapping[str, Any]] = ()  # the GPUs of the replicas over time (see nbdist.ui.gpus)
+    pictures: Sequence[dict[str, Any]] = ()  # of its summaries (see nbdist.ui.pictures)
 
 
 SIGNS: Mapping[MarkKind, str] = {"rate": "◆", "pause": "■", "checkpoint": "▼", "lost": "✕", "restart": "▲"}

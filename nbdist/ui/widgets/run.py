@@ -26,6 +26,7 @@ from nbdist.text import clip
 from nbdist.ui.formatting import jsonable
 from nbdist.ui.frozen.summary import Mark
 from nbdist.ui.gpus import Gpus
+from nbdist.ui.pictures import Entries
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.base import StreamingView
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
@@ -70,6 +71,8 @@ class LiveView(StreamingView):
         self.marks_are_new = False
         self.over_time: Gpus = []
         self.gpus_are_new = False
+        self.summaries: Entries = []
+        self.pictures_are_new = False
         self.transcripts = {task: Transcript() for task in tasks} if transcripts is None else transcripts
         self.shown: dict[str, tuple[int, str]] = {}
         """By task: the position in its transcript, and the open line, that the page has."""
@@ -110,6 +113,10 @@ class LiveView(StreamingView):
         """Set the GPUs of the replicas over time (see `nbdist.ui.gpus`)."""
         self.gpus_are_new = self.gpus_are_new or gpus != self.over_time
         self.over_time = gpus
+
+    def pictures(self, entries: Entries) -> None:
+        """Set the histograms and images of the run's summaries (see `nbdist.ui.pictures`)."""
+        self.summaries, self.pictures_are_new = entries, True
 
     def output(self, task: str, text: str) -> None:
         """Append text that a task has printed."""
@@ -170,6 +177,8 @@ class LiveView(StreamingView):
             content["marks"] = self.marks
         if self.gpus_are_new or (snapshot and self.over_time):
             content["gpus"] = self.over_time
+        if self.pictures_are_new or (snapshot and self.summaries):
+            content["pictures"] = self.summaries
         if available := self.available.news(self.feed.store.series, now, anew=snapshot):
             content["available"] = available
         if printed := self._new_output(snapshot):
@@ -177,7 +186,8 @@ class LiveView(StreamingView):
         if not (len(content) > 2 or update.parts):
             return
         content["replaced"] = update.replaced
-        self.snapshot_wanted = self.status_is_new = self.marks_are_new = self.gpus_are_new = False
+        self.snapshot_wanted = self.status_is_new = self.marks_are_new = False
+        self.gpus_are_new = self.pictures_are_new = False
         self._send_numbered(content, update, now)
 
     def _send_numbered(self, content: dict[str, Any], update: RunUpdate, now: float) -> None:

@@ -10,6 +10,7 @@ import { formatCount, formatValue, shortTask, stepUnit } from "../text/format.js
 import { GpuSection } from "./gpus.js";
 import { FINAL_STATES, Header } from "./header.js";
 import { Output } from "./output.js";
+import { PictureSection } from "./pictures.js";
 import { ReplicaCards } from "./replicas.js";
 import { ChartPicker, ChartToolbar } from "./toolbar.js";
 
@@ -26,6 +27,7 @@ import { ChartPicker, ChartToolbar } from "./toolbar.js";
  * @property {import("./toolbar.js").Available} [available]
  * @property {import("../chart/annotations.js").Annotation[]} [marks]
  * @property {unknown} [gpus] of the replicas, over time
+ * @property {unknown} [pictures] of the run's summaries
  * @property {[number, number][]} replaced
  */
 /** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null, table: boolean }} ViewSettings */
@@ -75,6 +77,9 @@ export class RunView {
     this.gpus = new GpuSection();
     /** @type {unknown} */
     this.gpusOverTime = [];
+    this.pictures = new PictureSection();
+    /** @type {unknown} */
+    this.summaries = [];
     this.output = new Output(name);
     this.table = new DataTable(this.shared);
     this.toolbar = new ChartToolbar(this.shared.options, () => (this.keepSettings(), this.redraw()), () => this.zoom(null), this.picker.element);
@@ -85,7 +90,7 @@ export class RunView {
     this.figures.hidden = true;
     this.table.element.addEventListener("toggle", () => (this.keepSettings(), this.table.show(this.head.charts)));
     this.releaseKeys = captureKeys(this.element);
-    this.element.append(this.header.element, this.figures, this.replicas.element, this.gpus.element, this.output.element);
+    this.element.append(this.header.element, this.figures, this.pictures.element, this.replicas.element, this.gpus.element, this.output.element);
   }
 
   /** @param {Message} message @param {import("../comm/frames.js").CurveSegment[]} segments */
@@ -101,6 +106,7 @@ export class RunView {
     if (message.snapshot) this.output.clear();
     if (message.progress) this.progress = message.progress;
     if (message.gpus) this.gpusOverTime = message.gpus;
+    if (message.pictures) this.summaries = message.pictures;
     if (message.marks) this.shared.annotations = message.marks;
     this.shared.curves.apply(message.replaced, segments);
     if (message.available) this.available = { ...this.available, ...message.available };
@@ -161,6 +167,7 @@ export class RunView {
     this.picker.show(choosable, this.head.charts.map(({ title }) => title));
     this.replicas.show(this.progress.per_replica ?? {}, this.shared.labels);
     this.gpus.show(this.gpusOverTime, this.shared.labels, FINAL_STATES.includes(this.progress.state), this.head.tasks.length);
+    this.pictures.show(this.summaries);
     if (!this.charts.length) return;
     // While JupyterLab changes its theme, elements have no width; no event reports the end of the change.
     const whole = (this.width = this.grid.clientWidth || this.width);
