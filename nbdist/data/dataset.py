@@ -57,6 +57,8 @@ class _Stage:
     shards: int = 1  # of how many parts this is one
     files: Callable[[], int] | None = None  # counts the files of its source, if it is one source of files
     way: Way | None = None  # how it works
+    policy: AutoShardPolicy | None = None  # how workers divide it, if that was asked for
+    apart: bool = False  # whether it has one worker's pieces of global batches
 
     def __post_init__(self) -> None:
         if not isinstance(self.blocks, Measured):  # a pass with a meter measures them
@@ -454,10 +456,9 @@ class Dataset:
         - ``num_workers``, ``index``: how many workers there are, and which one this is, from 0 on
         - ``policy``: an AutoShardPolicy or its name: "off", "file", "data", "auto" or "hint"
 
-        For asynchronous training, and for ``strategy.distribute_datasets_from_function``, whose context has
-        both numbers. Replicas that step together in ``fit`` share each batch of the whole dataset by
-        themselves. Raises InvalidArgumentError for fewer files (FILE) or elements (DATA, HINT) than workers:
-        here if the number is known, else at the end of a pass.
+        For workers that read on their own in a loop of one's own. In ``fit`` and ``distribute_dataset`` the
+        workers do it themselves, by :meth:`with_auto_shard`. Raises InvalidArgumentError for fewer files
+        (FILE) or elements (DATA, HINT) than workers: here if the number is known, else at the end of a pass.
 
         >>> [int(n) for n in Dataset.range(5).auto_shard(2, 1, "data")]
         [1, 3]
@@ -468,10 +469,7 @@ class Dataset:
             raise InvalidArgumentError(
                 f"auto_shard: index {own} of {workers} workers; the last is {workers - 1}"
             )
-        stage = self._stage
-        hints = sum(step[0] == "shard_hint" for step in stage.steps)
-        count = None if stage.files is None else stage.files()
-        found = policy_rules.chosen(policy_rules.policy_of(policy), workers, count, hints)
+        stage, found = self._stage, self._resolved(policy, workers)
         if found is AutoShardPolicy.OFF or workers == 1:
             return self
         if found is AutoShardPolicy.DATA:
@@ -480,6 +478,25 @@ class Dataset:
         step = ("auto_shard", found.value, workers, own)
         made = partial(split, stage.blocks, workers, own)
         return self._then(step, made, count=None, files=None, shards=stage.shards * workers)
+
+    def with_auto_shard(self, policy: AutoShardPolicy | str) -> Dataset:
+        """Return the same dataset, which workers that train on it divide among them.
+
+        - ``policy``: an AutoShardPolicy or its name: "off", "file", "data", "auto" or "hint"
+
+        It says what each worker reads under a strategy: in ``fit``, with ``strategy.distribute_dataset`` and
+        ``distribute_datasets_from_function``. Replicas that step together make each global batch of one
+        piece from each worker's own data, with "data" of shares of the same batch; that is also what they do
+        without a policy. Workers that step independently each read their part. One process reads everything.
+
+        Training raises InvalidArgumentError for fewer files (FILE) or elements (DATA, HINT) than workers, a
+        dataset without files (FILE), or without a place that is marked (HINT).
+
+        >>> Dataset.range(5).batch(2).with_auto_shard("data").policy
+        <AutoShardPolicy.DATA: 'data'>
+        """
+        found = policy_rules.policy_of(policy)
+        return self._then(("with_auto_shard", found.value), self._stage.blocks, policy=found)
 
     def take(self, count: int) -> Dataset:
         """Return the first ``count`` elements (0 or more), or all if there are fewer."""
@@ -980,6 +997,23 @@ class Dataset:
         return self._stage.shards
 
     @property
+    def policy(self) -> AutoShardPolicy | None:
+        """What :meth:`with_auto_shard` was given, if anything."""
+        return self._stage.policy
+
+    def resolved_policy(self, workers: int) -> AutoShardPolicy:
+        """Return OFF, FILE, DATA or HINT: what :attr:`policy` means for so many workers.
+
+        DATA if there is none. Raises InvalidArgumentError if the policy cannot be followed.
+        """
+        return self._resolved(self._stage.policy or AutoShardPolicy.DATA, workers)
+
+    @property
+    def apart(self) -> bool:
+        """Whether it has the pieces of global batches that one worker makes of its own data."""
+        return self._stage.apart
+
+    @property
     def endless(self) -> bool:
         """Whether a pass is known to have no end."""
         return self._stage.count == math.inf
@@ -1021,6 +1055,12 @@ class Dataset:
         steps = (*self._stage.steps, step)
         return Dataset(replace(self._stage, blocks=made, steps=steps, way=way, **changes), self._salt)
 
+    def _resolved(self, policy: AutoShardPolicy | str, workers: int) -> AutoShardPolicy:
+        stage = self._stage
+        hints = sum(step[0] == "shard_hint" for step in stage.steps)
+        files = None if stage.files is None else stage.files()
+        return policy_rules.chosen(policy_rules.policy_of(policy), workers, files, hints)
+
     def _openings_of(self, what: str, opened: Sequence[int]) -> dict[int, int]:
         given = arguments.members(f"{what}: opened", opened, "whole numbers")
         counts = [whole_number(f"{what}: opened", count, 0) for count in given]
@@ -1047,6 +1087,11 @@ def _combined(
     if len(salts) > 1:
         raise InvalidArgumentError(
             f"{name}: the datasets have different with_seed(...); call with_seed on the result"
+        )
+    if any(part.policy for part in parts):
+        raise InvalidArgumentError(
+            f"{name}: a dataset in it has with_auto_shard(...), which is for the one that is trained on; "
+            "call it on the result"
         )
     step = (name, *values, *(Inner(part._stage.steps) for part in parts), *tail)
     shards = max(part.shards for part in parts)

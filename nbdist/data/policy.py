@@ -11,7 +11,7 @@ from nbdist.errors import InvalidArgumentError, choices
 
 
 class AutoShardPolicy(enum.Enum):
-    """What `Dataset.auto_shard` splits among workers.
+    """What `Dataset.with_auto_shard` and `Dataset.auto_shard` split among workers.
 
     OFF: nothing, each worker reads everything. FILE: the list of files. DATA: the elements, of which each
     worker makes all and keeps its own. AUTO: FILE if there are at least as many files as workers, else DATA.

@@ -19,6 +19,7 @@ from nbdist.data.blocks import Shuffle
 from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.dataset import Dataset
 from nbdist.data.meter import Measured
+from nbdist.data.policy import AutoShardPolicy
 from nbdist.data.rows import ArrayRows
 from nbdist.data.steps import Step
 from nbdist.data.text import CsvRows
@@ -104,6 +105,7 @@ _TRANSFORMS: dict[str, tuple[tuple[str, ...], Callable[..., Dataset]]] = {
     "skip": (("number",), Dataset.skip),
     "prefetch": (("number or auto",), Dataset.prefetch),
     "with_seed": (("numbers",), Dataset.with_seed),
+    "with_auto_shard": (("policy",), Dataset.with_auto_shard),
 }
 """By name: what values a transform comes with, and what does it."""
 
@@ -112,6 +114,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "number or None": lambda value: value is None or _KINDS["number"](value),
     "number or auto": lambda value: value == AUTOTUNE or _KINDS["number"](value),
     "truth": lambda value: type(value) is bool,
+    "policy": lambda value: value in [policy.value for policy in AutoShardPolicy],
 }
 
 

@@ -66,7 +66,7 @@ class AllReduceStrategy(GroupStrategy):
 
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in one order for all, of which each replica takes its share of every batch."""
-        return one_order(dataset, seed, self.num_replicas_in_sync)
+        return one_order(dataset, seed, self.num_replicas_in_sync, self.world.size, self.world.index)
 
     @property
     def devices(self) -> Sequence[str]:

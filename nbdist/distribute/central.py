@@ -84,7 +84,7 @@ class CentralStorageStrategy(Strategy):
 
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in one order for all, of which each replica takes its share of every batch."""
-        return one_order(dataset, seed, self.num_replicas_in_sync)
+        return one_order(dataset, seed, self.num_replicas_in_sync, self.world.size, self.world.index)
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
         """Begin to train: the parameters get the chief's values."""

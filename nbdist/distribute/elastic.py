@@ -20,6 +20,7 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.membership import GroupReplica, GroupStrategy
+from nbdist.distribute.sharing import own_order
 from nbdist.distribute.spec import COLLECTIVE, Setting, StrategySpec, whole_number
 from nbdist.errors import InvalidArgumentError, TaskDiedError, UnavailableError
 from nbdist.numbers import is_whole
@@ -86,7 +87,7 @@ class ElasticAveragingStrategy(GroupStrategy):
 
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in this replica's own order."""
-        return dataset if seed is None else dataset.with_seed(seed, self.replica_index)
+        return own_order(dataset, seed, self.world.size, self.replica_index)
 
     def share(self, size: int) -> slice:
         """Return all of a batch: replicas are independent."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.distribute.served_replica import EARLIER, ServedReplica, StepWait, lend
-from nbdist.distribute.sharing import one_order
+from nbdist.distribute.sharing import one_order, own_order
 from nbdist.distribute.spec import TRANSPORT, Setting, StrategyConfig, StrategySpec, whole_number
 from nbdist.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from nbdist.graph.placement import round_robin
@@ -165,8 +165,14 @@ class ParameterServerStrategy(Strategy):
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in one order for all (synchronous), or in this replica's own order."""
         if self.synchronous:
-            return one_order(dataset, seed, self.replicas)
-        return dataset if seed is None else dataset.with_seed(seed, self.replica_index)
+            found = one_order(dataset, seed, self.replicas, self.replicas, self.replica_index)
+            if found.apart and not self.in_step:
+                raise InvalidArgumentError(
+                    "with_auto_shard makes each batch of a piece of every worker, and with backups or "
+                    "aggregate a step does not wait for all: drop them, or use policy 'data'"
+                )
+            return found
+        return own_order(dataset, seed, self.replicas, self.replica_index)
 
     def share(self, size: int) -> slice:
         """Return this replica's part of a batch: all of it if replicas are asynchronous."""

@@ -77,7 +77,9 @@ class ResumeAdapter:
         Raises InvalidArgumentError, with the difference, if what is found is of a training unlike this one.
         """
         context, states, strategy = self._context, self._context.states, self._context.strategy
-        self._data, self._steps, cursor = dataset, steps, DataCursor()
+        part = dataset if dataset.policy is None else strategy.dataset(dataset, None)
+        # What a worker reads of its own is part of what a continued training must have in common.
+        self._data, self._steps, cursor = part if part.apart else dataset, steps, DataCursor()
         if states is not None:
             if states.read is not None and not strategy.continues:
                 raise InvalidArgumentError(

@@ -23,6 +23,7 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.data.shares import share_of
+from nbdist.data.structure import leaves_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import Array, backend, scoped_device, to_device
 from nbdist.graph.tensor import Placeholder, Tensor, Variable
@@ -298,6 +299,8 @@ class Strategy(ABC):
     """What runs custom loops under this strategy in this process, from its first use on."""
     _value_group: Collective | None = None
     """This replica's end of the group for values other than gradients, once it is formed."""
+    _pieces: Array | None = None
+    """How many examples of the last batch each replica has, where each reads its own data."""
     keeps_values = True
     """Whether the model ends with this replica's values; of several in one process only one's are kept."""
 
@@ -369,6 +372,8 @@ class Strategy(ABC):
         An example's random numbers follow from its number. Replicas that train independently get numbers far
         apart, so that they draw different ones.
         """
+        if self._pieces is not None:
+            return int(self._pieces[: self.replica_index].sum())
         own = self.replica_index << 32 if self.num_replicas_in_sync == 1 else 0
         return own + self.share(size).start  # type: ignore[no-any-return]
 
@@ -377,18 +382,62 @@ class Strategy(ABC):
 
         The arrays are valid until the next batch is asked for.
         """
+        self._pieces = None
+        if dataset.apart:
+            self.begin_together(dataset)
+            for piece, size in self.together(dataset.iterate(reuse_buffers=True), (np.empty(0),)):
+                yield piece if isinstance(piece, tuple) else (piece,), size
+            return
         for batch in dataset.iterate(reuse_buffers=True):
             self._batch = batch if isinstance(batch, tuple) else (batch,)
             yield self.batch()
 
+    def begin_together(self, dataset: Dataset) -> None:
+        """Make the order of the next pass follow from how often the first replica has opened its shuffles.
+
+        One with less data may have opened them more often in a pass; a checkpoint has the first one's counts.
+        """
+        opened = np.array(dataset.opened, np.int64)
+        if len(opened):
+            opened *= self.replica_index == 0
+            dataset.reopen(self.reduce_value(opened, "sum").tolist())
+
+    def together(self, pieces: Iterator[Any], nothing: Any) -> Iterator[tuple[Any, int]]:
+        """Yield this replica's pieces of global batches, with the size of the whole batch.
+
+        It ends when no replica in sync has a piece any more; all of them call it at the same steps.
+        ``nothing`` stands for a piece when this replica has none.
+        """
+        while True:
+            piece = next(pieces, None)
+            own = np.zeros(self.num_replicas_in_sync, np.int64)
+            own[self.replica_index] = 0 if piece is None else len(leaves_of(piece)[0])
+            self._pieces = self.reduce_value(own, "sum")
+            if not self._pieces.any():
+                return
+            yield nothing if piece is None else piece, int(self._pieces.sum())
+
     def batch(self) -> tuple[tuple[Array, ...], int]:
-        """Return this replica's part of the last batch, as shares are now, and the size of the whole."""
+        """Return this replica's part of the last batch, as shares are now, and the size of the whole.
+
+        Raises FailedPreconditionError if each replica reads its own data: others cannot repeat the step.
+        """
+        self.require_shared()
         arrays = self._batch
         size = len(arrays[0])
         if self.num_replicas_in_sync > 1:
             part = self.share(size)
             arrays = tuple(a[part] for a in arrays)
         return arrays, size
+
+    def require_shared(self) -> None:
+        """Raise FailedPreconditionError if the last batch was made of pieces, which cannot be made again."""
+        if self._pieces is not None:
+            raise FailedPreconditionError(
+                f"each of {len(self._pieces)} workers reads its own part of the data (with_auto_shard), and "
+                "one of them was lost or another joins: the parts cannot be divided anew within an epoch. "
+                "Train with policy DATA, with which they share each batch, or resume from a checkpoint"
+            )
 
     @property
     def joins_loops(self) -> bool:
@@ -437,13 +486,18 @@ class Strategy(ABC):
         return _custom().reduce(self, op, value, axis)
 
     def distribute_dataset(self, dataset: Dataset) -> Any:
-        """Return the dataset's global batches as this process's replicas get their shares of them."""
+        """Return the dataset's global batches as this process's replicas get their shares of them.
+
+        With ``dataset.with_auto_shard(policy)`` each process reads its own part, and its replica gets a piece
+        of each global batch of it.
+        """
         return _custom().distribute_dataset(self, dataset)
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Dataset]) -> Any:
         """Return batches for single replicas, from the dataset that ``dataset_fn(InputContext)`` makes here.
 
-        A pass ends for all together; a replica without a batch gets an empty one until then.
+        A pass ends for all together; a replica without a batch gets an empty one until then. With
+        ``with_auto_shard(policy)`` the dataset is divided among the processes.
         """
         return _custom().distribute_datasets_from_function(self, dataset_fn)
 

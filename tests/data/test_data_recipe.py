@@ -28,6 +28,7 @@ TRANSFORMS = st.lists(
         st.tuples(st.just("shard"), st.just(2), st.integers(0, 1)),
         st.tuples(st.just("batch"), st.integers(1, 9), st.booleans()),
         st.tuples(st.just("prefetch"), st.integers(0, 2)),
+        st.tuples(st.just("with_auto_shard"), st.sampled_from(["file", "data"])),
         st.tuples(st.just("with_seed"), st.integers(0, 9), st.integers(0, 9)),
     ),
     max_size=6,

@@ -83,6 +83,21 @@ def test_a_training_on_data_tasks_has_the_weights_of_one_without(
     assert same(here, there)
 
 
+@pytest.mark.parametrize("how", [{"strategy": "multi_worker"}, {"strategy": "ps", "sync": True}], ids=str)
+def test_workers_that_read_their_own_files_have_the_same_pieces_from_data_tasks(
+    served: Cluster, how: dict[str, Any], tmp_path: Path
+) -> None:
+    for number, rows in enumerate((9, 4, 6)):
+        (tmp_path / f"{number}.txt").write_text("".join(f"{10 * number + row}\n" for row in range(rows)))
+    lines = f"nb.data.Dataset.text_lines({str(tmp_path)!r}).map(int).shuffle(5)"
+    made = f"dataset = {lines}.map(lambda n: (x[n], y[n])).batch(4).with_auto_shard('file')\nhistory = "
+    fit = FIT.replace("history = ", made)
+    here, there = run(served, fit, **how), run(served, fit, data="service", **how)
+    assert here.global_step == there.global_step == 3 * 8, "worker 0 has 15 examples: 4 batches, 8 pieces"
+    assert same(here, there)
+    assert not same(here, run(served, fit.replace(".with_auto_shard('file')", ""), **how))
+
+
 def test_both_data_tasks_make_batches_and_workers_in_step_share_them(served: Cluster) -> None:
     body = (
         MODEL

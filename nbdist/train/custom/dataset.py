@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.pieces import own_part
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.train.custom.position import DatasetPosition
@@ -22,6 +23,7 @@ from nbdist.train.custom.reduce import joined
 from nbdist.train.custom.resume import join, save_if_due
 from nbdist.train.custom.runner import Runner
 from nbdist.train.resume import made_of, require_same
+from nbdist.train.strategy import Strategy
 
 
 class DistributedDataset:
@@ -48,6 +50,11 @@ class DistributedDataset:
     def __iter__(self) -> Iterator[Any]:
         runner = self._runner
         strategies = [one.context.strategy for one in runner.variables.local.all]
+        if self._dataset.apart:
+            yield from self._pieces(strategies[0])
+            return
+        for strategy in strategies:
+            strategy._pieces = None
         for element in self._passes.elements():
             parts = [np.asarray(part) for part in leaves_of(element)]
             if any(not part.ndim for part in parts):
@@ -65,6 +72,36 @@ class DistributedDataset:
                 runner.yielded += [(own, first, scale, part) for own, part in zip(mine, parts, strict=True)]
                 shares.append(rebuild(element, mine))
             yield joined(shares)
+
+    def _pieces(self, strategy: Strategy) -> Iterator[Any]:
+        """Yield the pieces of global batches that this process makes of its own part of the data."""
+        runner = self._runner
+        strategy.begin_together(self._dataset)
+        with self._passes.begun() as place:
+            if place is None:
+                return
+            elements, number = iter(self._dataset), place.batches or 0
+            for _ in range(number):
+                runner.variables.context.control.check()
+                next(elements, None)
+            spec = self.element_spec
+            pieces = strategy.together(elements, empty_batch(spec))
+            whole = [np.zeros((1, *leaf.shape[1:]), leaf.dtype) for leaf in leaves_of(empty_batch(spec))]
+            while not self._passes.boundary(place, number):
+                piece, size = next(pieces, (None, 0))
+                if not size:
+                    break
+                mine = [np.asarray(leaf) for leaf in leaves_of(piece)]
+                if len(mine[0]):
+                    whole = mine  # what stands for the batch where a replica has none of it
+                scale = size / len(mine[0]) if len(mine[0]) else 0.0
+                place_of = strategy.first_example(size)
+                runner.yielded = [(own, place_of, scale, one) for own, one in zip(mine, whole, strict=True)]
+                yield joined([rebuild(piece, mine)])
+                number += 1
+            else:
+                return
+        runner.end_pass()
 
     def __repr__(self) -> str:
         return f"<DistributedDataset of {self._dataset!r}>"
@@ -161,7 +198,9 @@ class ReplicaBatches:
         here, replicas = len(variables.local.all), variables.strategy.num_replicas_in_sync
         number = variables.strategy.replica_index // here if replicas > 1 else 0
         self._runner = runner
-        self._dataset = make(InputContext(max(replicas // here, 1), number, replicas))
+        pipelines = max(replicas // here, 1)
+        dataset = own_part(make(InputContext(pipelines, number, replicas)), pipelines, number)
+        self._dataset = variables.context.served(dataset)
         self._passes = Passes(runner, self._dataset)
 
     @property
@@ -190,6 +229,10 @@ class ReplicaBatches:
         runner.end_pass()
 
     def _empty(self) -> Any:
-        spec = self.element_spec
-        nothing = [np.zeros((0, *(n or 0 for n in one.shape[1:])), one.dtype) for one in leaves_of(spec)]
-        return rebuild(spec, nothing)
+        return empty_batch(self.element_spec)
+
+
+def empty_batch(spec: Any) -> Any:
+    """Return a batch without examples, of the shapes and dtypes of ``spec``."""
+    nothing = [np.zeros((0, *(n or 0 for n in one.shape[1:])), one.dtype) for one in leaves_of(spec)]
+    return rebuild(spec, nothing)

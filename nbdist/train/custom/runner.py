@@ -101,6 +101,7 @@ class Runner:
     def _cut_again(self, arguments: Any) -> Any:
         """Return arguments in which shares of a batch are cut anew, for as many replicas as there are now."""
         strategy, cut = self.variables.strategy, list[tuple[Array, int, float, Array]]()
+        strategy.require_shared()
 
         def share(leaf: Any) -> Any:
             whole = next((known[3] for known in self.yielded if known[0] is leaf), None)
