@@ -17,7 +17,7 @@ EXAMPLES := 0.15
 export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check lab bench format lock clean chromium gpu
+.PHONY: demo test check check-types check-widget check-labextension check-doctests lab bench format lock clean chromium gpu
 
 demo: .venv/demo.stamp
 	$(BIN)/python scripts/demo.py
@@ -27,14 +27,21 @@ test: check chromium
 	$(BIN)/python -m pytest tests -m "(engines or netns or processes) and not browser" --durations=5
 	$(BIN)/python -m pytest tests -m browser --durations=5
 
+# Each of the first four keeps one core busy, so two run at a time.
 check: .venv/test.stamp widget/node_modules/.package-lock.json labextension/node_modules/.package-lock.json
+	$(MAKE) --jobs=2 check-labextension check-types check-widget check-doctests
+	NBDIST_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q $(SHARED) tests --ignore tests/browser -m "$(FAST)"
+
+check-types:
 	$(BIN)/ruff format --check nbdist tests bench scripts
 	$(BIN)/ruff check nbdist tests bench scripts
 	$(BIN)/mypy
-	cd widget && npm run --silent check && npm test --silent
-	cd labextension && npm run --silent check && npm test --silent
+
+check-widget check-labextension: check-%:
+	cd $* && npm run --silent check && npm test --silent
+
+check-doctests:
 	$(BIN)/python -m pytest -q nbdist --doctest-modules
-	NBDIST_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q $(SHARED) tests --ignore tests/browser -m "$(FAST)"
 
 lab: .venv/demo.stamp
 	$(BIN)/jupyter lab $(AS_ROOT) --KernelManager.transport_encryption=auto notebooks/01_quickstart.ipynb
