@@ -7,9 +7,9 @@
 
 An op by itself reads its inputs from memory and writes its value to memory. A chain does all its ops on one
 block of rows before it starts the next block, so a value that only the chain uses never takes more than one
-block. On a GPU a chain is one kernel (`nbdist.graph.compile.fusion`), and such a value takes no memory.
-`find_chains`, `assign` and the cutting into blocks (`splits_of`, `cut_of`) are pure decisions; `Blockwise`
-runs them.
+block. On a GPU a chain is one kernel (`fused_kernel` in `nbdist.graph.compile.source`), and such a value
+takes no memory. `find_chains`, `assign` and the cutting into blocks (`splits_of`, `cut_of`) are pure
+decisions; `Blockwise` runs them.
 """
 
 from __future__ import annotations
