@@ -182,3 +182,18 @@ def test_summaries_reach_the_view_and_the_event_files(begin: Callable[..., Run])
         assert list(found.PluginRunToTagToContent("images")[name]) == ["digit"]
         assert list(found.PluginRunToTagToContent("text")[name]) == ["note"]
         assert [one.step for one in found.Tensors(name, "weights")] == [1, 2, 3]
+
+
+def test_the_callback_of_fit_writes_into_the_run(begin: Callable[..., Run]) -> None:
+    run = begin(
+        FIT.replace("callbacks=[Own()]", "callbacks=[nb.train.TensorBoard()]"), strategy="multi_worker"
+    )
+    run.wait()
+    assert [one.step for one in run.gallery.of(run.tasks[0], "dense/kernel")] == [4, 8]
+    assert {task for task, _ in run.gallery.names()} == {run.tasks[0]}
+    found = EventMultiplexer().AddRunsFromDirectory(str(run.folder / "tensorboard"))
+    found.Reload()
+    assert set(found.PluginRunToTagToContent("histograms")["worker-0"]) == {"dense/kernel", "dense/bias"}
+    steps = [one.step for one in found.Tensors("worker-0", "loss")]
+    assert steps[0] == 1  # the points before the first summary are there, too
+    assert found.Graph("worker-0").node

@@ -68,6 +68,7 @@ class Towers:
                     device=self.main.device,
                     checkpoints=self.main.checkpoints,
                     recorder=tower.recorder,
+                    summaries=self.main.summaries,
                     step_log=StepLog(f"tower {i}"),
                     progress=tower.progress,
                     is_chief=i == 0,
