@@ -322,7 +322,10 @@ class RunMonitor:
                 if rank in self._observed:  # the owner has ended the run without it
                     self._end_rank(rank)
                     continue
-                if rank in self.lost | self._unknown or rank in self._failures.undecided:
+                is_open = rank in self._unknown or rank in self._failures.undecided
+                if rank in self.lost or (
+                    is_open and self.error is None
+                ):  # a run that has failed decides no more
                     continue
             if self._has_given_up(rank, outcome):
                 continue

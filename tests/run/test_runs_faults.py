@@ -258,3 +258,13 @@ def test_options_of_a_wrong_type(options: dict[str, Any], words: str) -> None:
 def test_a_body_is_text_or_a_function() -> None:
     with pytest.raises(InvalidArgumentError, match="source text or a function, not 5"):
         start_run(5, Options())  # type: ignore[arg-type]
+
+
+def test_a_run_ends_when_a_second_task_dies_before_the_first_death_has_ended_it(
+    start: Callable[..., Cluster],
+) -> None:
+    """The death of the second was left open for ever: the run had failed, and decided nothing more."""
+    cluster = start(workers=2)
+    body = "import os, time\ntime.sleep(0.2 * nb.task.rank)\nos._exit(3)"
+    with pytest.raises(TaskDiedError, match="exited with code 3"):
+        start_run(body, Options(), cluster=cluster).wait()
