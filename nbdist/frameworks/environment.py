@@ -26,12 +26,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from nbdist.errors import AbortedError, FailedPreconditionError, UnavailableError
 from nbdist.frameworks.base import Framework, Place
+from nbdist.frameworks.jax import Jax
 from nbdist.frameworks.torch import Torch
 from nbdist.runtime.groups import World
 from nbdist.text import cut_middle
 from nbdist.train.context import Control
 
-FRAMEWORKS: dict[str, type[Framework]] = {one.name: one for one in (Torch,)}
+FRAMEWORKS: dict[str, type[Framework]] = {one.name: one for one in (Torch, Jax)}
 """The frameworks of ``--framework``, by name."""
 
 STOP_SECONDS = 1.5  # between a stop and the abort of the calls that still wait: when the client signals

@@ -5,10 +5,8 @@ a rendezvous as under torchrun: the task of the first rank serves the store (tor
 init_process_group connects to it.
 
 Torch can abort NCCL's communicators, but not a gloo group: ``ProcessGroupGloo.abort()`` and ``shutdown()``
-return, and a thread in ``all_reduce`` continues to wait, for up to 30 minutes (measured with torch 2.13).
-What does end such a call is the end of a connection. So `Torch.abort` shuts the connections down that sockets
-of this run have accepted: those of gloo (each pair of ranks has one that accepts), and those to the store.
-Sockets that listened before the run, such as the task's own, are left alone.
+return, and a thread in ``all_reduce`` continues to wait, for up to 30 minutes (measured with torch 2.13). So
+`Torch.abort` also shuts the connections down, those of gloo and those to the store.
 """
 
 from __future__ import annotations
@@ -16,25 +14,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
-import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from nbdist.errors import FailedPreconditionError, MissingExtra
 from nbdist.frameworks.base import Framework, Place
+from nbdist.frameworks.connections import is_lost_connection, listeners, shut_down_accepted
 
 STORE_SECONDS = 300.0  # torch's own timeout of a store
-LOST = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "failed to recv, got 0 bytes",
-    "remote process exited",
-)
-"""Parts of the messages of gloo, the store and NCCL about a connection that another process has ended."""
 
 
 class Torch(Framework):
@@ -124,7 +114,7 @@ class Torch(Framework):
 
     def is_consequence(self, error: BaseException) -> bool:
         """Return whether gloo, NCCL or the store has lost another process."""
-        return isinstance(error, RuntimeError) and any(part in str(error) for part in LOST)
+        return is_lost_connection(error)
 
 
 def loopback_device() -> str:
@@ -135,40 +125,3 @@ def loopback_device() -> str:
     """
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name in ("lo", "lo0")), "lo")
-
-
-def listeners() -> Iterator[int]:
-    """Yield the inodes of the sockets on which this process listens."""
-    for inode, one in tcp_sockets():
-        if _is_listening(one):
-            yield inode
-
-
-def shut_down_accepted(before: set[int], kept: int = 0) -> None:
-    """Shut the connections down that listening sockets have accepted, except these sockets and this port.
-
-    ``before`` has inodes of listening sockets.
-    """
-    ports = {
-        one.getsockname()[1] for inode, one in tcp_sockets() if _is_listening(one) and inode not in before
-    } - {kept}
-    for _, one in tcp_sockets():
-        with suppress(OSError):  # the other end was quicker
-            if one.getsockname()[1] in ports and not _is_listening(one):
-                one.shutdown(socket.SHUT_RDWR)
-
-
-def tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
-    """Yield this process's TCP sockets, each as a duplicate that is open until the next one is asked for."""
-    for name in os.listdir("/dev/fd"):
-        with suppress(OSError):  # closed meanwhile
-            about = os.fstat(int(name))
-            if not stat.S_ISSOCK(about.st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
-                    yield about.st_ino, one
-
-
-def _is_listening(one: socket.socket) -> bool:
-    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

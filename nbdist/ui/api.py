@@ -112,7 +112,8 @@ def launch(
       any number of workers. Its seed and interval are used where none are given. Raises NotFoundError for an
       unknown id, FailedPreconditionError if the run is under way or has left no state
     - ``framework``: "torch" gives each task the environment that torchrun gives to a script, for
-      ``torch.distributed`` and what is built on it; no strategy of nbdist takes part (see docs/frameworks.md)
+      ``torch.distributed`` and what is built on it; "jax" does so for ``jax.distributed.initialize()``. No
+      strategy of nbdist takes part (see docs/frameworks.md)
     - ``cluster``: the cluster to run on; None is the last started one
 
     Examples::

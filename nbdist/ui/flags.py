@@ -187,7 +187,8 @@ DISTRIBUTE_FLAGS = grouped({
             "a graph per worker (default), or one graph for all, run by this notebook",
         ),
         "--framework": Flag(
-            "framework", str, "|".join(FRAMEWORKS), "run the cell as torchrun does, for torch.distributed"
+            "framework", str, "|".join(FRAMEWORKS),
+            "run the cell as its launcher does: for torch.distributed, jax.distributed",
         ),
     },
     **{

@@ -12,8 +12,9 @@ import pytest
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.frameworks import torch as frameworks_torch
 from nbdist.frameworks.base import Place
+from nbdist.frameworks.connections import listeners, shut_down_accepted
 from nbdist.frameworks.environment import framework_environment
-from nbdist.frameworks.torch import Torch, listeners, shut_down_accepted
+from nbdist.frameworks.torch import Torch
 from nbdist.run.options import Options
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import TaskInfo
@@ -44,7 +45,7 @@ def test_a_task_with_a_gpu_is_a_node_of_one_gpu() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"framework": "pytorch"}, "no --framework 'pytorch'; choose from torch"),
+        ({"framework": "pytorch"}, "no --framework 'pytorch'; choose from torch, jax"),
         ({"strategy": "ps"}, "--strategy ps is for models of nbdist.* drop --strategy, or --framework"),
         ({"synchronous": False}, "--async is for models of nbdist"),
         ({"synchronous": True}, "--sync is for models of nbdist"),
