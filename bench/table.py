@@ -64,6 +64,18 @@ BENCHMARKS: list[Benchmark | Survey] = [
     ),
     *(
         Benchmark(
+            f"data.service-{tasks}",
+            f"a slow Python map, 1 worker on one core: {tasks} data task(s), against none",
+            "examples/s",
+            "without data tasks",
+            here("nbdist_data_service", "--data", tasks),
+            here("nbdist_data_service"),
+            None,
+        )
+        for tasks in (1, 2)
+    ),
+    *(
+        Benchmark(
             f"{key}.{peer.split('_')[0]}",
             f"synchronous, {what}, batch 50 for each of 2 workers",
             "images/s",

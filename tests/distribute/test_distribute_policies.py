@@ -15,6 +15,7 @@ from thread_worlds import worlds
 from nbdist.data import SHARD_HINT, Dataset
 from nbdist.distribute import ElasticAveragingStrategy, MultiWorkerMirroredStrategy, Strategy
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.estimator import LinearClassifier, RunConfig, numeric_column
 from nbdist.optim import SGD
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context
@@ -222,3 +223,17 @@ def test_a_step_of_pieces_is_not_made_again() -> None:
         return [size for _, size in batches]
 
     assert everywhere(workers(2), body) == [[4, 4, 4]] * 2
+
+
+def test_an_estimator_trains_on_pieces_some_of_which_are_empty(files: str, tmp_path: Path) -> None:
+    def rows() -> Dataset:
+        made = numbers(files).map(lambda n: ({"x": np.full(2, n % 5, np.float32)}, n % 2))
+        return made.batch(6).with_auto_shard("file")
+
+    def body(strategy: Strategy, here: Context) -> Any:
+        columns = [numeric_column("x", shape=(2,))]
+        estimator = LinearClassifier(columns, str(tmp_path / "model"), config=RunConfig(tf_random_seed=1))
+        estimator.train(rows)
+        return estimator.get_variable_value("global_step") if here.is_chief else None
+
+    assert everywhere(workers(2), body)[0] == 6, "as many as the worker with more data has pieces"
