@@ -285,6 +285,11 @@ def merge_all(graph: Graph | None = None) -> SummaryOp | None:
 def _record(name: str, tensor: Tensor, make: Callable[[Any], Written]) -> SummaryOp:
     """Return the summary of a tensor, and add it to its graph's summaries."""
     graph = tensor.graph
+    if graph.rules is not None and graph.store is None:
+        raise InvalidArgumentError(
+            f"summary {name!r} is given a tensor inside a function that strategy.run runs, and nothing would "
+            "write it: return the tensor from the function, and summarize what strategy.run returns"
+        )
     tag = graph.scope.name + name
     if any(tag in one.tags for one in graph.summaries):
         raise InvalidArgumentError(f"the graph has a summary {tag!r} already; choose another name")

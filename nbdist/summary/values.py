@@ -114,7 +114,7 @@ class Histogram:
             ):  # too wide or too narrow to divide
                 return Buckets(np.array([least, most]), np.array([self.finite.size]))
             edges[-1] = most
-            counts, _ = np.histogram(self.finite, edges)
+            counts, _ = np.histogram(self.finite, BUCKETS, (least, most))  # much faster than by their edges
         return Buckets(edges, counts)
 
     def messages(self, tag: str) -> list[Any]:

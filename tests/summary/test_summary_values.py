@@ -23,10 +23,11 @@ from tensorboard.util import tensor_util
 from nbdist import summary
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.scopes import Graph
-from nbdist.graph.tensor import placeholder
+from nbdist.graph.tensor import Variable, placeholder
 from nbdist.metrics.event_file import protos
 from nbdist.record_frame import masked_crc32c
 from nbdist.summary.values import Histogram
+from nbdist.train.context import get_strategy
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -195,3 +196,16 @@ def test_names_are_unique_in_a_graph() -> None:
         merged = summary.merge_all()
         assert merged is not None
         assert merged.tags == ("x",)
+
+
+def test_a_tensor_of_a_traced_step_is_refused() -> None:
+    strategy = get_strategy()
+    with strategy.scope():
+        w = Variable(np.zeros(3, np.float32), name="w")
+
+    def step(x: Any) -> Any:
+        summary.histogram("w", w)
+        return (x * w).sum()
+
+    with pytest.raises(InvalidArgumentError, match="return the tensor from the function"):
+        strategy.run(step, (np.ones(3, np.float32),))
