@@ -110,7 +110,13 @@ def filtered(
         for place in range(len(block)):
             element = block[place] if rows is None else rows.one(block[place])
             try:
-                if apply(predicate, element):
+                found = apply(predicate, element)
+                if isinstance(found, np.ndarray) and found.size != 1:
+                    raise InvalidArgumentError(
+                        f"a filter's function returns True or False, and returned an array of {found.shape}; "
+                        "use .any() or .all()"
+                    )
+                if found:
                     chosen.append(place)
             except Exception as error:
                 raise noted(error, predicate, number) from None

@@ -22,6 +22,7 @@ import numpy as np
 
 from nbdist.data.arguments import members
 from nbdist.errors import InvalidArgumentError, choices
+from nbdist.graph.initial import kind_of
 from nbdist.graph.tensor import Tensor, symbolic
 from nbdist.graph.variables import get_variable
 from nbdist.nn.functional import embedding_lookup, one_hot
@@ -453,6 +454,8 @@ def embedding_column(
         raise InvalidArgumentError(
             f"embedding_column: no combiner {combiner!r}; {choices(combiner, COMBINERS)}"
         )
+    if isinstance(initializer, str):
+        kind_of(initializer)  # raises for an unknown name
     source = _categorical("embedding_column", categorical_column)
     return EmbeddingColumn(source, dimension, combiner, initializer, partitioner)
 

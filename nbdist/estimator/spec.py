@@ -77,6 +77,11 @@ class EstimatorSpec:
                 "EstimatorSpec: loss is a tensor of one number, such as np.mean(per_example), not "
                 f"{self.loss!r}"
             )
+        if self.train_op is not None and not isinstance(self.train_op, Tensor):
+            raise InvalidArgumentError(
+                f"EstimatorSpec: train_op is {self.train_op!r:.200}; expected what optimizer.minimize(loss, "
+                "global_step=...) returns, or nb.group(...) of several"
+            )
         if not isinstance(self.eval_metric_ops, Mapping):
             raise InvalidArgumentError(
                 f"EstimatorSpec: eval_metric_ops is {self.eval_metric_ops!r:.200}; expected a dict of "

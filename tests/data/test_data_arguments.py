@@ -78,6 +78,10 @@ IN_A_PASS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda _: Dataset.range(1, 3).map(lambda n: np.ones(n)).padded_batch(2, padding_values="a"),
         "array 0 is float64, and padding_values has 'a'",
     ),
+    "a filter of an array": (
+        lambda _: Dataset.from_arrays(np.ones((2, 2))).filter(lambda x: x > 0),
+        r"returned an array of \(2,\); use \.any\(\)",
+    ),
     "a folder as cache": (lambda p: Dataset.range(2).cache(p.parent), "is a folder; expected the path"),
 }
 

@@ -74,6 +74,10 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "seconds": (lambda _: e.RunConfig(save_checkpoints_secs=-1), "save_checkpoints_secs is -1; expected"),
     "strategy": (lambda _: e.RunConfig(train_distribute="mirrored"), "is 'mirrored'; expected a strategy"),
     "metrics": (lambda _: e.EstimatorSpec("predict", 3, eval_metric_ops=[1]), "eval_metric_ops is .1."),
+    "train_op": (
+        lambda _: e.EstimatorSpec("train", loss=nb.constant(1.0), train_op=3),
+        "train_op is 3; expected what optimizer",
+    ),
     "exporters": (lambda _: e.EvalSpec(data(), exporters=[3]), "an exporter is 3; expected"),
     "exporter": (lambda _: e.LatestExporter(3, X), "name is 3; expected the name of a folder"),
     "best": (lambda _: e.BestExporter("a", X, metric=3), "metric is 3; expected the name"),
@@ -88,6 +92,10 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "values": (lambda _: e.categorical_column_with_vocabulary_list("a", "abc"), "vocabulary_list is 'abc'"),
     "mixed": (lambda _: e.categorical_column_with_vocabulary_list("a", ["a", 1]), "texts, or whole numbers"),
     "keys": (lambda _: e.crossed_column(3, 10), "keys is 3; expected a list"),
+    "initializer": (
+        lambda _: e.embedding_column(town, 3, initializer="zeroes"),
+        "no initializer 'zeroes'; .*did you mean zeros",
+    ),
     "raw features": (lambda _: e.linear_model({}, [age]), "'age': map the dataset with transform_features"),
 }  # fmt: skip
 
