@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from waiting import PATIENCE
 
 from nbdist.cluster import gpus
 from nbdist.cluster.gpus import choose_gpus, gpu_problem, list_gpus, require_gpus, visible_devices
@@ -185,7 +186,7 @@ def test_the_first_gpu_is_checked_alone_and_the_others_together(monkeypatch: pyt
     def check(gpu: str) -> str:
         checked.append(gpu)
         if gpu in "12":
-            together.wait(10)
+            together.wait(PATIENCE)
         return {"2": "no driver", "8": "no memory"}.get(gpu, "")
 
     monkeypatch.setattr(gpus, "gpu_problem", check)

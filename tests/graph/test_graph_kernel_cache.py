@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 from nbdist.graph.kernel_cache import compiled_once, first_or_after
 
@@ -22,15 +23,15 @@ def test_others_wait_for_the_first_and_then_run_together(
 
     def first() -> None:
         compiling.set()
-        assert compiled.wait(10)
+        assert compiled.wait(PATIENCE)
 
     def other() -> None:
         assert compiled.is_set()
-        together.wait(10)
+        together.wait(PATIENCE)
 
     threads = [threading.Thread(target=compiled_once(first, "mlp"))]
     threads[0].start()
-    assert compiling.wait(10)
+    assert compiling.wait(PATIENCE)
     threads += [threading.Thread(target=compiled_once(other, "mlp", waits.release)) for _ in range(3)]
     for thread in threads[1:]:
         thread.start()
@@ -38,7 +39,7 @@ def test_others_wait_for_the_first_and_then_run_together(
         assert waits.acquire(timeout=10)
     compiled.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert not together.broken
     (lock,) = (tmp_path / "kernels").iterdir()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from waiting import PATIENCE
 
 from nbdist.errors import DeadlineExceededError, UnavailableError
 from nbdist.lab.service import within
@@ -46,7 +47,7 @@ def test_threads_exist_only_while_there_is_work() -> None:
         assert all(thread.daemon for thread in threads)
         worker.close()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
     asyncio.run(main())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_pynvml import FakeNvml, NVMLError, NVMLError_NotSupported
-from waiting import until
+from waiting import PATIENCE, until
 
 from nbdist.metrics.gpu_usage import GPU_SERIES, GpuSampler, load_nvml, own_gpu, read_devices
 from nbdist.metrics.recorder import Recorder
@@ -98,16 +98,16 @@ def test_a_library_that_hangs_holds_up_neither_the_start_nor_the_end(nvml: FakeN
 
     def hang(handle: int) -> None:
         entered.set()
-        leave.wait(10)
+        leave.wait(PATIENCE)
 
     nvml.nvmlDeviceGetName = hang  # type: ignore[assignment,method-assign]
     samples = Samples()
     samples.sampler.start()
-    assert entered.wait(10)
+    assert entered.wait(PATIENCE)
     samples.sampler.stop()  # returns while the call hangs
     (thread,) = (one for one in threading.enumerate() if one.name == "nbdist GPU sampler")
     leave.set()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert not samples.shown  # what came after the end is dropped
 

@@ -52,7 +52,9 @@ def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
     entered = threading.Event()
 
     def interrupt() -> None:
-        assert entered.wait(20)  # not inside of start(), which the test does not expect to be interrupted
+        assert entered.wait(
+            PATIENCE
+        )  # not inside of start(), which the test does not expect to be interrupted
         until(condition)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 

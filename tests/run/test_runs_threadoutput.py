@@ -12,6 +12,7 @@ from contextvars import copy_context
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 from nbdist.run.in_graph.thread import printing_here
 from nbdist.run.task.reporting import Output
@@ -58,7 +59,7 @@ def test_two_threads_print_to_two_runs(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert (first.take(), second.take()) == ("x" * 100, "y" * 100)
     assert sys.stdout is usual
     for one in (first, second):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from waiting import PATIENCE
 
 from nbdist.graph.op import OPS, Op
 from nbdist.graph.tensor import Graph, Tensor, record
@@ -80,7 +81,7 @@ def interrupted_when(reached: threading.Event) -> Iterator[None]:
     """Interrupt the main thread in the block, as ctrl-C does, once something is reached."""
 
     def interrupt() -> None:
-        assert reached.wait(20)
+        assert reached.wait(PATIENCE)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     helper = threading.Thread(target=interrupt)
@@ -110,7 +111,7 @@ class Gate:
 
     def __call__(self, x: Any) -> Any:
         self.reached.set()
-        assert self._open.wait(60), "the test did not open its gate"
+        assert self._open.wait(PATIENCE), "the test did not open its gate"
         return x.copy()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from runtime_tasks import ONE, PS, TWO, Tasks, all_ways, begin
-from waiting import until
+from waiting import PATIENCE, until
 
 from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.gradients import gradients
@@ -283,10 +283,10 @@ def test_between_graph_workers_meet_in_the_variables(tasks: Tasks) -> None:
             with tasks.session(target=tasks[f"worker{index}"].target) as session:
                 if index == 0:
                     begin(session)
-                meet.wait(20)
+                meet.wait(PATIENCE)
                 for _ in range(50):
                     found.append(int(session.run(raised, {x: [1.0, index]})))
-                meet.wait(20)
+                meet.wait(PATIENCE)
                 np.testing.assert_array_equal(session.run(w), [100, 50])
                 assert session.run(step) == 100
 

@@ -12,6 +12,7 @@ from examples import examples
 from graph_steps import Meaning, Pieces, Step, cut, steps
 from hypothesis import given, settings
 from runtime_tasks import PS, TWO, Tasks, all_ways, begin
+from waiting import PATIENCE
 
 from nbdist.graph.compile.program import compile_program
 from nbdist.graph.op import OPS
@@ -36,7 +37,7 @@ class Halves:
             if self._first:
                 self._first = False
                 self.reached.set()
-                assert self._open.wait(20)
+                assert self._open.wait(PATIENCE)
             p[half:] -= g[half:]
 
         monkeypatch.setattr(SGD, "apply", apply)
@@ -77,7 +78,7 @@ def test_no_thread_reads_it_half_changed(tasks: Tasks, monkeypatch: pytest.Monke
         before = reader.run(read)  # a program from before there was a lock
         work = threading.Thread(target=lambda: writer.run(change))
         work.start()
-        assert halves.reached.wait(20)
+        assert halves.reached.wait(PATIENCE)
         begun, found = threading.Event(), []
         run = PieceProgram.run
 
@@ -88,10 +89,10 @@ def test_no_thread_reads_it_half_changed(tasks: Tasks, monkeypatch: pytest.Monke
         monkeypatch.setattr(PieceProgram, "run", noting)
         look = threading.Thread(target=lambda: found.append(reader.run(read)))
         look.start()
-        assert begun.wait(20)
+        assert begun.wait(PATIENCE)
         halves.open()
-        look.join(20)
-        work.join(20)
+        look.join(PATIENCE)
+        work.join(PATIENCE)
         assert (before == 0).all()
         assert len(set(found[0])) == 1  # all before the change, or all after it
         assert len(set(reader.run(read))) == 1
@@ -105,11 +106,11 @@ def test_without_it_a_read_may_find_half_of_a_change(tasks: Tasks, monkeypatch: 
         begin(writer)
         work = threading.Thread(target=lambda: writer.run(change))
         work.start()
-        assert halves.reached.wait(20)
+        assert halves.reached.wait(PATIENCE)
         assert reader.run(w).tolist() == [1, 1, 0, 0]
         assert reader.run(elsewhere).tolist() == [10, 10, 0, 0]
         halves.open()
-        work.join(20)
+        work.join(PATIENCE)
         assert reader.run(w).tolist() == [1] * 4
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from runtime_tasks import PS, Tasks, open_tasks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from waiting import until
+from waiting import PATIENCE, until
 
 import nbdist.train as train
 from nbdist import summary
@@ -202,7 +202,7 @@ class TestHooks:
             for _ in range(3):
                 assert waiting.is_alive()
                 plain.run(op)
-            waiting.join(20)
+            waiting.join(PATIENCE)
             assert not waiting.is_alive()
 
     @pytest.mark.parametrize(
@@ -711,10 +711,10 @@ class TestRecovery:
         threads = [threading.Thread(target=work, args=(chief,), daemon=True) for chief in (True, False)]
         for thread in threads:
             thread.start()
-        assert reached.wait(30)
+        assert reached.wait(PATIENCE)
         replace(two_ps, "ps1")
         for thread in threads:
-            thread.join(40)
+            thread.join(PATIENCE)
         assert not errors
         assert not any(thread.is_alive() for thread in threads)
         assert load_variable(tmp_path, "global_step") >= 20
@@ -732,7 +732,7 @@ class TestSupervisor:
             with supervisor.prepare_or_wait_for_session(two_ps[f"worker{index}"].target) as session:
                 for _ in range(10):
                     session.run(op)
-                done.wait(20)
+                done.wait(PATIENCE)
             supervisor.stop()
 
         done = threading.Barrier(2)
@@ -740,7 +740,7 @@ class TestSupervisor:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE)
         with two_ps.session(ps_graph()[0]) as session:
             assert values(session) == (20, 20.0)
 

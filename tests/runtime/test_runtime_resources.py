@@ -225,7 +225,7 @@ def test_a_wait_ends_with_the_session(graph: Graph, tasks: Tasks, waits: threadi
     session, other = tasks.session(), tasks.session()
     begin(session)
     run = Running(session, op)
-    assert waits.wait(10)
+    assert waits.wait(PATIENCE)
     assert other.run(constant(2.0) * 3) == 6  # no other session waits
     begun = time.monotonic()
     session.close()
@@ -243,7 +243,7 @@ def test_a_wait_ends_with_a_session_of_the_very_task(
     session = tasks.session(target=tasks["ps0"].target)
     begin(session)
     run = Running(session, op)
-    assert waits.wait(10)
+    assert waits.wait(PATIENCE)
     session.close()
     assert isinstance(run.end(2).error, AbortedError)
 
@@ -255,7 +255,7 @@ def test_a_wait_ends_with_a_session_of_this_process(graph: Graph, waits: threadi
     session = Session()
     begin(session)
     run = Running(session, op)
-    assert waits.wait(10)
+    assert waits.wait(PATIENCE)
     session.close()
     assert isinstance(run.end(2).error, AbortedError)
 
@@ -273,7 +273,7 @@ def test_a_wait_ends_with_a_reset(graph: Graph, tasks: Tasks, waits: threading.E
     with tasks.session() as session:
         begin(session)
         run = Running(session, op)
-        assert waits.wait(10)
+        assert waits.wait(PATIENCE)
         Session.reset(tasks.target, keys=tasks.keys)
         assert "reset" in str(run.end(2).error)
         assert isinstance(run.error, AbortedError)
@@ -286,7 +286,7 @@ def test_a_wait_ends_with_its_task(graph: Graph, tasks: Tasks, waits: threading.
     with tasks.session() as session:
         begin(session)
         run = Running(session, op)
-        assert waits.wait(10)
+        assert waits.wait(PATIENCE)
         tasks["ps0"].close()
         assert isinstance(run.end(3).error, UnavailableError)
 
@@ -356,7 +356,7 @@ def test_a_patient_one_waits_longer(graph: Graph, waits: threading.Event) -> Non
     impatient, patient = accumulator.take_grad(1), accumulator.take_grad(1, patient=True)
     with Session(operation_timeout=0.05) as session:
         run = Running(session, patient)
-        assert waits.wait(10)
+        assert waits.wait(PATIENCE)
         with pytest.raises(DeadlineExceededError):
             session.run(impatient)
         session.run(accumulator.apply_grad(3.0))
@@ -379,7 +379,7 @@ def test_a_waiting_session_is_woken(
     def woken(fetch: Tensor, by: Callable[[], object]) -> Running:
         waits.clear()
         run = Running(session, fetch)
-        assert waits.wait(10)
+        assert waits.wait(PATIENCE)
         begun = time.monotonic()
         by()
         run.end()
@@ -409,11 +409,11 @@ def test_all_waiting_replicas_get_the_error_of_an_aborted_chief(
             chief = tasks.session()
             chief.run(start)
             run = Running(session, get)
-            assert waits.wait(10)
+            assert waits.wait(PATIENCE)
             waits.clear()
             if where == "in a step":
                 serving = Running(chief, [serve, never])
-                assert waits.wait(10)
+                assert waits.wait(PATIENCE)
             else:
                 chief.run(serve)
             chief.close()

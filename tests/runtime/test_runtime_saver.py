@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 import pytest
 from runtime_tasks import ONE, PS, Tasks, begin, open_tasks
-from waiting import until
+from waiting import PATIENCE, until
 
 from nbdist.checkpoint import shard
 from nbdist.checkpoint.shard import CHUNK
@@ -262,7 +262,7 @@ class TestBackground:
 
         class Held:
             def crc32(self, *args: Any) -> int:
-                assert held.wait(20)
+                assert held.wait(PATIENCE)
                 return original(*args)
 
         with table_graph(2, 2).as_default() as graph, empty.session(graph) as session:
@@ -332,7 +332,7 @@ class TestBackground:
 
         class Held:
             def crc32(self, *args: Any) -> int:
-                assert held.wait(20) or threading.current_thread() is threading.main_thread()
+                assert held.wait(PATIENCE) or threading.current_thread() is threading.main_thread()
                 return original(*args)
 
         with Graph().as_default() as graph, Session(graph=graph) as session:

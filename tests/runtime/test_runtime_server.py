@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from waiting import until
+from waiting import PATIENCE, until
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.runtime.server import Server, choose_task
@@ -140,7 +140,7 @@ def test_it_starts_on_demand_and_joins_until_closed() -> None:
     server.start()
     server.start()
     threading.Timer(0.05, server.close).start()
-    assert server.join(5)
+    assert server.join(PATIENCE)
     server.close()
     with pytest.raises(FailedPreconditionError):
         server.start()
@@ -154,7 +154,7 @@ def test_it_can_be_closed_by_a_handler(peer: Peer) -> None:
     server.on("quit", lambda frame, sender: server.close())
     with Peer(server.address, server.keys) as other:
         other.send("quit")
-        assert server.join(5)
+        assert server.join(PATIENCE)
 
 
 def test_what_is_posted_too_late_reaches_no_file_that_has_the_pipes_number(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.graph.gradients import gradients
@@ -347,7 +348,7 @@ def test_one_session_runs_in_several_threads_at_once(session: Session) -> None:
     found: list[Any] = []
 
     def work(n: int) -> None:
-        meet.wait(10)
+        meet.wait(PATIENCE)
         for _ in range(50):
             found.append((n, session.run(y, {x: np.full(1000, float(n))})))
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, executor_threads
-from waiting import until
+from waiting import PATIENCE, until
 
 from nbdist.graph.op import OPS, Op
 from nbdist.graph.scopes import device
@@ -93,7 +93,7 @@ def test_two_sessions_run_on_one_task_at_the_same_time(graph: Graph, tasks: Task
     for thread in threads:
         thread.start()
     for one in gates:
-        assert one.reached.wait(20)  # both, before either is opened
+        assert one.reached.wait(PATIENCE)  # both, before either is opened
     for one in gates:
         one.open()
     for thread in threads:
@@ -115,7 +115,7 @@ def test_what_does_not_depend_on_each_other_runs_at_the_same_time(
 
     def open_both() -> None:
         for one in gates:
-            assert one.reached.wait(20)  # both, before either is opened
+            assert one.reached.wait(PATIENCE)  # both, before either is opened
         for one in gates:
             one.open()
 
@@ -149,7 +149,7 @@ def test_one_session_runs_in_several_threads_at_once(graph: Graph, tasks: Tasks,
         for thread in threads:
             thread.start()
         for one in gates:
-            assert one.reached.wait(20)
+            assert one.reached.wait(PATIENCE)
         assert session.run(y, {x: 5.0}) == 5  # the third, at the same time
         for one in gates:
             one.open()
@@ -257,7 +257,7 @@ def test_a_client_that_is_killed_leaves_no_thread_and_no_isolated_variable(
         assert len(executor_threads()) == 2
         client.send_signal(signal.SIGKILL)
         client.wait(10)
-        until(lambda: executor_threads() == [], 5.0)
+        until(lambda: executor_threads() == [])
         assert tasks.variables() == (set() if isolate else {"w"})
         use(tasks)
     finally:

@@ -317,9 +317,9 @@ def test_a_body_is_interrupted_and_another_is_killed(start: Start) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     cluster.submit(run_for_ever, on=worker)
-    until(lambda: len(cluster.submit(what_is_here, on=ps).results()[0][1]) == 1, 20)
+    until(lambda: len(cluster.submit(what_is_here, on=ps).results()[0][1]) == 1)
     os.kill(pid_of(cluster, "/job:worker/task:0"), signal.SIGKILL)
-    until(lambda: cluster.submit(what_is_here, on=ps).results() == [(["w"], [])], 5)  # the first body's
+    until(lambda: cluster.submit(what_is_here, on=ps).results() == [(["w"], [])])  # the first body's
 
 
 def test_a_session_waits_in_vain_for_a_task_that_was_killed(start: Start, graph: Graph) -> None:

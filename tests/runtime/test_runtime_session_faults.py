@@ -96,7 +96,7 @@ def test_a_sender_that_waits_for_room_in_a_pipe_ends_with_the_step(
     with tasks.session() as session:
         begin(session)
         (on_ps,) = (one for one in threading.enumerate() if one.name.startswith("nbdist session on /job:ps"))
-        opener = threading.Thread(target=lambda: busy.reached.wait(20) and failing.open())
+        opener = threading.Thread(target=lambda: busy.reached.wait(PATIENCE) and failing.open())
         opener.start()
         with pytest.raises(InvalidArgumentError, match="Singular"):
             session.run([total, bad])
@@ -111,7 +111,7 @@ def interrupt_when(gate: Gate) -> threading.Thread:
     """Interrupt the main thread, as ctrl-C does, once a gate is reached."""
 
     def wait() -> None:
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(PATIENCE)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     thread = threading.Thread(target=wait)
@@ -162,7 +162,7 @@ def test_a_session_that_is_closed_in_the_middle_of_a_step(graph: Graph, tasks: T
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert one.reached.wait(20)
+    assert one.reached.wait(PATIENCE)
     session.close()
     thread.join(PATIENCE)
     assert not thread.is_alive()
@@ -186,7 +186,7 @@ def test_a_server_that_is_closed_in_the_middle_of_a_step(graph: Graph, tasks: Ta
         alone = constant(2.0) * 3
     with tasks.session() as session, tasks.session(target=tasks["ps0"].target) as other:
         begin(session)
-        closer = threading.Thread(target=lambda: one.reached.wait(20) and tasks["worker1"].close())
+        closer = threading.Thread(target=lambda: one.reached.wait(PATIENCE) and tasks["worker1"].close())
         closer.start()
         opener = threading.Thread(target=lambda: closer.join() or one.open())
         opener.start()
@@ -247,7 +247,7 @@ def test_a_late_part_of_a_step_that_was_given_up_changes_nothing(
         bad = np.linalg.inv(gate(constant(np.zeros((2, 2))) * 1, failing))
     with tasks.session() as session, tasks.session() as other:
         begin(session)
-        opener = threading.Thread(target=lambda: slow.reached.wait(20) and failing.open())
+        opener = threading.Thread(target=lambda: slow.reached.wait(PATIENCE) and failing.open())
         opener.start()
         with pytest.raises(InvalidArgumentError, match="Singular"):
             session.run([*late, bad])

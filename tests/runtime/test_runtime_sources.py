@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from waiting import until
+from waiting import PATIENCE, until
 
 from nbdist.data import Dataset
 from nbdist.data.recipe import describe
@@ -164,7 +164,7 @@ def test_a_thread_that_works_ahead_ends_with_the_session(graph: Graph) -> None:
 
 def until_ended(name: str) -> None:
     for thread in [t for t in threading.enumerate() if t.name == name]:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert name not in [t.name for t in threading.enumerate()]
 
 

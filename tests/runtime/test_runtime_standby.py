@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from waiting import until
+from waiting import PATIENCE, until
 
 from nbdist.distribute.parameter_server import offering_initial
 from nbdist.errors import NotFoundError, UnavailableError
@@ -207,7 +207,7 @@ def test_training_continues_without_the_standby_until_its_new_process_is_filled(
 
     pair.start(1, serves=False)  # a process that has not started its service is asked again
     pair.servers[1].on("ps.hello", not_yet)
-    assert asked.wait(20)
+    assert asked.wait(PATIENCE)
     pair.serve(1)
     until(lambda: pair.standby() is not None)
     for seed in range(10, 15):
@@ -290,7 +290,7 @@ def test_a_server_that_dies_while_it_is_opened_has_the_values_of_the_chief_or_ne
     opened = threading.Thread(target=lambda: results.append(pair.open(requests[1])))
     opened.start()
     results.append(pair.open(offering_initial(requests[0])))
-    opened.join(20)
+    opened.join(PATIENCE)
     assert len(results) == 2
     for one in results:
         one.pull()
@@ -308,7 +308,7 @@ def test_a_server_that_dies_while_it_is_opened_has_the_values_of_the_chief_or_ne
     opened = threading.Thread(target=lambda: again.append(pair.open(offering_initial(requests[0]))))
     opened.start()
     again.append(pair.open(other))
-    opened.join(20)
+    opened.join(PATIENCE)
     assert pair.primary().memory.tobytes() == results[-1].parameters.tobytes()
 
 
@@ -334,11 +334,11 @@ def test_a_shard_that_ends_while_its_standby_is_filled_leaves_nothing(
     def slow(peer: Peer) -> None:
         wait_connected(peer)
         reached.set()
-        assert ended.wait(20)
+        assert ended.wait(PATIENCE)
 
     monkeypatch.setattr(Peer, "wait_connected", slow)
     pair.open(pair.request(), shared=False)
-    assert reached.wait(20)
+    assert reached.wait(PATIENCE)
     replicator = pair.services[0]._hosted["r/0"].replicator
     assert replicator is not None
     pair.servers[0].post(lambda: pair.services[0].drop_run("r"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.graph.op import Spec
@@ -93,7 +94,7 @@ def test_many_threads_make_one_cell() -> None:
     store, meet, found = Store(), threading.Barrier(8), []
 
     def ask() -> None:
-        meet.wait(10)
+        meet.wait(PATIENCE)
         found.append(store.cell("ps", "w", Spec((100, 100), np.dtype(np.float64))))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]

@@ -458,7 +458,7 @@ def test_a_worker_that_begins_before_the_chief_waits_for_it(tasks: Tasks) -> Non
     joining = threading.Event()
 
     def wait_then_begin() -> None:
-        assert joining.wait(10)
+        assert joining.wait(PATIENCE)
         begin(one.session)
         part(one, 3)()
 

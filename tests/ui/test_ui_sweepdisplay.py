@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from sweep_shown import BEGAN, ShownSweep
+from waiting import PATIENCE
 
 from nbdist.sweep.events import Asked, Started
 from nbdist.ui.display.sweep import SweepDisplay, follow_sweep_in_background
@@ -232,7 +233,7 @@ def moving() -> int:
     """Return how many threads move grids, once those that are to end have had a moment."""
     threads = [one for one in threading.enumerate() if one.name.startswith("nbdist moves")]
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     return sum(thread.is_alive() for thread in threads)
 
 
