@@ -84,7 +84,8 @@ class NumericColumn(DenseColumn):
         """Return the numbers as float32, (batch, values)."""
         raw = feature_of(features, self.key)
         try:
-            values = raw.astype(np.float32).reshape(len(raw), -1)
+            values = raw.astype(np.float32, casting="same_kind" if raw.dtype.kind == "c" else "unsafe")
+            values = values.reshape(len(raw), -1)
         except (TypeError, ValueError):
             raise InvalidArgumentError(
                 f"numeric_column {self.key!r} takes numbers, and the feature has {raw.dtype}: use a "

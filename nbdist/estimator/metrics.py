@@ -21,6 +21,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.estimator.spec import EstimatorSpec
 from nbdist.graph.backend import Array
+from nbdist.graph.tensor import Tensor
 
 if TYPE_CHECKING:
     from nbdist.runtime.groups import World
@@ -39,8 +40,8 @@ class AUC:
     - ``curve``: "ROC" for the area under the receiver operating characteristic, "PR" for the average
       precision. They are those of scikit-learn (``roc_auc_score``, ``average_precision_score``)
 
-    NaN where all labels are equal ("ROC"), or none is 1 ("PR"). Raises InvalidArgumentError for another
-    curve, and in an evaluation for other labels.
+    NaN where all labels are equal ("ROC"), none is 1 ("PR"), or a score is NaN. Raises InvalidArgumentError
+    for what is not a tensor, another curve, and in an evaluation for other labels and weights.
 
     >>> import nbdist as nb
     >>> labels, scores = nb.constant([0, 1]), nb.constant([0.2, 0.9])
@@ -57,6 +58,12 @@ class AUC:
     def __post_init__(self) -> None:
         if self.curve not in CURVES:
             raise InvalidArgumentError(f"AUC: no curve {self.curve!r}; {choices(self.curve, CURVES)}")
+        for what in ("labels", "predictions", "weights"):
+            value = getattr(self, what)
+            if not isinstance(value, Tensor) and (what != "weights" or value is not None):
+                raise InvalidArgumentError(
+                    f"AUC: {what} is {value!r:.80}; expected a tensor with a number for each example"
+                )
 
 
 def area_under(curve: str, labels: Array, scores: Array, weights: Array) -> float:
@@ -67,7 +74,9 @@ def area_under(curve: str, labels: Array, scores: Array, weights: Array) -> floa
     """
     order = np.argsort(-scores, kind="stable")
     positive, scores, weights = labels[order], scores[order], weights[order]
-    ends = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)  # equal scores are one step
+    ends = np.append(np.flatnonzero(scores[1:] != scores[:-1]), len(scores) - 1)  # equal scores are one step
+    if np.isnan(scores).any():
+        return float("nan")
     right, wrong = (np.cumsum(weights * part)[ends] for part in (positive, 1 - positive))
     if not right[-1] or (curve == "ROC" and not wrong[-1]):
         return float("nan")
@@ -146,6 +155,9 @@ def _columns(name: str, labels: Array, scores: Array, weights: Array | None) -> 
     wrong = rows[0][(rows[0] != 0) & (rows[0] != 1)]
     if len(wrong):
         raise InvalidArgumentError(f"AUC {name!r}: labels are 0 and 1, and one is {wrong[0]:g}")
+    wrong = rows[2][~(rows[2] >= 0)]
+    if len(wrong):
+        raise InvalidArgumentError(f"AUC {name!r}: weights are numbers from 0, and one is {wrong[0]:g}")
     return rows
 
 

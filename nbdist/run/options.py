@@ -309,6 +309,7 @@ class Options:
             "--checkpoint-every": self.checkpoint_every,
             "--resume": self.resume,
             "--max-restarts": self.max_restarts or None,
+            "--data": self.data if self.data != "client" else None,
         }
         given |= {SETTINGS[name].flag: value for name, value in self.settings().items()}
         for flag, value in given.items():

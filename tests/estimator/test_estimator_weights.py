@@ -107,13 +107,25 @@ def test_an_area_in_a_model_function(tmp_path: Path) -> None:
         estimator.evaluate(batches(YES * 2))
 
 
+def test_an_area_of_scores_without_an_order() -> None:
+    labels, ones = np.array([0.0, 1.0, 1.0]), np.ones(3)
+    assert np.isnan(area_under("ROC", labels, np.array([0.1, np.nan, 0.2]), ones))
+    assert area_under("ROC", labels, np.array([np.inf, np.inf, 0.2]), ones) == 0.25  # a tie, and a wrong pair
+
+
 def test_weights_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="weight_column is 3; expected the name of a feature"):
         e.LinearClassifier([x], tmp_path, weight_column=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="no curve 'RCO'; choose from ROC, PR; did you mean ROC"):
         e.AUC(YES, YES, curve="RCO")
+    with pytest.raises(InvalidArgumentError, match=r"AUC: labels is array\(.*\s.*expected a tensor"):
+        e.AUC(YES, nb.constant(YES))
+    with pytest.raises(InvalidArgumentError, match="AUC: weights is 2; expected a tensor"):
+        e.AUC(nb.constant(YES), nb.constant(YES), weights=2)
     estimator = e.LinearClassifier([x], tmp_path, config=QUIET, weight_column="w")
     with pytest.raises(InvalidArgumentError, match="weight_column 'w' are numbers from 0, and one is -1"):
         estimator.train(data(YES, w=np.full(N, -1.0)))
+    with pytest.raises(InvalidArgumentError, match=r"numeric_column 'w' takes numbers.*complex128"):
+        estimator.train(data(YES, w=np.full(N, 1j)))
     with pytest.raises(InvalidArgumentError, match="the features have no 'w'; choose from x"):
         estimator.train(data(YES, w=None))

@@ -56,6 +56,7 @@ def test_a_task_with_a_gpu_is_a_node_of_one_gpu() -> None:
         ({"resume": "run"}, "--resume run is for"),
         ({"max_restarts": 1}, "--max-restarts 1 is for"),
         ({"collective": "ring"}, "--collective ring is for"),
+        ({"data": "service"}, "--data service is for"),
     ],
 )
 def test_options_that_such_a_body_does_not_heed_are_errors(options: dict[str, Any], message: str) -> None:

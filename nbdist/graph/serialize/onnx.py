@@ -54,9 +54,13 @@ def write_onnx(
         from onnx import helper
     except ImportError:
         raise MissingExtra("onnx", "ONNX files") from None
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidArgumentError(f"to_onnx takes the path of a file, not {path!r}")
     target = Path(path).expanduser()
     if not target.parent.is_dir():
         raise NotFoundError(f"there is no folder {str(target.parent)!r} for {target.name!r}; make it first")
+    if target.is_dir():
+        raise InvalidArgumentError(f"{str(target)!r} is a folder; give the path of a file in it")
     writer = Writer([*inputs, *outputs])
     graph = helper.make_graph(
         writer.add(inputs, outputs, values),
