@@ -146,6 +146,16 @@ def test_what_runs_on_an_engine_imports_no_front_end() -> None:
 
 
 @pytest.mark.processes
+def test_event_files_import_no_framework() -> None:
+    code = (
+        "import sys; from nbdist.metrics.event_file import protos; protos(); "
+        "print([n for n in ('torch', 'boto3', 'tensorboardX') if n in sys.modules]); "
+        "import tensorboardX.summary as s; print(isinstance(s.scalar('x', 1), protos().Summary))"
+    )
+    assert python(code).split("\n") == ["[]", "True"]
+
+
+@pytest.mark.processes
 def test_the_first_lesson_in_one_process() -> None:
     code = """
 import numpy as np, nbdist as nb

@@ -11,6 +11,8 @@ class Mine(Framework):
 
 from __future__ import annotations
 
+import importlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,3 +100,24 @@ class Framework(ABC):
     @abstractmethod
     def is_consequence(self, error: BaseException) -> bool:
         """Return whether an error says that another rank has left a call that this one waited in."""
+
+
+def import_on_a_thread(module: str) -> None:
+    """Import a module such that an interrupt ends the wait for it, but not the import.
+
+    A large extension module (torch) that was interrupted halfway cannot be imported again in its process.
+    """
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            importlib.import_module(module)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name=f"import {module}", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.05)  # an interrupt of this thread is raised between two waits
+    if errors:
+        raise errors[0]

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from nbdist.errors import FailedPreconditionError, MissingExtra
-from nbdist.frameworks.base import Framework, Place
+from nbdist.frameworks.base import Framework, Place, import_on_a_thread
 from nbdist.frameworks.connections import is_lost_connection, listeners, shut_down_accepted
 
 STORE_SECONDS = 300.0  # torch's own timeout of a store
@@ -43,6 +43,7 @@ class Torch(Framework):
         """Import torch; it must be a build with CUDA if the task has a GPU."""
         if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
             raise MissingExtra("torch", "--framework torch, on the hosts of all workers")
+        import_on_a_thread("torch.distributed")
         import torch
         import torch.distributed
 

@@ -14,10 +14,13 @@ training; that of the other raises the error in the training. Ours holds back wh
 
 from __future__ import annotations
 
+import importlib.util
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,22 +149,37 @@ class EventFile(Appending):
             super().close()
 
 
+@contextmanager
+def without_own_code(package: str) -> Iterator[None]:
+    """Have modules of a package imported without running the package's ``__init__``, inside a ``with``."""
+    spec = importlib.util.find_spec(package) if package not in sys.modules else None
+    if spec is None:
+        yield
+        return
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
 @cache
 def protos() -> Any:
     """Return the classes of the messages, of tensorboardX; it is imported at the first event."""
-    from tensorboardX.proto import (
-        api_pb2,
-        attr_value_pb2,
-        event_pb2,
-        graph_pb2,
-        node_def_pb2,
-        plugin_hparams_pb2,
-        plugin_text_pb2,
-        summary_pb2,
-        tensor_pb2,
-        tensor_shape_pb2,
-        versions_pb2,
-    )
+    with without_own_code("tensorboardX"):  # which would import PyTorch (seconds, 200 MB) and boto3
+        from tensorboardX.proto import (
+            api_pb2,
+            attr_value_pb2,
+            event_pb2,
+            graph_pb2,
+            node_def_pb2,
+            plugin_hparams_pb2,
+            plugin_text_pb2,
+            summary_pb2,
+            tensor_pb2,
+            tensor_shape_pb2,
+            versions_pb2,
+        )
 
     return SimpleNamespace(
         Event=event_pb2.Event,

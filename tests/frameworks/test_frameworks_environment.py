@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import sys
+import threading
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.frameworks import torch as frameworks_torch
-from nbdist.frameworks.base import Place
+from nbdist.frameworks.base import Place, import_on_a_thread
 from nbdist.frameworks.connections import listeners, shut_down_accepted
 from nbdist.frameworks.environment import framework_environment
 from nbdist.frameworks.torch import Torch
@@ -72,6 +75,35 @@ def test_replicas_are_independent_of_parameter_servers() -> None:
     assert options.least(workers=3, servers=1) is None
     assert not options.replaces_workers(servers=1)
     assert options.why_fixed(servers=1) == "the processes of --framework torch are a fixed group"
+
+
+def test_an_interrupt_does_not_end_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_to_load.py").write_text("import waiting_module\nwaiting_module.begun.set()\n"
+        "waiting_module.may_end.wait()\nwhole = True\n")  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    events = SimpleNamespace(begun=threading.Event(), may_end=threading.Event())
+    monkeypatch.setitem(sys.modules, "waiting_module", cast("ModuleType", events))
+    ends: list[str] = []
+
+    def body() -> None:
+        try:
+            import_on_a_thread("slow_to_load")
+        except KeyboardInterrupt:
+            ends.append("interrupted")
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    events.begun.wait()
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+    )
+    thread.join()
+    events.may_end.set()
+    import_on_a_thread("slow_to_load")  # waits for the import under way
+    assert ends == ["interrupted"]
+    assert sys.modules.pop("slow_to_load").whole
+    with pytest.raises(ModuleNotFoundError):
+        import_on_a_thread("no_such_module")
 
 
 def test_torch_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
