@@ -126,7 +126,7 @@ def delimiter_of(what: str, value: Any) -> str:
     """
     if not isinstance(value, str) or len(value) != 1 or value in '\r\n"':
         raise InvalidArgumentError(
-            f"{what} is {value!r:.80}; expected one character that is no quote and no end of a line, such as "
+            f"{what} is {value!r:.80}; expected one character, neither a quote nor an end of a line, such as "
             "',', ';' or '\\t'. Where fields have several between them, read text_lines and split() in map()"
         )
     return value

@@ -105,7 +105,7 @@ class Framework(ABC):
 def import_on_a_thread(module: str) -> None:
     """Import a module such that an interrupt ends the wait for it, but not the import.
 
-    A large extension module (torch) that was interrupted halfway cannot be imported again in its process.
+    A large extension module (torch, jaxlib) that was interrupted halfway cannot be imported a second time.
     """
     errors: list[BaseException] = []
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from nbdist.errors import FailedPreconditionError, MissingExtra
-from nbdist.frameworks.base import Framework, Place
+from nbdist.frameworks.base import Framework, Place, import_on_a_thread
 from nbdist.frameworks.connections import is_lost_connection, listeners, shut_down_accepted
 
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin")  # JAX without one computes on CPUs
@@ -48,6 +48,7 @@ class Jax(Framework):
         """Import jax, with backends that no computation has opened; with CUDA if the task has a GPU."""
         if "jax" not in sys.modules and importlib.util.find_spec("jax") is None:
             raise MissingExtra("jax", "--framework jax, on the hosts of all workers")
+        import_on_a_thread("jax.extend")
         import jax
         import jax.extend
 

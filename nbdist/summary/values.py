@@ -2,8 +2,8 @@
 
     Histogram.of("weights", array).messages("weights")  ->  [Summary.Value]
 
-Making a value copies what it is made of, so that the next step may overwrite it; the dear part (buckets, PNG)
-is done by `messages`, on the thread of the writer.
+Making a value copies what it is made of, so that the next step may overwrite it; the costly part (buckets,
+PNG) is done by `messages`, on the thread of the writer.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class DataService:
 
 
 def _key_of(meta: dict[str, Any]) -> PassKey:
-    """Return the pass that a request names; InvalidArgumentError for what is none."""
+    """Return the pass that a request names; InvalidArgumentError for anything else."""
     numbers = [*meta["opened"], *meta["seed"], *(meta[name] for name in ("parts", "index", "first"))]
     if not all(type(one) is int and one >= 0 for one in numbers) or meta["index"] >= meta["parts"]:
         raise InvalidArgumentError(
