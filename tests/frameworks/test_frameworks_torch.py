@@ -193,14 +193,13 @@ def test_a_stop_ends_ranks_that_wait_for_each_other(begin: Callable[..., Run], c
     assert [task.pid for task in cluster.tasks] == pids
 
 
-def test_other_ranks_leave_a_collective_when_one_dies(start: Callable[..., Cluster]) -> None:
-    cluster = start(workers=2)
-    run = start_run(LEFT_ALONE.format(does="os._exit(3)"), Options(framework="torch"), cluster=cluster)
+def test_other_ranks_leave_a_collective_when_one_dies(begin: Callable[..., Run], cluster: Cluster) -> None:
+    pids = [task.pid for task in cluster.tasks if task.rank != 1]
+    run = begin(LEFT_ALONE.format(does="os._exit(3)"), framework="torch")
     with pytest.raises(TaskDiedError, match=r"/job:worker/task:1.*exited with code 3"):
         run.wait()
-    pids = [task.pid for task in cluster.tasks if task.rank != 1]
     cluster.restart()
-    check_trained(start_run(TRAIN, Options(framework="torch"), cluster=cluster))
+    check_trained(begin(TRAIN, framework="torch"))
     assert [task.pid for task in cluster.tasks if task.rank != 1] == pids
 
 
