@@ -41,7 +41,7 @@ from nbdist.errors import UnavailableError
 
 Result: TypeAlias = tuple[Any, Exception | None]  # what the function returned, or what it raised
 IN_FLIGHT = 2  # requests of each process
-REQUEST_SECONDS = 2e-3  # of the function: elements of a request take about as long
+REQUEST_SECONDS = 1e-2  # of the function: elements of a request take about as long
 REQUEST_BYTES = 4 << 20  # of its elements or results, about
 MOST = 64  # elements of a request
 PARENT_SECONDS = 1.0  # how often a process that waits checks that its parent lives
