@@ -108,6 +108,8 @@ class FileWriter:
 
     def add_graph(self, graph: Graph) -> None:
         """Add a Graph, which TensorBoard draws; of several in a folder it draws the last one."""
+        if not isinstance(graph, Graph):
+            raise InvalidArgumentError(f"FileWriter: graph is {graph!r:.80}; expected a Graph (nb.Graph())")
         self._check_open()
         self._encoder.add_event(graph_event(graph), 0)
 

@@ -136,6 +136,11 @@ def test_a_name_that_no_file_can_hold_is_refused_at_once(tmp_path: Path, name: A
             summary.scalar(name, 1.0, step=1)
 
 
+def test_a_graph_is_a_graph(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="graph is 3; expected a Graph"):
+        summary.FileWriter(tmp_path, graph=3)  # type: ignore[arg-type]
+
+
 def test_a_training_that_begins_again_drops_what_was_written_ahead(tmp_path: Path) -> None:
     with summary.create_file_writer(tmp_path) as writer:
         for step in range(1, 9):
