@@ -17,6 +17,7 @@ from labserver import BASE, Answer, Server, serving
 from tornado.httpclient import HTTPRequest, HTTPResponse
 from tornado.routing import HostMatches, PathMatches, Rule
 from tornado.web import RequestHandler
+from waiting import until
 
 from nbdist.lab.service import SERVICE, Service
 
@@ -154,7 +155,10 @@ def send(server: Server, verb: str, path: str, headers: Mapping[str, str] | None
     given = dict({"Authorization": "token a-token-for-tests"} if headers is None else headers)
     if verb == "WEBSOCKET":
         return server.ask("GET", path, headers={**given, **UPGRADE})
-    return server.ask(verb, path, headers=given)
+    answer = server.ask(verb, path, headers=given)
+    if answer.status == 202:  # a command is carried out after its answer: not in the middle of what follows
+        until(lambda: touched.begun or touched.fakes.managed)
+    return answer
 
 
 def as_browser(cookies: Mapping[str, str], **more: str) -> dict[str, str]:

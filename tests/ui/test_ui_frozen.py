@@ -2,6 +2,9 @@ import base64
 import io
 import json
 import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import nbformat
 import numpy as np
@@ -176,9 +179,14 @@ def long_output() -> tuple[RunStore, Summary]:
     return RunStore(), summary(outputs={f"/job:worker/task:{n}": "<&>\x00\u2028" * 50_000 for n in range(4)})
 
 
+@cache
+def frozen_case(case: Callable[[], tuple[RunStore, Summary]]) -> dict[str, Any]:
+    return frozen(*case())
+
+
 @pytest.mark.parametrize("case", [very_much, not_finite, noise_only, long_output])
 def test_it_stays_small_whatever_the_run_was(case) -> None:  # type: ignore[no-untyped-def]
-    bundle = frozen(*case())
+    bundle = frozen_case(case)
     assert bytes_in_a_notebook(bundle) < LIMIT
     assert len(json.dumps(bundle, allow_nan=False)) < LIMIT
 
@@ -205,7 +213,7 @@ def test_the_saved_curves_tell_what_was_seen(replicas: int) -> None:
 
 
 def test_what_is_cut_is_said() -> None:
-    bundle = frozen(*very_much())
+    bundle = frozen_case(very_much)
     for form in (bundle["text/html"], bundle["text/plain"]):
         assert "characters cut" in form
         assert re.search(r"and 9,9\d\d more metrics", form)
