@@ -18,6 +18,7 @@ several in Python wait for each other's lock, which would look like waiting for 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import psutil
@@ -29,6 +30,7 @@ AUTOTUNE: Final = "auto"
 
 Auto: TypeAlias = Literal["auto"]
 FIRST_BUFFER = 2
+AHEAD = 2  # batches that fit has made ahead
 LARGEST_BUFFER = 64
 MEMORY_SHARE = 8  # one part in so many of the memory that is free
 MOST_PER_CORE = 8  # calls for each core, if they hardly compute
@@ -108,6 +110,27 @@ class CallsTuner:
             self._before = self.calls, rate
             self.calls = min(2 * self.calls, limit)
         return self.calls
+
+
+CHEAP = (
+    "from_arrays", "list_files", "shuffle", "batch", "repeat", "shard", "shard_hint", "auto_shard", "take",
+    "skip",
+)  # fmt: skip
+"""Stages that move row numbers, or copy rows of arrays: a thread for them costs more than they do."""
+
+
+def pays_ahead(kinds: Sequence[str], cores: int) -> bool:
+    """Return whether a training is to have its next batches made by a thread, for a dataset of these stages.
+
+    Where there is a core for it, a stage that may do work, and no prefetch at the end already.
+
+    >>> pays_ahead(["from_arrays", "map", "batch"], 2), pays_ahead(["from_arrays", "shuffle", "batch"], 2)
+    (True, False)
+    >>> pays_ahead(["csv", "batch", "prefetch"], 2), pays_ahead(["csv", "batch"], 1)
+    (False, False)
+    """
+    ahead = bool(kinds) and kinds[-1] in ("prefetch", "data tasks")
+    return cores > 1 and not ahead and any(kind not in CHEAP for kind in kinds)
 
 
 def memory_budget() -> int:

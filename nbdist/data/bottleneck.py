@@ -158,8 +158,8 @@ class InputPipeline:
         ]
         if any(not 0 <= place < own for own, stage in enumerate(stages) for place in stage.inputs):
             raise ValueError("a stage of an input pipeline takes its elements from one that is not before it")
-        numbers = {name: config[name] for name in ("elements", "seconds", "waited", "cores", "training")}
-        return cls(tuple(stages), **numbers)
+        counts = (int(config["elements"]), float(config["seconds"]), float(config["waited"]))
+        return cls(tuple(stages), *counts, int(config["cores"]), bool(config["training"]))
 
     def __str__(self) -> str:
         rows = self.rows()

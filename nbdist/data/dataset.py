@@ -30,13 +30,13 @@ from nbdist.data import columns as tables
 from nbdist.data import images as image_folders
 from nbdist.data import policy as policy_rules
 from nbdist.data.arguments import whole_number
-from nbdist.data.autotune import AUTOTUNE, FIRST_BUFFER, Auto, BufferTuner, CallsTuner
+from nbdist.data.autotune import AHEAD, AUTOTUNE, FIRST_BUFFER, Auto, BufferTuner, CallsTuner, pays_ahead
 from nbdist.data.blocks import ON_ERROR, Blocks, Pass, Shuffle, Skipped
 from nbdist.data.bottleneck import InputPipeline
 from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.example import Features, checked_features, parsed_records
 from nbdist.data.files import Paths
-from nbdist.data.meter import Measured, Meter, Way, count_cores, name_of
+from nbdist.data.meter import Measured, Meter, Way, count_cores, name_of, stages_of
 from nbdist.data.policy import SHARD_HINT, AutoShardPolicy
 from nbdist.data.rows import ArrayRows, Rows
 from nbdist.data.steps import Inner, Step, tokens
@@ -873,6 +873,19 @@ class Dataset:
             return self
         made = partial(parallel.prefetched, self._stage.blocks, count, tuner)
         return self._then(("prefetch", AUTOTUNE if tunes else count), made, Way(buffer=count, tunes=tunes))
+
+    def ahead_of_training(self) -> Dataset:
+        """Return the same dataset, with a prefetch of 2 at its end where that pays: ``fit`` reads this one.
+
+        It pays where the process has a second core and a stage does more than to copy rows of arrays; a
+        dataset that ends with a prefetch, or is read by data tasks, is returned as it is.
+        """
+        kinds = [stage.step[0] for stage in stages_of(self._stage.blocks)]
+        if not pays_ahead(kinds, count_cores()):
+            return self
+        found = self.prefetch(AHEAD)
+        found._openings, found._skipped = self._openings, self._skipped  # its passes are passes of this one
+        return found
 
     def with_seed(self, *numbers: int) -> Dataset:
         """Return the same dataset with orders of its own, fixed by ``numbers`` and each shuffle's seed.

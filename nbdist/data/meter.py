@@ -232,8 +232,7 @@ class Meter:
         root = self._root
         if root is None:
             return InputPipeline((), cores=self._cores, training=self._training)
-        order: list[Measured] = []
-        _collect(root, order)
+        order = stages_of(root)
         places = {stage: place for place, stage in enumerate(order)}
         counters = [self._counters.get(stage) or StageCounter(stage) for stage in order]
         stages = []
@@ -271,9 +270,16 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _collect(stage: Measured, order: list[Measured]) -> None:
-    """Append the stages before ``stage``, and itself, each once."""
-    for one in stage.inputs:
-        _collect(one, order)
-    if stage not in order:
-        order.append(stage)
+def stages_of(blocks: Blocks) -> list[Measured]:
+    """Return the stages before a stage, and itself at the end, each once."""
+    found: list[Measured] = []
+
+    def collect(stage: Measured) -> None:
+        for one in stage.inputs:
+            collect(one)
+        if stage not in found:
+            found.append(stage)
+
+    if isinstance(blocks, Measured):
+        collect(blocks)
+    return found

@@ -74,6 +74,8 @@ def progress_message(context: Context) -> dict[str, Any]:
     progress["paused"] = one.rested + rested if stopped else control.rested()
     if one.state == "running" and control.waits:
         progress["state"] = "paused"
+    if context.input_meter is not None:
+        progress["input"] = context.input_meter.reading().to_config()
     progress |= {"devices": [*context.devices], "gpu": context.gpu, "cores": count_cores()}
     return progress
 

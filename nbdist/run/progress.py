@@ -74,6 +74,8 @@ class ReplicaStanding:
     """The last sample of its GPU (see `nbdist.metrics.gpu_usage`)."""
     cores: int = 0
     """How many cores its process may use."""
+    input: Mapping[str, Any] | None = None
+    """What was measured of the dataset that it trains on (see `nbdist.data.bottleneck`)."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ class _Replica:
     devices: tuple[str, ...] = ()
     gpu: Mapping[str, Any] | None = None
     cores: int = 0
+    input: Mapping[str, Any] | None = None
     left_out: int | None = None
     """How many of the present training, as it says itself."""
 
@@ -210,6 +213,7 @@ class ProgressTracker:
         latest.rate = progress.get("learning_rate")
         latest.devices = tuple(progress.get("devices") or latest.devices)
         latest.gpu, latest.cores = progress.get("gpu") or latest.gpu, progress.get("cores") or latest.cores
+        latest.input = progress.get("input") or latest.input
         self.checkpoint = progress.get("checkpoint") or self.checkpoint
         if latest.state == PAUSED:  # what its rate is measured with stands still
             latest.past = deque((t + now - latest.at, own, s, e) for t, own, s, e in latest.past)
@@ -362,6 +366,7 @@ class ProgressTracker:
                     latest.devices,
                     latest.gpu,
                     latest.cores,
+                    latest.input,
                 )
                 for i, latest in enumerate(self._latest)
             ],

@@ -23,7 +23,7 @@ VERSION = 1
 SECONDS = 1.0  # between two writes
 FIELDS = (
     "step", "global_step", "total", "by_updates", "examples", "dropped", "skipped", "rested", "learning_rate",
-    "devices", "cores", "gpu",
+    "devices", "cores", "gpu", "input",
 )  # fmt: skip
 DIGITS = 6  # of seconds
 log = logging.getLogger(__name__)
@@ -88,3 +88,13 @@ def content_of(progress: Mapping[str, Any], replica: int) -> dict[str, Any]:
 def progress_path(folder: Path, number: int) -> Path:
     """Return where the progress of a rank, or of a tower, stands in a run's folder."""
     return folder / f"progress-{number:04d}.json"
+
+
+def read_input(path: Path) -> dict[str, Any] | None:
+    """Return what a file says of the dataset that a replica trains on; None without it."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    said = found.get("input") if isinstance(found, dict) else None
+    return said if isinstance(said, dict) else None

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from nbdist.data import InputPipeline
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -42,6 +43,7 @@ from nbdist.run.monitor import RunMonitor
 from nbdist.run.options import Options
 from nbdist.run.ownership import RunOwnership
 from nbdist.run.progress import ProgressTracker, Standing
+from nbdist.run.progress_file import progress_path, read_input
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery import BodyLauncher, Restart, RestartBudget, WorkerRecovery
 from nbdist.run.resizing import Resize, WorkerGrowth
@@ -167,6 +169,32 @@ class Run(Labelled):
         that a sample with the first, the last and all spikes.
         """
         return table(every_point(self.folder, self.store))
+
+    def input_pipeline(self, replica: int | None = None) -> InputPipeline:
+        """Return the stages of the dataset that the run trains on, with the one that is the bottleneck.
+
+        - ``replica``: whose, from 0 on; None for the one that waits longest for its data
+
+        It shows itself as a table: where each stage runs, its elements/s, the share of the time for which it
+        works, how full its queue is; then the bottleneck, and what to do about it. It is about the last
+        training of the run, by ``fit`` or a loop over ``strategy.distribute_dataset``. Raises
+        FailedPreconditionError if no dataset was read, InvalidArgumentError for another replica.
+        ``dataset.profile()`` does the same without a run.
+        """
+        said = [one.input for one in self.standing().replicas]
+        if not any(said):  # none has told this client
+            said = [read_input(progress_path(self.folder, number)) for number in range(len(said))]
+        if replica is not None and not 0 <= replica < len(said):
+            raise InvalidArgumentError(
+                f"input_pipeline: replica is {replica}; expected a number from 0 to {len(said) - 1}"
+            )
+        chosen = said if replica is None else [said[replica]]
+        found = [pipeline for one in chosen if one and (pipeline := InputPipeline.from_config(one)).elements]
+        if not found:
+            raise FailedPreconditionError(
+                f"run {self.id} has read no dataset so far: it measures what fit and distribute_dataset read"
+            )
+        return max(found, key=lambda one: one.waits)
 
     def timeline(self, step: int | None = None, steps: int = 1) -> Timeline:
         """Return a timeline of all tasks in one training step, or in several.

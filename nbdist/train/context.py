@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nbdist.data import Dataset
+from nbdist.data.meter import Meter
 from nbdist.errors import AbortedError
 from nbdist.graph.backend import Array, device_of_array
 from nbdist.home import private_folder
@@ -257,6 +258,8 @@ class Context:
     report through the strategy's ``on_tower`` instead, and this context's recorder takes validation only."""
     devices: list[str] = field(default_factory=list)
     """The devices that hold the arrays of this process's replicas, as far as they have trained."""
+    input_meter: Meter | None = None
+    """Measures the dataset of the last training."""
     gpu: dict[str, Any] | None = None
     """The last sample of this process's GPU (see `nbdist.metrics.gpu_usage`)."""
     world: World = field(default_factory=World)

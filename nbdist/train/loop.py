@@ -46,6 +46,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.meter import Meter
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError, UnavailableError
 from nbdist.graph.backend import backend_of, device_scope, to_device, to_host
 from nbdist.graph.compile.capture import notes_to
@@ -153,6 +154,7 @@ def _train(
     context.progress.trainings = context.trainings
     resume = ResumeAdapter(context, model, optimizer, config)
     dataset, cursor = resume.begin(dataset, steps_per_epoch)
+    dataset = dataset.ahead_of_training()
     _begin_progress(context, dataset, epochs, steps_per_epoch)
     history = History(callbacks, context, model.metric_names)
     _require_room(context, model, optimizer)
@@ -180,9 +182,11 @@ def _train(
         history.begin(replica.notes)
         if context.step_log is not None:
             context.step_log.begin(replica)
+        if context.recorder is not None:  # a run shows where its batches come from
+            context.input_meter = Meter(training=True)
         loop = _Loop(model, replica, context, history, skip_nan, save)
         batches = opened = EpochBatches(
-            context.strategy, dataset, steps_per_epoch, cursor, context.control.check
+            context.strategy, dataset, steps_per_epoch, cursor, context.control.check, context.input_meter
         )
         if own.joins_at:
             batches.advance(own.joins_at)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.meter import Meter
 from nbdist.data.steps import comparable
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.graph.backend import Array, to_host
@@ -387,13 +388,15 @@ class EpochBatches:
         steps: int | None,
         cursor: DataCursor,
         check: Callable[[], object],
+        meter: Meter | None = None,
     ) -> None:
         self._strategy, self._dataset, self._steps, self._check = strategy, dataset, steps, check
+        self._meter = meter
         if cursor.opened is not None:
             dataset.reopen(cursor.opened)
         self._opened, self._epoch, self._batches = dataset.opened, cursor.epoch, cursor.batches
         self._within = False
-        self._endless = strategy.batches(dataset) if dataset.endless else None
+        self._endless = strategy.batches(dataset, meter) if dataset.endless else None
         self._current = self._endless
         self._over = cursor.batches
         if self._endless is not None:
@@ -450,7 +453,8 @@ class EpochBatches:
         """Return the batches of the next epoch that are still to come."""
         batches = self._endless
         if batches is None:
-            self._opened, batches = self._dataset.opened, self._strategy.batches(self._dataset)
+            self._opened = self._dataset.opened
+            batches = self._strategy.batches(self._dataset, self._meter)
             self.close()
             self._current = batches
         for number in range(self._over):  # skipped, so that the batches after them are those that followed

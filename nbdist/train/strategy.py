@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.meter import Meter
 from nbdist.data.shares import share_of
 from nbdist.data.structure import leaves_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
@@ -377,18 +378,21 @@ class Strategy(ABC):
         own = self.replica_index << 32 if self.num_replicas_in_sync == 1 else 0
         return own + self.share(size).start  # type: ignore[no-any-return]
 
-    def batches(self, dataset: Dataset) -> Iterator[tuple[tuple[Array, ...], int]]:
+    def batches(
+        self, dataset: Dataset, meter: Meter | None = None
+    ) -> Iterator[tuple[tuple[Array, ...], int]]:
         """Yield this replica's part of each batch of one epoch, with the size of the whole batch.
 
-        The arrays are valid until the next batch is asked for.
+        The arrays are valid until the next batch is asked for. A ``meter`` measures the dataset's stages.
         """
         self._pieces = None
         if dataset.apart:
             self.begin_together(dataset)
-            for piece, size in self.together(dataset.iterate(reuse_buffers=True), (np.empty(0),)):
+            own = dataset.iterate(reuse_buffers=True, meter=meter)
+            for piece, size in self.together(own, (np.empty(0),)):
                 yield piece if isinstance(piece, tuple) else (piece,), size
             return
-        for batch in dataset.iterate(reuse_buffers=True):
+        for batch in dataset.iterate(reuse_buffers=True, meter=meter):
             self._batch = batch if isinstance(batch, tuple) else (batch,)
             yield self.batch()
 

@@ -11,13 +11,30 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from fake_pynvml import FakeNvml, NVMLError_NotSupported
 
+from nbdist.data import InputPipeline, StageReading
 from nbdist.metrics.gpu_usage import GpuSampler, load_nvml
 from nbdist.metrics.store import RunStore
 from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
 from nbdist.ui.gpus import Gpus, gpus_over_time
+from nbdist.ui.input_pipeline import input_shown
 
 BEGAN = 1_764_000_000.0  # seconds since 1970
 UUIDS = ("GPU-8f3a91bc-53f0-4a0e-9d4a-1f6c7e2b9a10", "MIG-91bc07d2-6a4e-5b1f-8c3d-2e7f9a0b4c5d")
+
+
+def slow_input() -> dict[str, Any]:
+    """Return the input pipeline of a training that waits for a map."""
+    stages = (
+        StageReading("from_arrays", "from_arrays", (), 40_000, 0.01),
+        StageReading("shuffle", "shuffle(10000)", (0,), 40_000, 0.3),
+        StageReading("map", "map(decode_and_augment_the_image)", (1,), 40_000, 9.6, 5.1, 1, False, 2, 0.2),
+        StageReading("batch", "batch(100)", (2,), 400, 0.8),
+        StageReading("prefetch", "prefetch(auto)", (3,), 400, 0.0, 6.1, 0, False, 8, 0.4, True),
+    )
+    pipeline = InputPipeline(stages, 400, 10.0, 6.1, 8, training=True)
+    shown = input_shown({1: pipeline.to_config()}, [f"/job:worker/task:{n}" for n in range(3)])
+    assert shown is not None
+    return shown
 
 
 class Gpus3:

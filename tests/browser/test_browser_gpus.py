@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -16,15 +17,15 @@ SEEN = "gpus-seen"
 GPUS = f"{LIVE} .nbd-gpus"
 RUN = """from dataclasses import replace
 from pathlib import Path
-from gpus_to_show import Gpus3
+from gpus_to_show import Gpus3, slow_input
 shown, gpus = LiveDisplay(store, workers(3), "digits on GPUs", total_steps=600), Gpus3(store)
 shown.show()
 await looked_at(shown)
 shown.gpus(gpus.measure(150))
-shown.progress(gpus.words)
+shown.progress(gpus.words | {{"input": slow_input()}})
 await feed(shown, store, 3, 600, seconds=0.5, until=lambda: drawn(shown) and Path({seen!r}).exists())
 over_time = gpus.measure(30)
-shown.finish(replace(summary("digits on GPUs", 3, 600), gpus=over_time, **gpus.words))
+shown.finish(replace(summary("digits on GPUs", 3, 600), gpus=over_time, input=slow_input(), **gpus.words))
 """
 WIDE_ENOUGH = """(selector) => [...document.querySelectorAll(`${selector} *`)].filter(node => {
   const [box, view] = [node.getBoundingClientRect(), node.closest('.nbdist-live').getBoundingClientRect()];
@@ -60,13 +61,21 @@ def test_gpus_are_seen_live_saved_and_without_a_kernel(lab: Lab, drawing_lab: La
     expect(page.locator(f"{LIVE} .nbd-warning")).to_contain_text(
         "worker 2 has GPU-52dd… and trains on the CPU"
     )
+    slow = page.locator(f"{LIVE} .nbd-input")
+    expect(slow.locator("summary")).to_contain_text(
+        "worker 1: map(decode_and_augment_the_image) is the bottleneck"
+    )
+    slow.locator("summary").click()
+    expect(slow.locator("tr.nbd-slowest")).to_have_text(re.compile("1 thread.*4,000.*96%.*0.2 of 2"))
+    expect(slow.locator("li").first).to_contain_text("num_parallel_calls=nb.data.AUTOTUNE")
     look(lab, "live")
 
     seen.touch()
     lab.wait_done(1)
     expect(page.locator(LIVE)).to_have_count(0)
     expect(lab.output(1)).to_contain_text("trained on worker 0: NVIDIA H100 80GB HBM3 GPU-8f3a… (GPU:0)")
-    expect(lab.output(1).locator("table").last).to_contain_text("peak temperature")
+    expect(lab.output(1).locator("table").nth(-2)).to_contain_text("peak temperature")
+    expect(lab.output(1).locator("details").first).to_contain_text("training waits for data 61% of the time")
     lab.save()
     page.locator(".jp-OutputArea table").last.evaluate("node => node.scrollIntoView({block: 'center'})")
     lab.screenshot("gpus-saved-table")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nbdist.cluster.cluster import Cluster
+from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.run.attach import attach_run
@@ -98,6 +99,13 @@ def test_a_run_knows_its_devices_and_its_record_too(cluster: Cluster, replicatio
     assert f"trained on {run.trained_on}" in repr(run)
     assert [one["devices"] for one in read_run(run.id).devices] == [["CPU:0"]] * len(workers)
     assert attach_run(run.id).trained_on == run.trained_on
+    if replication == "between-graph":  # the towers of an in-graph run share the client's reading
+        found = run.input_pipeline()
+        assert [stage.name for stage in found.stages] == ["from_arrays", "batch(20)"]
+        assert found.elements == run.input_pipeline(1).elements == 4
+        assert attach_run(run.id).input_pipeline().elements == 4
+        with pytest.raises(InvalidArgumentError, match="replica is 9"):
+            run.input_pipeline(9)
 
 
 TESTS = str(Path(__file__).parents[1])

@@ -61,6 +61,13 @@ DATA: dict[str, Callable[[], dict[str, Any]]] = {
     "fetched ahead": lambda: {
         "data": Dataset.from_arrays(x, y).shuffle(8, seed=3).repeat(2).batch(10).map(scaled).prefetch(2)
     },
+    "fetched ahead by fit": lambda: {
+        "data": Dataset.from_arrays(x, y).shuffle(8, seed=3).repeat(2).batch(6).map(scaled),
+        "steps_per_epoch": 3,  # of 4 of the first repetition: the second shuffle is opened ahead
+    },
+    "tuned": lambda: {
+        "data": Dataset.from_arrays(x, y).shuffle(8).map(scaled, "auto").batch(6).prefetch("auto")
+    },
     "generated": lambda: {"data": Dataset.from_generator(lambda: zip(x, y)).shuffle(9).batch(5)},
 }
 

@@ -53,6 +53,7 @@ export function readRun(data: unknown): RunBundle {
       note: texts(run['remarks'], MOST_TASKS).join(' · '),
       trained_on: text(run['trained_on']),
       warning: text(run['warning']),
+      input: run['input'] ?? null,
       per_replica: Object.fromEntries([...shown].map(replica => [replica, { state: '' }]))
     },
     curves: [...curves, ...trendStandIns(curves)],

@@ -74,6 +74,8 @@ declare module '@widget/run/view.js' {
     /** The devices that held the replicas' arrays, in one line. */
     trained_on?: string;
     warning?: string;
+    /** The dataset's slow stage; the drawing code checks it. */
+    input?: unknown;
     per_replica: Record<number, { state: string }>;
   }
   export interface Message {

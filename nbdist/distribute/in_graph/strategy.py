@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.meter import Meter
 from nbdist.distribute.in_graph.dataset import Reading
 from nbdist.distribute.in_graph.graph import Joint
 from nbdist.distribute.in_graph.replica import InGraphReplica
@@ -111,10 +112,12 @@ class InGraphStrategy(Strategy):
             seed = secrets.randbits(63)  # towers that read do not share a count of passes
         return dataset if seed is None else dataset.with_seed(seed, self.replica_index)
 
-    def batches(self, dataset: Dataset) -> Iterator[tuple[tuple[Array, ...], int]]:
+    def batches(
+        self, dataset: Dataset, meter: Meter | None = None
+    ) -> Iterator[tuple[tuple[Array, ...], int]]:
         """Yield the batches of one epoch; arrays that take no memory where the towers read the batches."""
         if self.data == "client":
-            yield from super().batches(dataset)
+            yield from super().batches(dataset, meter)
             return
         assert self._joint is not None, "begin() comes first"
         if self.reading is None or self.reading.dataset is not dataset:

@@ -9,7 +9,7 @@ import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -38,6 +38,7 @@ from nbdist.ui.formatting import jsonable, shorten
 from nbdist.ui.frozen.run import run_data
 from nbdist.ui.frozen.summary import Summary
 from nbdist.ui.gpus import gpus_over_time
+from nbdist.ui.input_pipeline import input_shown
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.run_feed import Chart, plan_charts
 
@@ -169,20 +170,33 @@ def summary_of(
         ],
         trained_on=trained_on(devices),
         warning=device_warning(devices),
+        input=input_now(Path(item["folder"]), record),
         gpus=gpus_over_time(store, {i: one.known_gpu for i, one in enumerate(devices)}),
     )
+
+
+def input_now(folder: Path, record: RunRecord) -> dict[str, Any] | None:
+    """Return the input pipeline of a run, from the progress files of its folder."""
+    tasks = [record.names.get(rank, f"rank {rank}") for rank in record.workers]
+    said = [progress_of(folder, record, number, rank) for number, rank in enumerate(record.workers)]
+    return input_shown(dict(enumerate(mapping(one.get("input")) for one in said)), tasks)
+
+
+def progress_of(folder: Path, record: RunRecord, number: int, rank: int) -> Mapping[str, Any]:
+    """Return what the progress file of a replica says; nothing if there is none, or a damaged one."""
+    file = f"progress-{number if record.in_graph else rank:04d}.json"
+    try:
+        return mapping(json.loads(read_bounded(folder / file, MAX_PROGRESS_BYTES)))
+    except (OSError, ValueError, RecursionError, NbdistError):
+        return {}
 
 
 def devices_now(folder: Path, record: RunRecord) -> list[ReplicaDevice]:
     """Return where the replicas of a run train, from the progress files of its folder."""
     found = []
     for number, rank in enumerate(record.workers):
-        file = f"progress-{number if record.in_graph else rank:04d}.json"
         name = record.names.get(rank, f"rank {rank}")
-        try:
-            said = mapping(json.loads(read_bounded(folder / file, MAX_PROGRESS_BYTES)))
-        except (OSError, ValueError, RecursionError, NbdistError):  # none yet, or damaged
-            said = {}
+        said = progress_of(folder, record, number, rank)
         gpu, (assigned, host) = mapping(said.get("gpu")), record.places.get(rank, ("", ""))
         entries = {
             "task": name,

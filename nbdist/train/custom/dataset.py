@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.meter import Meter
 from nbdist.data.pieces import own_part
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
@@ -113,6 +114,7 @@ class Passes:
     def __init__(self, runner: Runner, dataset: Dataset) -> None:
         self._runner, self._dataset = runner, dataset
         self._number = runner.variables.context.loop.number("datasets")
+        self._meter: Meter | None = None
 
     def elements(self) -> Iterator[Any]:
         """Yield the elements of one pass that are still to come; it ends early when the run is to stop."""
@@ -122,7 +124,7 @@ class Passes:
                 return
             skipped, left_out = place.batches or 0, self._dataset.skipped
             try:
-                for number, element in enumerate(self._dataset):
+                for number, element in enumerate(self._dataset.iterate(meter=self.meter())):
                     if number < skipped:
                         runner.variables.context.control.check()
                         continue
@@ -133,6 +135,14 @@ class Passes:
                 if runner.variables.context.is_chief and (note := self._dataset.skipped_note(left_out)):
                     print(note)
         runner.end_pass()
+
+    def meter(self) -> Meter | None:
+        """Return what measures the dataset, for the view of the run that this is in; None without a run."""
+        context = self._runner.variables.context
+        if self._meter is None and context.recorder is not None:
+            self._meter = Meter(training=True)
+        context.input_meter = self._meter or context.input_meter
+        return self._meter
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[DatasetPosition | None]:
@@ -213,7 +223,7 @@ class ReplicaBatches:
         with self._passes.begun() as place:
             if place is None:
                 return
-            elements, number = iter(self._dataset), place.batches or 0
+            elements, number = self._dataset.iterate(meter=self._passes.meter()), place.batches or 0
             for _ in range(number * len(local.all)):
                 runner.variables.context.control.check()
                 next(elements, None)

@@ -41,6 +41,7 @@ from nbdist.ui.frozen.summary import (
     with_short_tasks,
 )
 from nbdist.ui.gpus import Gpus, gpus_over_time
+from nbdist.ui.input_pipeline import input_shown
 from nbdist.ui.pictures import Entries, entries_of
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
@@ -280,6 +281,7 @@ SHORT = 0.1  # seconds; a shorter run has no live view, which would cost more th
 MOST_MARKS = 100  # of a run
 GPUS_EVERY = 1.0  # seconds between two updates of the GPUs' curves
 PICTURES_EVERY = 1.0  # and of the histograms and images
+INPUT_EVERY = 1.0  # and of the input pipeline
 MOST_RATES = 12  # changes of the learning rate that are drawn; more come from a schedule
 MOST_NAMED = 4  # lost replicas that are named; more are counted
 
@@ -293,8 +295,9 @@ class RunView:
         self._unit = unit_of(run)
         self._marks = Marks()
         self._gpus: list[object] = []  # the samples of the GPUs that the view has
-        self._gpus_due = self._pictures_due = float("-inf")
+        self._gpus_due = self._pictures_due = self._input_due = float("-inf")
         self._pictures = 0  # the version of the summaries' pictures that the view has
+        self._input: dict[str, Any] | None = None
         self._thread: int | None = None  # the thread that shows the run, if another thread follows it
         self._display = LiveDisplay(
             run.store, run.tasks, title_of(run), run_id=run.id, charts=run.options.live, again=again(run)
@@ -333,6 +336,8 @@ class RunView:
         if self._run.gallery.version != self._pictures and now >= self._pictures_due:
             self._pictures, self._pictures_due = self._run.gallery.version, now + PICTURES_EVERY
             self._display.pictures(entries_of(self._run.gallery))
+        if now >= self._input_due:
+            self._input, self._input_due = input_of(standing, self._tasks), now + INPUT_EVERY
         devices = self._run.replica_devices(standing)
         self._display.progress(
             {
@@ -367,6 +372,7 @@ class RunView:
                 "note": note_on(standing.replicas, self._tasks),
                 "trained_on": trained_on(devices),
                 "warning": device_warning(devices),
+                "input": self._input,
             }
         )
 
@@ -507,7 +513,13 @@ def summary_of(run: Run) -> Summary:
         trained_on=trained_on(devices),
         warning=device_warning(devices),
         gpus=gpus_of(run, whole),
+        input=input_of(whole, run.tasks),
     )
+
+
+def input_of(standing: Standing, tasks: Sequence[str]) -> dict[str, Any] | None:
+    """Return the input pipeline to show, of the replica that waits longest for its data."""
+    return input_shown({i: replica.input for i, replica in enumerate(standing.replicas)}, tasks)
 
 
 def gpus_of(run: Run, standing: Standing) -> Gpus:

@@ -11,6 +11,7 @@ from nbdist.ui.ansi import part, plain, spans, styled
 from nbdist.ui.formatting import Room, first_of, fitting, longest, shorten
 from nbdist.ui.frozen.summary import Summary, apart, headline, is_plain, marks_line, number, short_task
 from nbdist.ui.gpus import gpu_rows
+from nbdist.ui.input_pipeline import input_title
 from nbdist.ui.pictures import pictures_html
 
 MOST_COLUMNS = 8
@@ -51,6 +52,10 @@ def html(summary: Summary, picture: str | None, room: Room, columns: int = 1) ->
     parts.append(metrics_table(apart(summary), room.metrics))
     parts.append(rows_table(summary.rows, room.rows))
     parts.append(rows_table(gpu_rows(summary.gpus, summary.tasks), room.metrics))
+    if summary.input:
+        table = rows_table(summary.input["rows"], room.metrics)
+        title = line(input_title(summary.input, len(summary.tasks)), 400)
+        parts.append(f"<details><summary><small>{title}</small></summary>{table}</details>")
     parts += outputs(summary, room.outputs)
     return "\n".join(part for part in parts if part)
 
@@ -160,6 +165,9 @@ def text(summary: Summary, room: Room) -> str:
     parts.append(metrics_text(apart(summary), room.metrics))
     parts.append(rows_text(summary.rows, room.rows))
     parts.append(rows_text(gpu_rows(summary.gpus, summary.tasks), room.metrics))
+    if summary.input and summary.input["advice"]:
+        parts.append(clip(input_title(summary.input, len(summary.tasks)), 400))
+        parts.append(rows_text(summary.input["rows"], room.metrics))
     parts += outputs_as_text(summary.outputs, room.outputs)
     return "\n\n".join(part for part in parts if part)
 

@@ -47,6 +47,7 @@ class Summary:
     remarks: Sequence[str] = ()  # remarks on faults, such as a lost replica
     trained_on: str = ""  # the devices that held the replicas' arrays, in one line
     warning: str = ""  # a GPU that was not used, and what to do
+    input: Mapping[str, Any] | None = None  # the dataset's slow stage (see nbdist.ui.input_pipeline)
     gpus: Sequence[Mapping[str, Any]] = ()  # the GPUs of the replicas over time (see nbdist.ui.gpus)
     pictures: Sequence[dict[str, Any]] = ()  # of its summaries (see nbdist.ui.pictures)
 

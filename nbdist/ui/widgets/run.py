@@ -91,7 +91,8 @@ class LiveView(StreamingView):
         seconds_left, elapsed (seconds), note, trained_on and warning (of its devices, in words),
         learning_rate (in force; None where there is none to set),
         in_session (whether a body trains in a monitored session, whose hooks save its checkpoints),
-        checkpoint (the latest: number, step, path, error), and per_replica, a mapping of replica to its
+        checkpoint (the latest: number, step, path, error),
+        input (see `nbdist.ui.input_pipeline`), and per_replica, a mapping of replica to its
         state, step, steps_per_second, staleness, restart (when it was replaced, in words) and ``spent``
         (seconds of a step by part: data, compute, exchange, wait).
         """

@@ -9,6 +9,7 @@ import { readColours } from "../dom/theme.js";
 import { formatCount, formatValue, shortTask, stepUnit } from "../text/format.js";
 import { GpuSection } from "./gpus.js";
 import { FINAL_STATES, Header } from "./header.js";
+import { InputSection } from "./input.js";
 import { Output } from "./output.js";
 import { PictureSection } from "./pictures.js";
 import { ReplicaCards } from "./replicas.js";
@@ -74,6 +75,7 @@ export class RunView {
       this.keepSettings();
       this.redraw();
     });
+    this.input = new InputSection();
     this.gpus = new GpuSection();
     /** @type {unknown} */
     this.gpusOverTime = [];
@@ -90,7 +92,7 @@ export class RunView {
     this.figures.hidden = true;
     this.table.element.addEventListener("toggle", () => (this.keepSettings(), this.table.show(this.head.charts)));
     this.releaseKeys = captureKeys(this.element);
-    this.element.append(this.header.element, this.figures, this.pictures.element, this.replicas.element, this.gpus.element, this.output.element);
+    this.element.append(this.header.element, this.figures, this.pictures.element, this.replicas.element, this.input.element, this.gpus.element, this.output.element);
   }
 
   /** @param {Message} message @param {import("../comm/frames.js").CurveSegment[]} segments */
@@ -166,6 +168,7 @@ export class RunView {
     const choosable = this.progress.state === "disconnected" ? NO_CHARTS : this.available;
     this.picker.show(choosable, this.head.charts.map(({ title }) => title));
     this.replicas.show(this.progress.per_replica ?? {}, this.shared.labels);
+    this.input.show(this.progress.input, this.head.tasks.length);
     this.gpus.show(this.gpusOverTime, this.shared.labels, FINAL_STATES.includes(this.progress.state), this.head.tasks.length);
     this.pictures.show(this.summaries);
     if (!this.charts.length) return;
