@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -50,7 +51,8 @@ def prefetched(upstream: Blocks, count: int, tuner: BufferTuner | None, run: Pas
         stopped.set()
         drain(ready)
 
-    thread = threading.Thread(target=fill, name="nbdist-prefetch", daemon=True)
+    # In a copy of the consumer's context: functions of the dataset find the task and the run there.
+    thread = threading.Thread(target=copy_context().run, args=(fill,), name="nbdist-prefetch", daemon=True)
     with run.resources.held(stop):
         thread.start()
         first = True
@@ -113,7 +115,8 @@ class TunedPool:
         """Have so many threads; one that ends finishes its call before."""
         while self._threads < threads:
             self._threads += 1
-            threading.Thread(target=self._serve, name="nbdist-data", daemon=True).start()
+            own = copy_context()
+            threading.Thread(target=own.run, args=(self._serve,), name="nbdist-data", daemon=True).start()
         while self._threads > threads:
             self._threads -= 1
             self._work.put(None)
