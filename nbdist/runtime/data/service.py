@@ -24,7 +24,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -113,10 +113,12 @@ class DataService:
 
     def _end(self, one: ServedPass) -> None:
         one.stop()
-        self._passes.remove(one)
-        if not self._passes and self._stop_looking is not None:
-            self._stop_looking()
+        with suppress(ValueError):  # `close` is called on another thread than that of the readers' messages
+            self._passes.remove(one)
+        stop_looking = None if self._passes else self._stop_looking
+        if stop_looking is not None:
             self._stop_looking = None
+            stop_looking()
 
 
 def _key_of(meta: dict[str, Any]) -> PassKey:
