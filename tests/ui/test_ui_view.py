@@ -165,7 +165,7 @@ def test_the_whole_progress_is_passed_on(displays: list[FakeDisplay]) -> None:
         "steps_per_second": 20.0,
         "examples_per_second": 200.0, "seconds_left": 3.0, "elapsed": 1.0, "note": "",
         "learning_rate": None, "checkpoint": None, "in_session": False,
-        "trained_on": "2 workers on CPU (2 cores)", "warning": "",
+        "trained_on": "2 workers on CPU (2 cores)", "warning": "", "input": None,
     }  # fmt: skip
     assert replicas[0] == {"state": "running", "step": 10, "steps_per_second": 10.0, "staleness": None} | {
         "spent": dict.fromkeys(("data", "compute", "exchange", "wait"), 0.0),
