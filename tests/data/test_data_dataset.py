@@ -249,12 +249,12 @@ def test_errors_upstream_come_out_of_prefetch() -> None:
     assert seen == [] or seen == [1]
 
 
-def prefetching() -> int:
-    return sum(thread.name == "nbdist-prefetch" for thread in threading.enumerate())
+def prefetching() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "nbdist-prefetch"}
 
 
 def test_prefetch_ends_when_the_consumer_leaves() -> None:
-    closed = threading.Event()
+    closed, others = threading.Event(), prefetching()
 
     def endless():
         try:
@@ -265,8 +265,8 @@ def test_prefetch_ends_when_the_consumer_leaves() -> None:
     for element in Dataset.from_generator(endless).prefetch(3):
         if element == 5:
             break
-    assert closed.wait(10)
-    until(lambda: not prefetching())
+    until(closed.is_set)
+    until(lambda: prefetching() <= others)
 
 
 def test_prefetch_works_ahead_but_not_further_than_asked() -> None:
