@@ -38,6 +38,12 @@ SAYS = {  # texts that the outputs must contain
         "restored from its replica on /job:ps/task:1",
         "steps lost; largest difference of a weight at the end: 0.0",
     ],
+    "09_input_pipelines.ipynb": [
+        "the batches are the same",
+        "largest difference of a weight: 0.0",
+        "FILE: 719 and 719 examples",
+        "359 examples read, 1 left out",
+    ],
     "10_estimators_and_tensorboard.ipynb": [
         "multi_worker       accuracy 0.9",
         "exported",
