@@ -21,7 +21,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "too many numbers": (lambda _: Dataset.range(2**62), "more numbers than fit in memory"),
     "a truth value": (lambda _: Dataset.range(3).batch(True), "batch_size is True; expected a whole number"),
     "two characters": (lambda p: Dataset.csv(p, delimiter=";;"), "delimiter is ';;'; expected one character"),
-    "a quote": (lambda p: Dataset.csv(p, delimiter='"'), "no quote"),
+    "a quote": (lambda p: Dataset.csv(p, delimiter='"'), "neither a quote"),
     "header": (lambda p: Dataset.csv(p, header="a,b"), r"header .* is 'a,b'; expected a list of names"),
     "a column": (lambda p: Dataset.csv(p, columns="a"), r"columns is 'a'; .* such as \['a'\]"),
     "no columns": (lambda p: Dataset.csv(p, columns=[]), "expected a list of names"),
