@@ -200,7 +200,7 @@ def test_an_spmd_cell_shows_headings_and_no_empty_charts(lab: Lab) -> None:
     page = lab.open("spmd.ipynb", height=700)
     lab.run(0)
     lab.run(1)
-    expect(page.locator(f"{LIVE} .nbd-section")).to_have_count(3)
+    expect(page.locator(f"{LIVE} .nbd-section:visible")).to_have_count(3)
     expect(page.locator(f"{LIVE} .nbd-task")).to_have_text(["worker 0", "worker 1", "worker 2"])
     expect(page.locator(f"{LIVE} .nbd-controls")).to_be_hidden()
     show(page)
