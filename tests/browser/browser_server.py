@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,6 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import psutil
-from waiting import until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds for whatever a page is to show: a limit for a busy machine, and no promise
@@ -104,22 +104,22 @@ class LabServer:
 
     def end_kernels(self) -> None:
         """End all kernels and runs; a run that a failed test has left would train for an hour."""
-        found: list[list[Any]] = []
-        until(lambda: self._list_kernels(found))
-        for kernel in found[0]:
+        for kernel in self._list_kernels():
             self._ask("DELETE", f"/api/kernels/{kernel['id']}")
         for process in self.engines():
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
 
-    def _list_kernels(self, found: list[list[Any]]) -> bool:
-        """Add the kernels to ``found``; False while one starts, for which Jupyter Server answers 500."""
-        try:
-            found.append(self._ask("GET", "/api/kernels"))
-        except HTTPError as error:
-            if error.code != 500:
-                raise
-        return bool(found)
+    def _list_kernels(self) -> Any:
+        """Return the kernels. While one starts, Jupyter Server answers 500: it has no last activity yet."""
+        deadline, pause = time.monotonic() + PATIENCE, threading.Event()
+        while True:
+            try:
+                return self._ask("GET", "/api/kernels")
+            except HTTPError as error:
+                if error.code != 500 or time.monotonic() > deadline:
+                    raise
+            pause.wait(0.1)
 
     def _ask(self, method: str, path: str) -> Any:
         headers = {"Authorization": f"token {self.token}"}
