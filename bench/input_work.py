@@ -209,7 +209,7 @@ WORKS = {
     for work in (
         Work(
             "raw",
-            f"records of 8 to 12 KB from a TFRecord file of {MEGABYTES:,} MB, checksums verified",
+            f"records of 8 to 12 KB from a TFRecord file of {MEGABYTES:,} MB; DataLoader verifies no sums",
             128,
             MEGABYTES * 100,
             2,

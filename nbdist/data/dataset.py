@@ -36,7 +36,7 @@ from nbdist.data.bottleneck import InputPipeline
 from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.example import Features, checked_features, parsed_records
 from nbdist.data.files import Paths
-from nbdist.data.meter import Measured, Meter, Way, count_cores, name_of, stages_of
+from nbdist.data.meter import Execution, Measured, Meter, count_cores, name_of, stages_of
 from nbdist.data.policy import SHARD_HINT, AutoShardPolicy
 from nbdist.data.rows import ArrayRows, Rows
 from nbdist.data.steps import Inner, Step, tokens
@@ -56,13 +56,13 @@ class _Stage:
     spec: Any = None
     shards: int = 1  # of how many parts this is one
     files: Callable[[], int] | None = None  # counts the files of its source, if it is one source of files
-    way: Way | None = None  # how it works
+    execution: Execution | None = None  # how it works
     policy: AutoShardPolicy | None = None  # how workers divide it, if that was asked for
     apart: bool = False  # whether it has one worker's pieces of global batches
 
     def __post_init__(self) -> None:
         if not isinstance(self.blocks, Measured):  # a pass with a meter measures them
-            made = Measured(self.blocks, self.steps[-1], self.way)
+            made = Measured(self.blocks, self.steps[-1], self.execution)
             object.__setattr__(self, "blocks", made)
 
 
@@ -553,26 +553,29 @@ class Dataset:
             if num_parallel_calls is not None:
                 raise InvalidArgumentError("map: give num_parallel_calls (threads) or workers (processes)")
             count = whole_number("map: workers", workers, 1)
-            way = Way(name_of(function), count, processes=True, buffer=processes.IN_FLIGHT * count)
+            execution = Execution(
+                name_of(function), count, processes=True, buffer=processes.IN_FLIGHT * count
+            )
             made: Blocks = partial(
                 processes.mapped, stage.blocks, stage.rows, function, count, bool(deterministic), how
             )
         elif num_parallel_calls is None:
-            way = Way(name_of(function))
+            execution = Execution(name_of(function))
             made = partial(elements.mapped, stage.blocks, stage.rows, function, how)
         elif num_parallel_calls == AUTOTUNE:
-            way, tuner = Way(name_of(function), 1, buffer=2, tunes=True), CallsTuner(count_cores())
+            execution = Execution(name_of(function), 1, buffer=2, tunes=True)
+            tuner = CallsTuner(count_cores())
             made = partial(
                 parallel.tuned_map, stage.blocks, stage.rows, function, tuner, bool(deterministic), how
             )
         else:
             threads = whole_number("map: num_parallel_calls", num_parallel_calls, 1)
-            way = Way(name_of(function), threads, buffer=2 * threads)
+            execution = Execution(name_of(function), threads, buffer=2 * threads)
             made = partial(
                 parallel.mapped, stage.blocks, stage.rows, function, threads, bool(deterministic), how
             )
         left = stage.count if how == "raise" or stage.count == math.inf else None
-        return self._then(("map",), made, way, rows=None, spec=None, count=left)
+        return self._then(("map",), made, execution, rows=None, spec=None, count=left)
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Return the elements for which ``predicate`` is true; a tuple's parts are its arguments.
@@ -583,7 +586,7 @@ class Dataset:
         if not callable(predicate):
             raise InvalidArgumentError(f"filter takes a function of an element, got {predicate!r}")
         made = partial(elements.filtered, self._stage.blocks, self._stage.rows, predicate)
-        return self._then(("filter",), made, Way(name_of(predicate)), count=None)
+        return self._then(("filter",), made, Execution(name_of(predicate)), count=None)
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Return (number, element) for each element, counted from ``start`` (0 or more).
@@ -660,16 +663,16 @@ class Dataset:
         token = secrets.randbits(63)
         inner, stage = partial(_open_inner, function), self._stage
         if num_parallel_calls is None:
-            way = Way(name_of(function))
+            execution = Execution(name_of(function))
             made = partial(elements.interleaved, stage.blocks, stage.rows, inner, cycle, block, token)
         else:
             threads = whole_number("interleave: num_parallel_calls", num_parallel_calls, 1)
-            way = Way(name_of(function), threads)
+            execution = Execution(name_of(function), threads)
             made = partial(
                 parallel.interleaved, stage.blocks, stage.rows, inner, cycle, block, threads, token
             )
         step = ("interleave", cycle, block, token)
-        return self._then(step, made, way, rows=None, count=None, spec=None)
+        return self._then(step, made, execution, rows=None, count=None, spec=None)
 
     @classmethod
     def sample_from(
@@ -721,7 +724,7 @@ class Dataset:
         if not callable(function):
             raise InvalidArgumentError(f"scan takes a function of (state, element), got {function!r}")
         made = partial(elements.scanned, self._stage.blocks, self._stage.rows, initial_state, function)
-        return self._then(("scan",), made, Way(name_of(function)), rows=None, spec=None)
+        return self._then(("scan",), made, Execution(name_of(function)), rows=None, spec=None)
 
     def padded_batch(
         self,
@@ -872,7 +875,9 @@ class Dataset:
         if count == 0 or self._stage.rows is not None:  # row numbers are there already
             return self
         made = partial(parallel.prefetched, self._stage.blocks, count, tuner)
-        return self._then(("prefetch", AUTOTUNE if tunes else count), made, Way(buffer=count, tunes=tunes))
+        return self._then(
+            ("prefetch", AUTOTUNE if tunes else count), made, Execution(buffer=count, tunes=tunes)
+        )
 
     def ahead_of_training(self) -> Dataset:
         """Return the same dataset, with a prefetch of 2 at its end where that pays: ``fit`` reads this one.
@@ -1064,9 +1069,11 @@ class Dataset:
             return count
         return count // size if drop_remainder else -(-count // size)
 
-    def _then(self, step: Step, made: Blocks, way: Way | None = None, **changes: Any) -> Dataset:
+    def _then(self, step: Step, made: Blocks, execution: Execution | None = None, **changes: Any) -> Dataset:
         steps = (*self._stage.steps, step)
-        return Dataset(replace(self._stage, blocks=made, steps=steps, way=way, **changes), self._salt)
+        return Dataset(
+            replace(self._stage, blocks=made, steps=steps, execution=execution, **changes), self._salt
+        )
 
     def _resolved(self, policy: AutoShardPolicy | str, workers: int) -> AutoShardPolicy:
         stage = self._stage

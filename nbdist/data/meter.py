@@ -41,8 +41,8 @@ _END: list[Any] = []
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a stage works, for whoever reads its counters: what it calls, and in what."""
+class Execution:
+    """How a stage executes: the function that it calls, threads or processes, and its buffer of elements."""
 
     function: str = ""
     threads: int = 0
@@ -65,8 +65,8 @@ def name_of(function: Callable[..., Any]) -> str:
 class Measured:
     """The blocks of one stage, which a pass with a meter measures."""
 
-    def __init__(self, made: Blocks, step: Step, way: Way | None = None) -> None:
-        self.made, self.step, self.way = made, step, way or Way()
+    def __init__(self, made: Blocks, step: Step, execution: Execution | None = None) -> None:
+        self.made, self.step, self.execution = made, step, execution or Execution()
 
     def __call__(self, run: Pass) -> Iterator[Block]:
         """Return the blocks of one pass."""
@@ -90,11 +90,11 @@ class Measured:
     def name(self) -> str:
         """The transform with what tells it apart.
 
-        >>> Measured(iter, ("batch", 32, False)).name, Measured(iter, ("map",), way=Way("decode")).name
+        >>> Measured(iter, ("batch", 32, False)).name, Measured(iter, ("map",), Execution("decode")).name
         ('batch(32)', 'map(decode)')
         """
         kind, *values = self.step
-        about: object = self.way.function or (values[0] if values and kind in _NUMBERED else "")
+        about: object = self.execution.function or (values[0] if values and kind in _NUMBERED else "")
         return f"{kind}({about})" if about != "" else str(kind)
 
 
@@ -138,7 +138,7 @@ class StageCounter:
         """For which its consumer was in it or waited for it."""
         self.busy = 0.0
         """Of its own threads or processes."""
-        self.threads, self.buffer = stage.way.threads, stage.way.buffer
+        self.threads, self.buffer = stage.execution.threads, stage.execution.buffer
         self._single = stage.single
         self._takes, self._looks, self._ready = 0, 0, 0
         self._random = 1
@@ -251,10 +251,10 @@ class Meter:
                     0.0 if apart else counter.busy if counter.threads else own,
                     waited,
                     counter.threads,
-                    stage.way.processes,
+                    stage.execution.processes,
                     counter.buffer,
                     counter.ready,
-                    stage.way.tunes,
+                    stage.execution.tunes,
                 )
             )
         last = counters[-1]

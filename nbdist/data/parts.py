@@ -74,7 +74,7 @@ def _selected(made: Blocks, unit: int, parts: int, index: int, first: int) -> tu
     """
     if isinstance(made, Measured):
         inner, divided = _selected(made.made, unit, parts, index, first)
-        return Measured(inner, made.step, made.way), divided
+        return Measured(inner, made.step, made.execution), divided
     function = made.func if isinstance(made, partial) else None
     if function in MAPS or function is parallel.prefetched:
         assert isinstance(made, partial)

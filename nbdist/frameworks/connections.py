@@ -60,7 +60,7 @@ def shut_down_accepted(before: set[int], kept: int = 0) -> None:
 def tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
     """Yield this process's TCP sockets, each as a duplicate that is open until the next one is asked for."""
     for name in os.listdir("/dev/fd"):
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # it was closed after the listing
             about = os.fstat(int(name))
             if not stat.S_ISSOCK(about.st_mode):
                 continue

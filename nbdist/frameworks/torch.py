@@ -95,7 +95,7 @@ class Torch(Framework):
         from torch.distributed import distributed_c10d
 
         for group in list(distributed_c10d._world.pg_names):
-            with suppress(RuntimeError):  # a backend that cannot, or a group that ends meanwhile
+            with suppress(RuntimeError):  # a backend without abort, or a group that has just ended
                 group.abort()
         shut_down_accepted(self._listened)
 

@@ -303,8 +303,9 @@ class Peer:
 def wait_any(peers: Sequence[Peer], seconds: float, *others: int) -> None:
     """Wait until a peer has a message or a connection event, or a descriptor of ``others`` is readable.
 
-    Returns after ``seconds`` at the latest. A peer that another thread closes meanwhile stays open until
-    then, for ZeroMQ must not poll a socket that is closed. Raises UnavailableError for one that is closed.
+    Returns after ``seconds`` at the latest. Holds the locks of the peers, so that another thread that closes
+    one waits for the return: ZeroMQ must not poll a closed socket. Raises UnavailableError for a peer that is
+    closed already.
     """
     poller = zmq.Poller()
     with ExitStack() as held:
