@@ -116,8 +116,8 @@ def test_a_malformed_request_for_an_executor_is_refused(tasks: Tasks) -> None:
     ps = tasks["ps0"]
     address = {"host": "h", "bell": "", "socket": "127.0.0.1:1"}
     good = {
-        "client": address, "device": "/job:ps/replica:0/task:0/device:CPU:0", "session": "s", "isolate": "",
-        "transport": "auto", "incarnation": ps.incarnation, "resets": 0,
+        "client": address, "dispatcher": "d", "device": "/job:ps/replica:0/task:0/device:CPU:0",
+        "session": "s", "isolate": "", "transport": "auto", "incarnation": ps.incarnation, "resets": 0,
     }  # fmt: skip
     wrong: list[tuple[dict[str, Any], type[Exception]]] = [
         ({}, DataLossError),
@@ -125,6 +125,7 @@ def test_a_malformed_request_for_an_executor_is_refused(tasks: Tasks) -> None:
         (good | {"client": {"host": "h"}}, InvalidArgumentError),
         (good | {"isolate": None}, DataLossError),
         (good | {"session": None}, DataLossError),
+        (good | {"dispatcher": 1}, DataLossError),
         (good | {"transport": "pigeon"}, DataLossError),
         (good | {"more": 1}, DataLossError),
         (good | {"resets": True}, DataLossError),

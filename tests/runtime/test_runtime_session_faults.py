@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 
@@ -23,6 +24,7 @@ from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder
 from nbdist.runtime.server import Server
 from nbdist.runtime.session import dispatch, executor
+from nbdist.wire.rpc.server import Listener
 
 PLACES = (PS, ONE, TWO)
 
@@ -264,3 +266,38 @@ def test_a_late_part_of_a_step_that_was_given_up_changes_nothing(
         *found, put = other.run([v, chained, tokens])
         np.testing.assert_array_equal(found, np.zeros((2, 3)))
         assert put == 0
+
+
+def test_the_next_steps_may_use_the_port_of_abandoned_ones(
+    graph: Graph, tasks: Tasks, gate: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may assign the port of a closed receiver again: the new executors still change variables."""
+    monkeypatch.setattr(dispatch, "ABORT_SECONDS", 0.0)
+    bind, ports = Listener._bind, []
+
+    def bind_the_first_port_again(listener: Listener, host: str, port: int) -> int:
+        mine = threading.current_thread() is threading.main_thread()
+        until(lambda: not (mine and ports) or free(ports[0]))
+        bound = bind(listener, host, ports[0] if mine and ports else port)
+        if mine:
+            ports.append(bound)
+        return bound
+
+    def free(port: int) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) != 0
+
+    slow = Gate()
+    with device(TWO):
+        v = Variable(0.0, name="v")
+        late = v.assign_add(gate(constant(1.0) * 1, slow))
+    with device(ONE):
+        bad = np.linalg.inv(constant(np.zeros((2, 2))) * 1)
+    with tasks.session() as session, tasks.session() as other:
+        begin(other)
+        monkeypatch.setattr(Listener, "_bind", bind_the_first_port_again)
+        with pytest.raises(InvalidArgumentError, match="Singular"):
+            session.run([late, bad])
+        assert session.run(v.assign_add(2.0)) == 2
+        slow.open()
+        assert ports == [ports[0]] * 2

@@ -163,14 +163,15 @@ class ClusterEngine:
         if self._isolate and self.own is not None:
             self.own.store.drop_all(self._isolate)
 
-    def open_executor(self, device: str, client: Address) -> tuple[Address, str]:
-        """Open an executor for a device; return its address and its name for errors."""
+    def open_executor(self, device: str, client: Address, dispatcher: str) -> tuple[Address, str]:
+        """Open an executor for a dispatcher's device; return its address and its name for errors."""
         name, address = self._task_of(device)
         if name not in self._described:
             self._described[name] = self._ask(address, name)
         described = self._described[name]
         wanted = ExecutorRequest(
             client,
+            dispatcher,
             device,
             self._session,
             self._isolate,
@@ -217,9 +218,9 @@ class ClusterEngine:
         if peer is not None:
             peer.check()
 
-    def give_up(self, client: Address) -> None:
-        """Record that steps of this client were abandoned: tasks refuse late changes of these steps."""
-        self._given_up.append(client.socket)
+    def give_up(self, dispatcher: str) -> None:
+        """Record that a dispatcher has abandoned a step: tasks refuse late changes of its steps."""
+        self._given_up.append(dispatcher)
 
     def clock_shift(self, device: str) -> float:
         """Return the seconds to add to the clock of a device's task to get this process's; 0 on this host.

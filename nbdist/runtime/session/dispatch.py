@@ -32,14 +32,14 @@ INTERRUPT_SECONDS = 1.0  # the same after an interrupt by the user
 class Tasks(Protocol):
     """The tasks that executors are opened on."""
 
-    def open_executor(self, device: str, client: Address) -> tuple[Address, str]:
+    def open_executor(self, device: str, client: Address, dispatcher: str) -> tuple[Address, str]:
         """Open an executor for a client's device; return its address, and its name for errors."""
 
     def check(self, device: str) -> None:
         """Raise UnavailableError if a device's task is known to be dead or frozen; never wait."""
 
-    def give_up(self, client: Address) -> None:
-        """Record that steps of this client were abandoned: tasks refuse late changes of these steps."""
+    def give_up(self, dispatcher: str) -> None:
+        """Record that a dispatcher has abandoned a step: tasks refuse late changes of its steps."""
 
     def clock_shift(self, device: str) -> float:
         """Return the seconds to add to the clock of a device's task to get this process's; 0 on this host."""
@@ -63,6 +63,7 @@ class StepDispatcher:
         self, executor: Executor, containers: Containers, own_device: str | None, tasks: Tasks
     ) -> None:
         self._executor, self._tasks = executor, tasks
+        self._id = secrets.token_hex(8)  # not its address: the system may assign a closed port again
         self._containers, self._own_device = containers, own_device
         self._executors: Executors = {}
         if own_device is not None:
@@ -75,8 +76,9 @@ class StepDispatcher:
         """Have every piece compiled where it runs."""
         for piece in plan.pieces:
             if piece.device not in self._executors:
-                address = self._executor.address
-                self._executors[piece.device] = self._tasks.open_executor(piece.device, address)
+                self._executors[piece.device] = self._tasks.open_executor(
+                    piece.device, self._executor.address, self._id
+                )
         devices = [piece.device for piece in plan.pieces]
         own = devices.index(self._own_device) if self._own_device in devices else None
         registered = Registered(secrets.randbits(62), plan, own)
@@ -202,7 +204,7 @@ class StepDispatcher:
             first = request.abort(error, INTERRUPT_SECONDS if interrupt else ABORT_SECONDS)
             self.broken = interrupt or request.unreachable or bool(request.pending)
             if self.broken:
-                self._tasks.give_up(self._executor.address)
+                self._tasks.give_up(self._id)
             if first is error:
                 raise
             raise first from None

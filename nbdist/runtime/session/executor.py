@@ -12,9 +12,9 @@ just before a variable, an accumulator or a queue changes (``Fence``):
   read its messages for LOOK_AFTER seconds reads them before the change: after SIGCONT a stopped process
   finds them. A client waits at least four times as long after ABORT before it begins another step, unless
   the task is known to be frozen or dead.
-- The next executor: the request for it names the clients' abandoned inboxes. The task closes the fences of
-  their executors before it answers, and waits for the one change that may be in progress (a copy, which
-  waits for nothing). Afterwards no executor of an abandoned step changes a variable, with or without
+- The next executor: the request for it names the dispatchers with abandoned steps. The task closes the
+  fences of their executors before it answers, and waits for the one change that may be in progress (a copy,
+  which waits for nothing). Afterwards no executor of an abandoned step changes a variable, with or without
   messages.
 
 The executors of a client that has died end when they notice it, which may be after the new process of that

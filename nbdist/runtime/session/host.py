@@ -115,7 +115,7 @@ class SessionHost:
     def refuse_late(self, wanted: ExecutorRequest) -> None:
         """Block all further changes by executors of abandoned steps, and of the client's former process."""
         with self._lock:
-            late = [t for t in self._executors if t.session == wanted.session and t.client in wanted.given_up]
+            late = [t for t in self._executors if t.dispatcher in wanted.given_up]
             former = [t for t in self._executors if t.driver in self._replaced]
         for thread in former + late:
             thread.refuse()
@@ -224,7 +224,7 @@ class ExecutorThread(threading.Thread):
         super().__init__(name=f"nbdist session on {host.task} {secrets.token_hex(2)}", daemon=True)
         self._host, self._wanted, self._ready = host, wanted, ready
         self.session, self.sources = wanted.session, sources
-        self.client, self.driver = wanted.client.socket, wanted.driver
+        self.dispatcher, self.driver = wanted.dispatcher, wanted.driver
         self.containers = Containers(host.job, wanted.isolate)
         self._executor: Executor | None = None
         self._stopping = self._refused = False

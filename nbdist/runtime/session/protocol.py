@@ -21,13 +21,15 @@ class ExecutorRequest:
     """A session's request to a task: an executor for its client, which runs the pieces of one device.
 
     Executors of one ``session`` read the same datasets; variables that are isolated are behind ``isolate``.
+    ``dispatcher`` is the random name of the dispatcher that the executor serves. ``given_up`` are those of
+    the session with abandoned steps: the executors of these steps make no further changes.
     ``incarnation`` and ``resets`` are those that the task had when the session began. ``patience`` is
-    how many seconds an op may wait for other sessions. ``given_up`` are the sockets of the session's clients
-    with abandoned steps: the executors of these steps make no further changes. ``client_task`` is the task
-    that the client is, in its process ``client_incarnation``; empty for a client that is not a task.
+    how many seconds an op may wait for other sessions. ``client_task`` is the task that the client is, in
+    its process ``client_incarnation``; empty for a client that is not a task.
     """
 
     client: Address
+    dispatcher: str
     device: str
     session: str
     isolate: str
@@ -57,7 +59,7 @@ class ExecutorRequest:
             wanted = cls(**{**entries, "client": client, "given_up": given_up})
         except (KeyError, TypeError, AttributeError):
             raise DataLossError(f"not a request for an executor: {sorted(entries)}") from None
-        texts = (wanted.device, wanted.session, wanted.isolate, wanted.client_task)
+        texts = (wanted.dispatcher, wanted.device, wanted.session, wanted.isolate, wanted.client_task)
         numbers = (wanted.incarnation, wanted.resets, wanted.client_incarnation)
         good = all(type(one) is str for one in texts) and all(type(one) is int for one in numbers)
         good = good and (wanted.patience is None or type(wanted.patience) is float)
