@@ -1,10 +1,11 @@
-"""The examples as users start them: processes with TF_CONFIG, some of which are killed and started again."""
+"""The examples as users start them: as programs, as a cell, and with TF_CONFIG, killed and started again."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -12,15 +13,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from waiting import until
 
+from nbdist.data import digits
+from nbdist.graph.tensor import Graph
+from nbdist.graph.variables import global_variables, global_variables_initializer
+from nbdist.runtime.session.session import Session
 from nbdist.train import latest_checkpoint, list_variables, load_variable
 from nbdist.wire.keys import ClusterKeys
 
-pytestmark = pytest.mark.processes
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
@@ -81,6 +86,7 @@ def programs() -> Iterator[list[Program]]:
         program.close()
 
 
+@pytest.mark.processes
 def test_asynchronous_training_survives_a_parameter_server_and_the_chief(
     programs: list[Program], tmp_path: Path
 ) -> None:
@@ -106,6 +112,7 @@ def test_asynchronous_training_survives_a_parameter_server_and_the_chief(
     assert min(accuracies) > 0.9
 
 
+@pytest.mark.processes
 def test_a_table_in_shards_is_trained_and_saved(programs: list[Program], tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     program = Program(
@@ -122,3 +129,60 @@ def test_a_table_in_shards_is_trained_and_saved(programs: list[Program], tmp_pat
     together = np.mean(np.sum(table[0:1000:10] * table[1:1001:10], axis=1))
     apart = np.mean(np.sum(table[0:1000:10] * table[1000:2000:10], axis=1))
     assert together > apart + 1.0
+
+
+@pytest.fixture(scope="module")
+def towers() -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / "towers.py"))
+
+
+def trained(
+    towers: dict[str, Any], count: int, steps: int = 3
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Make steps with towers on this device; return all variables after each, and logits of test digits."""
+    x, y, x_test, _ = digits(flatten=False)
+    values = []
+    with Graph().as_default(), Session() as session:
+        ops = towers["build"](["/device:CPU:0"] * count, "/device:CPU:0", 23)
+        variables = {variable.name: variable for variable in global_variables()}
+        session.run(global_variables_initializer())
+        values.append(session.run(variables))
+        for step in range(steps):
+            rows = slice(60 * step, 60 * step + 60)
+            session.run(ops["train"], {ops["images"]: x[rows], ops["labels"]: y[rows]})
+            values.append(session.run(variables))
+        logits = {name: ops[name] for name in ("weights", "average")}
+        return values, session.run(logits, {ops["images"]: x_test[:8]})
+
+
+def test_the_number_of_towers_does_not_change_what_they_train(towers: dict[str, Any]) -> None:
+    (one, alone), (three, together) = trained(towers, 1), trained(towers, 3)
+    assert {name for name in one[-1] if name.endswith("/kernel")} == {
+        "conv1/kernel", "conv2/kernel", "hidden/kernel", "out/kernel",
+    }  # fmt: skip
+    for name in alone:
+        np.testing.assert_allclose(together[name], alone[name], atol=1e-3)
+    assert three[-1]["global_step"] == 3
+
+
+def test_a_moving_average_of_the_weights_of_towers(towers: dict[str, Any]) -> None:
+    values, logits = trained(towers, 2)
+    average = values[0]["out/bias"]
+    for step, one in enumerate(values[1:], 1):
+        keep = min(towers["AVERAGE"], (1 + step) / (10 + step))
+        average = keep * average + (1 - keep) * one["out/bias"]
+        np.testing.assert_allclose(one["out/bias/average"], average, rtol=1e-5)
+    assert np.abs(logits["weights"] - logits["average"]).max() > 1e-4
+
+
+@pytest.mark.processes
+def test_towers_train_as_a_program_and_as_a_cell_on_its_cluster() -> None:
+    script = EXAMPLES / "towers.py"
+    cell = f"import nbdist; nbdist.start_cluster(workers=3); exec(open({os.fspath(script)!r}).read())"
+    for command, count in (([str(script)], 2), (["-c", cell], 3)):
+        shown = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=90)
+        assert shown.returncode == 0, shown.stderr
+        found = re.findall(r"(\d) towers, test accuracy: weights (\S+), .* average (\S+)", shown.stdout)
+        ((number, weights, average),) = found
+        assert int(number) == count
+        assert min(float(weights), float(average)) > 0.95
