@@ -5,6 +5,7 @@ from nbdist.distribute.elastic import ElasticAveragingStrategy
 from nbdist.distribute.mirrored import MirroredStrategy
 from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
 from nbdist.distribute.parameter_server import ParameterServerStrategy
+from nbdist.distribute.sharded import ShardedStrategy
 from nbdist.train.context import get_strategy
 from nbdist.train.custom.api import local_results
 from nbdist.train.custom.dataset import InputContext
@@ -22,6 +23,7 @@ __all__ = [
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",
+    "ShardedStrategy",
     "Strategy",
     "get_replica_context",
     "get_strategy",

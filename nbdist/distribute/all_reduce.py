@@ -43,10 +43,11 @@ from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
 CONTROL = "control"
-COUNT = 13  # all exact in a float of any size:
+COUNT = 14  # all exact in a float of any size:
 STOP, HAS_RATE, RATE = 0, 1, slice(2, 10)  # whether to stop; a learning rate
 JOINS, LEAVES = 10, 11  # whether others join; how many leave
 OVERFLOWS = 12  # how many have a gradient that overflowed: all leave the step out
+ASKS_STATE = 13  # whether the chief wants what only others have of the optimizer's state
 
 
 class AllReduceStrategy(GroupStrategy):
@@ -91,6 +92,10 @@ class AllReduceReplica(GroupReplica):
 
     pull_is = None
     push_is = ("send", "all-reduce")
+    exchange = "gradients by all-reduce"
+    """What replicas exchange in a step, for people."""
+    controls_apart = False
+    """Whether control values have an exchange of their own, and not a place in the last bucket."""
 
     def __init__(
         self,
@@ -108,23 +113,20 @@ class AllReduceReplica(GroupReplica):
         self._names = [str(number) for number in range(len(variables)) if number not in self.tables]
         # Replicas on GPUs and on CPUs have the same calls only if all are in host memory.
         self.resident = all("GPU" in device for device in strategy.devices)
-        self._xp = xp = backend(scoped_device()) if self.resident else np
-        tensors = list(zip(self._names, (value for _, value in rest), strict=True))
-        self._plan = _plan(tensors, with_control=not self.resident)
-        self._flats = [_aligned(bucket.count, bucket.dtype, xp) for bucket in self._plan]
-        views = self._cut(self._flats)
-        for view, (_, value) in zip(views, rest, strict=True):
-            view[...] = to_device(value, xp)
-        self.values = interleaved(own, views, self.tables)
-        self._slots = [optimizer.new_slots(flat) for flat in self._flats]
+        if self.resident:  # in a bucket on a GPU the host would have to wait for them
+            self.controls_apart = True
+        self._xp = backend(scoped_device()) if self.resident else np
         self._overflowed = False  # whether this replica's gradients of the step have overflowed
         self._wanted: float | None = None  # the learning rate that the next step sends to all
         self.begin_group(strategy, variables)
         try:
+            if not self.is_new:
+                same_variables(self._group, variables)
+            self._make_arrays(rest)
+            self.values = interleaved(own, self._cut(self._flats), self.tables)
             if self.is_new:
                 self.take_all()
             else:
-                same_variables(self._group, variables)
                 for flat in [*self._flats, *own]:
                     self._group.broadcast(flat, root=0, out=flat)
                 self._share_out()
@@ -132,8 +134,28 @@ class AllReduceReplica(GroupReplica):
             self.abort(error)
             self.close()
             raise
-        note = f"{self._group.size} replicas, gradients by all-reduce ({self._group.kind})"
+        note = f"{self._group.size} replicas, {self.exchange} ({self._group.kind})"
         self.notes = [*([note] if self._group.size > 1 and self._group.rank == 0 else []), *self._group.notes]
+
+    def _make_arrays(self, variables: Sequence[tuple[str, Array]]) -> None:
+        """Make the parameters, with the initial values of these variables, and the optimizer's slots."""
+        tensors = [(name, value) for name, (_, value) in zip(self._names, variables, strict=True)]
+        self._plan = self._plan_of(tensors)
+        self._flats = [self._parameters(bucket) for bucket in self._plan]
+        for view, (_, value) in zip(self._cut(self._flats), variables, strict=True):
+            view[...] = to_device(value, self._xp)
+        self._slots = [self._optimizer.new_slots(flat) for flat in self._owned(self._flats)]
+
+    def _plan_of(self, tensors: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
+        return _plan(tensors, with_control=not self.controls_apart)
+
+    def _parameters(self, bucket: Bucket) -> Array:
+        """Return zeros for the parameters of a bucket."""
+        return _aligned(bucket.count, bucket.dtype, self._xp)
+
+    def _owned(self, flats: Sequence[Array]) -> Sequence[Array]:
+        """Return what this replica updates of flat arrays, one for each bucket: all."""
+        return flats
 
     def _cut(self, flats: Sequence[Array]) -> list[Array]:
         """Return one array per variable, in the memory of flat arrays, one for each bucket."""
@@ -148,13 +170,15 @@ class AllReduceReplica(GroupReplica):
         """Make the buckets of a group that is new."""
         group, local = self._group, self._strategy.world.local_size
         overlap = len(self._plan) > 1 and (group.over_network or self.resident or count_cores() >= 2 * local)
-        self._buckets = Buckets(group, self._plan, "sum", overlap=overlap, xp=self._xp)
+        self._buckets = self._make_buckets(overlap)
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)
         self._stops, self.changes = False, False
-        # Of buckets on a GPU the host would have to wait for it: there it travels by itself.
-        self._control = np.zeros(COUNT) if self.resident else self._buckets.views[CONTROL]
+        self._control = np.zeros(COUNT) if self.controls_apart else self._buckets.views[CONTROL]
         self._control[...] = 0
+
+    def _make_buckets(self, overlap: bool) -> Buckets:
+        return Buckets(self._group, self._plan, "sum", overlap=overlap, xp=self._xp)
 
     def pull(self) -> None:
         """Do nothing: the parameters are here."""
@@ -192,11 +216,11 @@ class AllReduceReplica(GroupReplica):
         self._control[JOINS] = self.others_wait
         self._control[LEAVES] = self.say_leaving()
         self._control[OVERFLOWS] = self._overflowed
-        if not self.resident:
+        if not self.controls_apart:
             self._buckets.mark(CONTROL)
         try:
             self._buckets.finish()
-            if self.resident:
+            if self.controls_apart:
                 self._group.all_reduce(self._control, "sum", out=self._control)
             rows = self._all_rows()
         except UnavailableError as error:
@@ -214,9 +238,14 @@ class AllReduceReplica(GroupReplica):
             self.overflows += 1
             return
         self.global_step += 1
-        for flat, row, slots in zip(self._flats, self._buckets.rows, self._slots, strict=True):
-            self._optimizer.apply(flat, row, slots, self.global_step)
+        self._apply()
         self._tables.apply(rows, self.global_step)
+
+    def _apply(self) -> None:
+        """Change the parameters by the sums of the gradients."""
+        own, rows = self._owned(self._flats), self._owned(self._buckets.rows)
+        for flat, row, slots in zip(own, rows, self._slots, strict=True):
+            self._optimizer.apply(flat, row, slots, self.global_step)
 
     def overflow(self) -> None:
         """Make the step's exchange, after which no replica applies the sums."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbdist.distribute import central, elastic, mirrored, multi_worker, parameter_server
+from nbdist.distribute import central, elastic, mirrored, multi_worker, parameter_server, sharded
 from nbdist.distribute.spec import (
     COLLECTIVE,
     Setting,
@@ -40,6 +40,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         multi_worker.SPEC,
         central.SPEC,
         elastic.SPEC,
+        sharded.SPEC,
         ONE_DEVICE,
     )
 }
@@ -79,7 +80,7 @@ def owners(setting: Setting) -> tuple[str, ...]:
     """Return the strategies that a setting belongs to; the first is the default.
 
     >>> owners(COLLECTIVE)
-    ('mirrored', 'multi_worker', 'elastic', 'one_device')
+    ('mirrored', 'multi_worker', 'elastic', 'sharded', 'one_device')
     """
     if setting is MIN_WORKERS:
         return names_of("survives_worker_loss")

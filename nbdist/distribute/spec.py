@@ -86,7 +86,7 @@ COLLECTIVE = Setting(
     shows="|".join(kind for kind in KINDS if kind not in COLLECTIVES or not COLLECTIVES[kind].single),
     default="auto",
     choices=KINDS,
-    group="With --strategy mirrored and multi_worker",
+    group="With --strategy mirrored, multi_worker and sharded",
 )
 TRANSPORT = Setting(
     "transport",

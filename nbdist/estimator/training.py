@@ -164,6 +164,10 @@ class Training:
         values = {name: np.array(self._variables.host_value(v)) for name, v in self._store.all().items()}
         return replace(self._last, step=self.global_step, values=values)
 
+    def has_state(self) -> bool:
+        """Return whether this replica has what a checkpoint needs; if not, the next step brings it."""
+        return self._variables.ask_state()
+
     def trained(self) -> Trained:
         """Return the model and its optimizers as they are now."""
         state, arrays, slots = loop_state(self._variables)
@@ -403,7 +407,8 @@ class _Checkpoints:
 
     def save_if_due(self, step: int) -> bool:
         """Save if it is time; return whether a listener ends the training."""
-        if not self._timer.should_trigger_for_step(step):
+        due = self._timer.should_trigger_for_step(step)
+        if not due or not self._training.has_state():  # which the next step brings, then
             return False
         self._timer.update_last_triggered_step(step)
         return self._save(step)

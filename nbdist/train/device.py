@@ -9,7 +9,7 @@ copies from and to while the host continues. The host waits once a step for the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -112,6 +112,14 @@ class DeviceReplica(Replica):
         self._is_copying = False
         self._inner.overflow()
         self._note()
+
+    def ask_state(self) -> bool:
+        """Return whether :meth:`state` can be called now."""
+        return self._inner.ask_state()
+
+    def restore_slots(self, slots: Sequence[Mapping[str, Array]]) -> None:
+        """Have the optimizer continue with these slots."""
+        self._inner.restore_slots(slots)
 
     def state(self) -> ReplicaState:
         """Return what continues the training: the host has it between two steps."""

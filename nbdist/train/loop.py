@@ -226,6 +226,8 @@ def _train(
         context.progress.state = "waiting for the others"
         if not context.strategy.keeps_slots:  # the servers release them at the end
             resume.end(own, history, batches.cursor)
+        elif resume.leaves:
+            own.ask_state()
         with _waiting(context):
             replica.finish()
         context.progress.global_step = loop.updates_before + replica.global_step

@@ -68,11 +68,12 @@ class TrainingStates:
     InvalidArgumentError that names it, but for a learning rate that is given anew, which is used; a damaged
     or foreign file is a DataLossError.
 
-    Exact for replicas that step together (one_device, mirrored, multi_worker, central, ps with --sync and
-    without backups), if the data comes in an order that follows from seeds; on another number of replicas but
-    for the order of additions. Of replicas that step independently (ps with --async, elastic) it is a
-    snapshot: the parameters and slots of the servers as they are, with the number of steps of each replica
-    that are in them; or the center, with the chief's slots. What callbacks keep is not kept: they begin anew.
+    Exact for replicas that step together (one_device, mirrored, multi_worker, sharded, central, ps with
+    --sync and without backups), if the data comes in an order that follows from seeds; on another number of
+    replicas but for the order of additions. Of replicas that step independently (ps with --async, elastic) it
+    is a snapshot: the parameters and slots of the servers as they are, with the number of steps of each
+    replica that are in them; or the center, with the chief's slots. What callbacks keep is not kept: they
+    begin anew.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.data.steps import unseeded
 from nbdist.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
-from nbdist.graph.backend import backend_of, to_device
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.callbacks import History
@@ -152,9 +151,7 @@ class ResumeAdapter:
         state, context = found.state, self._context
         context.strategy.restored = None
         if context.strategy.keeps_slots:
-            for own, kept in zip(replica.slots, found.slots):  # not strict: some optimizers keep nothing
-                for name, array in own.items():
-                    array[...] = to_device(kept[name], backend_of(array))
+            replica.restore_slots(found.slots)
         as_given, rate = self._given_rate == state.given_rate, self._rate_of(state)
         replica.resume(state.updates, rate, found.mark)
         self._restore_scale(state)
@@ -239,7 +236,7 @@ class ResumeAdapter:
         took. It raises StepStopped if the last step cannot be made, because others have stopped before it.
         """
         states = self._context.states
-        if states is None or states.writer is None or not self._leaves:
+        if states is None or states.writer is None or not self.leaves:
             return None
         writer = states.writer
         progress = self._context.progress
@@ -247,6 +244,8 @@ class ResumeAdapter:
 
         def save(steps: int) -> float:
             if not self._context.is_chief or not writer.is_due(progress.step):  # another may become the chief
+                return 0.0
+            if not replica.ask_state():
                 return 0.0
             began = time.perf_counter()
             self._write(writer, replica, history, batches.cursor_within(steps))
@@ -257,7 +256,7 @@ class ResumeAdapter:
         return save
 
     @property
-    def _leaves(self) -> bool:
+    def leaves(self) -> bool:
         """Whether this training leaves its state: one after a stop does not, nor one that is repeated."""
         context, states = self._context, self._context.states
         if states is None or self._stopped_before or states.cut:
@@ -269,7 +268,7 @@ class ResumeAdapter:
 
         It is called when all updates are applied; before, if servers keep the optimizer's slots.
         """
-        states, strategy, leaves = self._context.states, self._context.strategy, self._leaves
+        states, strategy, leaves = self._context.states, self._context.strategy, self.leaves
         if states is None or not self._context.is_chief:
             return
         # Not by a callback, so that later trainings of the run do not begin where this one was to end.

@@ -13,7 +13,7 @@ All that the training loop knows of a strategy:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -26,7 +26,7 @@ from nbdist.data.meter import Meter
 from nbdist.data.shares import share_of
 from nbdist.data.structure import leaves_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.graph.backend import Array, backend, scoped_device, to_device
+from nbdist.graph.backend import Array, backend, backend_of, scoped_device, to_device
 from nbdist.graph.tensor import Placeholder, Tensor, Variable
 from nbdist.optim import Optimizer
 from nbdist.optim.precision import LossScale
@@ -215,10 +215,24 @@ class Replica(ABC):
         """What the optimizer keeps for each variable, in its own memory."""
         raise FailedPreconditionError(f"{type(self).__name__} has nothing of what the optimizer keeps")
 
+    def ask_state(self) -> bool:
+        """Return whether :meth:`state` can be called now; if not, the next step makes it possible.
+
+        Only the chief is asked. Before the last step is finished it makes ``finish`` bring what is needed.
+        """
+        return True
+
+    def restore_slots(self, slots: Sequence[Mapping[str, Array]]) -> None:
+        """Have the optimizer continue with these slots of each variable, in the order of ``slots``."""
+        for own, kept in zip(self.slots, slots):  # not strict: some optimizers keep nothing
+            for name, array in own.items():
+                array[...] = to_device(kept[name].reshape(array.shape), backend_of(array))
+
     def state(self) -> ReplicaState:
         """Return what continues the training; its arrays are valid until the next step.
 
-        Only the chief is asked, between two steps. Raises StepStopped if its last step cannot complete.
+        Only the chief is asked, between two steps, if :meth:`ask_state` allows. Raises StepStopped if its
+        last step cannot complete.
         """
         return ReplicaState(self.values, self.slots, self.global_step)
 

@@ -88,12 +88,13 @@ def launch(
 
     The arguments are the flags of the magic (``%%distribute?`` explains each):
 
-    - ``strategy``: "ps", "mirrored", "multi_worker", "central", "elastic" or "one_device"; ``sync`` True or
-      False stands for --sync and --async
+    - ``strategy``: "ps", "mirrored", "multi_worker", "sharded", "central", "elastic" or "one_device";
+      ``sync`` True or False stands for --sync and --async
     - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``;
       ``ps_replicas``: 1 keeps a replica of each parameter server on the next one, so that no update is lost
       if one dies; it needs 2 ps tasks
-    - for "mirrored" and "multi_worker": ``collective``; for these, "elastic" and "ps": ``min_workers``
+    - for "mirrored", "multi_worker" and "sharded": ``collective``
+    - for "mirrored", "multi_worker", "elastic" and "ps": ``min_workers``
     - ``max_restarts``: how many tasks (workers and parameter servers) that die or freeze are replaced during
       the run, 0 or more; None is 3
     - for "elastic": ``every``, ``alpha``

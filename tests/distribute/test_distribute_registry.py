@@ -34,6 +34,7 @@ CLASSES = {
     "multi_worker": "MultiWorkerMirroredStrategy",
     "central": "CentralStorageStrategy",
     "elastic": "ElasticAveragingStrategy",
+    "sharded": "ShardedStrategy",
     "one_device": "OneDeviceStrategy",
 }
 """The public class of each strategy."""

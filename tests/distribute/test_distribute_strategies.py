@@ -14,6 +14,7 @@ from thread_worlds import worlds
 from nbdist.distribute.central import CentralStorageStrategy
 from nbdist.distribute.mirrored import MirroredStrategy
 from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
+from nbdist.distribute.sharded import ShardedStrategy
 from nbdist.errors import UnavailableError
 from nbdist.optim import SGD
 from nbdist.runtime import groups
@@ -59,6 +60,22 @@ class TestMultiWorker(StrategyContract):
             strategy = MultiWorkerMirroredStrategy(world=place)
             found.append((context(strategy, place, is_chief=i == 0), strategy))
         return found
+
+
+class TestSharded(StrategyContract):
+    """Parts of the optimizer's state; 3 replicas have parts of different variables."""
+
+    @pytest.fixture(params=[2, 3])
+    def world(self, request: pytest.FixtureRequest) -> World:
+        return sharded(request.param)
+
+
+def sharded(size: int) -> list[tuple[Context, ShardedStrategy]]:
+    found = []
+    for i, place in enumerate(worlds(size)):
+        strategy = ShardedStrategy(world=place)
+        found.append((context(strategy, place, is_chief=i == 0), strategy))
+    return found
 
 
 class TestSynchronousParameterServers(StrategyContract):

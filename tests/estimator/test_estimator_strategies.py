@@ -44,12 +44,13 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "one_device": {"strategy": "one_device"},
     "mirrored": {"strategy": "mirrored"},
     "multi_worker": {"strategy": "multi_worker"},
+    "sharded": {"strategy": "sharded"},
     "central": {"strategy": "central"},
     "ps-sync": {"strategy": "ps", "synchronous": True},
     "ps-async": {"strategy": "ps"},
     "elastic": {"strategy": "elastic"},
 }
-SYNCHRONOUS = ("mirrored", "multi_worker", "central", "ps-sync")
+SYNCHRONOUS = ("mirrored", "multi_worker", "sharded", "central", "ps-sync")
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "ps staleness": (MODEL, {"strategy": "ps", "staleness": 1}),
     "multi_worker": (MODEL, {"strategy": "multi_worker"}),
     "mirrored": (MODEL, {"strategy": "mirrored"}),
+    "sharded": (MODEL, {"strategy": "sharded"}),
     "central": (MODEL, {"strategy": "central"}),
     "elastic": (MODEL, {"strategy": "elastic", "every": 3}),
 }

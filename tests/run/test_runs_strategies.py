@@ -72,6 +72,8 @@ def one_device_weights(cluster: Cluster) -> list[np.ndarray[Any, Any]]:
         {"strategy": "multi_worker"},
         {"strategy": "multi_worker", "collective": "ring"},
         {"strategy": "mirrored", "on": "worker:1-2"},
+        {"strategy": "sharded"},
+        {"strategy": "sharded", "collective": "ring"},
         {"strategy": "central"},
         {"strategy": "central", "transport": "socket"},
         {"strategy": "central", "replication": "in-graph"},
@@ -442,6 +444,24 @@ def test_the_others_continue_without_a_frozen_worker(
             break
         except FailedPreconditionError:
             assert time.monotonic() < deadline
+
+
+def test_a_sharded_run_continues_from_its_state_on_the_workers_that_are_left(
+    start: Callable[..., Cluster], one_device_weights: list[Any]
+) -> None:
+    """The lost worker's slots are in the state only; the chief has gathered them while it trained."""
+    cluster = start(workers=3)
+    options = Options(seed=5, strategy="sharded", checkpoint_every=2)
+    run = start_run(DYING.format(victims=(2,)), options, cluster=cluster)
+    seconds, error = seconds_to_end(run)
+    assert isinstance(error, TaskDiedError)
+    assert seconds < 10 + SLACK_SECONDS
+    assert run.id in str(error)
+    rest = Options(seed=5, strategy="sharded", resume=run.id, on="worker:0-1")
+    again = start_run(TRAIN, rest, cluster=cluster).wait()
+    assert again.global_step == 20
+    for ours, theirs in zip(again.model.get_weights(), one_device_weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
 def test_fewer_workers_than_min_workers_end_the_run(start: Callable[..., Cluster]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
-from nbdist.graph.backend import Array, backend_of, to_device
+from nbdist.graph.backend import Array
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.context import Context, current
 from nbdist.train.custom.position import SavedValues, iterate_epochs
@@ -144,6 +144,9 @@ def save_if_due(context: Context, dataset: int | None = None) -> None:
     due = context.progress.step > loop.saved_step and (stops or states.writer.is_due(context.progress.step))
     if not due or states.cut or loop.ended or context.trainings < states.awaited:
         return
+    answers = [owner.ask_state() for owner in loop.owners]  # asks each
+    if not all(answers):
+        return  # the next boundary has it
     save(context)
     if stops:
         states.writer.finish()
@@ -326,9 +329,7 @@ class RestoredLoop:
         if self._owner.strategy.keeps_slots:
             for local, replica in zip(self._owner.local.all, group.replicas, strict=True):
                 with local.scope:
-                    for own, kept in zip(replica.slots, self._slots_of(saved)):
-                        for name, array in own.items():
-                            array[...] = to_device(kept[name].reshape(array.shape), backend_of(array))
+                    replica.restore_slots(self._slots_of(saved))
         rate = group.optimizer.learning_rate
         self._owner.local.each(lambda i: group.replicas[i].resume(saved["updates"], rate, self._mark))
         return int(saved["updates"])

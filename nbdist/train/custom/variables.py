@@ -57,7 +57,7 @@ class StrategyVariables:
         self.stop_requested = False
         """Whether this process asks the others to stop before their next step."""
         self.at_finish: Callable[[], object] | None = None
-        """Called before replicas finish, while they still have what their optimizers keep."""
+        """Called when replicas finish, while they still have what their optimizers keep."""
         self.steps = self.context.progress.step
         self.updates_before = 0
         """Updates of the run before those that are trained now."""
@@ -361,15 +361,25 @@ class StrategyVariables:
 
     def finish(self) -> None:
         """Wait until all replicas' updates are applied, fetch the final values, and close the replicas."""
-        if self.at_finish is not None and self._training():
-            with contextlib.suppress(StepStopped):
-                self.at_finish()
+        keeps = self.at_finish if self._training() else None
+        with contextlib.suppress(StepStopped):
+            if keeps is not None and not self.strategy.keeps_slots:  # the servers release them at the end
+                keeps()
+        if keeps is not None:
+            self.ask_state()
         for group in [g for g in self.groups if g.replicas]:
             self.local.each(group.finish)
             self._copy_to_host(group)
             self.count_updates()
+        if keeps is not None and self.strategy.keeps_slots:
+            keeps()
         self.boundary.end()
         self._close_replicas()
+
+    def ask_state(self) -> bool:
+        """Return whether the chief has all that a state needs; if not, the next step brings it."""
+        answers = [group.replicas[0].ask_state() for group in self.groups if group.replicas]  # asks each
+        return all(answers)
 
     def abandon(self) -> None:
         """Close the replicas without waiting for any, in any state; fetch the values as they are."""

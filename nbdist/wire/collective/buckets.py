@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from queue import SimpleQueue
 from types import ModuleType
@@ -45,15 +45,25 @@ class BucketSlice:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one dtype that are reduced together, as one row."""
+    """Tensors of one dtype that are reduced together, as one row, with ``padding`` items after them."""
 
     dtype: np.dtype[Any]
     places: tuple[BucketSlice, ...]
+    padding: int = 0
 
     @property
     def count(self) -> int:
         """The number of items."""
-        return self.places[-1].stop if self.places else 0
+        return self.padding + (self.places[-1].stop if self.places else 0)
+
+    def padded(self, size: int, align: int = 1) -> Bucket:
+        """Return it with as much padding as makes ``size`` equal parts, each a multiple of ``align`` bytes.
+
+        >>> Bucket(np.dtype("f4"), (BucketSlice("w", (5,), 0, 5),)).padded(2, align=8).count
+        8
+        """
+        step = size * max(1, align // self.dtype.itemsize)
+        return replace(self, padding=-(self.count - self.padding) % step)
 
 
 def plan_buckets(
@@ -105,6 +115,9 @@ class Buckets:
     ``overlap`` False there is no thread and ``finish`` reduces, which is faster if no core is idle during the
     backward pass.
 
+    With ``scatter`` a rank has the result of its part of each bucket only, and the rest of the bucket is
+    undefined: parts are as long as each other (`Bucket.padded`), and in the order of ranks.
+
     With ``xp`` CuPy the buckets are on the GPU that the constructing thread works for, and the thread reduces
     on a stream of its own: a bucket waits for the work that was queued before its last tensor was marked, and
     the backward pass continues beside it.
@@ -117,8 +130,10 @@ class Buckets:
         op: str = "mean",
         overlap: bool = True,
         xp: ModuleType = np,
+        scatter: bool = False,
     ) -> None:
         self._group, self._plan, self._op, self._overlap = group, plan, op, overlap
+        self._scatter = scatter
         self._stream = None if xp is np or not overlap else BucketStream(xp, len(plan))
         self.rows: list[Array] = [
             group.symmetric_buffer((bucket.count,), bucket.dtype)
@@ -187,8 +202,15 @@ class Buckets:
             if not self._overlap:
                 with np.errstate(all="ignore"):  # inf and nan are values here, as in programs
                     for row in self.rows:
-                        self._group.all_reduce(row, self._op, out=row)
+                        self._reduce(row)
         return self.views
+
+    def _reduce(self, row: Array) -> None:
+        if self._scatter:
+            parts, rank = row.reshape(self._group.size, -1), self._group.rank
+            self._group.reduce_scatter(parts, self._op, out=parts[rank : rank + 1])
+        else:
+            self._group.all_reduce(row, self._op, out=row)
 
     def close(self) -> None:
         """End the thread; the group stays open. Breaks the group if a step is unfinished."""
@@ -225,7 +247,7 @@ class Buckets:
                         return
                     after = nullcontext() if self._stream is None else self._stream.after(number)
                     with after, np.errstate(all="ignore"):
-                        self._group.all_reduce(row, self._op, out=row)
+                        self._reduce(row)
             except BaseException as caught:  # `finish` raises it
                 error = caught
             self._done.put(error)

@@ -1,0 +1,186 @@
+"""Sharded optimizer state (ZeRO-1): each replica has all parameters, and updates its part of them.
+
+    strategy = ShardedStrategy()        # in a run; `%%distribute --strategy sharded`
+
+A step is that of `nbdist.distribute.all_reduce`, with the all-reduce cut in two. A reduce-scatter gives each
+replica the sums of its part of the gradients; it applies them with the optimizer's slots of that part, which
+no other replica has; an all-gather gives the new parameters to all. This sends as many bytes as an
+all-reduce, and takes 1/N of the memory for slots and 1/N of the work for the update. Source: Rajbhandari et
+al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020 (stage 1).
+
+Each bucket of gradients has one part for each rank (`Bucket.padded`), so that reduce-scatter, update and
+all-gather run bucket by bucket. Optimizers change each element by itself, so it makes no difference where a
+part begins in a variable.
+
+States. A state has the slots of all parts, and the chief writes it. The chief asks for them with the control
+values of a push, and all replicas gather them before the next step (`ask_state`). A state continues on any
+number of replicas: each takes its part.
+
+Deaths. The slots of a lost replica are nowhere else, so the run ends, and continues from its last state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.distribute.all_reduce import ASKS_STATE, AllReduceReplica, AllReduceStrategy
+from nbdist.distribute.spec import COLLECTIVE, StrategySpec
+from nbdist.errors import FailedPreconditionError, UnavailableError
+from nbdist.graph.backend import to_device
+from nbdist.optim import Optimizer
+from nbdist.runtime.groups import World
+from nbdist.runtime.layout import ALIGNMENT
+from nbdist.runtime.task import TaskInfo
+from nbdist.train.strategy import Replica, by_variable
+from nbdist.wire.collective.buckets import Bucket, Buckets
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class ShardedStrategy(AllReduceStrategy):
+    """Train with a copy of the parameters on every worker of the run, and a part of the optimizer's state.
+
+    Runs on the workers. Source: ZeRO stage 1 (Rajbhandari et al. 2020), as in DeepSpeed and in PyTorch's
+    ZeroRedundancyOptimizer.
+
+    - ``collective``: "auto" (shared memory on one host, a ring if each worker is on a host of its own, else
+      "hierarchical"; and NCCL if each worker has a GPU), or one of "shm" (one host), "ring", "hierarchical",
+      "nccl", "mpi"
+    - ``world``: the replicas; None for those of the surrounding run
+
+    >>> ShardedStrategy().num_replicas_in_sync    # outside of a run: a world of one
+    1
+    """
+
+    name = "sharded"
+
+    def __init__(self, collective: str = "auto", *, world: World | None = None) -> None:
+        super().__init__(collective, world=world)
+        self.takes_rows = False  # a table's gradient is one of the buckets, which are cut into parts
+
+    def replica(
+        self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer, tables: Sequence[int] = ()
+    ) -> Replica:
+        """Begin to train: all replicas get the chief's values."""
+        return ShardedReplica(self, variables, optimizer, tables)
+
+    def shrink(self, admits: Sequence[int] = (), leaves: bool = False) -> list[TaskInfo]:
+        """Return that training continues without none: a lost replica has had a part of the slots."""
+        return []
+
+
+class ShardedReplica(AllReduceReplica):
+    """One copy of the parameters, with the optimizer's slots of its part of each bucket."""
+
+    push_is = ("send", "reduce-scatter, all-gather")
+    exchange = "gradients by reduce-scatter, parameters by all-gather"
+    controls_apart = True
+    _asks_state = False
+    """Whether the chief asks for the slots of all replicas, with its next push."""
+    _whole: list[dict[str, Array]] | None = None
+    """On the chief, the slots of all replicas, by bucket, if they are those of this step."""
+
+    def _plan_of(self, tensors: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
+        return tuple(bucket.padded(self._group.size, ALIGNMENT) for bucket in super()._plan_of(tensors))
+
+    def _parameters(self, bucket: Bucket) -> Array:
+        if self.resident:
+            return super()._parameters(bucket)
+        return self._group.symmetric_buffer((bucket.count,), bucket.dtype)
+
+    def _make_buckets(self, overlap: bool) -> Buckets:
+        return Buckets(self._group, self._plan, "sum", overlap=overlap, xp=self._xp, scatter=True)
+
+    def _owned(self, flats: Sequence[Array]) -> Sequence[Array]:
+        """Return this replica's part of each bucket."""
+        return [self._by_rank(flat)[self._group.rank] for flat in flats]
+
+    def _by_rank(self, flat: Array) -> Array:
+        """Return a bucket as one row for each rank."""
+        return flat.reshape(self._group.size, -1)
+
+    def push(self) -> None:
+        """Receive the sums of this replica's part, apply them, and gather the new parameters."""
+        self._whole = None
+        self._control[ASKS_STATE] = self._asks_state
+        with _fatal_losses():
+            super().push()
+            if self._control[ASKS_STATE]:
+                self._gather_slots()
+
+    def _apply(self) -> None:
+        super()._apply()
+        waited = self._group.waited
+        for flat, own in zip(self._flats, self._owned(self._flats), strict=True):
+            self._group.all_gather(own, out=self._by_rank(flat))
+        self.waited += self._group.waited - waited
+
+    def end_epoch(self, stop: bool) -> bool:
+        """Return whether any replica wants to end the training."""
+        with _fatal_losses():
+            return super().end_epoch(stop)
+
+    def _recover(self, error: UnavailableError) -> bool:
+        raise error  # no other replica has the slots of a lost one
+
+    def ask_state(self) -> bool:
+        """Return whether all slots are here; if not, the next push or ``finish`` brings them."""
+        self._asks_state = self._whole is None
+        return not self._asks_state
+
+    def finish(self) -> None:
+        """Gather the slots of all replicas if the chief wants the state in which the training ends."""
+        with _fatal_losses():
+            if self._group.all_reduce(np.array(self._asks_state), "max"):
+                self._gather_slots()
+
+    def _gather_slots(self) -> None:
+        """Have the chief receive the slots of all replicas, bucket by bucket."""
+        self._asks_state, whole = False, list[dict[str, Array]]()
+        for flat, slots in zip(self._flats, self._slots, strict=True):
+            found = {name: self._group.all_gather(slots[name]) for name in sorted(slots)}
+            if self._group.rank == 0:
+                whole.append({name: array.reshape(flat.shape) for name, array in found.items()})
+        if self._group.rank == 0:
+            self._whole = whole
+
+    @property
+    def slots(self) -> list[dict[str, Array]]:
+        """What the optimizer keeps for each variable, on the chief once it has asked for it."""
+        if self._whole is None:
+            raise FailedPreconditionError("the slots of other replicas are not here: call ask_state() before")
+        return by_variable(self._whole, self._cut, len(self._names))
+
+    def restore_slots(self, slots: Sequence[Mapping[str, Array]]) -> None:
+        """Take this replica's part of the slots of all variables."""
+        for bucket, own in zip(self._plan, self._slots, strict=True):
+            for name, part in own.items():
+                flat = np.zeros(bucket.count, part.dtype)
+                for place in bucket.places:
+                    flat[place.start : place.stop] = slots[int(place.name)][name].reshape(-1)
+                part[...] = to_device(self._by_rank(flat)[self._group.rank], self._xp)
+
+
+@contextmanager
+def _fatal_losses() -> Iterator[None]:
+    """Add to the error of a lost replica what it means for the training."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise type(error)(
+            f"{error}. The optimizer's slots of its part are lost with it, so --strategy "
+            f"{ShardedStrategy.name} does not continue without it: continue from the last state with "
+            "--resume (--checkpoint-every writes states)"
+        ) from None
+
+
+SPEC = StrategySpec(
+    ShardedStrategy.name,
+    make=lambda config: ShardedStrategy(world=config.world, **config.settings),
+    synchronous=True,
+    settings=(COLLECTIVE,),
+)

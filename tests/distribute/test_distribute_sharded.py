@@ -1,0 +1,127 @@
+"""Sharded optimizer state: parts, their memory, states, and results equal to those of whole copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from examples import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategy_contract import World, everywhere, fitted
+from test_distribute_resume import copies
+from test_distribute_strategies import context, sharded
+from thread_worlds import worlds
+
+from nbdist.data import Dataset
+from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy, Strategy
+from nbdist.errors import UnavailableError
+from nbdist.nn import Dense, Sequential
+from nbdist.optim import OPTIMIZERS, Adam, Optimizer
+from nbdist.train.context import Context
+from nbdist.train.resume import read_state
+from nbdist.train.state_writer import state_files
+from nbdist.wire.collective.buckets import plan_buckets
+
+
+def mirrored(size: int) -> World:
+    found = []
+    for i, place in enumerate(worlds(size)):
+        strategy = MultiWorkerMirroredStrategy(world=place)
+        found.append((context(strategy, place, is_chief=i == 0), strategy))
+    return found
+
+
+@settings(max_examples=examples(50))
+@given(
+    counts=st.lists(st.integers(0, 300), min_size=1, max_size=6),
+    dtype=st.sampled_from(["f4", "f8", "f2", "c16"]),
+    size=st.integers(1, 9),
+    align=st.sampled_from([1, 8, 64]),
+)
+def test_padded_buckets_have_equal_aligned_parts(
+    counts: list[int], dtype: str, size: int, align: int
+) -> None:
+    for bucket in plan_buckets([(str(i), (n,), dtype) for i, n in enumerate(counts)], limit=1024, first=512):
+        padded = bucket.padded(size, align)
+        part, rest = divmod(padded.count, size)
+        assert rest == 0
+        assert padded.count >= bucket.count
+        assert part * padded.dtype.itemsize % align == 0
+        assert padded.count - bucket.count < size * max(1, align // padded.dtype.itemsize)
+        assert padded.padded(size, align) == padded
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_every_optimizer_makes_the_steps_of_whole_copies(make: Callable[[], Optimizer]) -> None:
+    body = lambda strategy, _: fitted(strategy, make(), 61, 20)[0]
+    expected = everywhere(mirrored(3), body)[0]
+    for weights in everywhere(sharded(3), body):
+        for ours, theirs in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_each_replica_keeps_its_part_of_the_slots() -> None:
+    variables = [("w", np.zeros((1000, 3), np.float32)), ("b", np.zeros(7, np.float32))]
+
+    def body(strategy: Strategy, _: Context) -> int:
+        replica: Any = strategy.replica(variables, Adam(0.1))
+        everything: int = sum(array.nbytes for slots in replica._slots for array in slots.values())
+        replica.close()
+        return everything
+
+    (whole,) = set(everywhere(mirrored(4), body))
+    parts = everywhere(sharded(4), body)
+    assert whole <= sum(parts) < whole + 2 * 4 * 4 * 64  # two slots, each part to the end of a cache line
+    assert len(set(parts)) == 1
+
+
+def test_a_model_may_have_fewer_elements_than_replicas() -> None:
+    def body(strategy: Strategy, _: Context) -> Any:
+        with strategy.scope():
+            made = Sequential([Dense(1, use_bias=False, kernel_initializer="ones")], seed=1)
+            made.compile(Adam(0.1), "mse")
+        x = np.arange(10, dtype=np.float32)[:, None]
+        made.fit(Dataset.from_arrays(x, 3 * x).batch(2), epochs=2)
+        return made.get_weights()[0]
+
+    expected = everywhere(mirrored(1), body)[0]
+    for weights in everywhere(sharded(3), body):
+        np.testing.assert_allclose(weights, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
+@pytest.mark.parametrize("then", [ShardedStrategy, MultiWorkerMirroredStrategy])
+def test_a_state_continues_on_another_number_of_replicas(
+    tmp_path: Path, before: int, after: int, then: Callable[..., Strategy]
+) -> None:
+    """The chief gathers the slots of all, also in the middle of an epoch; the replicas take their parts."""
+    make = lambda place: ShardedStrategy(world=place)
+    expected = copies(1, tmp_path / "whole", None, False, make)[0][0]
+    with pytest.raises(BaseException):  # noqa: B017  # of whichever replica ends first
+        copies(before, tmp_path / "first", None, True, make)
+    assert 0 < read_state(state_files(tmp_path / "first")[0]).step < 15
+    found = copies(after, tmp_path / "again", tmp_path / "first", False, lambda place: then(world=place))
+    for weights, steps in found:
+        assert steps == 15
+        for ours, theirs in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert read_state(state_files(tmp_path / "again")[0]).updates == 15
+
+
+def test_a_lost_replica_ends_the_training_with_the_remedy() -> None:
+    def body(strategy: Strategy, _: Context) -> None:
+        replica: Any = strategy.replica([("w", np.zeros(3, np.float32))], Adam(0.1))
+        if strategy.replica_index == 1:
+            replica._group.close()  # as at the end of its process
+            return
+        try:
+            replica.push()
+        finally:
+            replica.close()
+
+    with pytest.raises(UnavailableError, match=r"slots of its part are lost .* with --resume"):
+        everywhere(sharded(2), body)
