@@ -50,6 +50,15 @@ SAYS = {  # texts that the outputs must contain
         "histograms ['w']",
         "wide and deep  accuracy",
     ],
+    "11_your_pytorch_cell_on_four_workers.ipynb": [
+        "test accuracy 0.9",
+        "RANK 3, LOCAL_RANK 3, NODE_RANK 0, WORLD_SIZE 4",
+        "row 30 has the label 11",
+        "4 ranks; the same processes: True",
+    ],
+}
+MARKS = {  # four workers import torch, which takes 20 s of CPU
+    "11_your_pytorch_cell_on_four_workers.ipynb": [pytest.mark.frameworks, pytest.mark.timeout(300)],
 }
 IN_A_BROWSER = "01_quickstart.ipynb"  # which test_browser_quickstart runs
 
@@ -67,7 +76,14 @@ def test_a_notebook_is_saved_without_outputs(path: Path) -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.name != IN_A_BROWSER], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=MARKS.get(path.name, ()), id=path.stem)
+        for path in NOTEBOOKS
+        if path.name != IN_A_BROWSER
+    ],
+)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell runs in a fresh kernel; an error would stop it with the cell's traceback."""
     from nbclient import NotebookClient
