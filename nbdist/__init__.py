@@ -26,6 +26,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "horovod": ("nbdist.horovod", None),
     "summary": ("nbdist.summary", None),
     "estimator": ("nbdist.estimator", None),
+    "frameworks": ("nbdist.frameworks", None),
     "Graph": ("nbdist.graph.tensor", "Graph"),
     "Tensor": ("nbdist.graph.tensor", "Tensor"),
     "Variable": ("nbdist.graph.tensor", "Variable"),

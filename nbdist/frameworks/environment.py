@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from nbdist.errors import AbortedError, FailedPreconditionError, UnavailableError
 from nbdist.frameworks.base import Framework, Place
 from nbdist.frameworks.jax import Jax
-from nbdist.frameworks.torch import Torch
+from nbdist.frameworks.torch.distributed import Torch
 from nbdist.runtime.groups import World
 from nbdist.text import cut_middle
 from nbdist.train.context import Control

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,8 @@ class Adam(Optimizer):
     - ``beta_1``, ``beta_2``: decay per step of the means of gradients and of their squares, from 0 to below 1
     - ``epsilon``: added to the root of the mean square; 0 or more
     - ``amsgrad``: whether to divide by the largest mean square so far
+    - ``bias_corrected_epsilon``: whether epsilon is added to the root of the bias-corrected mean square, as
+      in the paper's algorithm 1 and in PyTorch; else to that of the uncorrected one (section 2), as in Keras
 
     >>> p = np.array([1.0]); adam = Adam(0.1)
     >>> adam.apply(p, np.array([3.0]), adam.new_slots(p), 1); p.round(6)
@@ -68,6 +70,7 @@ class Adam(Optimizer):
     beta_2: float = 0.999
     epsilon: float = 1e-7
     amsgrad: bool = False
+    bias_corrected_epsilon: bool = field(default=False, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +88,7 @@ class Adam(Optimizer):
         if backend_of(parameters) is not np:
             return self._launch(parameters, gradient, slots, step)
         rate = self.learning_rate * (1 - self.beta_2**step) ** 0.5 / (1 - self.beta_1**step)
+        epsilon = self._epsilon_at(step)
         room = scratch(parameters)
         for p, g, mean, square, *largest in blocks(parameters, gradient, *slots.values()):
             work = room[: len(p)]
@@ -98,7 +102,7 @@ class Adam(Optimizer):
             for top in largest:
                 square = np.maximum(top, square, out=top)
             np.sqrt(square, out=work)
-            np.add(work, self.epsilon, out=work)
+            np.add(work, epsilon, out=work)
             np.divide(mean, work, out=work)
             np.multiply(work, rate, out=work)
             np.subtract(p, work, out=p)
@@ -116,8 +120,19 @@ class Adam(Optimizer):
             rate = xp.empty((), np.float64)
             ADAM_RATE(xp, step, self.learning_rate, *betas, rate)
         kernel = ADAM_AMSGRAD if self.amsgrad else ADAM
-        settings = (rate, self.learning_rate, decay, *betas, self.epsilon)
+        settings = (rate, self.learning_rate, decay, *betas, self._epsilon_at(step))
         kernel(xp, gradient, *settings, parameters, *slots.values())
+
+    def _epsilon_at(self, step: Any) -> Any:
+        """Return what is added to the root of the uncorrected mean square in a step."""
+        return self.epsilon * (1 - self.beta_2**step) ** 0.5 if self.bias_corrected_epsilon else self.epsilon
+
+    def config(self, learning_rate: float) -> dict[str, Any]:
+        """Return name and settings as plain values."""
+        settings = super().config(learning_rate)
+        if not self.bias_corrected_epsilon:  # the default is left out
+            del settings["bias_corrected_epsilon"]
+        return settings
 
 
 @dataclass
@@ -125,7 +140,8 @@ class AdamW(Adam):
     """Adam with weights that decay by themselves: ``p -= learning_rate * weight_decay * p`` before each step.
 
     Loshchilov and Hutter 2019, as in Keras. ``weight_decay`` is 0 or more; ``learning_rate``, ``beta_1``,
-    ``beta_2``, ``epsilon``, ``amsgrad`` and ``use_locking`` are those of :class:`Adam`.
+    ``beta_2``, ``epsilon``, ``amsgrad``, ``bias_corrected_epsilon`` and ``use_locking`` are those of
+    :class:`Adam`.
 
     >>> p = np.array([1.0]); adam = AdamW(0.1, weight_decay=0.5)
     >>> adam.apply(p, np.array([0.0]), adam.new_slots(p), 1); p.round(6)

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
-from nbdist.frameworks import torch as frameworks_torch
 from nbdist.frameworks.base import Place, import_on_a_thread
 from nbdist.frameworks.connections import listeners, shut_down_accepted
 from nbdist.frameworks.environment import framework_environment
-from nbdist.frameworks.torch import Torch
+from nbdist.frameworks.torch import distributed as frameworks_torch
+from nbdist.frameworks.torch.distributed import Torch
 from nbdist.run.options import Options
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import TaskInfo

@@ -1,0 +1,147 @@
+"""What `fit` trains on, as a dataset of nbdist, whose batches replicas share: `training_data`.
+
+    DataLoader, Dataset (with a length)   row numbers; each replica reads the rows of its own share
+    arrays or tensors                     rows, shuffled
+    nb.data.Dataset                       as it is
+    IterableDataset, own samplers         the elements in PyTorch's own order
+
+A batch is that of all replicas together, and the order is that of the run's seed. So results do not depend on
+the number of workers, and no DistributedSampler is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nbdist.data import Dataset
+from nbdist.data.foreign import to_numpy
+from nbdist.data.structure import leaves_of, rebuild
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import Array
+
+ROWS = 32  # of a batch, where none is given
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of flat tuples of arrays, and what makes the element for the model of a share of one."""
+
+    dataset: Dataset
+    opened: Callable[[tuple[Array, ...]], Any]
+    note: str = ""
+    """What a user should know."""
+
+
+def training_data(data: Any, batch_size: int | None = None, shuffle: bool = True) -> Batches:
+    """Return data as batches.
+
+    - ``data``: a Dataset of nbdist with batches, a DataLoader or Dataset of PyTorch, or arrays or tensors of
+      one length, in a tuple
+    - ``batch_size``: examples of a batch, where ``data`` has no batches; None for 32
+    - ``shuffle``: whether examples are shuffled, where ``data`` does not say
+
+    Raises InvalidArgumentError for other data, and for a batch size that is given twice.
+    """
+    import torch.utils.data as torch_data
+
+    if isinstance(data, (Dataset, torch_data.DataLoader)) and batch_size is not None:
+        raise InvalidArgumentError(
+            f"batch_size={batch_size} is for data without batches: a {type(data).__name__} has its own"
+        )
+    rows = ROWS if batch_size is None else batch_size
+    if isinstance(data, Dataset):
+        return _nested(data)
+    if isinstance(data, torch_data.DataLoader):
+        return _of_loader(data)
+    if isinstance(data, torch_data.Dataset) and hasattr(data, "__len__"):
+        return _by_row(data, torch_data.default_collate, rows, shuffle)
+    if isinstance(data, torch_data.IterableDataset):
+        return _nested(Dataset.from_torch(data).batch(rows))
+    if isinstance(data, (tuple, list)) and data and all(hasattr(part, "shape") for part in data):
+        found = Dataset.from_arrays(*map(to_numpy, data))
+        return _nested((found.shuffle(max(len(found), 1)) if shuffle else found).batch(rows))
+    raise InvalidArgumentError(
+        "fit takes a DataLoader or Dataset of PyTorch, an nb.data.Dataset of batches, or a tuple of arrays "
+        f"or tensors, got {type(data).__name__}"
+    )
+
+
+def _nested(dataset: Dataset) -> Batches:
+    """Return a dataset of batches with any nested elements."""
+    spec = dataset.element_spec
+    if isinstance(spec, tuple) and not any(isinstance(part, (tuple, dict)) for part in spec):
+        return Batches(dataset, tuple)
+    if not isinstance(spec, (tuple, dict)):
+        return Batches(dataset, lambda batch: batch[0])
+    return Batches(dataset.map(_leaves), lambda batch: rebuild(spec, list(batch)))
+
+
+def _leaves(*element: Any) -> tuple[Any, ...]:
+    return tuple(leaves_of(element))
+
+
+def _of_loader(loader: Any) -> Batches:
+    import torch.utils.data as torch_data
+
+    samplers = torch_data.RandomSampler, torch_data.SequentialSampler
+    if isinstance(loader.sampler, torch_data.DistributedSampler):
+        raise InvalidArgumentError(
+            "the DataLoader has a DistributedSampler, and a strategy divides each batch among the workers by "
+            "itself: drop the sampler, and say shuffle=True"
+        )
+    if loader.batch_size is None:
+        return _nested(Dataset.from_torch(loader))
+    plain = type(loader.sampler) in samplers and type(loader.batch_sampler) is torch_data.BatchSampler
+    if (
+        not plain
+        or getattr(loader.sampler, "replacement", False)
+        or isinstance(loader.dataset, torch_data.IterableDataset)
+    ):
+        note = (
+            f"the DataLoader's {type(loader.sampler).__name__} draws in its own order on each worker: seed "
+            "torch alike on all of them"
+        )
+        return _nested_with(Dataset.from_torch(loader), note)
+    shuffle = isinstance(loader.sampler, torch_data.RandomSampler)
+    note = (
+        f"num_workers={loader.num_workers} of the DataLoader is not used: each worker reads the rows of its "
+        "share itself (nb.data.Dataset reads ahead)" if loader.num_workers else ""
+    )  # fmt: skip
+    return _by_row(loader.dataset, loader.collate_fn, loader.batch_size, shuffle, loader.drop_last, note)
+
+
+def _nested_with(dataset: Dataset, note: str) -> Batches:
+    found = _nested(dataset)
+    return Batches(found.dataset, found.opened, note)
+
+
+def _by_row(
+    source: Any,
+    collate: Callable[[Any], Any],
+    rows: int,
+    shuffle: bool,
+    drop_last: bool = False,
+    note: str = "",
+) -> Batches:
+    """Return batches of row numbers, of which each replica reads those of its share."""
+    import torch
+    import torch.utils.data as torch_data
+
+    count = len(source)
+    if not count:
+        raise InvalidArgumentError("the dataset is empty: there is nothing to train on")
+    numbers = Dataset.range(count)
+    dataset = (numbers.shuffle(count) if shuffle else numbers).batch(rows, drop_remainder=drop_last)
+
+    def opened(batch: tuple[Array, ...]) -> Any:
+        at = batch[0]
+        if type(source) is torch_data.TensorDataset and collate is torch_data.default_collate:
+            places = torch.tensor(at)
+            return tuple(tensor[places].numpy() for tensor in source.tensors)
+        chosen = at.tolist()
+        many = getattr(source, "__getitems__", None)
+        return to_numpy(collate(many(chosen) if many else [source[number] for number in chosen]))
+
+    return Batches(dataset, opened, note)

@@ -1,0 +1,267 @@
+"""`TorchModel`: a module whose parameters are a strategy's arrays, and whose gradients go to its buffers.
+
+    parameters   parameter.data is a tensor on the memory of the strategy's array: no copy in either direction
+    gradients    a hook runs when autograd has accumulated a parameter's gradient, and writes it into the
+                 bucket, times the share's part of the batch; an all-reduce begins with full buckets while
+                 backward continues (as DistributedDataParallel does, Li et al., VLDB 2020)
+
+Autograd hands over a gradient in memory of its own if ``.grad`` is None, without a copy, so one pass moves it
+to the bucket. A view of the bucket in ``.grad`` would take two: zeros, and an addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.data import Dataset
+from nbdist.data.structure import leaves_of, rebuild
+from nbdist.errors import InvalidArgumentError
+from nbdist.frameworks.trainable import FrameworkModel
+from nbdist.graph.backend import Array
+from nbdist.optim.precision import LossScale
+
+if TYPE_CHECKING:
+    import torch
+
+Step = Callable[[Any], tuple[Any, Sequence[Any]]]
+"""Takes a batch of tensors; returns the loss, a tensor of one number, and metrics."""
+
+
+class TorchModel(FrameworkModel):
+    """A module as the training loop takes it.
+
+    - ``module``: an nn.Module; it computes with a strategy's arrays from ``bind`` to ``release``
+    - ``step``: computes loss and metrics of a batch of tensors
+    - ``opened``: reads a batch; see :class:`FrameworkModel`
+    - ``parameters``: those that are trained, by name; None for all that require a gradient
+    - ``decay``: of each of them, the factor of its value that is added to its gradient (L2)
+    - ``accumulate``: the parts into which a share is cut, whose gradients are added up
+    - ``clip_norm``: the largest norm of the gradient of a share; None for any
+    - ``autocast``: the dtype that torch.autocast computes in; None for none
+    - ``sums``: whether the loss is a sum over examples, and not a mean
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        step: Step,
+        opened: Callable[[tuple[Array, ...]], Any],
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        metric_names: Sequence[str] = (),
+        decay: Sequence[float] = (),
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        autocast: Any = None,
+        sums: bool = False,
+    ) -> None:
+        import torch
+
+        self.module, self._step, self._opened = module, step, opened
+        named = trained_parameters(module) if parameters is None else dict(parameters)
+        check_parameters(named)
+        self._parameters = list(named.values())
+        self._own = [parameter.data for parameter in self._parameters]
+        self._device = self._own[0].device.type if self._own else "cpu"
+        super().__init__(
+            [(name, array_of(tensor)) for name, tensor in zip(named, self._own, strict=True)],
+            metric_names,
+            [(name, array_of(tensor)) for name, tensor in module.named_buffers()],
+        )
+        self._decay = list(decay) or [0.0] * len(named)
+        self._accumulate, self._clip_norm, self._autocast, self._sums = accumulate, clip_norm, autocast, sums
+        self.loss_scale = LossScale() if autocast == torch.float16 else None
+        self._arrays: list[Array | None] = [None] * len(named)
+        self._places: list[Any] = [None] * len(named)
+        """The gradients' places in the strategy's buffers, as tensors."""
+        self._factor, self._weight = 1.0, 1.0
+        self._ready: Callable[[int], object] | None = None
+        """What is called with a gradient's number; None while gradients only accumulate."""
+        self._waiting: set[int] = set()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, number))
+            for number, parameter in enumerate(self._parameters)
+        ]
+
+    def bind(self, values: Sequence[Array]) -> None:
+        """Have the parameters be tensors on the memory of ``values``."""
+        for parameter, value in zip(self._parameters, values, strict=True):
+            parameter.data = tensor_of(value)
+
+    def release(self) -> None:
+        """Give the parameters their own memory back, with the trained values; remove the hooks."""
+        import torch
+
+        for hook in self._hooks:
+            hook.remove()
+        for parameter, own, (_, array) in zip(self._parameters, self._own, self.variables, strict=True):
+            trained = torch.from_numpy(array)
+            if own.data_ptr() != trained.data_ptr():
+                own.copy_(trained)
+            parameter.data, parameter.grad = own, None
+
+    def opened(self, batch: tuple[Array, ...]) -> Any:
+        """Return a batch as the data's reader gives it."""
+        return self._opened(batch)
+
+    def compute(
+        self,
+        batch: Any,
+        gradients: Sequence[Array],
+        weight: float,
+        loss_scale: float,
+        ready: Callable[[int], object],
+    ) -> Sequence[Any]:
+        """Run forward and backward; the hooks write the gradients."""
+        self._point_to(gradients)
+        self._weight = 1.0 if self._sums else weight
+        self._factor = self._weight / loss_scale
+        self._waiting = set(range(len(self._parameters)))
+        loss: Any = 0.0
+        metrics: list[Any] = [0.0] * len(self.metric_names)
+        parts = self._parts(batch)
+        for number, (part, fraction) in enumerate(parts):
+            if number == len(parts) - 1 and self._clip_norm is None:
+                self._ready = ready
+            with self._computing():
+                own, measured = self._step(part)
+            if fraction != 1.0 and not self._sums:
+                own = own * fraction
+            (own if loss_scale == 1.0 else own * loss_scale).backward()
+            loss = loss + own.detach()
+            metrics = [total + fraction * float(one) for total, one in zip(metrics, measured, strict=True)]
+        if self._clip_norm is not None:
+            self._clip(self._clip_norm * loss_scale)
+            self._ready = ready
+        for number in sorted(self._waiting, reverse=True):
+            self._hand_over(number, self._parameters[number])
+        self._ready = None
+        return float(loss), *metrics
+
+    def evaluate(
+        self, values: Sequence[Array], dataset: Dataset, opened: Callable[[tuple[Array, ...]], Any]
+    ) -> dict[str, float]:
+        """Return the mean loss and metrics of a dataset of batches, computed in evaluation mode."""
+        import torch
+
+        self.bind(values)
+        names, count = ["loss", *self.metric_names], 0
+        sums = np.zeros(len(names))
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                for batch in dataset.iterate(reuse_buffers=True):
+                    arrays = batch if isinstance(batch, tuple) else (batch,)
+                    rows, element = len(arrays[0]), opened(arrays)
+                    tensors = rebuild(element, [tensor_of(leaf) for leaf in leaves_of(element)])
+                    with self._computing():
+                        loss, measured = self._step(tensors)
+                    own = float(loss) * (1 if self._sums else rows)
+                    sums += [own, *(float(one) * rows for one in measured)]
+                    count += rows
+        finally:
+            self.module.train(was_training)
+        if not count:
+            raise InvalidArgumentError("there is nothing to evaluate: the validation data is empty")
+        return dict(zip(names, (sums / count).tolist(), strict=True))
+
+    def _computing(self) -> AbstractContextManager[object]:
+        import torch
+
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._device, dtype=self._autocast)  # type: ignore[no-any-return]
+
+    def _parts(self, batch: Any) -> list[tuple[Any, float]]:
+        """Return the parts of a share, as tensors, with the part of its examples that each has."""
+        leaves = leaves_of(batch)
+        if self._accumulate == 1:
+            return [(rebuild(batch, [tensor_of(leaf) for leaf in leaves]), 1.0)]
+        rows = len(leaves[0])
+        if any(leaf.ndim == 0 or len(leaf) != rows for leaf in leaves):
+            raise InvalidArgumentError(
+                f"accumulate={self._accumulate} cuts batches along their first axis, and the arrays of one "
+                f"have shapes {', '.join(str(leaf.shape) for leaf in leaves)}: drop accumulate="
+            )
+        bounds = np.linspace(0, rows, min(self._accumulate, rows) + 1).astype(int).tolist()
+        return [
+            (rebuild(batch, [tensor_of(leaf[start:end]) for leaf in leaves]), (end - start) / rows)
+            for start, end in pairwise(bounds)
+        ]
+
+    def _point_to(self, gradients: Sequence[Array]) -> None:
+        for number, array in enumerate(gradients):
+            if array is not self._arrays[number]:
+                self._arrays[number], self._places[number] = array, tensor_of(array)
+
+    def _accumulated(self, number: int, parameter: Any) -> None:
+        if self._ready is not None:
+            self._waiting.discard(number)
+            self._hand_over(number, parameter)
+
+    def _hand_over(self, number: int, parameter: Any) -> None:
+        """Write a parameter's gradient to its place: zeros if the loss does not depend on it."""
+        import torch
+
+        place, gradient, decay = self._places[number], parameter.grad, self._decay[number]
+        with torch.no_grad():
+            if gradient is None:
+                place.zero_()
+            else:
+                if gradient.layout != torch.strided:
+                    gradient = gradient.to_dense()
+                torch.mul(gradient, self._factor, out=place)
+                if decay:
+                    place.add_(parameter.data, alpha=decay * self._weight)
+        parameter.grad = None
+        assert self._ready is not None
+        self._ready(number)
+
+    def _clip(self, largest: float) -> None:
+        import torch
+
+        torch.nn.utils.clip_grad_norm_(self._parameters, largest)
+
+
+def trained_parameters(module: Any) -> dict[str, Any]:
+    """Return the parameters that require a gradient by name; one that has several names under the first."""
+    return {name: one for name, one in module.named_parameters() if one.requires_grad}
+
+
+def check_parameters(named: Mapping[str, Any]) -> None:
+    """Raise InvalidArgumentError for a parameter that no strategy can train."""
+    import torch
+
+    for name, parameter in named.items():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise InvalidArgumentError(
+                f"parameter {name} has no shape yet: give the module one example before it is trained"
+            )
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise InvalidArgumentError(
+                f"parameter {name} is {parameter.dtype}, and strategies train float32 and float64: keep the "
+                "parameters in float32 (model.float()), and compute in fewer bits with "
+                "fit(precision='bfloat16'), or freeze it with requires_grad_(False)"
+            )
+
+
+def array_of(tensor: Any) -> Array:
+    """Return a tensor as an array: on the CPU its own memory if it is contiguous, else a copy."""
+    array: Array = tensor.detach().cpu().contiguous().numpy()
+    return array
+
+
+def tensor_of(array: Any) -> Any:
+    """Return a tensor on the memory of an array of NumPy or CuPy; read-only memory is copied."""
+    import torch
+
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return torch.from_dlpack(array)

@@ -1,0 +1,146 @@
+"""`FrameworkModel`: a model of another framework as the training loop and every strategy take it.
+
+A strategy has the parameters and the places for gradients, as NumPy arrays (CuPy's on a GPU) in its buffers.
+A framework computes with these arrays, and writes gradients into them. It implements two methods:
+
+    class Mine(FrameworkModel):
+        def bind(self, values):
+            ...             # compute with these arrays from now on; the strategy changes them in place
+        def compute(self, batch, gradients, weight, loss_scale, ready):
+            loss = ...      # of a replica's share of a batch; then for each parameter, the last layer first:
+            gradients[number][...] = weight * gradient
+            ready(number)   # written: an all-reduce may begin with it, while other gradients are computed
+            return loss, *metrics
+
+    model = Mine([("weight", array), ("bias", array)])     # arrays that end with the trained values
+    train(model, dataset, optimizer, epochs=3)             # of nbdist.train.loop, under the run's strategy
+
+A step of ``train`` is: ``pull``, ``prepare`` and ``compute``, ``push``. ``prepare`` has a usable default for
+batches of arrays: a framework overrides ``opened`` where it reads its own data. A framework without memory
+that others can change (JAX) takes the values in ``bind`` as they are at each ``compute``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nbdist.data.structure import leaves_of, rebuild
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import Array
+from nbdist.train.strategy import Trainable
+
+
+class FrameworkModel(Trainable):
+    """Parameters by name, and a framework's function for their gradients.
+
+    - ``variables``: names and arrays of all parameters, float32 or float64, in one order on all replicas;
+      they have the initial values, and the trained ones at the end
+    - ``metric_names``: what ``compute`` returns after the loss
+    - ``states``: names and arrays of any dtype that a step changes without gradients, such as moving means.
+      Each replica has its own; the chief's are kept in checkpoints
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[tuple[str, Array]],
+        metric_names: Sequence[str] = (),
+        states: Sequence[tuple[str, Array]] = (),
+    ) -> None:
+        if not variables:
+            raise InvalidArgumentError("the model has no parameters to train")
+        self.variables, self.metric_names, self.states = list(variables), list(metric_names), list(states)
+        self._examples, self._structure = 0, None
+
+    @abstractmethod
+    def bind(self, values: Sequence[Array]) -> None:
+        """Compute with these arrays as the parameters from now on; a strategy changes them in place."""
+
+    @abstractmethod
+    def compute(
+        self,
+        batch: Any,
+        gradients: Sequence[Array],
+        weight: float,
+        loss_scale: float,
+        ready: Callable[[int], object],
+    ) -> Sequence[Any]:
+        """Return loss and metrics of one replica's share of a batch, and write its gradients.
+
+        - ``batch``: nested tuples and dicts of arrays, as ``opened`` has returned them
+        - ``gradients``: an array for each parameter, to be overwritten with its gradient times ``weight``:
+          the share's part of the whole batch. Zeros for a parameter that the loss does not depend on
+        - ``weight``: examples of the share by those of the batch, above 0 and at most 1
+        - ``loss_scale``: multiplies the loss before its gradients are computed, and divides these (mixed
+          precision); 1 without
+        - ``ready``: called with the number of each parameter whose gradient is written, in any order; it
+          need not be called
+
+        The loss is the mean over the share's examples, a number, neither weighted nor scaled.
+        """
+
+    def opened(self, batch: tuple[Array, ...]) -> Any:
+        """Return one replica's share of a batch, read and in the form that ``compute`` takes."""
+        return batch
+
+    def prepare(self, batch: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Return the arrays of a share of a batch, in order."""
+        self._examples = len(batch[0])
+        self._structure = opened = self.opened(batch)
+        leaves = leaves_of(opened)
+        for leaf in leaves:
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biufc":
+                kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
+                raise InvalidArgumentError(
+                    f"training takes batches of arrays of numbers, got one with {kind}: encode it as "
+                    "numbers, or leave it out of the batch"
+                )
+        return tuple(leaves)
+
+    def training_program(
+        self,
+        shapes: tuple[tuple[int, ...], ...],
+        values: Sequence[Array],
+        ready: Callable[[int], object] | None = None,
+        tables: Sequence[int] = (),
+    ) -> Callable[..., tuple[Array, ...]]:
+        """Return ``program(*batch, scale, *gradients) -> (loss, *metrics)``."""
+        self.bind(values)
+        count, mark = len(shapes), ready or _unmarked
+
+        def program(*arrays: Any) -> tuple[Any, ...]:
+            batch = rebuild(self._structure, list(arrays[:count]))
+            weight = float(arrays[count]) * self._examples
+            loss_scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+            loss, *metrics = self.compute(batch, arrays[count + 1 :], weight, loss_scale, mark)
+            return (np.float64(loss * weight), *map(np.float64, metrics))
+
+        return program
+
+    def all_arrays(self, values: Sequence[Array]) -> list[Array]:
+        """Return the parameters, then the states."""
+        return [*values, *(array for _, array in self.states)]
+
+    def remember(self) -> Callable[[], object]:
+        """Return what gives the states the values back that they have now."""
+        before = [array.copy() for _, array in self.states]
+
+        def restore() -> None:
+            for (_, array), kept in zip(self.states, before, strict=True):
+                np.copyto(array, kept)
+
+        return restore
+
+    def twin(self) -> Trainable:
+        """Raise InvalidArgumentError: a framework's model is one object, for one replica of a process."""
+        raise InvalidArgumentError(
+            "a model of another framework is trained by one replica in each process: use a strategy of a "
+            "run's workers, without devices="
+        )
+
+
+def _unmarked(number: int) -> None:
+    """Do nothing: the strategy takes gradients when all are there."""
