@@ -7,6 +7,7 @@ run.control   run, do: "pause", number ─► replicas pause before their next s
               do: "checkpoint", number ─► the chief writes one; its progress then has its number and path
 task                                      task
 run.control   do: "rest", number ───────► the chief pauses: the replicas that would wait for it pause as well
+              do: "plan", step, ... ────► what all replicas do after that step (see nbdist.frameworks.steps)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,7 +31,7 @@ from nbdist.errors import (
 )
 from nbdist.numbers import is_whole
 from nbdist.optim.base import number
-from nbdist.train.context import Context, Control
+from nbdist.train.context import Context, Control, StepPlan
 
 if TYPE_CHECKING:
     from nbdist.run.progress import ProgressTracker
@@ -50,6 +52,10 @@ def apply_command(control: Control, command: Mapping[str, Any]) -> None:
     do = command.get("do")
     if do == "rest":  # sent by tasks only
         control.rest(_whole(command))
+        return
+    if do == "plan":
+        names = [field.name for field in fields(StepPlan)]
+        control.add_plan(StepPlan(**{name: command[name] for name in names}))
         return
     if do not in DOES:
         raise InvalidArgumentError(f"a run cannot be asked to {do!r}; {choices(do, DOES)}")

@@ -187,6 +187,8 @@ class ProgressTracker:
             return
         if latest.state in (RESTARTING, JOINING) and progress.get("joined") is None:
             return
+        if progress.get("together"):
+            self.synchronous = True
         if progress.get("needed_workers"):  # a session whose workers make each step together, and count it
             self.synchronous = True
             self._together = max(self._together, progress["global_step"])

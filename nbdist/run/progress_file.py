@@ -80,6 +80,7 @@ def content_of(progress: Mapping[str, Any], replica: int) -> dict[str, Any]:
         "state": progress["state"],
         "training": progress["trainings"],
         "sessions": progress.get("sessions", 0),
+        "together": progress.get("together", False),
         **{name: progress.get(name) for name in FIELDS},
         "spent": {part: round(seconds, DIGITS) for part, seconds in progress.get("spent", {}).items()},
     }

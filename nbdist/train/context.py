@@ -12,6 +12,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ class Progress:
     """Whether the body survives the loss of a parameter server: it drives a MonitoredSession."""
     sessions: int = 0
     """How many MonitoredSessions the body has made."""
+    together: bool = False
+    """Whether replicas of a framework's own distribution make each step together."""
     needed_workers: int = 0
     """With how few workers a session continues (SyncReplicasOptimizer); 0 if its workers do not wait."""
     own_steps: bool = False
@@ -107,6 +110,20 @@ _lock = threading.Lock()
 # has a number: replicas of other processes receive it from the client and from the first paused replica.
 
 
+@dataclass(frozen=True)
+class StepPlan:
+    """What all replicas do after step ``step``, as the chief has decided; see `nbdist.frameworks.steps`."""
+
+    step: int
+    stop: bool = False
+    pause: int | None = None
+    """The number of a pause that begins."""
+    rate: float | None = None
+    """Another learning rate."""
+    checkpoint: int | None = None
+    """The number of a checkpoint that the chief writes."""
+
+
 @dataclass
 class Control:
     """Messages to a training. Set on the server's thread, read by the training's thread once a step."""
@@ -132,6 +149,8 @@ class Control:
     """The number of the checkpoint that was asked for last."""
     waits: bool = False
     """Whether a replica waits for others while these are paused, so that it makes no step either."""
+    plans: deque[StepPlan] = field(default_factory=deque)
+    """What is to be done after steps that this replica has not made yet, in order."""
     _changed: threading.Condition = field(default_factory=threading.Condition, repr=False, compare=False)
     _over: int = 0
     _rested: float = 0.0
@@ -189,6 +208,13 @@ class Control:
             self.checkpoint = number
             self._notify()
 
+    def add_plan(self, plan: StepPlan) -> None:
+        """Take in what the chief has decided for a step, once."""
+        with self._changed:
+            if plan not in self.plans:
+                self.plans.append(plan)
+                self._notify()
+
     @property
     def rests(self) -> bool:
         """Whether a replica is to make no step now: it is paused, and nothing ends the pause."""
@@ -198,6 +224,11 @@ class Control:
         """Wait while paused, until there is a message beyond the first ``handled`` ones."""
         with self._changed:
             self._changed.wait_for(lambda: self.messages != handled or not self.rests)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds, which is looked at after each message, stop and abort."""
+        with self._changed:
+            self._changed.wait_for(condition)
 
     def rested(self) -> float:
         """Return the seconds of all pauses so far."""
@@ -238,6 +269,8 @@ class Context:
     """Notifies the other replicas that a callback of the chief has ended a training, by its number."""
     rest_everywhere: Callable[[int], None] | None = None
     """Notifies the other replicas that the chief rests, in a pause of a number."""
+    plan_everywhere: Callable[[StepPlan], None] | None = None
+    """Gives the other replicas a plan for a step; returns when all of them have it."""
     checkpoints: Checkpoints | None = None
     """Where the checkpoints go that are asked for while this replica trains, if it is the chief."""
     summaries: RunSummaries | None = None

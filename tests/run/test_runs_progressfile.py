@@ -53,7 +53,8 @@ def test_content_of_the_file(file: ProgressFile) -> None:
     assert content == {
         "version": 1, "replica": 1, "state": "running", "training": 1, "step": 7, "global_step": 9,
         "total": 50, "by_updates": False, "examples": 0, "dropped": 0, "skipped": 0, "rested": 0.0,
-        "learning_rate": None, "sessions": 0, "devices": None, "cores": None, "gpu": None, "input": None,
+        "learning_rate": None, "sessions": 0, "together": False,
+        "devices": None, "cores": None, "gpu": None, "input": None,
         "spent": {"data": 0.1, "compute": 0.25, "exchange": 0.0, "wait": 0.125},
     }  # fmt: skip
     assert file.path.stat().st_mode & 0o777 == 0o600

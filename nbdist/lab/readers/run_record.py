@@ -400,6 +400,8 @@ class ReplicaProgress:
     """Seconds of the pauses that a step has followed."""
     sessions: int = 0
     """The monitored sessions that its body has made."""
+    together: bool = False
+    """Whether the replicas make each step together, as a framework's own distribution does."""
 
     def as_message(self, step: int | None = None) -> dict[str, Any]:
         """Return the report as a progress message; with ``step`` 0, as at the start of the replica."""
@@ -412,6 +414,7 @@ class ReplicaProgress:
             "trainings": self.training,
             "rested": self.rested,
             "learning_rate": self.learning_rate,
+            "together": self.together,
         }
 
 
@@ -441,6 +444,7 @@ def parse_progress(content: bytes) -> ReplicaProgress | None:
         learning_rate=number(found.get("learning_rate")),
         rested=max(0.0, number(found.get("rested")) or 0.0),
         sessions=max(0, whole(found.get("sessions")) or 0),
+        together=found.get("together") is True,
     )
 
 

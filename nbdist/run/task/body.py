@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +32,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.frameworks.environment import framework_environment
+from nbdist.frameworks.steering import seen_and_steered
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
 from nbdist.metrics.event_file import events_folder
@@ -59,6 +60,7 @@ from nbdist.train.summaries import RunSummaries
 OWN_FILES = (__file__,)  # which no traceback has to show
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica receives from another that has stopped
 COMMANDS_SECONDS = 2.0  # for another task to say which commands the run has received
+RETRY_SECONDS = 0.05  # until a task that did not answer is called again
 MOST_MESSAGE, MOST_TRACEBACK = 2_000, 20_000  # characters of an error that are sent to the client
 
 
@@ -213,7 +215,9 @@ def body_environment(live: ActiveRun, framework: str | None = None) -> Iterator[
             True  # the body trains by calls of its own, between which nothing looks for a stop
         )
         inner = framework_environment(framework, context.world, context.control, interruptible)
-    with contexts.use(context), printing_to(output), displaying_to(output), inner:
+    with contexts.use(context), printing_to(output), displaying_to(output), ExitStack() as steered, inner:
+        if framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
+            steered.enter_context(seen_and_steered(framework, context))
         yield
 
 
@@ -245,6 +249,7 @@ def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveR
     others = partial(_others, spec, task, here)
     context.end_everywhere = partial(_end_everywhere, spec, task, others)
     context.rest_everywhere = partial(_rest_everywhere, spec, task, others)
+    context.plan_everywhere = partial(_plan_everywhere, spec, task, context.control)
     return kind(spec.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
 
 
@@ -308,6 +313,22 @@ def _rest_everywhere(spec: RunSpec, task: Task, others: Callable[[], list[int]],
     for rank in others():
         with suppress(NbdistError):  # it has ended, which the failure detector reports, or has left
             task.peer(rank).send("run.control", {"run": spec.run, "do": "rest", "number": number})
+
+
+def _plan_everywhere(spec: RunSpec, task: Task, control: contexts.Control, plan: contexts.StepPlan) -> None:
+    """Give the other replicas a plan for a step; return when each has it, or has ended.
+
+    Raises AbortedError if the run is aborted, as it is when one of them is lost.
+    """
+    message = {"run": spec.run, "do": "plan", **asdict(plan)}
+    for rank in spec.ranks:
+        while rank != task.rank:
+            try:
+                task.peer(rank).call("run.control", message, timeout=COMMANDS_SECONDS)
+                break
+            except NbdistError:  # it is lost or slow; a plan that it has twice changes nothing
+                control.check()
+                time.sleep(RETRY_SECONDS)
 
 
 def _call(body: Any, given: Given, names: dict[str, Any]) -> dict[str, Any]:

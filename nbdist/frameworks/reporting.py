@@ -1,0 +1,109 @@
+"""Losses and metrics of Lightning, Accelerate, transformers and Keras as series of the run, as by ``nb.log``.
+
+`CHANGES` has, by the name of a module, the function that is called when a body imports it (see `Patches`): it
+adds a callback to each trainer that is made from then on. Progress bars are left out: they would be lines of
+output, many a second on each rank, that say what the view of the run shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from nbdist.frameworks.patches import Change, Patches
+from nbdist.train.context import current
+from nbdist.train.logging import log
+
+
+def report(values: Mapping[str, Any], step: int | None = None) -> None:
+    """Log those of some values that are numbers.
+
+    >>> report({})
+    """
+    found = {name: number for name, value in values.items() if (number := _as_number(value)) is not None}
+    if found:
+        log(found, step=step)
+
+
+def _as_number(value: Any) -> float | None:
+    """Return a number, or an array of one element, as a float; None for anything else.
+
+    >>> _as_number(2), _as_number("high"), _as_number(True)
+    (2.0, None, 1.0)
+    """
+    try:
+        return None if isinstance(value, (str, bytes)) or value is None else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def _lightning(module: ModuleType, patches: Patches) -> None:
+    """Add a callback to every Trainer of Lightning."""
+    base: Any = module.Callback
+
+    class Reporter(base):  # type: ignore[misc]  # Lightning is Any here
+        """Reports the loss of each step and all that is logged with ``self.log``."""
+
+        def on_train_start(self, trainer: Any, model: Any) -> None:
+            progress = current().progress
+            batches, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
+            steps = trainer.max_steps if trainer.max_steps > 0 else None
+            if steps is None and trainer.max_epochs and trainer.max_epochs > 0 and batches != float("inf"):
+                steps = -(-int(batches) // accumulate) * trainer.max_epochs
+            progress.total = steps
+            progress.epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
+
+        def on_train_epoch_start(self, trainer: Any, model: Any) -> None:
+            current().progress.epoch = trainer.current_epoch + 1
+
+        def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, index: int) -> None:
+            step = trainer.global_step
+            if model.device.type != "cpu" and step % trainer.log_every_n_steps:
+                return  # reading a value waits for the GPU
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+            report({"loss": loss, **trainer.callback_metrics}, step)
+
+        def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
+            report(trainer.callback_metrics, trainer.global_step)
+
+        def on_validation_end(self, trainer: Any, model: Any) -> None:
+            if not trainer.sanity_checking:
+                report(trainer.callback_metrics, trainer.global_step)
+
+        def on_test_end(self, trainer: Any, model: Any) -> None:
+            report(trainer.callback_metrics, trainer.global_step)
+
+    def make(init: Any) -> Any:
+        def initialize(trainer: Any, *args: Any, **options: Any) -> None:
+            given = options.get("callbacks") or []
+            given = given if isinstance(given, (list, tuple)) else [given]
+            if not any(isinstance(one, module.callbacks.ProgressBar) for one in given):
+                options.setdefault("enable_progress_bar", False)
+            init(trainer, *args, **options)
+            if not options.get("barebones"):  # that is to measure Lightning's own overhead
+                trainer.callbacks.append(Reporter())
+
+        return initialize
+
+    patches.replace(module.Trainer, "__init__", make)
+
+
+def _accelerate(module: ModuleType, patches: Patches) -> None:
+    """Have ``Accelerator.log`` report what it is given, on every rank."""
+
+    def make(original: Any) -> Any:
+        def logged(accelerator: Any, values: dict[str, Any], step: int | None = None, **options: Any) -> Any:
+            report(values, step)
+            return original(accelerator, values, step=step, **options)
+
+        return logged
+
+    patches.replace(module.Accelerator, "log", make)
+
+
+CHANGES: dict[str, Change] = {
+    "lightning.pytorch": _lightning,
+    "pytorch_lightning": _lightning,
+    "accelerate.accelerator": _accelerate,
+}

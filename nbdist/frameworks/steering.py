@@ -1,0 +1,28 @@
+"""What makes a framework's training visible and steerable in a body: `seen_and_steered`.
+
+with framework_environment("torch", ...), seen_and_steered("torch", context):
+    ...     # losses and metrics of Lightning and others are series of the run; optimizers can be steered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from nbdist.frameworks.optimizers import TorchOptimizers
+from nbdist.frameworks.patches import Patches
+from nbdist.frameworks.reporting import CHANGES
+from nbdist.train.context import Context
+
+
+@contextmanager
+def seen_and_steered(framework: str, context: Context) -> Iterator[None]:
+    """Report and steer what a body trains, inside a ``with``; the framework has been loaded.
+
+    Nothing stays in the process afterwards.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(Patches(CHANGES))
+        if framework == "torch":
+            stack.enter_context(TorchOptimizers(context))
+        yield
