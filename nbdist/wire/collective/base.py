@@ -100,10 +100,11 @@ class Collective(ABC):
         self._run(self._call("barrier", _NOTHING), _NOTHING, _NOTHING)
 
     def symmetric_buffer(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Return an array of zeros on which an all-reduce in place is fastest.
+        """Return an array of zeros on which calls in place are fastest.
 
-        All ranks call it with the same arguments. Use it for this group's `all_reduce(x, out=x)`, on all
-        ranks or on none. It stays valid after the group is closed.
+        All ranks call it with the same arguments. Use it for this group's `all_reduce(x, out=x)`,
+        `reduce_scatter(x, out=own)` or `all_gather(own, out=x)`, where `own` are this rank's rows of x, on
+        all ranks or on none. It stays valid after the group is closed.
         """
         return np.zeros(tuple(shape), dtype)
 

@@ -115,7 +115,12 @@ class CollectiveCall:
         return low, low + each + (rank < more)
 
     def shares(self, line: int) -> list[tuple[int, int]]:
-        """Return each rank's items to combine; in an all-reduce they begin at multiples of `line` bytes."""
+        """Return each rank's items: of the result of an all-gather, else of those to combine.
+
+        In an all-reduce they begin at multiples of `line` bytes.
+        """
+        if self.what == "all_gather":
+            return [(rank * self.count, (rank + 1) * self.count) for rank in range(self.size)]
         if self.what == "reduce_scatter":
             row = prod(self.shape[1:])
             return [(low * row, high * row) for low, high in map(self.rows, range(self.size))]
@@ -215,11 +220,12 @@ def _mean_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
 class FlatOutput:
     """The items of `out` as one row: `out` itself if it can be written directly, else another array."""
 
-    def __init__(self, call: CollectiveCall, out: Array, x: Array) -> None:
+    def __init__(self, call: CollectiveCall, out: Array, x: Array, rank: int) -> None:
         self._out = out
         # An input that overlaps the output without being it would be overwritten before it is read.
         self._direct = out.flags.c_contiguous and (
             (call.what == "all_reduce" and (out is x or _same_place(out, x)))
+            or (call.what == "all_gather" and _same_place(out[rank], x))
             or not np.may_share_memory(out, x)
         )
         self.items = out.reshape(-1) if self._direct else np.empty(out.size, out.dtype)

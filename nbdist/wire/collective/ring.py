@@ -129,7 +129,7 @@ class RingCollective(Collective):
             self._agree()
             self._broadcast(call, x, out)
         else:
-            taken = FlatOutput(call, out, x)
+            taken = FlatOutput(call, out, x, self.rank)
             _RingRun(self, call, flat(call, x), taken.items).run()
             taken.finish()
         self._neighbours.finish()

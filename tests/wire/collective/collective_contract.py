@@ -267,6 +267,30 @@ class CollectiveContract:
             for result in results:
                 assert same(result, results[0]), results
 
+    @pytest.mark.parametrize("count", [3, 120_000])
+    def test_sharded_calls_in_place(self, worlds: Callable[[int], World], count: int) -> None:
+        """A reduce-scatter into this rank's row, and an all-gather from it, of symmetric and other arrays."""
+        for size in self.sizes:
+
+            def both(group: Collective, count: int = count, size: int = size) -> Any:
+                found = []
+                for rows in (group.symmetric_buffer((size, count), "f4"), np.zeros((size, count), "f4")):
+                    own = rows[group.rank : group.rank + 1]
+                    for number in range(2):
+                        rows[:] = np.arange(count) % 7 + np.arange(size)[:, None] + group.rank + number
+                        assert group.reduce_scatter(rows, "sum", out=own) is own
+                        own += 1
+                        assert group.all_gather(own[0], out=rows) is rows
+                        found.append(rows.copy())
+                return np.array(found)
+
+            base = np.arange(count) % 7 + np.arange(size)[:, None]
+            wanted = np.array(
+                [size * (base + n) + size * (size - 1) // 2 + 1 for n in (0, 1)] * 2, np.float32
+            )
+            for result in worlds(size).all(both):
+                assert same(result, wanted), result
+
     def test_device_arrays_return_device_arrays(
         self, worlds: Callable[[int], World], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -245,7 +245,7 @@ class ChunkedTransfer:
 
     def reduce(self, call: CollectiveCall, x: Array, out: Array) -> None:
         """Reduce-scatter, with all-gather for an all-reduce; sends round i before it combines round i - 1."""
-        given, taken, rows = flat(call, x), FlatOutput(call, out, x), self._buffers_of(call.work)
+        given, taken, rows = flat(call, x), FlatOutput(call, out, x, self._rank), self._buffers_of(call.work)
         shares, length, transport, own = call.shares(LINE), rows.length, self._transport, self._rank
         rounds = -(-max(high - low for low, high in shares) // length)
         gathers = call.what == "all_reduce"
@@ -274,7 +274,7 @@ class ChunkedTransfer:
 
     def gather(self, call: CollectiveCall, x: Array, out: Array) -> None:
         """All-gather or broadcast: the chunks of every source rank go to all, one round after the other."""
-        given, taken, rows = flat(call, x), FlatOutput(call, out, x), self._buffers_of(call.work)
+        given, taken, rows = flat(call, x), FlatOutput(call, out, x, self._rank), self._buffers_of(call.work)
         transport, length, whole = self._transport, rows.length, (0, call.count)
         sources = range(self._size) if call.what == "all_gather" else (call.root,)
         rounds, counts = -(-call.count // length), list[int]()

@@ -4,7 +4,8 @@ A call takes one of three protocols, by size and by where its array is:
 
     eager       small values, and sums of two ranks: each rank publishes its whole value and combines all
     chunked     large values: in chunks that stay in cache; each rank reduces its share, all read it
-    symmetric   an all-reduce in place of arrays that are in shared memory themselves (`symmetric_buffer`)
+    symmetric   all-reduce, reduce-scatter and all-gather in place of arrays that are in shared memory
+                themselves (`symmetric_buffer`)
 
 The protocols differ in how many waits and copies they take, and stay separate for that reason. All use the
 same sequence counters (sync.py) over the same segments (segment.py, with the memory ordering).
@@ -127,14 +128,13 @@ class ShmCollective(Collective):
         for words in self._others:
             if words[FAILED]:
                 self._synchronizer.check()
-        reduces = call.what == "all_reduce"
         if call.nbytes <= EAGER_BYTES:
             self._eager_calls.do(call, x, out)
-        elif reduces and (buffer := self._buffers.find(x, out)) is not None:
-            self._buffers.reduce(call, *buffer)
+        elif (buffer := self._buffers.find(call, x, out)) is not None:
+            self._buffers.do(call, *buffer)
         elif call.nbytes <= self._eager:
             self._eager_calls.do(call, x, out)
-        elif reduces and self.size == 2:
+        elif call.what == "all_reduce" and self.size == 2:
             self._eager_calls.reduce_pair(call, x, out)
         elif call.what in REDUCING:
             self._chunked_calls.reduce(call, x, out)
@@ -264,7 +264,7 @@ class EagerProtocol:
 
     def reduce_pair(self, call: CollectiveCall, x: Array, out: Array) -> None:
         """All-reduce of large values between two ranks: each combines all items, chunk by chunk."""
-        given, taken = flat(call, x), FlatOutput(call, out, x)
+        given, taken = flat(call, x), FlatOutput(call, out, x, self._rank)
         length = PAIR_CHUNK_BYTES // call.work.itemsize
         slots = self._pairs.get(call.work)
         if slots is None:
@@ -326,7 +326,7 @@ class ChunkedProtocol:
 
         A pipeline: step i reads the reduced chunks i - 2, reduces chunk i - 1 and publishes chunk i.
         """
-        given, taken = flat(call, x), FlatOutput(call, out, x)
+        given, taken = flat(call, x), FlatOutput(call, out, x, self._rank)
         counters, slots = self._counters, self.slots(call.work)
         shares, length, own = call.shares(LINE), slots.length, self._rank
         rounds = -(-max(high - low for low, high in shares) // length)
@@ -365,7 +365,7 @@ class ChunkedProtocol:
 
     def gather(self, call: CollectiveCall, x: Array, out: Array) -> None:
         """All-gather or broadcast: each chunk fills all rows of one slot."""
-        given, taken = flat(call, x), FlatOutput(call, out, x)
+        given, taken = flat(call, x), FlatOutput(call, out, x, self._rank)
         counters, slots = self._counters, self.slots(call.work)
         everyone = range(call.size) if call.what == "all_gather" else (call.root,)
         for at in range(0, call.count, slots.length):
@@ -433,10 +433,11 @@ class SymmetricBuffer:
 
 
 class SymmetricBuffers:
-    """The symmetric buffers of one rank, and all-reduce in place of them.
+    """The symmetric buffers of one rank, and calls in place of them.
 
-    Each rank reads its share from all ranks, reduces it in place, and copies each other share from the rank
-    that reduced it: half as many copies as the chunked protocol.
+    In a reduction each rank reads its share from all ranks and reduces it in place; in an all-reduce and in
+    an all-gather it copies each other share from the rank that has it: half as many copies as the chunked
+    protocol, and in a reduce-scatter none.
     """
 
     def __init__(self, counters: SequenceCounters) -> None:
@@ -448,41 +449,55 @@ class SymmetricBuffers:
         """Add a buffer that all ranks have opened."""
         self._buffers[_begin(buffer.rows[self._rank])] = (len(self._buffers), buffer)
 
-    def find(self, x: Array, out: Array) -> tuple[int, SymmetricBuffer] | None:
-        """Return the number and the buffer of an all-reduce in place, or None."""
-        if not self._buffers or x.size == 0:
+    def find(self, call: CollectiveCall, x: Array, out: Array) -> tuple[int, SymmetricBuffer] | None:
+        """Return the number and the buffer of a call in place, or None.
+
+        The whole buffer is the input of a reduction and the output of an all-gather; a rank's rows of it are
+        the output of a reduce-scatter, and the input of an all-gather.
+        """
+        if not self._buffers or x.size == 0 or call.what == "broadcast":
             return None
-        found = self._buffers.get(_begin(x))
-        if found is None or _begin(out) != _begin(x) or not (x.flags.c_contiguous and out.flags.c_contiguous):
+        whole, part = (out, x) if call.what == "all_gather" else (x, out)
+        found = self._buffers.get(_begin(whole))
+        if found is None or not (x.flags.c_contiguous and out.flags.c_contiguous):
+            return None
+        first = 0 if call.what == "all_reduce" else call.shares(LINE)[self._rank][0] * x.itemsize
+        if _begin(part) != _begin(whole) + first:
             return None
         row = found[1].rows[self._rank]
-        return found if row.dtype == x.dtype == out.dtype and row.size == x.size else None
+        return found if row.dtype == x.dtype == out.dtype and row.size == whole.size else None
 
-    def reduce(self, call: CollectiveCall, number: int, buffer: SymmetricBuffer) -> None:
-        """All-reduce symmetric buffers in place: reduce the own share, copy the others'."""
+    def do(self, call: CollectiveCall, number: int, buffer: SymmetricBuffer) -> None:
+        """Reduce the own share in place, copy the others' shares, or both."""
         in_place = self._calls.get((call, number))
         if in_place is None:
             in_place = self._calls[call, number] = replace(call, buffer=number)
         counters, rank = self._counters, self._rank
         shares, own, rows = call.shares(LINE), buffer.rows[rank], buffer.rows
         counters.begin(in_place)
-        low, high = shares[rank]
+        if call.what != "all_gather":
+            self._reduce(call, own, rows, *shares[rank])
+        if call.what == "all_reduce":
+            counters.put_reduced()
+            counters.await_reduced(counters.reduced)
+        if call.what != "reduce_scatter":
+            for other, (low, high) in enumerate(shares):
+                if other != rank:
+                    np.copyto(own[low:high], rows[other][low:high])
+        counters.put()  # the caller may change its array only after all ranks have read it
+        counters.await_put()
+
+    def _reduce(self, call: CollectiveCall, own: Array, rows: Sequence[Array], low: int, high: int) -> None:
+        """Combine a share of all ranks, in chunks that stay in cache."""
         length = chunk_bytes(call.size) // call.work.itemsize
         scratch = np.empty(min(length, high - low), call.work)
         for at in range(low, high, length):
             end = min(high, at + length)
             # From the third rank on, `combine` reads the own part only after it has written the result.
-            result = own[at:end] if rank < 2 else scratch[: end - at]
+            result = own[at:end] if self._rank < 2 else scratch[: end - at]
             combine(call, [row[at:end] for row in rows], result)
-            if rank >= 2:
+            if self._rank >= 2:
                 np.copyto(own[at:end], result)
-        counters.put_reduced()
-        counters.await_reduced(counters.reduced)
-        for other, (low, high) in enumerate(shares):
-            if other != rank:
-                np.copyto(own[low:high], rows[other][low:high])
-        counters.put()  # the caller may change its array only after all ranks have read it
-        counters.await_put()
 
 
 def read_infos(infos: Array) -> list[tuple[str, str]]:
