@@ -102,6 +102,42 @@ BENCHMARKS: list[Benchmark | Survey] = [
             bars,
         )
     ),
+    *(
+        Benchmark(
+            f"p15.{work}",
+            f"a PyTorch module, {what}, batch 50 for each of 2 workers, multi_worker",
+            "images/s",
+            "PyTorch, DistributedDataParallel over gloo",
+            here("nbdist_torch", "--work", work),
+            here("torch_data_parallel", "--work", work),
+            Bar(">=", bar),
+            close(2e-3) if work == "cnn" else EXACT,
+        )
+        for work, what, bar in (("cnn", "the CNN of p3", 1.05), ("mlp", "the MLP of p4", 1.5))
+    ),
+    *(
+        Benchmark(
+            f"p15.plain-{work}",
+            "DistributedDataParallel over gloo, as it is: in our cell, against torchrun",
+            "images/s",
+            "torchrun",
+            here("nbdist_torch", "--work", work, "--plain"),
+            here("torchrun_data_parallel", "--work", work),
+            Bar(">=", 0.98),
+            EXACT,
+        )
+        for work in ("cnn", "mlp")
+    ),
+    Benchmark(
+        "p16",
+        "gradients of a PyTorch module to an asynchronous parameter server, the MLP of p1, 1 ps, 3 workers",
+        "steps/s",
+        "TensorFlow",
+        here("nbdist_torch", "--work", "ps"),
+        elsewhere("tensorflow_async_ps", "--workers", 3),
+        Bar(">=", 3),
+        TRAINED,
+    ),
     Benchmark(
         "p5.mlp",
         "one-device step, 784-100-10 sigmoid, batch 100, SGD, through our graph",

@@ -44,14 +44,24 @@ def train(given: Namespace, rank: int, folder: str, pipe: Connection) -> None:
     """Be one worker; the first sends the outcome."""
     torch, device = need_torch(given.device.replace("GPU:0", f"GPU:{rank}"))
     import torch.distributed as dist
-    from torch.nn import CrossEntropyLoss
-    from torch.nn.parallel import DistributedDataParallel
 
-    work, name = scaled(given), given.work
     if device != "cpu":
         torch.cuda.set_device(device)
     backend, store = "gloo" if device == "cpu" else "nccl", f"file://{Path(folder) / 'store'}"
     dist.init_process_group(backend, store, rank=rank, world_size=WORKERS)
+    outcome = measured(given, rank, device)
+    if rank == 0:
+        pipe.send(outcome)
+    dist.destroy_process_group()
+
+
+def measured(given: Namespace, rank: int, device: str) -> dict[str, Any]:
+    """Train with DistributedDataParallel in a process group that is open; return the outcome."""
+    import torch.distributed as dist
+    from torch.nn import CrossEntropyLoss
+    from torch.nn.parallel import DistributedDataParallel
+
+    work, name = scaled(given), given.work
     x, y = tensors_of(name, *work.share(rank))
     if device != "cpu":
         x, y = x.pin_memory(), y.pin_memory()
@@ -72,9 +82,7 @@ def train(given: Namespace, rank: int, folder: str, pipe: Connection) -> None:
         value.item()  # all sides report the loss of every step
     dist.barrier()
     seconds = time.perf_counter() - begin
-    if rank == 0:
-        pipe.send(work.outcome(seconds, weights_of(name, model)))
-    dist.destroy_process_group()
+    return work.outcome(seconds, weights_of(name, model))
 
 
 def tensors_of(name: str, images: Any, numbers: Any) -> tuple[Any, Any]:
@@ -118,9 +126,13 @@ def optimizer_of(name: str, model: Any) -> Any:
 
 def weights_of(name: str, model: Any) -> list[Any]:
     """Return the weights in the order and the layout of the first weights."""
+    return in_our_layout(name, [p.detach().cpu().numpy() for p in model.parameters()])
+
+
+def in_our_layout(name: str, found: list[Any]) -> list[Any]:
+    """Return PyTorch's arrays in the order and the layout of the first weights."""
     from bench.cnn_work import to_channels_last
 
-    found = [p.detach().cpu().numpy() for p in model.parameters()]
     return to_channels_last(found) if name == "cnn" else [value.T for value in found]
 
 

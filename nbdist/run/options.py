@@ -48,7 +48,8 @@ class Options:
     None is 3.
     ``precision`` is the policy of models that are compiled without one.
     ``framework`` is the one whose own distribution the body uses, one of
-    :data:`nbdist.frameworks.environment.FRAMEWORKS`: its tasks then have the environment of its launcher.
+    :data:`nbdist.frameworks.environment.FRAMEWORKS`: its tasks then have the environment of its launcher. A
+    strategy beside it is that of ``nb.frameworks.<framework>.fit``.
     """
 
     strategy: str | None = None
@@ -179,7 +180,7 @@ class Options:
             found.spec.check_servers(has_servers)
             if found.spec.synchronous:
                 found = replace(found, synchronous=True)
-        if found.framework is not None:
+        if found.framework is not None and not found._chooses_strategy:
             return found
         if found.replication == "in-graph":  # without a parameter server the first worker has the variables
             return found
@@ -240,7 +241,8 @@ class Options:
         (True, False)
         """
         spec = self.spec or STRATEGIES[default_strategy(bool(servers))]
-        return spec.takes_new_workers and self.replication != "in-graph"
+        fixed = self.replication == "in-graph" or self.framework is not None
+        return spec.takes_new_workers and not fixed
 
     def why_fixed(self, servers: int) -> str:
         """Return why no workers can join or leave the run, from resolved options; empty if they can.
@@ -287,37 +289,35 @@ class Options:
     @property
     def spec(self) -> StrategySpec | None:
         """What there is to know about the strategy, if one was named."""
-        if self.framework is not None:  # for nbdist its replicas are independent
-            return STRATEGIES[default_strategy()]
+        if self.framework is not None and not self._chooses_strategy:
+            return STRATEGIES[default_strategy()]  # for nbdist its replicas are independent
         return None if self.strategy is None else STRATEGIES[self.strategy]
+
+    @property
+    def _chooses_strategy(self) -> bool:
+        """Whether an option says how replicas work together."""
+        return self.strategy is not None or self.synchronous is not None or bool(self.settings())
 
     def _strategy_on(self, has_servers: bool) -> str:
         """Return the strategy on a cluster with or without parameter servers."""
         return default_strategy(has_servers) if self.spec is None else self.spec.name
 
     def _check_framework(self) -> None:
-        """Raise for options that a body with a framework's own distribution does not heed."""
+        """Raise for options that do not go with a framework's own processes, which are a fixed group."""
         if self.framework is None:
             return
         choose("--framework", self.framework, tuple(FRAMEWORKS))
         given = {
-            "--strategy": self.strategy if self.strategy != default_strategy() else None,
-            "--sync" if self.synchronous else "--async": self.synchronous,
             "--replication": self.replication if self.replication == "in-graph" else None,
-            "--epochs": self.epochs,
-            "--precision": self.precision if self.precision != "float32" else None,
-            "--checkpoint-every": self.checkpoint_every,
-            "--resume": self.resume,
             "--max-restarts": self.max_restarts or None,
             "--data": self.data if self.data != "client" else None,
         }
-        given |= {SETTINGS[name].flag: value for name, value in self.settings().items()}
         for flag, value in given.items():
             if value is not None:
                 named = flag if isinstance(value, bool) else f"{flag} {value}"
                 raise InvalidArgumentError(
-                    f"{named} is for models of nbdist. With --framework {self.framework} the body trains as "
-                    f"{self.framework} does, by calls of its own: drop {flag.split()[0]}, or --framework"
+                    f"{named} does not go with --framework {self.framework}, whose processes are a fixed "
+                    f"group: drop {flag}, or --framework (nb.frameworks.{self.framework}.fit needs none)"
                 )
 
     def _check_settings(self) -> None:

@@ -23,6 +23,7 @@ import msgpack
 import numpy as np
 
 from nbdist.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
+from nbdist.frameworks.torch.weights import StateDict, is_module, state_of
 from nbdist.metrics.run_folder import write_whole_file
 from nbdist.nn import Model, Sequential
 from nbdist.train.callbacks import History
@@ -270,6 +271,8 @@ def pack(value: Any) -> dict[str, Any]:
         if not value.weights:
             raise InvalidArgumentError("a model without weights stays where it is")
         packed = {"kind": "model", "config": value.to_config(), "weights": value.get_weights()}
+    elif is_module(value):
+        packed = {"kind": "state_dict", "arrays": state_of(value)}
     elif isinstance(value, History):
         packed = {"kind": "history", "config": value.to_config()}
     else:
@@ -286,6 +289,8 @@ def unpack(packed: dict[str, Any]) -> Any:
         model = Sequential.from_config(packed["config"])
         model.set_weights(packed["weights"])
         return model
+    if packed["kind"] == "state_dict":
+        return StateDict(packed["arrays"])
     if packed["kind"] == "history":
         return History.from_config(packed["config"])
     return _real(packed["value"])

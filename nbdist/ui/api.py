@@ -18,6 +18,7 @@ from psutil import pid_exists
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import FOLDER, clusters_folder, living, runs_on
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.frameworks.torch.weights import loaded
 from nbdist.run.attach import attach_run
 from nbdist.run.delivery import Given
 from nbdist.run.follow import View
@@ -113,8 +114,9 @@ def launch(
       any number of workers. Its seed and interval are used where none are given. Raises NotFoundError for an
       unknown id, FailedPreconditionError if the run is under way or has left no state
     - ``framework``: "torch" gives each task the environment that torchrun gives to a script, for
-      ``torch.distributed`` and what is built on it; "jax" does so for ``jax.distributed.initialize()``. No
-      strategy of nbdist takes part (see docs/frameworks.md)
+      ``torch.distributed`` and what is built on it; "jax" does so for ``jax.distributed.initialize()``. A
+      strategy beside it is that of ``nb.frameworks.torch.fit``, which needs no framework= (see
+      docs/frameworks.md)
     - ``cluster``: the cluster to run on; None is the last started one
 
     Examples::
@@ -337,7 +339,7 @@ def _into_notebook(run: Run) -> None:
     """Put the results of a run into the notebook's variables, as its own cell does; not in a script."""
     shell = get_ipython()
     if shell is not None:
-        shell.user_ns.update(run.results)
+        shell.user_ns.update(loaded(run.results, shell.user_ns))
 
 
 def _view(run: Run) -> View:

@@ -20,6 +20,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from nbdist.cluster.adopt import report_runs, start_or_adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
+from nbdist.frameworks.torch.weights import loaded
 from nbdist.run.delivery import Given
 from nbdist.run.follow import InterruptDebounce
 from nbdist.run.options import Options
@@ -311,14 +312,14 @@ def follow_if_background(run: Run, namespace: dict[str, Any]) -> bool:
     if not run.options.background:
         return False
     namespace["run"] = run
-    run.deliver = lambda run: namespace.update(run.results)
+    run.deliver = lambda run: namespace.update(loaded(run.results, namespace))
     follow_in_background(run)
     return True
 
 
 def fetch_results(run: Run, namespace: dict[str, Any]) -> None:
     """Put the run and its results into the notebook's variables."""
-    namespace.update(run.results)
+    namespace.update(loaded(run.results, namespace))
     namespace["run"] = run
 
 

@@ -49,20 +49,13 @@ def test_a_task_with_a_gpu_is_a_node_of_one_gpu() -> None:
     ("options", "message"),
     [
         ({"framework": "pytorch"}, "no --framework 'pytorch'; choose from torch, jax"),
-        ({"strategy": "ps"}, "--strategy ps is for models of nbdist.* drop --strategy, or --framework"),
-        ({"synchronous": False}, "--async is for models of nbdist"),
-        ({"synchronous": True}, "--sync is for models of nbdist"),
-        ({"replication": "in-graph"}, "--replication in-graph is for models of nbdist"),
-        ({"precision": "mixed_float16"}, "--precision mixed_float16 is for models of nbdist"),
-        ({"epochs": 3}, "--epochs 3 is for"),
-        ({"checkpoint_every": "30s"}, "--checkpoint-every 30s is for"),
-        ({"resume": "run"}, "--resume run is for"),
-        ({"max_restarts": 1}, "--max-restarts 1 is for"),
-        ({"collective": "ring"}, "--collective ring is for"),
-        ({"data": "service"}, "--data service is for"),
+        ({"replication": "in-graph"}, "--replication in-graph does not go with .* drop --replication, or"),
+        ({"max_restarts": 1}, "--max-restarts 1 does not go with"),
+        ({"data": "service"}, "--data service does not go with"),
+        ({"strategy": "multi_worker", "synchronous": False}, "multi_worker"),
     ],
 )
-def test_options_that_such_a_body_does_not_heed_are_errors(options: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_go_with_a_fixed_group_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         Options(**{"framework": "torch", **options})
 
@@ -75,6 +68,23 @@ def test_replicas_are_independent_of_parameter_servers() -> None:
     assert options.least(workers=3, servers=1) is None
     assert not options.replaces_workers(servers=1)
     assert options.why_fixed(servers=1) == "the processes of --framework torch are a fixed group"
+
+
+@pytest.mark.parametrize(
+    ("options", "strategy"),
+    [
+        ({"strategy": "multi_worker"}, "multi_worker"),
+        ({"strategy": "ps"}, "ps"),
+        ({"synchronous": True}, "ps"),
+        ({"staleness": 3}, "ps"),
+        ({"every": 5, "epochs": 3, "checkpoint_every": "30s", "precision": "mixed_float16"}, "elastic"),
+    ],
+)
+def test_a_strategy_beside_a_framework_is_the_one_of_fit(options: dict[str, Any], strategy: str) -> None:
+    found = Options(**{"framework": "torch", **options}).resolve(has_servers=True)
+    assert found.training(True, 7).strategy == strategy
+    assert found.uses_servers is (strategy == "ps")
+    assert not found.replaces_workers(servers=1)
 
 
 def test_an_interrupt_does_not_end_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from nbdist.errors import WorkerError
+from nbdist.frameworks.torch.weights import StateDict
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
+from nbdist.train.tensorfile import TensorFile
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -85,3 +89,116 @@ def test_synchronous_replicas_train_as_one_device_does(
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     if len(run.tasks) == 1:  # else the chief's history is of its own shares
         np.testing.assert_allclose(run.results["history"]["loss"], losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "ps"},
+        {"strategy": "ps", "staleness": 2},
+        {"strategy": "ps", "synchronous": True, "backups": 1},
+        {"strategy": "elastic", "every": 2},
+        {"strategy": "multi_worker", "framework": "torch", "epochs": 20},
+    ],
+)
+def test_replicas_of_every_kind_learn(cluster: Cluster, options: dict[str, Any]) -> None:
+    body = """
+import torch
+torch.manual_seed(nb.task.index)
+x = torch.rand(90, 4, generator=torch.Generator().manual_seed(0))
+y = x @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]]) + 0.3
+model = torch.nn.Sequential(torch.nn.BatchNorm1d(4, affine=False), torch.nn.Linear(4, 1))
+def training_step(batch):
+    x, y = batch
+    return torch.nn.functional.mse_loss(model(x), y)
+history = nb.frameworks.torch.fit(
+    model, torch.utils.data.TensorDataset(x, y), batch_size=15,
+    optimizer=torch.optim.Adam(model.parameters(), lr=0.1), training_step=training_step, epochs=EPOCHS,
+)
+left = model[1].weight.grad, x.device.type, model.training
+""".replace("EPOCHS", "1" if "epochs" in options else "20")
+    run = start_run(body, Options(**options), cluster=cluster).wait()
+    losses = run.history["loss"]
+    assert len(losses) == 20 or "backups" in options  # with backups it has no part in some steps
+    assert losses[-1] < losses[0] / 3
+    assert run.results["left"] == (None, "cpu", True)
+    assert isinstance(run.model, StateDict)
+    assert run.model["1.weight"].shape == (1, 4)
+    assert run.model["0.num_batches_tracked"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer"),
+    [
+        ({"strategy": "multi_worker"}, "sgd"),
+        ({"strategy": "ps", "synchronous": True}, "adam"),
+        ({"strategy": "ps"}, None),
+    ],
+)
+def test_a_loop_of_ones_own_trains_as_on_one_device(
+    cluster: Cluster, plain: dict[str, Any], options: dict[str, Any], optimizer: str | None
+) -> None:
+    body = f"""
+from torch.optim.lr_scheduler import MultiplicativeLR
+optimizer = torch.optim.{ADAM if optimizer == "adam" else SGD}
+scheduler = MultiplicativeLR(optimizer, lambda epoch: 1.0)
+rows = torch.utils.data.TensorDataset(x, y)
+data = rows if {optimizer is None} else torch.utils.data.DataLoader(rows, 8)
+with nb.frameworks.torch.wrap(model, optimizer, data) as batches:
+    for epoch in range(3):
+        for features, targets in batches:
+            for half in range(2):       # accumulated over two parts
+                loss = torch.nn.functional.cross_entropy(model(features[half::2]), targets[half::2])
+                (loss * len(features[half::2]) / len(features)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+            optimizer.step()
+            nb.log(loss=loss)
+        scheduler.step()
+weights = [one.detach().numpy() for one in model.parameters()]
+"""
+    run = start_run(MODEL.format(seed="nb.task.index") + body, Options(**options), cluster=cluster).wait()
+    assert run.store.last(2, "loss") is not None
+    for found, expected in zip(run.results["weights"], plain[optimizer or "sgd"][0], strict=True):
+        assert found.shape == expected.shape
+        if optimizer is not None:
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(run.model["2.weight"], run.results["weights"][1])
+
+
+def test_training_continues_from_a_state(cluster: Cluster, tmp_path: Path) -> None:
+    body = MODEL.format(seed=0) + TRAIN.format(optimizer=ADAM, accumulate=1)
+    options = {"strategy": "multi_worker", "seed": 1, "checkpoint_every": 1}
+    whole = start_run(body, Options(**options), cluster=cluster).wait()
+    first = start_run(body, Options(**options, epochs=1), cluster=cluster).wait()
+    more = start_run(body, Options(**options, resume=first.id), cluster=cluster).wait()
+    for name, weights in whole.model.items():
+        np.testing.assert_array_equal(more.model[name], weights)
+    path = tmp_path / "model.safetensors"
+    more.model.save(path)
+    with TensorFile(path) as file:
+        np.testing.assert_array_equal(file.read("2.weight"), whole.model["2.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "model = torch.nn.Linear(4, 2 + nb.task.index)",
+            r"the replicas built different models: variable 0 is weight \(2, 4\).*and weight \(3, 4\)",
+        ),
+        ("model = model.bfloat16()", r"parameter unused is torch.bfloat16.*fit\(precision='bfloat16'\)"),
+        ("SGD = torch.optim.RMSprop", r"RMSprop cannot make updates.*torch.optim.SGD \(lr, momentum"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(cluster: Cluster, change: str, message: str) -> None:
+    body = (
+        MODEL.format(seed=0)
+        + f"""
+SGD = torch.optim.SGD
+{change}
+sgd = SGD(model.parameters(), lr=0.1)
+nb.frameworks.torch.fit(model, (x, y), optimizer=sgd, loss=torch.nn.CrossEntropyLoss())
+"""
+    )
+    with pytest.raises(WorkerError, match=message):
+        start_run(body, Options(strategy="multi_worker"), cluster=cluster).wait()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
 from nbdist.optim.precision import LossScale
+from nbdist.train.context import MODEL
+from nbdist.train.tensorfile import write_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -224,10 +227,30 @@ class TorchModel(FrameworkModel):
         assert self._ready is not None
         self._ready(number)
 
+    def send(self, gradients: Sequence[Array], weight: float) -> None:
+        """Write the gradients that ``.grad`` has, times the share's part of the batch; it is None then."""
+        self._point_to(gradients)
+        self._factor = self._weight = weight
+        self._ready = _taken
+        for number, parameter in enumerate(self._parameters):
+            self._hand_over(number, parameter)
+        self._ready = None
+
+    def write(self, values: Sequence[Array], folder: Path) -> Path:
+        """Write a checkpoint: the module's state, with ``values`` for its parameters."""
+        names = [name for name, _ in (*self.variables, *self.states)]
+        path = folder / MODEL
+        write_tensors(path, dict(zip(names, self.all_arrays(values), strict=True)), {})
+        return path
+
     def _clip(self, largest: float) -> None:
         import torch
 
         torch.nn.utils.clip_grad_norm_(self._parameters, largest)
+
+
+def _taken(number: int) -> None:
+    """Do nothing: the strategy takes all gradients at once."""
 
 
 def trained_parameters(module: Any) -> dict[str, Any]:

@@ -9,20 +9,19 @@ history = nb.frameworks.torch.fit(
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import InvalidArgumentError, MissingExtra, choices
 from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import Step, TorchModel
 from nbdist.frameworks.torch.optimizers import translated
+from nbdist.frameworks.torch.weights import count_training
 from nbdist.graph.backend import Array
 from nbdist.numbers import is_whole
 from nbdist.train.callbacks import Callback, History
-from nbdist.train.context import MODEL, current, use_here
+from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
 from nbdist.train.loop import train
-from nbdist.train.tensorfile import write_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -139,14 +138,9 @@ def fit(
         assert held_out is not None
         return trainable.evaluate(values, held_out.dataset, held_out.opened)
 
-    def save(values: Sequence[Array], folder: Path) -> Path:
-        names = [name for name, _ in (*trainable.variables, *trainable.states)]
-        path = folder / MODEL
-        write_tensors(path, dict(zip(names, trainable.all_arrays(values), strict=True)), {})
-        return path
-
     was_training = model.training
     model.train()
+    count_training(model)
     try:
         with use_here(context):
             return train(
@@ -158,7 +152,7 @@ def fit(
                 validate=None if held_out is None else validate,
                 callbacks=callbacks,
                 nan=nan,
-                save=save,
+                save=trainable.write,
             )
     finally:
         trainable.release()

@@ -33,6 +33,7 @@ from nbdist.errors import (
 )
 from nbdist.frameworks.environment import framework_environment
 from nbdist.frameworks.steering import seen_and_steered
+from nbdist.frameworks.torch.weights import is_module, trainings_of
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
 from nbdist.metrics.event_file import events_folder
@@ -346,7 +347,7 @@ def _named(value: Any) -> dict[str, Any]:
     )
     found: dict[str, Any] = dict(value) if isinstance(value, dict) else {}
     for part in parts:
-        if isinstance(part, Model):
+        if isinstance(part, Model) or is_module(part):
             found.setdefault("model", part)
         elif isinstance(part, History):
             found.setdefault("history", part)
@@ -444,7 +445,7 @@ class Code:
         tree = ast.parse(source, file)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         self._before = {name: namespace.get(name) for name in assigned_names(tree)}
-        self._trainings = {name: model.trainings for name, model in models_in(namespace)}
+        self._trainings = {name: times_trained(model) for name, model in models_in(namespace)}
         wanted = {*self._fetch, *(certain_names(tree) | set(USUAL_NAMES)) & set(self._before)}
         exec(compile(tree, file, "exec"), namespace)
         if isinstance(last, ast.Expr):
@@ -465,7 +466,7 @@ class Code:
         there = {name: self._namespace[name] for name in self._before if name in self._namespace}
         found = {name: value for name, value in there.items() if value is not self._before[name]}
         for name, model in models_in(self._namespace):
-            if model.trainings > self._trainings.get(name, model.trainings):
+            if times_trained(model) > self._trainings.get(name, times_trained(model)):
                 found[name] = model
         return found
 
@@ -525,14 +526,19 @@ def _shell() -> Any:
     return get_ipython()
 
 
-def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Model]]:
-    """Return the models in a namespace by name; names that begin with an underscore are IPython's own."""
+def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the models, and modules of PyTorch, in a namespace by name, without IPython's own (``_``)."""
     # By type(): isinstance asks the value for its class, and a lazy module would be loaded for that.
     return [
         (name, value)
         for name, value in list(namespace.items())
-        if issubclass(type(value), Model) and not name.startswith("_")
+        if (issubclass(type(value), Model) or is_module(value)) and not name.startswith("_")
     ]
+
+
+def times_trained(model: Any) -> int:
+    """Return how often ``fit`` has trained a model, or a module of PyTorch."""
+    return model.trainings if isinstance(model, Model) else trainings_of(model)
 
 
 def filename(run: str) -> str:

@@ -1,0 +1,248 @@
+"""`wrap`: a training loop of one's own in PyTorch, under any strategy of a run.
+
+    with nb.frameworks.torch.wrap(model, optimizer, loader) as batches:
+        for epoch in range(3):
+            for x, y in batches:                    # this replica's share, with the newest parameters
+                optimizer.zero_grad()
+                loss = loss_function(model(x), y)
+                loss.backward()
+                optimizer.step()                    # sends .grad where the strategy makes the update
+
+Inside the ``with`` the module computes with the strategy's arrays, and ``optimizer.step`` hands ``.grad``
+over in place of an update. What is done to ``.grad`` before (clipping, accumulation) acts on this replica's
+own gradient, so nothing is sent before ``step``: the all-reduce of `fit` overlaps backward, this one not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.data.structure import leaves_of, rebuild
+from nbdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NanLossError,
+    UnavailableError,
+)
+from nbdist.frameworks.torch.data import training_data
+from nbdist.frameworks.torch.model import TorchModel, tensor_of
+from nbdist.frameworks.torch.optimizers import translated
+from nbdist.frameworks.torch.weights import count_training
+from nbdist.graph.backend import device_scope, to_host
+from nbdist.optim import Optimizer
+from nbdist.runtime.ps.client import StepStopped
+from nbdist.train.boundary import Boundary, describe_nonfinite, square_sum
+from nbdist.train.context import Context, current, use_here
+from nbdist.train.custom.api import scoped
+from nbdist.train.device import on_device
+from nbdist.train.strategy import RetryStep
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextmanager
+def wrap(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Any, *, batch_size: int | None = None
+) -> Iterator[Batches]:
+    """Run a loop of one's own under the run's strategy, inside a ``with``, whose target are the batches.
+
+    Runs on the workers, or in any process on one device. Each pass over the batches is an epoch; it yields
+    this replica's share of each batch, as tensors. All replicas make the same passes and call
+    ``optimizer.step`` at the same batches. *Stop* ends the passes. Schedulers of torch change the rate of
+    the strategy's updates; it is the one of all param_groups.
+
+    - ``model``: an nn.Module, made alike on every worker; at the end it has the trained weights
+    - ``optimizer``: SGD, Adam or AdamW of torch.optim, of the model's parameters; its state is not used
+    - ``data``: what ``nb.frameworks.torch.fit`` takes
+    - ``batch_size``: examples of a batch of all replicas together, where the data has none; None for 32
+
+    Raises what ``fit`` raises for them; FailedPreconditionError for a run with ``--checkpoint-every`` or
+    ``--resume``, which need ``fit``, and for a ``step`` outside of a pass; NanLossError for a gradient that
+    is not finite; UnavailableError if a worker is lost.
+    """
+    import torch
+
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"wrap takes an optimizer of torch.optim, whose step() the loop calls, got {optimizer!r}"
+        )
+    context = scoped() or current()
+    if context.states is not None:
+        raise FailedPreconditionError(
+            "a loop of one's own in PyTorch has no state that a run can save or continue: drop "
+            "--checkpoint-every and --resume, or use nb.frameworks.torch.fit"
+        )
+    found, rule = training_data(data, batch_size), translated(optimizer, model)
+    if found.note:
+        context.note(found.note)
+    trainable = TorchModel(model, _no_step, found.opened, rule.parameters, decay=rule.decay)
+    with use_here(context), device_scope(context.device):
+        try:
+            batches = Batches(context, trainable, rule.optimizer, optimizer, found.dataset)
+        except BaseException:
+            trainable.release()
+            raise
+        before = optimizer.__dict__.get("step")
+        optimizer.step = batches.step_function()
+        count_training(model)
+        context.fitting = True  # it ends by itself when it is asked to stop
+        try:
+            yield batches
+            batches.finish()
+        except BaseException as error:
+            batches.fail(error)
+            raise
+        finally:
+            context.fitting = False
+            if before is None:
+                del optimizer.__dict__["step"]
+            else:
+                optimizer.step = before
+            batches.close()
+
+
+class Batches:
+    """This replica's shares of the batches; each iteration is an epoch."""
+
+    def __init__(
+        self, context: Context, model: TorchModel, rule: Optimizer, optimizer: Any, dataset: Any
+    ) -> None:
+        self._context, self._model, self._optimizer = context, model, optimizer
+        strategy = context.strategy
+        context.trainings += 1
+        context.progress.trainings = context.trainings
+        seed = None if context.seed is None else context.seed + context.trainings - 1
+        self._dataset = context.served(strategy.dataset(dataset, seed)).ahead_of_training()
+        self._replica = on_device(strategy.begin(model, rule), context.device)
+        context.see_arrays(self._replica.values)
+        for note in self._replica.notes:
+            print(note)
+        self._rate = rule.learning_rate
+        self._weight, self._over, self._current = 0.0, False, True
+        self._boundary = Boundary(
+            context, lambda: [self._replica], lambda: self._replica.global_step, self._write
+        )
+        context.progress.state = "running"
+        model.bind(self._replica.values)
+        self._replica.pull()
+
+    def __iter__(self) -> Iterator[Any]:
+        replica, control = self._replica, self._context.control
+        if self._over:  # all that step together have agreed on it
+            return
+        ended = False
+        for arrays, size in self._context.strategy.batches(self._dataset):
+            try:
+                if not self._begin_step():
+                    ended = True
+                    break
+                if not len(arrays[0]):  # a last batch with fewer examples than replicas
+                    for gradient in replica.gradients():
+                        gradient.fill(0)
+                    self._push()
+                    continue
+            except StepStopped:
+                ended = True
+                break
+            self._weight = len(arrays[0]) / size
+            element = self._model.opened(arrays)
+            yield rebuild(element, [tensor_of(np.asarray(leaf)) for leaf in leaves_of(element)])
+            self._weight = 0.0
+        try:
+            if not ended:
+                replica.settle()
+        except StepStopped:
+            ended = True
+        self._over = replica.end_epoch(ended or control.stop_requested) or ended
+
+    def _begin_step(self) -> bool:
+        """Handle messages, and bring the newest parameters; return False if the loop is to end."""
+        control = self._context.control
+        if control.messages != self._boundary.handled:
+            self._boundary.handle()
+        if self._replica.agree(control.stop_requested):
+            return False
+        control.check()
+        if not self._current:
+            self._replica.pull()
+            self._current = True
+        return True
+
+    def step_function(self) -> Any:
+        """Return what replaces ``optimizer.step``."""
+
+        def step(closure: Any = None) -> None:
+            if closure is not None:
+                raise InvalidArgumentError("step(closure) is not supported under a strategy: call backward()")
+            if not self._weight:
+                raise FailedPreconditionError(
+                    "optimizer.step() was called outside of a pass over the batches that wrap() returned"
+                )
+            self._follow_rate()
+            self._model.send(self._replica.gradients(), self._weight)
+            squares = square_sum(self._replica.flat_gradients())
+            if wrong := describe_nonfinite(0.0, squares, self._replica.gradients()):
+                raise NanLossError(f"{wrong}; that gradient was not applied. Try a smaller learning rate")
+            self._push()
+            self._optimizer._opt_called = True  # what torch's schedulers look for
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        return step
+
+    def _follow_rate(self) -> None:
+        """Change the strategy's learning rate if a scheduler has changed the optimizer's."""
+        rates = {float(group["lr"]) for group in self._optimizer.param_groups}
+        if len(rates) > 1:
+            raise InvalidArgumentError(
+                f"a strategy updates all parameters at one rate, and the param_groups have {sorted(rates)}"
+            )
+        (rate,) = rates
+        if rate != self._rate:
+            self._rate = rate
+            self._replica.set_learning_rate(rate)
+
+    def _push(self) -> None:
+        progress = self._context.progress
+        try:
+            self._replica.push()
+        except RetryStep:
+            raise UnavailableError(
+                "a worker was lost, and a loop of one's own in PyTorch cannot repeat its step: "
+                "nb.frameworks.torch.fit continues with the others"
+            ) from None
+        self._current = False
+        progress.step += 1
+        progress.global_step = self._replica.global_step
+        progress.dropped = self._replica.dropped
+
+    def finish(self) -> None:
+        """Wait until all updates are applied, and bring the final parameters."""
+        self._context.progress.state = "waiting for the others"
+        self._replica.finish()
+        self._context.progress.global_step = self._replica.global_step
+        self._boundary.end()
+
+    def fail(self, error: BaseException) -> None:
+        """Notify the replicas that wait for this one."""
+        self._context.on_error(error)
+        self._replica.abort(error)
+
+    def close(self) -> None:
+        """Give the module its own memory back, with the values as they are now."""
+        for (_, own), value in zip(self._model.variables, self._replica.values, strict=True):
+            np.copyto(own, to_host(value))
+        self._model.release()
+        self._replica.close()
+
+    def _write(self, folder: Path) -> Path:
+        return self._model.write(self._replica.values, folder)
+
+
+def _no_step(batch: Any) -> Any:
+    raise FailedPreconditionError("a loop of one's own computes its loss itself")

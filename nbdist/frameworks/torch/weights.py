@@ -1,0 +1,94 @@
+"""`StateDict`: a module's weights as arrays by name, which is how a trained module reaches the notebook.
+
+    run.model                                       # after a cell that has trained `model`
+    run.model.save("model.safetensors")             # read by safetensors.torch.load_file
+    model.load_state_dict(run.model.tensors())      # in a process that has torch and the module's class
+
+A module is code, and stays on its worker. Its state_dict travels as arrays; nothing is pickled. A notebook
+that has a module of the same name, parameters and shapes finds the weights in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import Array
+from nbdist.train.tensorfile import write_tensors
+
+_trainings: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""How often ``fit`` has trained each module of this process."""
+
+
+class StateDict(dict[str, Array]):
+    """Arrays by name, as in ``module.state_dict()``.
+
+    >>> import numpy as np
+    >>> StateDict(weight=np.zeros((2, 3), np.float32))
+    <StateDict: 1 arrays, 6 numbers: weight (2, 3)>
+    """
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, with a checksum of each array in its header."""
+        write_tensors(Path(path), self, {})
+
+    def tensors(self) -> dict[str, Any]:
+        """Return tensors by name, for ``module.load_state_dict``; this imports torch."""
+        import torch
+
+        return {name: torch.from_numpy(array.copy()) for name, array in self.items()}
+
+    def __repr__(self) -> str:
+        numbers = sum(array.size for array in self.values())
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in list(self.items())[:4])
+        more = ", ..." * (len(self) > 4)
+        return f"<StateDict: {len(self)} arrays, {numbers:,} numbers: {shapes}{more}>"
+
+
+def is_module(value: Any) -> bool:
+    """Return whether a value is an nn.Module; torch is not imported for that."""
+    nn = sys.modules.get("torch.nn")  # by type(): isinstance would load a lazy module
+    return nn is not None and hasattr(nn, "Module") and issubclass(type(value), nn.Module)
+
+
+def state_of(module: Any) -> dict[str, Array]:
+    """Return copies of a module's parameters and buffers by name; InvalidArgumentError if NumPy has no such.
+
+    The state of a module that is wrapped in DistributedDataParallel is that of the module itself.
+    """
+    inner = module.module if type(module).__name__ == "DistributedDataParallel" else module
+    found = {}
+    for name, tensor in inner.state_dict().items():
+        try:
+            found[name] = tensor.detach().cpu().numpy().copy()
+        except (AttributeError, RuntimeError, TypeError) as error:
+            dtype = getattr(tensor, "dtype", type(tensor).__name__)
+            raise InvalidArgumentError(f"{name} of the module is {dtype}, not an array: {error}") from None
+    return found
+
+
+def count_training(module: Any) -> None:
+    """Note that a module was trained once more."""
+    _trainings[module] = trainings_of(module) + 1
+
+
+def trainings_of(module: Any) -> int:
+    """Return how often ``fit`` has trained a module in this process."""
+    return _trainings.get(module, 0)
+
+
+def loaded(results: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return results for a namespace: weights are loaded into a module that it has under their name."""
+    found = dict(results)
+    for name, value in results.items():
+        module: Any = namespace.get(name)
+        if isinstance(value, StateDict) and is_module(module):
+            own = module.state_dict()
+            if {n: tuple(t.shape) for n, t in own.items()} == {n: a.shape for n, a in value.items()}:
+                module.load_state_dict(value.tensors())
+                found[name] = module
+    return found
