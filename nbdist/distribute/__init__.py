@@ -6,6 +6,7 @@ from nbdist.distribute.mirrored import MirroredStrategy
 from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
 from nbdist.distribute.parameter_server import ParameterServerStrategy
 from nbdist.distribute.sharded import ShardedStrategy
+from nbdist.distribute.tpu.strategy import TPUStrategy
 from nbdist.train.context import get_strategy
 from nbdist.train.custom.api import local_results
 from nbdist.train.custom.dataset import InputContext
@@ -25,6 +26,7 @@ __all__ = [
     "ReplicaContext",
     "ShardedStrategy",
     "Strategy",
+    "TPUStrategy",
     "get_replica_context",
     "get_strategy",
     "local_results",

@@ -22,6 +22,7 @@ from nbdist.distribute.spec import (
     TrainingSpec,
     whole_number,
 )
+from nbdist.distribute.tpu import strategy as tpu
 from nbdist.runtime.groups import World
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
@@ -41,6 +42,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         central.SPEC,
         elastic.SPEC,
         sharded.SPEC,
+        tpu.SPEC,
         ONE_DEVICE,
     )
 }

@@ -1,4 +1,4 @@
-"""NumPy or CuPy, by device.
+"""NumPy, CuPy or jax.numpy, by device.
 
     xp = backend("GPU:1")                       # the array module
     with device_scope("GPU:1"):                 # this thread allocates and computes on that GPU
@@ -6,10 +6,14 @@
 
 CuPy's current device is a property of a thread and GPU 0 at first, so each thread that works for a device
 enters its scope before it allocates or computes.
+
+Arrays of jax.numpy cannot be written to: graphs run on a TPU as functions that XLA compiles
+(`nbdist.graph.xla`), not as programs.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +21,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from nbdist.errors import InvalidArgumentError, MissingExtra, UnavailableError
 
@@ -26,12 +31,14 @@ _thread = threading.local()
 
 
 def backend(device: str = "CPU:0") -> ModuleType:
-    """Return the array module of a device: numpy for ``CPU:i``, cupy for ``GPU:i``.
+    """Return the array module of a device: numpy for ``CPU:i``, cupy for ``GPU:i``, jax.numpy for ``TPU:i``.
+
+    Raises InvalidArgumentError for another kind of device, MissingExtra if the module is not installed.
 
     >>> backend("CPU:0").__name__
     'numpy'
     """
-    return np if _kind_and_index(device)[0] == "CPU" else _cupy()
+    return {"CPU": lambda: np, "GPU": _cupy, "TPU": _jax_numpy}[_kind_and_index(device)[0]]()
 
 
 @contextmanager
@@ -46,6 +53,10 @@ def device_scope(device: str) -> Iterator[None]:
     array([0., 0.])
     """
     kind, index = _kind_and_index(device)
+    if kind == "TPU":
+        raise InvalidArgumentError(
+            f"no thread works for {device!r}: JAX places what it computes. Train on TPUs with --strategy tpu"
+        )
     before = scoped_device()
     _thread.device = device
     try:
@@ -86,7 +97,7 @@ def _gpu(device: str, index: int) -> Any:
 
 
 def device_kind(device: str) -> str:
-    """Return the short name of a device; InvalidArgumentError unless it is a CPU or a GPU.
+    """Return the short name of a device; InvalidArgumentError unless it is a CPU, GPU or TPU.
 
     >>> device_kind("/job:worker/task:1/device:gpu:0")
     'GPU:0'
@@ -97,8 +108,8 @@ def device_kind(device: str) -> str:
 
 def _kind_and_index(device: str) -> tuple[str, int]:
     kind, _, index = device.rpartition("/")[2].removeprefix("device:").partition(":")
-    if kind.upper() not in ("CPU", "GPU") or not (index or "0").isdecimal():
-        raise InvalidArgumentError(f"no backend for device {device!r}; expected CPU:<i> or GPU:<i>")
+    if kind.upper() not in ("CPU", "GPU", "TPU") or not (index or "0").isdecimal():
+        raise InvalidArgumentError(f"no backend for device {device!r}; expected CPU:<i>, GPU:<i> or TPU:<i>")
     return kind.upper(), int(index or 0)
 
 
@@ -110,13 +121,28 @@ def _cupy() -> ModuleType:
     return cupy  # type: ignore[no-any-return]  # CuPy has no types
 
 
-def backend_of(array: Array) -> ModuleType:
-    """Return the module that an array belongs to.
+def _jax_numpy() -> ModuleType:
+    try:
+        import jax.numpy
+    except ImportError as error:
+        raise MissingExtra("jax", "arrays on a TPU") from error
+    return jax.numpy  # type: ignore[no-any-return]  # JAX is not checked
+
+
+def _is_of_jax(array: Any) -> bool:
+    jax = sys.modules.get("jax")  # loaded where there is an array of it
+    return jax is not None and isinstance(array, jax.Array)
+
+
+def backend_of(array: Any) -> ModuleType:
+    """Return the module that an array belongs to: numpy, too, for what takes NumPy's functions in its place.
 
     >>> backend_of(np.zeros(1)).__name__
     'numpy'
     """
-    return np if isinstance(array, np.ndarray) else _cupy()
+    if isinstance(array, np.ndarray | NDArrayOperatorsMixin):
+        return np
+    return _jax_numpy() if _is_of_jax(array) else _cupy()
 
 
 def device_of_array(array: Array) -> str:
@@ -135,9 +161,12 @@ def to_device(array: Array, xp: ModuleType) -> Array:
     return result
 
 
-def to_host(array: Array) -> Array:
-    """Return the values of an array of either backend as a NumPy array."""
-    return array if isinstance(array, np.ndarray) else array.get()
+def to_host(array: Any) -> Array:
+    """Return the values of an array of any backend as a NumPy array."""
+    if isinstance(array, np.ndarray):
+        return array
+    found: Array = np.asarray(array) if _is_of_jax(array) else array.get()
+    return found
 
 
 def all_to_host(arrays: Sequence[Array]) -> list[Array]:

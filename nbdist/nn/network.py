@@ -369,8 +369,8 @@ class Objective(Trainable):
         """Return the step as tensors."""
         if self.loss_scale is not None:
             raise InvalidArgumentError(
-                f"in-graph replicas compute in float32, and the model has "
-                f"precision={self.network.precision!r}: drop it, or take --replication between-graph"
+                f"in-graph replicas and those of --strategy tpu compute in float32, and the model has "
+                f"precision={self.network.precision!r}: drop it, or take another strategy, between-graph"
             )
         updates = self.network.training.updates
         pipeline = self.network.pipeline

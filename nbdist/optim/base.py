@@ -191,13 +191,19 @@ class Optimizer(ABC):
 
 def scratch(parameters: Array) -> Array:
     """Return an array for what is computed in between, as long as a block of ``blocks``."""
-    return np.empty_like(parameters[:BLOCK])
+    return np.empty_like(parameters[: block_of(parameters)])
 
 
 def blocks(*arrays: Array) -> Iterator[list[Array]]:
     """Yield parts of flat arrays of one length, so small that a few of them stay in the nearest caches."""
-    for start in range(0, len(arrays[0]), BLOCK):
-        yield [array[start : start + BLOCK] for array in arrays]
+    size = block_of(arrays[0])
+    for start in range(0, len(arrays[0]), size):
+        yield [array[start : start + size] for array in arrays]
+
+
+def block_of(array: Array) -> int:
+    """Return how many elements are worked on at once: all that XLA compiles, which fuses the calls itself."""
+    return BLOCK if isinstance(array, np.ndarray) else max(len(array), 1)
 
 
 def number(name: str, value: Any, below: float = float("inf")) -> float:

@@ -34,7 +34,7 @@ class Options:
 
     ``strategy`` None means: parameter servers if the cluster has any, else each replica by itself, or with
     ``synchronous`` a copy of the parameters on each worker. ``synchronous`` None means what the strategy
-    does of itself. ``backups`` to ``alpha`` are settings of single strategies: each is declared in the
+    does of itself. ``backups`` to ``host_devices`` are settings of single strategies: each is declared in the
     strategy's `StrategySpec`, and listed in :data:`nbdist.distribute.registry.SETTINGS`.
     ``replication`` is "between-graph", where every task runs the body and builds a graph of its own, or
     "in-graph", where the notebook's process runs it and one graph drives all tasks. ``data`` says whether
@@ -75,6 +75,7 @@ class Options:
     min_workers: int | None = None
     every: int | None = None
     alpha: float | None = None
+    host_devices: int | None = None
     tensorboard: bool = False
     push: tuple[str, ...] = ()
     checkpoint_every: str | int | None = None

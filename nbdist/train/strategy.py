@@ -27,6 +27,7 @@ from nbdist.data.shares import share_of
 from nbdist.data.structure import leaves_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import Array, backend, backend_of, scoped_device, to_device
+from nbdist.graph.op import Shape
 from nbdist.graph.tensor import Placeholder, Tensor, Variable
 from nbdist.optim import Optimizer
 from nbdist.optim.precision import LossScale
@@ -573,6 +574,38 @@ class Parts:
     stages: int = 1
     micro_batches: int = 1
     schedule: str = "gpipe"
+
+
+@dataclass(frozen=True)
+class Held:
+    """Variables whose values a replica holds; with ``gradients``, the step updates them.
+
+    ``updates`` are new values of the replica's states, by variable.
+    """
+
+    replica: Replica
+    variables: Sequence[Variable]
+    gradients: Sequence[Tensor] = ()
+    updates: dict[Variable, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """A step with its updates, for a strategy that compiles all of it as one function.
+
+    The program is called with the ``feeds``, then the replicas' :meth:`Replica.gradients`. It returns the
+    ``fetches``; ``checked`` are those that must be finite, or no update is made. ``others`` are variables
+    that no replica holds, with their arrays, which the program reads and assigns. ``order`` are the tensors
+    to compute, inputs before users; None for any order.
+    """
+
+    feeds: Sequence[Tensor]
+    shapes: Sequence[Shape]
+    fetches: Sequence[Tensor]
+    checked: Sequence[Tensor]
+    held: Sequence[Held]
+    others: dict[Variable, Array] = field(default_factory=dict)
+    order: Sequence[Tensor] | None = None
 
 
 class Trainable(ABC):

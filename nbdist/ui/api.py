@@ -69,6 +69,7 @@ def launch(
     max_restarts: int | None = None,
     every: int | None = None,
     alpha: float | None = None,
+    host_devices: int | None = None,
     tensorboard: bool = False,
     checkpoint_every: str | int | None = None,
     resume: str | None = None,
@@ -89,7 +90,7 @@ def launch(
 
     The arguments are the flags of the magic (``%%distribute?`` explains each):
 
-    - ``strategy``: "ps", "mirrored", "multi_worker", "sharded", "central", "elastic" or "one_device";
+    - ``strategy``: "ps", "mirrored", "multi_worker", "sharded", "central", "elastic", "tpu" or "one_device";
       ``sync`` True or False stands for --sync and --async
     - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``;
       ``ps_replicas``: 1 keeps a replica of each parameter server on the next one, so that no update is lost
@@ -99,6 +100,7 @@ def launch(
     - ``max_restarts``: how many tasks (workers and parameter servers) that die or freeze are replaced during
       the run, 0 or more; None is 3
     - for "elastic": ``every``, ``alpha``
+    - for "tpu": ``host_devices``, on how many devices of the host's CPU it computes in place of TPUs
     - ``data``: what reads the batches: "client" (each worker its own; in-graph, this notebook), in-graph
       "workers", or "service": the cluster's data tasks read and transform for the workers (docs/data.md)
     - ``precision``: what models compute in that are compiled without one: "float32", or "mixed_float16" (see
@@ -152,6 +154,7 @@ def launch(
         max_restarts=max_restarts,
         every=every,
         alpha=alpha,
+        host_devices=host_devices,
         tensorboard=tensorboard,
         push=tuple(push or ()),
         checkpoint_every=checkpoint_every,

@@ -35,6 +35,7 @@ CLASSES = {
     "central": "CentralStorageStrategy",
     "elastic": "ElasticAveragingStrategy",
     "sharded": "ShardedStrategy",
+    "tpu": "TPUStrategy",
     "one_device": "OneDeviceStrategy",
 }
 """The public class of each strategy."""

@@ -67,8 +67,8 @@ def test_a_server_of_another_host_offers_its_gpus() -> None:
     server = Server(cluster, start=False, devices=("CPU:0", "gpu:0", "/device:GPU:1", "GPU:0"))
     assert [one.rpartition("device:")[2] for one in server.sessions.devices] == ["CPU:0", "GPU:0", "GPU:1"]
     server.close()
-    with pytest.raises(InvalidArgumentError, match="no backend for device 'TPU:0'; expected CPU:<i> or GPU"):
-        Server(cluster, devices=["TPU:0"])
+    with pytest.raises(InvalidArgumentError, match="no backend for device 'NPU:0'; expected CPU:<i>, GPU"):
+        Server(cluster, devices=["NPU:0"])
 
 
 def test_a_device_that_a_task_has_not(graph: Graph, tasks: Tasks) -> None:

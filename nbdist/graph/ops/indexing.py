@@ -113,14 +113,15 @@ def _index_spec(x: Spec, *positions: Spec, key: tuple[Any, ...]) -> Spec:
     return Spec((*sizes[:first], *common, *sizes[first:]), x.dtype)
 
 
-def _full_key(positions: tuple[Array, ...], key: tuple[Any, ...]) -> tuple[Any, ...]:
+def full_key(positions: tuple[Array, ...], key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the index of an array: ``key`` with the positions in their places."""
     following = iter(positions)
     return tuple(next(following) if isinstance(k, str) else k for k in key)
 
 
 def _add_at(xp: Any, g: Array, like: Array, *positions: Array, key: tuple[Any, ...]) -> Array:
     out = xp.zeros(like.shape, g.dtype)
-    xp.add.at(out, _full_key(positions, key), g)
+    xp.add.at(out, full_key(positions, key), g)
     return out  # type: ignore[no-any-return]
 
 
@@ -149,7 +150,7 @@ def _index_examples(rng: np.random.Generator) -> list[Example]:
 register(
     Op(
         "index",
-        forward=lambda xp, x, *positions, key: x[_full_key(positions, key)],
+        forward=lambda xp, x, *positions, key: x[full_key(positions, key)],
         spec=_index_spec,
         vjp=lambda np, g, y, x, *positions, key: (
             record("add_at_like", g, x, *positions, key=key),

@@ -38,11 +38,12 @@ def _kept(shape: tuple[int, ...], draw: Array, rate: float, number: int) -> Arra
     )
     raw = np.asarray(generator.random_raw(shape[0] * counts * 4), np.uint64)
     levels = raw.astype("<u8", copy=False).view("<u2").reshape(shape[0], counts * PER_COUNT)[:, :elements]
-    kept: Array = levels >= _threshold(rate)
+    kept: Array = levels >= mask_threshold(rate)
     return kept.reshape(shape)
 
 
-def _threshold(rate: float) -> int:
+def mask_threshold(rate: float) -> int:
+    """Return the least 16-bit number of an element that is kept."""
     return min(round(rate * LEVELS), LEVELS - 1)
 
 
@@ -84,12 +85,12 @@ def _mask(xp: Any, x: Array, draw: Array, rate: float, number: int) -> Array:
     if xp is not np:
         return into_new(xp, x.shape, x.dtype, lambda out: _mask_kernel(xp, rate, number)(x, draw, out))
     kept = _kept(x.shape, draw, rate, number)
-    return np.asarray(kept * np.asarray(_scale(rate), x.dtype))
+    return np.asarray(kept * np.asarray(mask_scale(rate), x.dtype))
 
 
-def _scale(rate: float) -> float:
+def mask_scale(rate: float) -> float:
     """Return the factor that keeps the mean."""
-    return LEVELS / (LEVELS - _threshold(rate))
+    return LEVELS / (LEVELS - mask_threshold(rate))
 
 
 def _mask_kernel(xp: Any, rate: float, number: int) -> Callable[[Array, Array, Array], None]:
@@ -99,7 +100,7 @@ def _mask_kernel(xp: Any, rate: float, number: int) -> Callable[[Array, Array, A
     def kernel(x: Array, draw: Array, out: Array) -> None:
         elements = prod(x.shape[1:])
         counts = -(-elements // PER_COUNT)
-        arguments = (draw, number % (1 << 64), counts, elements, _threshold(rate), _scale(rate), out)
+        arguments = (draw, number % (1 << 64), counts, elements, mask_threshold(rate), mask_scale(rate), out)
         MASK_KERNEL(xp, *arguments, size=x.shape[0] * counts)
 
     return kernel
