@@ -98,6 +98,11 @@ class TorchOptimizers:
                 group["lr"] = group["lr"] * self._factors[optimizer]
         self._show_rate(optimizer)
 
+    @property
+    def within_step(self) -> bool:
+        """Whether a step has begun and has not ended, as if it was interrupted."""
+        return bool(self._stepping)
+
     def _begin(self) -> None:
         context = self._context
         if not context.trainings:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from nbdist.frameworks.optimizers import TorchOptimizers
 from nbdist.frameworks.patches import Patches
 from nbdist.frameworks.reporting import CHANGES
+from nbdist.frameworks.torch_state import TorchState
 from nbdist.train.context import Context
 
 
@@ -21,8 +22,22 @@ def seen_and_steered(framework: str, context: Context) -> Iterator[None]:
 
     Nothing stays in the process afterwards.
     """
+    states, state = context.states, None
     with ExitStack() as stack:
         stack.enter_context(Patches(CHANGES))
         if framework == "torch":
-            stack.enter_context(TorchOptimizers(context))
-        yield
+            optimizers = stack.enter_context(TorchOptimizers(context))
+            if (
+                states is not None
+            ):  # a trial of a sweep; the body's own loops see no states of nbdist's models
+                context.states = None
+                stack.callback(setattr, context, "states", states)
+                state = stack.enter_context(TorchState(context, states.write, states.read))
+        try:
+            yield
+        except BaseException:
+            if state is not None and context.control.stop_requested and not optimizers.within_step:
+                state.save()
+            raise
+        if state is not None:
+            state.save()

@@ -28,6 +28,8 @@ class SweepSpec:
     """Pushed values for the trials; sent once to each engine."""
     first_line: int = 1
     """The number of a text's first line in its cell."""
+    framework: str | None = None
+    """The framework whose own distribution the trials use."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ def strategy_for(sweep: SweepSpec, trial: TrialSpec) -> str:
     >>> strategy_for(SweepSpec("s", "/s", "loss"), TrialSpec(0, 1, (0, 1), {}, 7))
     'multi_worker'
     """
+    if sweep.framework is not None:
+        return sweep.training.strategy
     together = len(trial.ranks) > 1 and not STRATEGIES[sweep.training.strategy].for_trials
     return default_strategy(together=True) if together else sweep.training.strategy
 
@@ -94,7 +98,7 @@ def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
         training=replace(
             sweep.training,
             strategy=strategy_for(sweep, trial),
-            synchronous=len(trial.ranks) > 1,
+            synchronous=len(trial.ranks) > 1 and sweep.framework is None,
             seed=trial.seed,
             epochs=trial.epochs,
         ),
@@ -102,4 +106,5 @@ def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
         names=trial.parameters,
         pushed=sweep.pushed,
         first_line=sweep.first_line,
+        framework=sweep.framework,
     )

@@ -24,6 +24,7 @@ from nbdist.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from nbdist.frameworks.environment import FRAMEWORKS
 from nbdist.run.delivery import Given
 from nbdist.run.options import choose, select
 from nbdist.run.start import any_cluster, check_given, prepare
@@ -54,6 +55,7 @@ def start_sweep(
     per_trial: int = 1,
     strategy: str | None = None,
     collective: str = "auto",
+    framework: str | None = None,
     on: str | None = None,
     seed: int | None = None,
     name: str = "sweep",
@@ -78,6 +80,7 @@ def start_sweep(
     if strategy is not None:
         choose("--strategy", strategy, trial_strategies())
     choose("--collective", collective, KINDS)
+    check_framework(framework, strategy, collective)
     opened = open_sweep(  # before a cluster is brought up for it
         searched,
         metric=metric,
@@ -107,7 +110,8 @@ def start_sweep(
             "cluster": cluster.id,
             "ranks": ranks,
             "everyone": on is None,
-            "strategy": strategy or default_strategy(together=per_trial > 1),
+            "strategy": strategy or default_strategy(together=per_trial > 1 and framework is None),
+            "framework": framework,
             "settings": settings,
             "function": not isinstance(trial, str),
             "push": list(push or ()),
@@ -140,8 +144,22 @@ def sweep_spec(folder: Path, about: Mapping[str, Any], metric: str) -> SweepSpec
     """Return the part of a sweep's description that engines receive, from the file beside its log."""
     return SweepSpec(
         folder.name, str(folder), metric, training_spec(about["strategy"], about["settings"]),
-        first_line=int(about.get("first_line", 1)),
+        first_line=int(about.get("first_line", 1)), framework=about.get("framework"),
     )  # fmt: skip
+
+
+def check_framework(framework: str | None, strategy: str | None, collective: str) -> None:
+    """Raise `InvalidArgumentError` for an unknown framework, or for options of nbdist's models beside it."""
+    if framework is None:
+        return
+    choose("--framework", framework, tuple(FRAMEWORKS))
+    given = {"--strategy": strategy, "--collective": None if collective == "auto" else collective}
+    for flag, value in given.items():
+        if value is not None:
+            raise InvalidArgumentError(
+                f"{flag} {value} is for models of nbdist. With --framework {framework} a trial trains as "
+                f"{framework} does, by calls of its own: drop {flag}, or --framework"
+            )
 
 
 def check_trial(trial: object, first_line: int = 1) -> None:

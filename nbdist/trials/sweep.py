@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
+from nbdist.frameworks.torch_state import read_model
 from nbdist.metrics.table import table
 from nbdist.run.delivery import Delivery, Given, missing_name
 from nbdist.run.options import select
@@ -236,15 +237,18 @@ class Sweep:
     def checkpoint(self, number: int | None = None) -> Path:
         """Return the checkpoint of trial ``number`` (None: the best), for ``nb.nn.load``.
 
-        Raises FailedPreconditionError if there is none: its body calls no ``fit``, or it is on another
-        machine.
+        With ``framework="torch"`` it is a safetensors file with the weights as ``model.0.NAME``.
+
+        Raises FailedPreconditionError if there is none: its body calls no ``fit``, or makes no optimizer, or
+        it is on another machine.
         """
         trial = self._chosen(number)
         path = self._record.checkpoint(trial.number)
         if not path.exists():
+            lacks = "made no optimizer of torch" if self.spec.framework else "called no fit()"
             raise FailedPreconditionError(
-                f"trial {trial.number} has no checkpoint at {path}: its body called no fit(), or it has not "
-                "ended, or its folder is on another machine"
+                f"trial {trial.number} has no checkpoint at {path}: its body {lacks}, or it has not ended, "
+                "or its folder is on another machine"
             )
         return path
 
@@ -253,10 +257,14 @@ class Sweep:
         return self._record.checkpoint(number).exists()
 
     def model(self, number: int | None = None) -> Any:
-        """Return the trained model of trial ``number`` (None: the best); raises what `checkpoint` raises."""
+        """Return the trained model of trial ``number`` (None: the best); raises what `checkpoint` raises.
+
+        With ``framework="torch"`` these are the weights: arrays by their names in the ``state_dict``.
+        """
         from nbdist.nn import load
 
-        return load(self.checkpoint(number))
+        path = self.checkpoint(number)
+        return read_model(path) if self.spec.framework else load(path)
 
     def output(self, number: int) -> str:
         """Return what trial ``number`` has printed so far; of a long text the end."""

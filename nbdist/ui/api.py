@@ -366,6 +366,7 @@ def run_sweep(
     per_trial: int = 1,
     strategy: str | None = None,
     collective: str = "auto",
+    framework: str | None = None,
     on: str | None = None,
     seed: int | None = None,
     name: str | None = None,
@@ -391,6 +392,7 @@ def run_sweep(
     - ``sampler``: "random", "grid", or Optuna's "tpe" and "tpe-univariate" (`pip install nbdist[sweep]`)
     - ``pruner``: "none", "median" or "asha", applied whenever a trial reports the metric
     - ``per_trial``: engines per trial; several train under ``strategy`` "multi_worker" or "mirrored"
+    - ``framework``: "torch" or "jax", if the trials train with it; see docs/frameworks.md
     - ``seed``: determines the trials' parameters and each trial's own seed
     - ``live``: False shows no grid
     - ``push``: values of this process by name, which trials can use (see docs/workers.md); they and the
@@ -418,6 +420,7 @@ def run_sweep(
         per_trial=per_trial,
         strategy=strategy,
         collective=collective,
+        framework=framework,
         on=on,
         seed=seed,
         name=name or run_name(trial, sampler),
@@ -499,9 +502,10 @@ def rerun(sweep: Sweep, trial: Trial) -> Run:
     options = Options(
         seed=trial.seed,
         on=f"worker:{','.join(map(str, _workers(sweep, together)))}",
-        strategy=spec.training.strategy if trained else None,
+        strategy=spec.training.strategy if trained and spec.framework is None else None,
+        framework=spec.framework,
         name=f"{sweep.name}-{trial.number}",
-        collective=spec.training.collective if trained else "auto",
+        collective=spec.training.collective if trained and spec.framework is None else "auto",
     )
     run = start_run(
         sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=dict(trial.parameters),

@@ -273,6 +273,9 @@ SWEEP_FLAGS = grouped({
             f"strategy of such a trial (default {default_strategy(together=True)})",
         ),
         "--collective": Flag("collective", str, "|".join(KINDS), "kind of all-reduce of such a trial"),
+        "--framework": Flag(
+            "framework", str, "|".join(FRAMEWORKS), "trials train with it, on their own or its distribution"
+        ),
         "--on": Flag("on", str, "worker:0-2", "engines to use (default: all workers)"),
     },
     "The sweep": {

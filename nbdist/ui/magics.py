@@ -423,6 +423,7 @@ class SweepMagics(Magics):  # type: ignore[misc]  # IPython has no types
         %%sweep lr=log(1e-4, 1) --trials 50 --sampler tpe --pruner asha --metric val_loss --min
         %%sweep lr=[0.01, 0.1] --push x,y --metric accuracy                values of the notebook, for trials
         %%sweep hidden=[64, 256] --per-trial 2 --metric val_accuracy       two engines per trial
+        %%sweep lr=[0.01, 0.1] --framework torch --metric loss --min       the cell trains with PyTorch
 
         Flags:
         {flags}
