@@ -1,8 +1,8 @@
 """`Framework`: what a task does for one framework around a body, and `Place`: where the task is in the run.
 
 class Mine(Framework):
-    name, package = "mine", "mine"
-    def load(self, device): ...           # import it, return its version
+    name, package, least = "mine", "mine", "1.0"
+    def load(self, device): ...           # import it
     def serve(self, host): ...            # on the first rank: what all ranks connect to; its port
     def variables(self, place): ...       # environment variables of its own
     def abort(self): ...                  # from another thread: break the calls that wait for other ranks
@@ -70,13 +70,12 @@ class Framework(ABC):
     name: ClassVar[str]
     package: ClassVar[str]
     """The package that has to be installed."""
+    least: ClassVar[str]
+    """The oldest version that nbdist has been run with, as two numbers; the extra's version, too."""
 
     @abstractmethod
-    def load(self, device: str) -> str:
-        """Import the framework and return its version.
-
-        Raises MissingExtra if it is not installed, FailedPreconditionError if it cannot use ``device``.
-        """
+    def load(self, device: str) -> None:
+        """Import the framework. Raises FailedPreconditionError if it cannot use ``device``."""
 
     @abstractmethod
     def serve(self, host: str) -> int:

@@ -24,10 +24,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from nbdist.errors import AbortedError, FailedPreconditionError, UnavailableError
+from nbdist.errors import AbortedError, UnavailableError
 from nbdist.frameworks.base import Framework, Place
 from nbdist.frameworks.jax import Jax
 from nbdist.frameworks.torch.distributed import Torch
+from nbdist.frameworks.versions import check_versions, installed
 from nbdist.runtime.groups import World
 from nbdist.text import cut_middle
 from nbdist.train.context import Control
@@ -52,9 +53,9 @@ def framework_environment(
     At its end the environment variables are as before, and process groups that the body left open are
     destroyed. ``interruptible`` is entered around all but that.
 
-    Raises what `Framework.load` raises, FailedPreconditionError if versions differ, AbortedError if the run
-    was aborted, KeyboardInterrupt if it was stopped, and UnavailableError if another rank has left a call
-    that this one waits in.
+    Raises what `check_versions` and `Framework.load` raise, AbortedError if the run was aborted,
+    KeyboardInterrupt if it was stopped, and UnavailableError if another rank has left a call that this one
+    waits in.
     """
     framework, aborted, ended = FRAMEWORKS[name](), threading.Event(), False
     try:
@@ -155,16 +156,11 @@ def as_script() -> Iterator[None]:
 def _rendezvous(framework: Framework, world: World) -> dict[str, str]:
     """Agree with all ranks on a version and a port; return the variables for the body."""
     place, names = Place.of(world), [info.name for info in world.infos]
-    version = framework.load(world.infos[world.index].device)
+    versions = world.exchange("framework", installed(framework.package))
+    check_versions(framework.package, framework.least, names, versions)
+    framework.load(world.infos[world.index].device)
     host = world.infos[0].address.rpartition(":")[0].strip("[]")
-    mine = {"version": version, "port": framework.serve(host) if place.rank == 0 else 0}
-    every = world.exchange("framework", mine)
-    for other, one in zip(names, every, strict=True):
-        if one["version"] != every[0]["version"]:
-            raise FailedPreconditionError(
-                f"{other} has {framework.package} {one['version']}, and {names[0]} has "
-                f"{every[0]['version']}: install the same version on all hosts"
-            )
+    every = world.exchange("rendezvous", {"port": framework.serve(host) if place.rank == 0 else 0})
     port = int(every[0]["port"])
     return {**launcher_variables(place, host, port), **framework.variables(place, host, port)}
 

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from nbdist.errors import FailedPreconditionError, MissingExtra
+from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.base import Framework, Place, import_on_a_thread
 from nbdist.frameworks.connections import is_lost_connection, listeners, shut_down_accepted
 
@@ -33,6 +33,7 @@ class Jax(Framework):
     """jax.distributed around one body."""
 
     name = package = "jax"
+    least = "0.10"
     place: ClassVar[Place | None] = None
     """The place of this task in the run that is under way, if there is one."""
     address: ClassVar[str] = ""
@@ -44,10 +45,8 @@ class Jax(Framework):
         self._listened = set(listeners())
         self._port = 0
 
-    def load(self, device: str) -> str:
+    def load(self, device: str) -> None:
         """Import jax, with backends that no computation has opened; with CUDA if the task has a GPU."""
-        if "jax" not in sys.modules and importlib.util.find_spec("jax") is None:
-            raise MissingExtra("jax", "--framework jax, on the hosts of all workers")
         import_on_a_thread("jax.extend")
         import jax
         import jax.extend
@@ -70,7 +69,6 @@ class Jax(Framework):
             Jax._served.shutdown()
             Jax._served = None
         _cluster_environment()
-        return version
 
     def serve(self, host: str) -> int:
         """Return a free port; ``jax.distributed.initialize()`` starts the service there."""

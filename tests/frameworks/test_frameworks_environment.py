@@ -6,6 +6,8 @@ import ctypes
 import socket
 import sys
 import threading
+import tomllib
+import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -15,13 +17,15 @@ import pytest
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.frameworks.base import Place, import_on_a_thread
 from nbdist.frameworks.connections import listeners, shut_down_accepted
-from nbdist.frameworks.environment import framework_environment
-from nbdist.frameworks.torch import distributed as frameworks_torch
+from nbdist.frameworks.environment import FRAMEWORKS, framework_environment
 from nbdist.frameworks.torch.distributed import Torch
+from nbdist.frameworks.versions import check_versions
 from nbdist.run.options import Options
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import Control
+
+PROJECT = Path(__file__).parent.parent.parent / "pyproject.toml"
 
 
 def place(rank: int, hosts: str, devices: str = "CPU:0 " * 9) -> Place:
@@ -116,19 +120,55 @@ def test_an_interrupt_does_not_end_an_import(tmp_path: Path, monkeypatch: pytest
         import_on_a_thread("no_such_module")
 
 
-def test_torch_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(frameworks_torch.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r'pip install "nbdist\[torch\]" \(needed for --framework torch'):
-        Torch().load("CPU:0")
+@pytest.mark.parametrize(
+    ("here", "there", "message"),
+    [
+        ("2.13.0", "", 'pip install "nbdist[torch]" (needed for --framework torch, on all hosts; '
+            "torch is missing on b (w1, w2))"),
+        ("", "2.4", "missing on a (w0))"),
+        ("", "", "missing on a (w0) and b (w1, w2))"),
+        ("2.13.0", "2.4.1+cu121", "--framework torch needs torch 2.13 or newer, and b (w1, w2) has "
+            '2.4.1+cu121: pip install --upgrade "torch>=2.13"'),
+        ("2.14.0+cpu", "2.14.0", "the versions of torch differ: 2.14.0+cpu on a (w0), 2.14.0 on b (w1, w2). "
+            'Install the same one on all hosts, such as pip install "torch==2.14.0"'),
+    ],
+)  # fmt: skip
+def test_an_error_of_versions_names_each_host_that_has_to_change(here: str, there: str, message: str) -> None:
+    found = [{"version": here, "host": "a"}] + [{"version": there, "host": "b"}] * 2
+    with pytest.raises((MissingExtra, FailedPreconditionError)) as error:
+        check_versions("torch", "2.13", ["w0", "w1", "w2"], found)
+    assert str(error.value).endswith(message)
+
+
+def test_the_extras_ask_for_the_versions_that_cells_need() -> None:
+    extras = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    for name, framework in FRAMEWORKS.items():
+        assert f"{framework.package}>={framework.least}" in extras[name]
+
+
+def fake_torch(monkeypatch: pytest.MonkeyPatch, **contents: Any) -> None:
+    fake, distributed = ModuleType("torch"), ModuleType("torch.distributed")
+    fake.__dict__.update(distributed=distributed, **contents)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
 
 
 def test_torch_without_cuda_in_a_task_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, distributed = ModuleType("torch"), ModuleType("torch.distributed")
-    fake.__dict__.update(__version__="9.1+cpu", version=SimpleNamespace(cuda=None), distributed=distributed)
-    monkeypatch.setitem(sys.modules, "torch", fake)
-    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    fake_torch(monkeypatch, __version__="9.1+cpu", version=SimpleNamespace(cuda=None))
     with pytest.raises(FailedPreconditionError, match=r"torch 9.1\+cpu is a build without CUDA.*--gpus none"):
+        Torch().load("GPU:0")
+
+
+def test_torch_for_a_newer_driver_in_a_task_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_available() -> bool:
+        warnings.warn("The driver is too old (found 12020). (Triggered internally at x.cpp)", stacklevel=1)
+        return False
+
+    cuda = SimpleNamespace(is_available=is_available)
+    fake_torch(monkeypatch, __version__="9.1", version=SimpleNamespace(cuda="13.0"), cuda=cuda)
+    with pytest.raises(
+        FailedPreconditionError, match=r"this worker's GPU: The driver is too old \(found 12020\)\. Install"
+    ):
         Torch().load("GPU:0")
 
 
@@ -164,8 +204,8 @@ def test_accepted_connections_are_shut_down_except_those_of_older_sockets_and_of
 class Absent(Torch):
     """Torch as far as errors go, which loads nothing."""
 
-    def load(self, device: str) -> str:
-        return "1"
+    def load(self, device: str) -> None:
+        pass
 
     def serve(self, host: str) -> int:
         return 1

@@ -11,16 +11,16 @@ return, and a thread in ``all_reduce`` continues to wait, for up to 30 minutes (
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import sys
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from nbdist.errors import FailedPreconditionError, MissingExtra
+from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.base import Framework, Place, import_on_a_thread
 from nbdist.frameworks.connections import is_lost_connection, listeners, shut_down_accepted
 
@@ -31,6 +31,7 @@ class Torch(Framework):
     """torch.distributed around one body."""
 
     name = package = "torch"
+    least = "2.13"
 
     _served: ClassVar[Any] = None
     """The store of the last run: other ranks may use it for longer than this one, which may end first."""
@@ -39,10 +40,8 @@ class Torch(Framework):
         self._listened = set(listeners())
         self._port = 0
 
-    def load(self, device: str) -> str:
-        """Import torch; it must be a build with CUDA if the task has a GPU."""
-        if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
-            raise MissingExtra("torch", "--framework torch, on the hosts of all workers")
+    def load(self, device: str) -> None:
+        """Import torch; if the task has a GPU, it must be a build with CUDA that the driver can run."""
         import_on_a_thread("torch.distributed")
         import torch
         import torch.distributed
@@ -53,6 +52,11 @@ class Torch(Framework):
                 f"this worker has a GPU, and torch {version} is a build without CUDA: install one with CUDA "
                 "(https://pytorch.org/get-started), or start the cluster with --gpus none"
             )
+        if device != "CPU:0" and (reason := _why_without_cuda(torch)):
+            raise FailedPreconditionError(
+                f"torch {version} cannot use this worker's GPU: {reason}. Install a build for the driver "
+                "(nvidia-smi; https://pytorch.org/get-started), or start the cluster with --gpus none"
+            )
         if not torch.distributed.is_available():
             raise FailedPreconditionError(
                 f"torch {version} is a build without torch.distributed: install another one"
@@ -62,7 +66,6 @@ class Torch(Framework):
                 "a process group is open in this task, from a cell without --framework torch: end it there "
                 "with torch.distributed.destroy_process_group()"
             )
-        return version
 
     def serve(self, host: str) -> int:
         """Serve a store at the address ``host``, on a free port."""
@@ -116,6 +119,16 @@ class Torch(Framework):
     def is_consequence(self, error: BaseException) -> bool:
         """Return whether gloo, NCCL or the store has lost another process."""
         return is_lost_connection(error)
+
+
+def _why_without_cuda(torch: Any) -> str:
+    """Return why CUDA cannot be used, in torch's words; empty if it can."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return ""
+    said = " ".join(str(one.message) for one in caught).partition(" (Triggered internally")[0]
+    return said.rstrip(". ") or "torch.cuda.is_available() is False"
 
 
 def loopback_device() -> str:
