@@ -42,6 +42,16 @@ def need_torch(device: str) -> tuple[Any, str]:
     return torch, f"cuda:{device.partition(':')[2] or 0}"
 
 
+def need_jax() -> Any:
+    """Return JAX, computing in one thread of the CPU."""
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    try:
+        import jax
+    except ImportError:
+        raise not_measured("jax is not installed") from None
+    return jax
+
+
 def here(module: str, *arguments: object, timeout: float = 300) -> Callable[[], Outcome]:
     """Return the callable that runs ``bench/<module>.py`` with this interpreter: nbdist, and peers that it
     depends on itself (the same NumPy, the same ipyparallel)."""

@@ -158,6 +158,19 @@ BENCHMARKS: list[Benchmark | Survey] = [
         Bar("<=", 1.25),
         close(1e-3),
     ),
+    *(
+        Benchmark(
+            f"jax.{work}",
+            f"one device, {what}, batch 100: fit of a function of JAX",
+            "images/s",
+            "plain JAX, one jitted step with donated arguments",
+            here("nbdist_jax_step", "--work", work),
+            elsewhere("jax_step", "--work", work),
+            Bar(">=", 0.95),
+            close(2e-3) if work == "cnn" else EXACT,  # Adam turns rounding into steps
+        )
+        for work, what in (("cnn", "the CNN of p3, Adam amsgrad"), ("mlp", "the MLP of p4, SGD"))
+    ),
     Benchmark(
         "overhead.program",
         "200 small ops as one program: what a call costs above NumPy's own",

@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from nbdist.errors import AbortedError, UnavailableError
 from nbdist.frameworks.base import Framework, Place
-from nbdist.frameworks.jax import Jax
+from nbdist.frameworks.jax.distributed import Jax
 from nbdist.frameworks.torch.distributed import Torch
 from nbdist.frameworks.versions import check_versions, installed
 from nbdist.runtime.groups import World

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -299,6 +300,8 @@ def unpack(packed: dict[str, Any]) -> Any:
 def _plain(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise InvalidArgumentError("it is nested too deeply")
+    if (jax := sys.modules.get("jax")) is not None and isinstance(value, jax.Array):
+        value = _from_jax(value)
     if isinstance(value, np.generic):  # before the next: a float64 is a float too
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -315,6 +318,17 @@ def _plain(value: Any, depth: int) -> Any:
     raise InvalidArgumentError(
         f"a {type(value).__name__} cannot be fetched; return numbers, arrays or a model"
     )
+
+
+def _from_jax(value: Any) -> Any:
+    """Return an array of JAX as one of NumPy; raise if this process does not have all of it."""
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # it spans other processes, was donated, is traced, or holds keys
+        raise InvalidArgumentError(f"an array of JAX stays where it is: {error}") from None
+    if array.dtype.kind not in KINDS:  # bfloat16, for example
+        raise InvalidArgumentError(f"an array of {array.dtype} stays where it is: convert it to float32")
+    return array
 
 
 def _real(plain: Any) -> Any:

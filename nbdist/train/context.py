@@ -281,6 +281,8 @@ class Context:
     """Where the loops of one's own are; all contexts of a replica have the same."""
     ends_in_log: bool = False
     """Whether ``nb.log`` ends a body that was asked to stop, for there may be no step that would."""
+    framework: str | None = None
+    """The framework by whose own calls the body is distributed (``--framework``), if it is."""
     fitting: bool = False
     """Whether a ``fit`` is under way, which ends by itself when it is asked to stop."""
     rates_handled: int = 0

@@ -212,6 +212,7 @@ def body_environment(live: ActiveRun, framework: str | None = None) -> Iterator[
     context, output = live.context, live.output
     inner = interruptible()
     if framework is not None:
+        context.framework = framework
         context.ends_in_log = (
             True  # the body trains by calls of its own, between which nothing looks for a stop
         )

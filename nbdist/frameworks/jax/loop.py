@@ -1,0 +1,144 @@
+"""Loops of one's own over a function of JAX, under every strategy: `wrap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from nbdist.data.structure import leaves_of, rebuild, spec_of
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.frameworks.jax.step import LossFunction, spec_with_rows
+from nbdist.frameworks.jax.training import (
+    as_arrays,
+    batches_of,
+    flat,
+    loss_function,
+    optimizer_of,
+    parameters_of,
+)
+from nbdist.frameworks.loops import ReplicaLoop
+from nbdist.train.context import current, use_here
+from nbdist.train.custom.api import scoped
+
+
+def wrap(loss: Callable[..., Any], params: Any, *, optimizer: Any = "sgd") -> LoopOfSteps:
+    """Return a training whose loop is the caller's, under the strategy of the surrounding run.
+
+    - ``loss``, ``params`` and ``optimizer`` are those of `nb.frameworks.jax.fit`
+
+    Raises InvalidArgumentError for what cannot be trained, also with --checkpoint-every and --resume, and
+    FailedPreconditionError in a process that replaces a lost one.
+
+    For example::
+
+        with nb.frameworks.jax.wrap(loss, params, optimizer="adam") as training:
+            for epoch in range(5):
+                for batch in training.batches(dataset):     # this replica's share of each batch
+                    value, metrics = training.step(batch)
+        params = training.params
+    """
+    return LoopOfSteps(loss, params, optimizer)
+
+
+class LoopOfSteps:
+    """What `wrap` returns: `batches` and `step` inside a ``with``, and `params`."""
+
+    def __init__(self, loss: Callable[..., Any], params: Any, optimizer: Any) -> None:
+        self._context = scoped() or current()
+        self._parameters = parameters_of(params, self._context)
+        self._loss, self._optimizer = loss, optimizer
+        self._model: LossFunction | None = None
+        self._loop: ReplicaLoop | None = None
+        self._entered = False
+        self._spec: Any = None
+        self._shared: tuple[Any, int] | None = None
+
+    def __enter__(self) -> LoopOfSteps:
+        self._entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loop, self._loop, self._entered = self._loop, None, False
+        if loop is not None:
+            loop.__exit__(kind, error, trace)
+
+    @property
+    def params(self) -> Any:
+        """The newest parameters, in the form of those given; the trained ones after the ``with``."""
+        if self._loop is None:
+            return self._parameters.arrays()
+        import jax.numpy as jnp
+
+        return self._parameters.tree([jnp.array(value) for value in self._loop.fetch()])
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update, where this replica knows it."""
+        return None if self._loop is None else self._loop.replica.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        if self._loop is None:
+            raise FailedPreconditionError(
+                "the training begins with the first of batches(); set the rate then"
+            )
+        self._loop.replica.set_learning_rate(float(rate))
+
+    def batches(self, data: Any, batch_size: int | None = None) -> Iterator[Any]:
+        """Yield this replica's share of each batch of one pass through ``data``, which is that of `fit`.
+
+        The pass ends early, and all later ones are empty, if the run is asked to stop. Where a batch is
+        smaller than the number of replicas, some get one without examples: pass it to `step` as well.
+        """
+        dataset = batches_of(data, batch_size)
+        spec = spec_with_rows(dataset.element_spec)
+        loop = self._begun(spec)
+        with use_here(self._context):
+            for arrays, size in loop.batches(flat(dataset)):
+                batch = rebuild(spec, list(arrays))
+                self._shared = batch, size
+                yield batch
+
+    def step(self, batch: Any) -> tuple[float, dict[str, float]]:
+        """Make a step: return the loss and the metrics of a share, NaN for one without examples.
+
+        ``batch`` is what `batches` has yielded, or this replica's part of a batch from elsewhere, which then
+        counts as one of equal parts. Raises NanLossError for a loss or gradient that is NaN or infinite, and
+        AbortedError after the end of the training.
+        """
+        if self._shared is not None and self._shared[0] is batch:
+            arrays, size = leaves_of(batch), self._shared[1]
+        else:
+            batch = as_arrays(batch)
+            arrays = leaves_of(batch)
+            self._begun(spec_with_rows(spec_of(batch)))
+            size = len(arrays[0]) * self._context.strategy.num_replicas_in_sync
+        loop = self._begun(self._spec)
+        with use_here(self._context):
+            loss, *metrics = loop.step([np.asarray(array) for array in arrays], size)
+        assert self._model is not None
+        return loss, dict(zip(self._model.metric_names, metrics, strict=True))
+
+    def _begun(self, spec: Any) -> ReplicaLoop:
+        """Return the loop, which begins with the first batch: its form says which metrics there are."""
+        if not self._entered:
+            raise FailedPreconditionError(
+                "batches and step are for the inside of `with nb.frameworks.jax.wrap(...) as training:`"
+            )
+        if self._loop is None:
+            with use_here(self._context):
+                self._model = loss_function(self._loss, self._parameters, spec, self._context)
+                optimizer = optimizer_of(self._optimizer, self._model, self._parameters, self._context)
+                loop = ReplicaLoop(self._model, optimizer)
+                loop.__enter__()
+            self._loop, self._spec = loop, spec
+        elif spec != self._spec:
+            raise InvalidArgumentError(
+                f"batches of a training have one form, that of the first: {self._spec}, and this is {spec}"
+            )
+        return self._loop

@@ -1,0 +1,222 @@
+"""A loss function of JAX as what the training loop trains: `LossFunction`.
+
+Loss, metrics and gradients of a batch are one jitted function, compiled once for each size of a batch. It
+reads the strategy's parameters where they are (DLPack, no copy), and its gradients are copied once, to where
+the strategy sends them from. It has ended when its results are read, before anything changes the parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nbdist.data.structure import ElementSpec, leaves_of, rebuild
+from nbdist.errors import InvalidArgumentError
+from nbdist.frameworks.jax.tree import Parameters
+from nbdist.graph.backend import Array
+from nbdist.runtime.layout import ALIGNMENT
+from nbdist.train.strategy import Trainable
+
+WORDS = 6  # of 32 bits: the seed and the number of the first example have two each
+MASK = (1 << 32) - 1
+
+
+class LossFunction(Trainable):
+    """``loss(params, batch[, key])`` on the arrays of a pytree, for batches of a given structure.
+
+    - ``loss`` returns the mean over the examples, or that and a dict of metrics, which are means as well
+    - ``spec`` is the `ElementSpec` of each array of a batch, in tuples and dicts
+    - ``seed`` and ``training`` are what the keys follow from, beside the step and the example
+
+    Raises InvalidArgumentError if the loss is not one float, or a metric is not one number.
+    """
+
+    def __init__(
+        self, loss: Callable[..., Any], parameters: Parameters, spec: Any, seed: int, training: int
+    ) -> None:
+        self._loss, self._parameters, self._spec = loss, parameters, spec
+        self.variables = parameters.variables
+        self.seed, self.training = seed, training
+        self.draws = takes_key(loss)
+        self.metric_names = self._metric_names()
+        self._step = self._compiled(self._gradients)
+        self._measure = self._compiled(self._measures)
+        self.on_program: Callable[[Sequence[Array]], object] = lambda values: None
+        """Called with the parameters of the strategy before the first step with them."""
+
+    def training_program(
+        self,
+        shapes: tuple[tuple[int, ...], ...],
+        values: Sequence[Array],
+        ready: Callable[[int], object] | None = None,
+        tables: Sequence[int] = (),
+    ) -> Callable[..., tuple[Array, ...]]:
+        """Return ``program(*batch, scale, [key words,] *gradients) -> (loss, *metrics)``."""
+        parameters, count, step = [shared(value) for value in values], len(shapes), self._step
+        fed = count + 1 + self.draws
+        last_first = range(len(values) - 1, -1, -1)
+        self.on_program(values)
+
+        def program(*arrays: Array) -> tuple[Array, ...]:
+            results, found = step(parameters, arrays[:count], *arrays[count:fed])
+            gradients = arrays[fed:]
+            for number in last_first:
+                np.copyto(gradients[number], np.asarray(found[number]))
+                if ready is not None:
+                    ready(number)
+            return tuple(np.asarray(result) for result in results)
+
+        return program
+
+    def prepare(self, batch: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Return the batch; raise if its arrays have different numbers of examples."""
+        if any(len(array) != len(batch[0]) for array in batch):
+            raise InvalidArgumentError(
+                f"a batch has arrays of shapes {', '.join(str(array.shape) for array in batch)}: the first "
+                "axis of each counts the examples, of which each replica takes its share"
+            )
+        return batch
+
+    def evaluate(self, batches: Any, values: Sequence[Array]) -> dict[str, float]:
+        """Return loss and metrics as means over all examples of ``batches``, with these parameters."""
+        parameters, sums, count = [shared(value) for value in values], None, 0
+        for element in batches:
+            batch = self.prepare(tuple(np.asarray(leaf) for leaf in leaves_of(element)))
+            words = (self.draw(0, count),) if self.draws else ()
+            found = np.array(self._measure(parameters, batch, *words), np.float64) * len(batch[0])
+            sums, count = found if sums is None else sums + found, count + len(batch[0])
+        if sums is None:
+            raise InvalidArgumentError("the validation data have no batch")
+        return dict(zip(["loss", *self.metric_names], (sums / count).tolist(), strict=True))
+
+    def draw(self, step: int, first: int) -> Array:
+        """Return the words that the key of a step follows from."""
+        seed = self.seed
+        words = [seed & MASK, seed >> 32 & MASK, self.training, step, first & MASK, first >> 32]
+        return np.array(words, np.uint32)
+
+    def origin(self) -> list[int]:
+        """Return the seed, and the number of the training."""
+        return [self.seed, self.training]
+
+    def draw_from(self, origin: Sequence[int]) -> None:
+        """Draw as a training did that had this origin."""
+        self.seed, self.training = origin
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        import jax
+
+        return jax.jit(function)  # type: ignore[no-any-return]  # jax is Any to mypy here
+
+    def _gradients(self, leaves: Any, batch: Any, scale: Any, words: Any = None) -> Any:
+        """Return (loss, *metrics) and the gradients; both for this part of the whole batch."""
+        import jax
+        import jax.numpy as jnp
+
+        (value, metrics), found = jax.value_and_grad(self._of_leaves, has_aux=True)(leaves, batch, words)
+        part = len(batch[0]) * jnp.asarray(scale, value.dtype)
+        return (value * part, *metrics), [one * part.astype(one.dtype) for one in found]
+
+    def _measures(self, leaves: Any, batch: Any, words: Any = None) -> Any:
+        value, metrics = self._of_leaves(leaves, batch, words)
+        return (value, *metrics)
+
+    def _of_leaves(self, leaves: Any, batch: Any, words: Any) -> tuple[Any, list[Any]]:
+        value, metrics = self._call(leaves, batch, words)
+        return value, [metrics[name] for name in self.metric_names]
+
+    def _call(self, leaves: Any, batch: Any, words: Any) -> tuple[Any, Any]:
+        import jax
+
+        given = (self._parameters.tree(leaves), rebuild(self._spec, list(batch)))
+        found = self._loss(*given, *([] if words is None else [key_of(words)]))
+        value, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
+        return jax.numpy.asarray(value), metrics
+
+    def _metric_names(self) -> list[str]:
+        """Return the names of the metrics, of a call for a batch of two that computes nothing."""
+        import jax
+
+        dtype_of = jax.dtypes.canonicalize_dtype
+        batch = [
+            jax.ShapeDtypeStruct([2 if n is None else n for n in one.shape], dtype_of(one.dtype))
+            for one in leaves_of(self._spec)
+        ]
+        leaves = [jax.ShapeDtypeStruct(value.shape, value.dtype) for _, value in self.variables]
+        words = jax.ShapeDtypeStruct((WORDS,), np.uint32) if self.draws else None
+        value, metrics = jax.eval_shape(self._call, leaves, batch, words)
+        if value.shape or not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
+            raise InvalidArgumentError(
+                f"loss returned an array of {value.dtype} and shape {value.shape}, and the loss is one "
+                "float, the mean over the examples of the batch: jnp.mean(...). With metrics it returns "
+                "(loss, {name: value})"
+            )
+        if not isinstance(metrics, dict):
+            raise InvalidArgumentError(
+                f"loss returned metrics of type {type(metrics).__name__}; expected (loss, {{name: value}})"
+            )
+        for name, one in metrics.items():
+            if getattr(one, "shape", ()) != ():
+                raise InvalidArgumentError(
+                    f"metric {name!r} has shape {one.shape}, and a metric is one number, the mean over the "
+                    "examples of the batch: jnp.mean(...)"
+                )
+        return sorted(metrics)
+
+
+def takes_key(loss: Callable[..., Any]) -> bool:
+    """Return whether a loss has a third argument without a default, a key for random numbers.
+
+    >>> takes_key(lambda params, batch: 0.0), takes_key(lambda params, batch, key: 0.0)
+    (False, True)
+    """
+    try:
+        parameters = inspect.signature(loss).parameters.values()
+    except (TypeError, ValueError):  # a function without a signature
+        return False
+    needed = [
+        one
+        for one in parameters
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(needed) not in (2, 3) and not any(one.kind == one.VAR_POSITIONAL for one in parameters):
+        raise InvalidArgumentError(
+            f"loss takes (params, batch), or (params, batch, key) if it draws random numbers; this one takes "
+            f"({', '.join(one.name for one in needed)})"
+        )
+    return len(needed) == 3
+
+
+def key_of(words: Any) -> Any:
+    """Return the key of JAX that follows from the words of :meth:`LossFunction.draw`."""
+    import jax
+
+    key = jax.random.key(0)
+    for number in range(WORDS):
+        key = jax.random.fold_in(key, words[number])
+    return key
+
+
+def shared(array: Array) -> Any:
+    """Return an array of JAX in the memory of ``array``, or ``array`` itself where JAX needs a copy.
+
+    JAX takes its arrays to be constant: nothing may change ``array`` while a computation reads it.
+    """
+    import jax
+
+    if array.ctypes.data % ALIGNMENT or not array.flags.writeable or not array.size:
+        return array
+    return jax.dlpack.from_dlpack(array, copy=False)
+
+
+def spec_with_rows(spec: Any) -> Any:
+    """Return the spec of batches with any number of examples; raise if they have no axis for them."""
+    leaves = leaves_of(spec)
+    if not leaves or any(not one.shape for one in leaves):
+        raise InvalidArgumentError(
+            "the dataset gives single examples, and loss takes batches; call .batch(size) on it"
+        )
+    return rebuild(spec, [ElementSpec((None, *one.shape[1:]), one.dtype) for one in leaves])

@@ -1,0 +1,224 @@
+"""Train a function of JAX under the strategy of the run: `fit`.
+
+def loss(params, batch):
+    x, y = batch
+    return jnp.mean((x @ params["w"] + params["b"] - y) ** 2)
+
+params, history = nb.frameworks.jax.fit(loss, params, (x, y), optimizer="adam", epochs=5)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nbdist import optim
+from nbdist.data import Dataset
+from nbdist.data.foreign import to_numpy
+from nbdist.data.structure import leaves_of
+from nbdist.errors import InvalidArgumentError, MissingExtra
+from nbdist.frameworks.jax.optimizer import OptaxOptimizer
+from nbdist.frameworks.jax.step import LossFunction, spec_with_rows
+from nbdist.frameworks.jax.tree import Parameters
+from nbdist.graph.backend import Array
+from nbdist.numbers import is_whole
+from nbdist.optim import Optimizer
+from nbdist.train.callbacks import Callback, History
+from nbdist.train.context import Context, current, use_here
+from nbdist.train.custom.api import scoped
+from nbdist.train.loop import train
+
+FIT_BATCH = 32
+
+
+class Fitted(NamedTuple):
+    """What `fit` returns: the trained parameters, in the form of those given, and the History."""
+
+    params: Any
+    history: History
+
+
+def fit(
+    loss: Callable[..., Any],
+    params: Any,
+    data: Any,
+    *,
+    optimizer: Any = "sgd",
+    epochs: int = 1,
+    batch_size: int | None = None,
+    steps_per_epoch: int | None = None,
+    validation_data: Any = None,
+    callbacks: Sequence[Callback] = (),
+    nan: str = "stop",
+) -> Fitted:
+    """Train ``params`` to make ``loss`` small, under the strategy of the surrounding run.
+
+    In the notebook that is one device. Every replica computes ``loss`` and its gradients for its share of a
+    batch in one jitted function; all begin with the chief's parameters.
+
+    - ``loss``: a function ``loss(params, batch)`` of JAX that returns the mean over the examples of the
+      batch, one float; or that and a dict of metrics, each a mean as well. With a third argument it also gets
+      a key for random numbers, another one for each step and replica
+    - ``params``: a pytree: arrays in dicts, lists and tuples, or a module of equinox or flax. Arrays of
+      float32 and float64 are trained; other leaves of a module stay as they are
+    - ``data``: a Dataset of batches; arrays of examples (one, or a tuple or dict of them), which are
+      shuffled; or an iterable of batches, such as a list or a loader, which begins anew for each epoch. A
+      batch is that of all replicas together where they step together
+    - ``optimizer``: one of ``nb.optim``, its name, or a GradientTransformation of optax, under strategies
+      that keep the optimizer on the workers: not ps, nor central
+    - ``epochs``: how often to go through the data, 1 or more
+    - ``batch_size``: examples of a batch, for arrays; None for 32
+    - ``steps_per_epoch``: steps of an epoch, 1 or more; None for one pass through the data
+    - ``validation_data``: a Dataset of batches or arrays, measured after each epoch by the chief, or None
+    - ``callbacks``: a list of ``nb.train.Callback``; their ``model`` is a function that returns the newest
+      parameters
+    - ``nan``: for steps with a NaN or infinite loss or gradient: "stop" raises NanLossError, "skip" leaves
+      them out
+
+    Returns (params, history). Raises InvalidArgumentError for what cannot be trained, NanLossError, and what
+    ``loss`` raises. Each size of a batch is compiled once: ``batch(n, drop_remainder=True)`` has only one.
+
+    For example, a line through points::
+
+        def loss(params, batch):
+            x, y = batch
+            return jnp.mean((x * params["w"] - y) ** 2)
+
+        x = np.linspace(-1, 1, 64, dtype=np.float32)
+        params, history = nb.frameworks.jax.fit(loss, {"w": jnp.zeros(())}, (x, 3 * x), optimizer="adam")
+    """
+    context = scoped() or current()
+    parameters = parameters_of(params, context)
+    dataset = batches_of(data, batch_size)
+    for name, value in (("epochs", epochs), ("steps_per_epoch", steps_per_epoch)):
+        if value is not None and not is_whole(value, 1):
+            raise InvalidArgumentError(f"fit: {name} is a whole number above 0, got {value!r}")
+    if not isinstance(callbacks, (list, tuple)) or not all(isinstance(c, Callback) for c in callbacks):
+        raise InvalidArgumentError(f"fit: callbacks is a list of nb.train.Callback, got {callbacks!r}")
+    model = loss_function(loss, parameters, spec_with_rows(dataset.element_spec), context)
+    chosen = optimizer_of(optimizer, model, parameters, context)
+    validate: Callable[[Sequence[Array]], dict[str, float]] | None = None
+    if validation_data is not None:
+        held_out = batches_of(validation_data, None, shuffles=False)
+        validate = lambda values: model.evaluate(held_out, values)
+    for callback in callbacks:
+        callback.model = parameters.arrays
+    with use_here(context):
+        history = train(
+            model,
+            flat(dataset),
+            chosen,
+            epochs=int(epochs),
+            steps_per_epoch=None if steps_per_epoch is None else int(steps_per_epoch),
+            validate=validate,
+            callbacks=callbacks,
+            nan=nan,
+        )
+    return Fitted(parameters.arrays(), history)
+
+
+def parameters_of(params: Any, context: Context) -> Parameters:
+    """Return the parameters of a pytree, if a training of JAX can begin here.
+
+    Raises MissingExtra without JAX, and InvalidArgumentError for a run that has no strategy for it.
+    """
+    if "jax" not in sys.modules and importlib.util.find_spec("jax") is None:
+        raise MissingExtra("jax", "nb.frameworks.jax, on the hosts of all workers")
+    if context.framework is not None:
+        raise InvalidArgumentError(
+            f"this cell has --framework {context.framework}, in which {context.framework} distributes by "
+            "calls of its own, and nb.frameworks.jax trains under a strategy of nbdist: write --strategy "
+            "multi_worker, or another one, in place of --framework"
+        )
+    if context.precision != "float32":
+        raise InvalidArgumentError(
+            f"--precision {context.precision} is for models of nbdist: drop it, and compute in bfloat16 "
+            "inside loss"
+        )
+    return Parameters.of(params)
+
+
+def loss_function(
+    loss: Callable[..., Any], parameters: Parameters, spec: Any, context: Context
+) -> LossFunction:
+    """Return a loss as what the training loop trains, for batches of a ``spec``."""
+    if not callable(loss):
+        raise InvalidArgumentError(f"loss is a function of (params, batch), got {loss!r}")
+    seed = context.seed
+    seed = int(np.random.default_rng().integers(1 << 62)) if seed is None else int(seed)
+    return LossFunction(loss, parameters, spec, seed, context.trainings + 1)
+
+
+def optimizer_of(optimizer: Any, model: LossFunction, parameters: Parameters, context: Context) -> Optimizer:
+    """Return the optimizer of a training; raises InvalidArgumentError for one that cannot be used in it."""
+    if isinstance(optimizer, (str, Optimizer)):
+        return optim.get(optimizer)
+    found = OptaxOptimizer(optimizer, parameters)
+    strategy = context.strategy
+    if not strategy.keeps_slots:
+        raise InvalidArgumentError(
+            f"strategy {strategy.name} applies gradients on a server, which makes an optimizer from its name "
+            "and settings, and a GradientTransformation of optax is functions: give optimizer='adam' or "
+            "nb.optim.Adam(0.001), or take --strategy multi_worker or elastic"
+        )
+    if context.states is not None and found.kept_here:
+        raise InvalidArgumentError(
+            f"the state of this optimizer cannot be saved and continued: {', '.join(found.kept_here)} of it "
+            "belongs to no parameter. Drop --checkpoint-every and --resume, or take another optimizer"
+        )
+    model.on_program = found.bind
+    return found
+
+
+def batches_of(data: Any, batch_size: int | None, shuffles: bool = True) -> Dataset:
+    """Return what `fit` takes as data as a dataset of batches."""
+    import jax
+
+    if is_array(data) or (
+        isinstance(data, (tuple, dict)) and data and all(map(is_array, jax.tree.leaves(data)))
+    ):
+        rows = Dataset.from_arrays(jax.tree.map(np.asarray, data))
+        rows = rows.shuffle(max(len(rows), 1)) if shuffles else rows
+        return rows.batch(FIT_BATCH if batch_size is None else batch_size)
+    if batch_size is not None:
+        raise InvalidArgumentError("batch_size is for arrays: this data has batches of its own")
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, Iterator):
+        raise InvalidArgumentError(
+            f"data is a {type(data).__name__}, which can be read once: give nb.data.Dataset.from_generator("
+            "make_batches), with the function that makes it"
+        )
+    if not isinstance(data, Iterable):
+        raise InvalidArgumentError(
+            f"data is a {type(data).__name__}; expected a Dataset of batches, a tuple or dict of arrays, or "
+            "an iterable of batches"
+        )
+    return Dataset.from_generator(lambda: (as_arrays(batch) for batch in data))
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array of examples, of NumPy or JAX."""
+    import jax
+
+    return isinstance(value, (np.ndarray, jax.Array)) and value.ndim > 0
+
+
+def as_arrays(batch: Any) -> Any:
+    """Return a batch of any framework with arrays of NumPy; lists become tuples."""
+    import jax
+
+    return jax.tree.map(np.asarray, to_numpy(batch))
+
+
+def flat(dataset: Dataset) -> Dataset:
+    """Return the dataset with each batch as a tuple of arrays, in the order of `leaves_of`."""
+    spec = dataset.element_spec
+    parts = spec if isinstance(spec, tuple) else (spec,)
+    if any(isinstance(part, (tuple, dict)) for part in parts):
+        return dataset.map(lambda *batch: tuple(leaves_of(batch)))
+    return dataset
