@@ -351,8 +351,11 @@ def check_numbers(options: Options, workers: int, servers: int) -> None:
     """Raise if the options ask for more workers or parameter servers than there are."""
     if options.ps_replicas:
         require_standbys(servers)
+    given = options.settings()
     for spec in STRATEGIES.values():
-        spec.check(options.settings(), workers)
+        own = {one.name for one in spec.settings} - {COLLECTIVE.name}
+        if spec is options.spec or own & given.keys():
+            spec.check(given, workers)
     collective = COLLECTIVES.get(options.collective)
     if collective is not None and collective.single and workers > 1:
         raise InvalidArgumentError(

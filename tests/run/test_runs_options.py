@@ -129,6 +129,13 @@ def test_more_than_there_are(options: dict[str, Any], words: str) -> None:
         check_numbers(Options(**options), 3, 1)
 
 
+def test_a_strategy_that_was_not_chosen_limits_no_workers() -> None:
+    check_numbers(Options(), 3, 1)
+    check_numbers(Options(strategy="multi_worker"), 3, 0)
+    with pytest.raises(InvalidArgumentError, match="--strategy tpu trains in one process"):
+        check_numbers(Options(strategy="tpu"), 3, 0)
+
+
 def test_which_options_ask_for_training() -> None:
     assert not Options().wants_training
     plain = Options(seed=3, on="worker:0", fetch=("a",), live=("loss",), collective="ring")
