@@ -258,7 +258,15 @@ class Variable(Tensor):
     (<Variable 'w' (2, 3) float32>, <Tensor 'w/assign_add' (2, 3) float32>)
     """
 
-    __slots__ = ("_initializer", "_part", "aggregation", "initial_value", "synchronization", "trainable")
+    __slots__ = (
+        "_dimensions",
+        "_initializer",
+        "_part",
+        "aggregation",
+        "initial_value",
+        "synchronization",
+        "trainable",
+    )
 
     def __init__(
         self,
@@ -284,6 +292,22 @@ class Variable(Tensor):
         # Values of one replica are not trained: training changes all copies in the same way.
         self.trainable = trainable and self.synchronization is not VariableSynchronization.ON_READ
         self._initializer: Tensor | None = None
+
+    @property
+    def dimensions(self) -> tuple[str | None, ...]:
+        """The names of its dimensions, None for one without: what a mesh of devices may split it along.
+
+        They can be set, to as many names as there are dimensions.
+        """
+        return getattr(self, "_dimensions", (None,) * len(self.shape))
+
+    @dimensions.setter
+    def dimensions(self, names: Sequence[str | None]) -> None:
+        if len(names) != len(self.shape):
+            raise InvalidArgumentError(
+                f"variable {self.name!r} has {len(self.shape)} dimensions, got the names {names!r}"
+            )
+        self._dimensions = tuple(names)
 
     @property
     def part(self) -> ShardSlice | None:

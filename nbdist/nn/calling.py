@@ -177,6 +177,7 @@ def _variable(graph: Graph, name: str, like: Variable, value: np.ndarray[Any, An
     new = partial(Variable, value, trainable=like.trainable, name=name, **own)
     found = new() if graph.store is None else graph.store.get(name, value.shape, value.dtype, new)
     assert isinstance(found, Variable)
+    found.dimensions = like.dimensions
     return found
 
 

@@ -63,10 +63,15 @@ class Network:
             dtype = np.dtype(layers[0].input_dtype) if layers else FLOAT
             self.x = placeholder(dtype, (None, *shape), name="x")
             value: Tensor = self.x
+            last: str | None = None  # the name of the value's last dimension
             for number, layer in enumerate(layers):
+                before = value
                 with name_scope(type(layer).__name__.lower()), self._noted(number):
                     self.held.append(self._variables_of(layer, value.shape[1:], rng))
                     value = self._call(layer, value, self.held[-1])
+                made, last = last, _last_dimension(layer, before, value, last)
+                for v in self.held[-1].values():
+                    v.dimensions = _dimensions(v, (before.shape[-1], made), (value.shape[-1], last))
                 self.outputs.append(value.shape)
             self.predicted = self._output(value)
             self.draw = placeholder(INT, (4,), name="draw")
@@ -150,6 +155,25 @@ class Network:
         )
 
 
+def _last_dimension(layer: Layer, before: Tensor, after: Tensor, name: str | None) -> str | None:
+    """Return the name of the last dimension of a layer's output: its own, or that of what it leaves alone."""
+    if layer.dimension is not None:
+        return layer.dimension
+    mixes = "dimension" in layer.settings or len(before.shape) != len(after.shape)
+    return None if mixes or before.shape[-1] != after.shape[-1] else name
+
+
+def _dimensions(
+    variable: Variable, inputs: tuple[int | None, str | None], outputs: tuple[int | None, str | None]
+) -> list[str | None]:
+    """Return the names of a weight's dimensions: the last is of the outputs, the one before of the inputs."""
+    names: list[str | None] = [None] * len(variable.shape)
+    for at, (size, name) in ((-1, outputs), (-2, inputs)):
+        if len(names) >= -at and variable.shape[at] == size:
+            names[at] = name
+    return names
+
+
 @dataclass
 class ResidentStates:
     """A model's states on a GPU, while it is trained there."""
@@ -216,6 +240,11 @@ class Objective(Trainable):
         self.draws = _reaches(network.draw, [self._loss])
         self.to_check = math.inf
         """How many batches are still to be looked at closely: all of the first pass, for labels are data."""
+
+    @property
+    def dimensions(self) -> list[tuple[str | None, ...]]:
+        """The names of the dimensions of each weight."""
+        return [v.dimensions for v in self.network.trainable]
 
     @property
     def arrays(self) -> list[Array]:

@@ -317,6 +317,8 @@ class Strategy(ABC):
     """This replica's end of the group for values other than gradients, once it is formed."""
     _pieces: Array | None = None
     """How many examples of the last batch each replica has, where each reads its own data."""
+    compiles_steps = False
+    """Whether it compiles a step with its update as one function: see :meth:`compile_step`."""
     keeps_values = True
     """Whether the model ends with this replica's values; of several in one process only one's are kept."""
 
@@ -359,6 +361,10 @@ class Strategy(ABC):
                 "%%distribute --replication in-graph spreads them",
             ]
         return replica
+
+    def compile_step(self, step: WholeStep) -> Callable[..., tuple[Array, ...]]:
+        """Return the program of a step of a loop of one's own, if the strategy ``compiles_steps``."""
+        raise FailedPreconditionError(f"strategy {self.name} does not compile whole steps")
 
     def companions(self, context: Context, model: Trainable, optimizer: Optimizer) -> list[Context]:
         """Return the contexts of further replicas that this process trains at the same time."""
@@ -617,8 +623,15 @@ class Trainable(ABC):
     """Tasks that one replica is spread over, where replicas can be."""
     loss_scale: LossScale | None = None
     """The scale of the loss in mixed precision, for this replica; the program reads its array."""
+    in_graph = True
+    """Whether it has a step as tensors: see :meth:`parts`."""
     draws = False
     """Whether the program is also fed :meth:`draw`, because it has random numbers in it."""
+
+    @property
+    def dimensions(self) -> list[tuple[str | None, ...]]:
+        """The names of the dimensions of each variable; None for one without a name."""
+        return [(None,) * value.ndim for _, value in self.variables]
 
     @property
     def tables(self) -> tuple[int, ...]:

@@ -57,6 +57,11 @@ class MeshReplica(Replica):
         """Values, slots and states on the mesh."""
         self._upload()
 
+    @property
+    def numbers(self) -> tuple[Any, Any]:
+        """The learning rate and the number of the next update."""
+        return np.float64(self.optimizer.learning_rate), np.int64(self.global_step + 1)
+
     def take_over(self, state: Any) -> None:
         """Hold what a step has returned; what the host has is old from now on."""
         self.on_mesh, self._is_home = state, False

@@ -11,16 +11,17 @@ those of one device but for the order of sums.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbdist.distribute.spec import Setting, StrategyConfig, StrategySpec, whole_number
 from nbdist.distribute.tpu.mesh import DeviceMesh, checked_layout, checked_shape, described, local_devices
 from nbdist.distribute.tpu.replica import MeshReplica
+from nbdist.distribute.tpu.step import compiled_step
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.optim import Optimizer
-from nbdist.train.strategy import Replica, Strategy, Trainable
+from nbdist.optim import LossScaleOptimizer, Optimizer
+from nbdist.train.strategy import Parts, Replica, Strategy, Trainable, WholeStep
 
 
 class TPUStrategy(Strategy):
@@ -46,7 +47,7 @@ class TPUStrategy(Strategy):
     name = "tpu"
     alone = True
     continues = True
-    no_loops = "XLA compiles the steps of Model.fit; use that, or another strategy"
+    compiles_steps = True
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class TPUStrategy(Strategy):
         """Split dimensions of arrays along the mesh from the next training on; return the strategy.
 
         - ``rules``: by name of a dimension, the dimension of the mesh. ``batch`` is the first dimension of
-          what is fed
+          what is fed; layers name those of weights: ``Dense(512, "relu", dimension="hidden")``
 
         Raises InvalidArgumentError for a dimension that the mesh has not.
         """
@@ -94,15 +95,34 @@ class TPUStrategy(Strategy):
         return self._mesh
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
-        """Begin to train variables of a loop of one's own."""
+        """Begin to train variables, each of which every device has."""
         values = [value for _, value in variables]
-        return MeshReplica(values, [()] * len(values), optimizer, self.device_mesh, self._notes())
+        return self._replica(values, [()] * len(values), optimizer)
 
     def begin(self, model: Trainable, optimizer: Optimizer) -> Replica:
-        """Begin to train a model that is a graph."""
-        parts = model.parts()
-        none = [(None,) * value.ndim for value in parts.values]
-        return MeshReplica(parts.values, none, optimizer, self.device_mesh, self._notes(), parts)
+        """Begin to train a model, or the variables of a loop of one's own."""
+        if model.in_graph:
+            parts = model.parts()
+            return self._replica(parts.values, model.dimensions, optimizer, parts)
+        return self._replica([value for _, value in model.variables], model.dimensions, optimizer)
+
+    def compile_step(self, step: WholeStep) -> Callable[..., tuple[Array, ...]]:
+        """Return the program of a step of a loop of one's own."""
+        return compiled_step(step, self.device_mesh)
+
+    def _replica(
+        self,
+        values: Sequence[Array],
+        dimensions: Sequence[Sequence[str | None]],
+        optimizer: Optimizer,
+        parts: Parts | None = None,
+    ) -> MeshReplica:
+        if isinstance(optimizer, LossScaleOptimizer):
+            raise InvalidArgumentError(
+                "strategy tpu computes in float32 and scales no loss: give the optimizer without "
+                "LossScaleOptimizer"
+            )
+        return MeshReplica(values, dimensions, optimizer, self.device_mesh, self._notes(), parts)
 
     def _notes(self) -> list[str]:
         mesh = self.device_mesh

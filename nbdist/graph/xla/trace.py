@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, MissingExtra
-from nbdist.graph.backend import Array
 from nbdist.graph.compile.buffers import dummy
 from nbdist.graph.compile.partition import describe
 from nbdist.graph.compile.specs import Specs, value_order
@@ -159,8 +158,3 @@ def _check(
                 f"{describe(node)} has the shape {show(specs[node].shape)}, with a size that depends on "
                 "values; XLA compiles static shapes. Use np.where in place of a mask as an index, say"
             )
-
-
-def constant_of(array: Array) -> Any:
-    """Return an array of the host as JAX's, with its dtype."""
-    return jax_module().numpy.asarray(array, array.dtype)

@@ -51,6 +51,9 @@ class Layer(ABC):
     shards: int = 1
     """Tasks that the layer's own weights are split over, where the model is trained in-graph."""
 
+    dimension: str | None = None
+    """The name of the layer's last output dimension, by which a mesh of devices may split its weights."""
+
     def build(self, shape: Shape, rng: np.random.Generator | None) -> dict[str, Array]:
         """Return the initial weights by name: arrays, which become the model's.
 

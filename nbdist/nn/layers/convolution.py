@@ -33,6 +33,7 @@ class Conv2D(Layer):
     - ``dilation_rate``: the distance of the elements of a window, one whole number or (height, width)
     - ``groups``: into how many parts channels and filters are cut, each convolved separately; both must be
       multiples of it
+    - ``dimension``: the name of the filters' dimension, by which ``TPUStrategy.layout`` may split the weights
 
     Raises InvalidArgumentError for a value that is none of these.
 
@@ -42,7 +43,7 @@ class Conv2D(Layer):
 
     settings = (
         "filters", "kernel_size", "strides", "padding", "activation", "use_bias", "kernel_initializer",
-        "bias_initializer", "dilation_rate", "groups",
+        "bias_initializer", "dilation_rate", "groups", "dimension",
     )  # fmt: skip
 
     def __init__(
@@ -57,7 +58,9 @@ class Conv2D(Layer):
         bias_initializer: str = "zeros",
         dilation_rate: int | Pair = (1, 1),
         groups: int = 1,
+        dimension: str | None = None,
     ) -> None:
+        self.dimension = dimension
         self.dilation_rate = pair("dilation_rate", dilation_rate)
         self.groups = whole("Conv2D: groups", groups)
         self.filters, self.use_bias = whole("Conv2D: filters", filters), bool(use_bias)

@@ -31,12 +31,14 @@ class Dense(Layer):
       "columns" (each makes some of the units), "rows" (each takes some of the inputs, and the results are
       added up) or None. Rows after columns need no exchange in between (Shoeybi et al. 2019)
     - ``shards``: the number of shards, at least 2 with ``split``
+    - ``dimension``: the name of the units' dimension, by which ``TPUStrategy.layout`` may split the weights
 
     Raises InvalidArgumentError for a value that is none of these.
     """
 
     settings = (
         "units", "activation", "use_bias", "kernel_initializer", "bias_initializer", "split", "shards",
+        "dimension",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +50,9 @@ class Dense(Layer):
         bias_initializer: str = "zeros",
         split: str | None = None,
         shards: int = 1,
+        dimension: str | None = None,
     ) -> None:
+        self.dimension = dimension
         self.split, self.shards = checked_split(split, shards)
         self.units, self.use_bias = whole("Dense: units", units), bool(use_bias)
         self.activation = checked_activation(activation)
@@ -166,17 +170,25 @@ class Embedding(Layer):
     """A row of numbers for each whole number: (batch, ...) of integers -> (batch, ..., output_dim).
 
     The integers go from 0 to ``input_dim`` - 1. ``output_dim`` is 1 or more, and
-    ``embeddings_initializer`` a name from ``nb.nn.initializers``.
+    ``embeddings_initializer`` a name from ``nb.nn.initializers``. ``dimension`` names the output's last
+    dimension, by which ``TPUStrategy.layout`` may split the table.
 
     >>> Embedding(1000, 16)
     Embedding(input_dim=1000, output_dim=16)
     """
 
-    settings = ("input_dim", "output_dim", "embeddings_initializer")
+    settings = ("input_dim", "output_dim", "embeddings_initializer", "dimension")
     computes_in = "input"
     input_dtype: ClassVar[Any] = np.int64
 
-    def __init__(self, input_dim: int, output_dim: int, embeddings_initializer: str = "uniform") -> None:
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: str = "uniform",
+        dimension: str | None = None,
+    ) -> None:
+        self.dimension = dimension
         self.input_dim = whole("Embedding: input_dim", input_dim)
         self.output_dim = whole("Embedding: output_dim", output_dim)
         self.embeddings_initializer = embeddings_initializer

@@ -17,6 +17,7 @@ from nbdist.graph.tensor import Tensor, Variable
 from nbdist.train.custom.replicas import LocalReplica, Program, Ready, TracedStep, VariableGroup
 from nbdist.train.custom.trace import Gradient, Trace
 from nbdist.train.custom.variables import StrategyVariables
+from nbdist.train.strategy import Held, WholeStep
 
 Trained: TypeAlias = Sequence[tuple[VariableGroup, tuple[Gradient, ...]]]
 """What a step trains, with gradients in the order of the group's variables."""
@@ -53,6 +54,8 @@ def program_of(
     Each replica of a strategy wraps the program, one inside the other if there are several: it may need a
     call as soon as a gradient is complete.
     """
+    if variables.strategy.compiles_steps:
+        return variables.strategy.compile_step(_whole_step(variables, made, local, shapes, trained))
     values: dict[Variable, Array] = {}
     written: dict[Tensor, Callable[[], object]] = {}
 
@@ -83,21 +86,13 @@ def _program(
     values: dict[Variable, Array],
     written: dict[Tensor, Callable[[], object]],
 ) -> Program:
-    extra = [*(d.fed for d in made.draws.values()), *made.scales.values()]
-    extra += [] if made.replica is None else [made.replica]
-    feeds = [*made.feeds, *extra]
-    sizes: list[Shape] = [*shapes, *(t.shape for t in extra)]
+    feeds, sizes = _fed(made, shapes)
     # Gradients are requested from the last variable's on: that is the order in which they are computed.
     into = [g.whole for group, found in trained for g in _apart(group, local, found)[1]][::-1]
     tables = [g for group, found in trained for g in _apart(group, local, found)[0]]
     rows = [[g.whole] if g.rows is None else [g.rows.values, g.rows.indices] for g in tables]
     fetches = [*made.fetches, *made.watched, *made.effects, *(part for parts in rows for part in parts)]
-    order = None
-    if made.in_order:
-        numbers = {t: n for n, t in enumerate(variables.graph.tensors)}
-        order = sorted(
-            value_order([*fetches, *into], Specs.fed(feeds, sizes), frozenset(feeds)), key=numbers.__getitem__
-        )
+    order = _recorded_order(variables, made, [*fetches, *into], feeds, sizes)
     missing = [v for v in made.variables if v not in values]
     program = compile_program(
         fetches,
@@ -124,6 +119,60 @@ def _program(
         return tuple(found)
 
     return run
+
+
+def _fed(made: Trace, shapes: tuple[tuple[int, ...], ...]) -> tuple[list[Tensor], list[Shape]]:
+    """Return what is fed to a step, with its shapes: arguments, then what random numbers follow from."""
+    extra = [*(d.fed for d in made.draws.values()), *made.scales.values()]
+    extra += [] if made.replica is None else [made.replica]
+    return [*made.feeds, *extra], [*shapes, *(t.shape for t in extra)]
+
+
+def _recorded_order(
+    variables: StrategyVariables,
+    made: Trace,
+    wanted: Sequence[Tensor],
+    feeds: Sequence[Tensor],
+    shapes: Sequence[Shape],
+) -> list[Tensor] | None:
+    """Return the tensors of a step in the order in which they were recorded; None if any order will do."""
+    if not made.in_order:
+        return None
+    numbers = {t: n for n, t in enumerate(variables.graph.tensors)}
+    return sorted(value_order(wanted, Specs.fed(feeds, shapes), frozenset(feeds)), key=numbers.__getitem__)
+
+
+def _whole_step(
+    variables: StrategyVariables,
+    made: Trace,
+    local: LocalReplica,
+    shapes: tuple[tuple[int, ...], ...],
+    trained: Trained,
+) -> WholeStep:
+    """Return a step with its updates, for a strategy that compiles all of it."""
+    feeds, sizes = _fed(made, shapes)
+    held = [
+        Held(group.replicas[local.index], group.trained, [g.whole for g in gradients])
+        for group, gradients in trained
+    ]
+    updated = [group for group, _ in trained]
+    held += [
+        Held(group.replicas[local.index], group.trained)
+        for group in variables.groups
+        if group.replicas and group not in updated and group.reads(made.variables)
+    ]
+    inside = {v for one in held for v in one.variables}
+    fetches = [*made.fetches, *made.watched, *made.effects]
+    gradients = [g for one in held for g in one.gradients]
+    return WholeStep(
+        feeds,
+        sizes,
+        fetches,
+        checked=made.watched,
+        held=held,
+        others=variables.values(local, [v for v in made.variables if v not in inside]),
+        order=_recorded_order(variables, made, [*fetches, *gradients], feeds, sizes),
+    )
 
 
 def lookups_of(

@@ -268,6 +268,8 @@ Shapes = tuple[tuple[int, ...], ...]
 class NoVariables(Trainable):
     """A `Trainable` without variables."""
 
+    in_graph = False
+
     def __init__(self) -> None:
         self.variables: list[tuple[str, Array]] = []
         self.metric_names: list[str] = []
@@ -309,6 +311,11 @@ class VariableGroup(NoVariables):
     def tables(self) -> tuple[int, ...]:
         """Numbers of the variables that their first training step uses only through row lookups."""
         return self._tables
+
+    @property
+    def dimensions(self) -> list[tuple[str | None, ...]]:
+        """The names of the dimensions of each variable."""
+        return [v.dimensions for v in self.trained]
 
     def begin(self, variables: Sequence[tuple[str, Array]], tables: Sequence[int]) -> None:
         """Store the initial values of a training, and the numbers of its tables."""
