@@ -459,6 +459,23 @@ BENCHMARKS: list[Benchmark | Survey] = [
         here("nbdist_checkpoint", "--value", "save", "--ps", 3),
         None,
     ),
+    *(
+        Benchmark(
+            f"p20.{value}-{workers}",
+            f"sharded optimizer state (ZeRO-1): {what}, 8.4 million parameters, Adam, {workers} worker(s)",
+            unit,
+            "multi_worker",
+            here("nbdist_sharded", "--strategy", "sharded", "--workers", workers, "--value", value),
+            here("nbdist_sharded", "--strategy", "multi_worker", "--workers", workers, "--value", value),
+            Bar("<=", most),
+            TRAINED,
+        )
+        for value, what, unit, bars in (
+            ("memory", "memory of a training on a worker", "MB", {1: 1.05, 2: 0.8, 4: 0.7}),
+            ("step", "a step", "ms", {1: 1.05, 2: 1.1, 4: 1.1}),
+        )
+        for workers, most in bars.items()
+    ),
     *GPU_BENCHMARKS,
 ]
 

@@ -114,6 +114,8 @@ class ShardedReplica(AllReduceReplica):
 
     def _apply(self) -> None:
         super()._apply()
+        if self._group.size == 1:
+            return
         waited = self._group.waited
         for flat, own in zip(self._flats, self._owned(self._flats), strict=True):
             self._group.all_gather(own, out=self._by_rank(flat))
