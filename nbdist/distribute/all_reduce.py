@@ -368,6 +368,8 @@ class AllReduceReplica(GroupReplica):
         self._group.close()
 
     def _ready(self, number: int) -> None:
+        if self.withholds:  # others would have what `skip` takes back
+            return
         name = str(number)
         self._unmarked.discard(name)
         self._buckets.mark(name)

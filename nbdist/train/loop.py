@@ -167,6 +167,7 @@ def _train(
         return History((), context, model.metric_names)
     opened: EpochBatches | None = None
     try:
+        own.withholds = skip_nan
         if own.joined is None:
             resume.resume(own, history, epochs)
         else:

@@ -131,6 +131,8 @@ class Replica(ABC):
     """Whether its program is a session's step: arrays on the host go in, and devices of its graph compute."""
     tables: Sequence[int] = ()
     """Numbers of the variables used only through row lookups, with gradients in the form of rows."""
+    withholds = False
+    """Whether no gradient of a step is sent before ``push``, because this replica may leave its part out."""
 
     def want(self, ids: Sequence[Array]) -> None:
         """Request the rows of each table that the next step reads; call it before ``pull``."""

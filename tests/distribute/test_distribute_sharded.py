@@ -11,10 +11,9 @@ import pytest
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategy_contract import World, everywhere, fitted
+from strategy_contract import everywhere, fitted
 from test_distribute_resume import copies
-from test_distribute_strategies import context, sharded
-from thread_worlds import worlds
+from test_distribute_strategies import multi_worker, sharded
 
 from nbdist.data import Dataset
 from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy, Strategy
@@ -25,14 +24,6 @@ from nbdist.train.context import Context
 from nbdist.train.resume import read_state
 from nbdist.train.state_writer import state_files
 from nbdist.wire.collective.buckets import plan_buckets
-
-
-def mirrored(size: int) -> World:
-    found = []
-    for i, place in enumerate(worlds(size)):
-        strategy = MultiWorkerMirroredStrategy(world=place)
-        found.append((context(strategy, place, is_chief=i == 0), strategy))
-    return found
 
 
 @settings(max_examples=examples(50))
@@ -58,7 +49,7 @@ def test_padded_buckets_have_equal_aligned_parts(
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_every_optimizer_makes_the_steps_of_whole_copies(make: Callable[[], Optimizer]) -> None:
     body = lambda strategy, _: fitted(strategy, make(), 61, 20)[0]
-    expected = everywhere(mirrored(3), body)[0]
+    expected = everywhere(multi_worker(3), body)[0]
     for weights in everywhere(sharded(3), body):
         for ours, theirs in zip(weights, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
@@ -73,7 +64,7 @@ def test_each_replica_keeps_its_part_of_the_slots() -> None:
         replica.close()
         return everything
 
-    (whole,) = set(everywhere(mirrored(4), body))
+    (whole,) = set(everywhere(multi_worker(4), body))
     parts = everywhere(sharded(4), body)
     assert whole <= sum(parts) < whole + 2 * 4 * 4 * 64  # two slots, each part to the end of a cache line
     assert len(set(parts)) == 1
@@ -88,7 +79,7 @@ def test_a_model_may_have_fewer_elements_than_replicas() -> None:
         made.fit(Dataset.from_arrays(x, 3 * x).batch(2), epochs=2)
         return made.get_weights()[0]
 
-    expected = everywhere(mirrored(1), body)[0]
+    expected = everywhere(multi_worker(1), body)[0]
     for weights in everywhere(sharded(3), body):
         np.testing.assert_allclose(weights, expected, rtol=1e-5)
 

@@ -11,6 +11,7 @@ from parameter_town import Town
 from strategy_contract import SEED, StrategyContract, World, everywhere
 from thread_worlds import worlds
 
+from nbdist.distribute import all_reduce
 from nbdist.distribute.central import CentralStorageStrategy
 from nbdist.distribute.mirrored import MirroredStrategy
 from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
@@ -55,11 +56,15 @@ class TestMultiWorker(StrategyContract):
 
     @pytest.fixture(params=[2, 3])
     def world(self, request: pytest.FixtureRequest) -> World:
-        found = []
-        for i, place in enumerate(worlds(request.param)):
-            strategy = MultiWorkerMirroredStrategy(world=place)
-            found.append((context(strategy, place, is_chief=i == 0), strategy))
-        return found
+        return multi_worker(request.param)
+
+
+def multi_worker(size: int) -> list[tuple[Context, MultiWorkerMirroredStrategy]]:
+    found = []
+    for i, place in enumerate(worlds(size)):
+        strategy = MultiWorkerMirroredStrategy(world=place)
+        found.append((context(strategy, place, is_chief=i == 0), strategy))
+    return found
 
 
 class TestSharded(StrategyContract):
@@ -94,6 +99,32 @@ class TestSynchronousParameterServers(StrategyContract):
         for context_of_one, _ in found:
             end_loops(context_of_one, whole=False)
         town.close()
+
+
+def test_no_gradient_leaves_a_replica_that_may_skip_before_its_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where buckets are reduced during the backward pass, others would have had the NaN already."""
+    monkeypatch.setattr(all_reduce, "count_cores", lambda: 999)
+    marked: dict[int, list[list[str]]] = {0: [], 1: []}
+
+    def body(strategy: Any, here: Context) -> Any:
+        variables = [("v", np.zeros(1 << 18, np.float32)), ("w", np.zeros(3, np.float32))]
+        replica = strategy.replica(variables, SGD(1.0))
+        names, mark = list[str](), replica._buckets.mark
+        replica._buckets.mark = lambda name: (names.append(name), mark(name))
+        for withholds in (False, True):
+            replica.withholds = withholds
+            names.clear()
+            for number, gradient in reversed([*enumerate(replica.gradients())]):
+                gradient[...] = np.nan if withholds and not here.is_chief else 1
+                replica._ready(number)
+            marked[strategy.replica_index].append(list(names))
+            replica.skip() if withholds and not here.is_chief else replica.push()
+        found = [value.max() for value in replica.values]
+        replica.close()
+        return found
+
+    assert everywhere(multi_worker(2), body) == [[-3, -3], [-3, -3]]
+    assert marked == {0: [["1", "0"], []], 1: [["1", "0"], []]}
 
 
 def test_a_step_that_some_have_left_out_is_not_repeated_after_a_death() -> None:

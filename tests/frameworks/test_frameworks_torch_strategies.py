@@ -74,6 +74,7 @@ def plain(cluster: Cluster) -> dict[str, Any]:
         ({"strategy": "multi_worker"}, "sgd", 1),
         ({"strategy": "multi_worker", "collective": "ring"}, "adam", 1),
         ({"strategy": "mirrored"}, "sgd", 2),
+        ({"strategy": "sharded"}, "adam", 1),
         ({"strategy": "central"}, "sgd", 1),
         ({"strategy": "ps", "synchronous": True}, "adam", 1),
     ],

@@ -270,6 +270,8 @@ class Runner:
             scaling.follow(replicas)
             scaling.update()
         program = self._program(call, local, updating)
+        for replica in replicas:
+            replica.withholds = self._skip_nan
         into = [gradient for replica in replicas for gradient in replica.gradients()]
         restore = self.variables.remember(call.trace.assigned, local) if self._skip_nan and replicas else None
         feeds = [to_device(a, local.xp) for a in [*call.arrays, *self._extra(call, local)]]
