@@ -56,9 +56,16 @@ SAYS = {  # texts that the outputs must contain
         "row 30 has the label 11",
         "4 ranks; the same processes: True",
     ],
+    "12_one_model_on_a_mesh_of_devices.ipynb": [
+        "test accuracy 0.9",
+        "from one device: ",
+        "rounding only: True",
+        "both           {'all-reduce': 2",
+    ],
 }
-MARKS = {  # four workers import torch, which takes 20 s of CPU
+MARKS = {  # four workers import torch, which takes 20 s of CPU; XLA compiles for 10 s
     "11_your_pytorch_cell_on_four_workers.ipynb": [pytest.mark.frameworks, pytest.mark.timeout(300)],
+    "12_one_model_on_a_mesh_of_devices.ipynb": [pytest.mark.frameworks, pytest.mark.timeout(300)],
 }
 IN_A_BROWSER = "01_quickstart.ipynb"  # which test_browser_quickstart runs
 

@@ -6,13 +6,14 @@ Of 75 examples in batches of 24, the last 3 cannot be divided by eight: each dev
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, WorkerError
 from nbdist.run.backfill import printed
 from nbdist.run.options import Options
 from nbdist.run.run import Run
@@ -51,12 +52,16 @@ cases = {
     ),
     "embedding": (ids, [Embedding(30, 6), Flatten(), Dropout(0.3), Dense(4, "softmax")], SGD(0.1)),
 }
+damaged = flat.copy()
+damaged[30, 5] = np.nan  # the second batch is left out
+cases["nan"] = (damaged, [Dense(8, "relu"), BatchNorm(), Dense(4, "softmax")], Adam(0.01))
 weights, losses = {}, {}
 for name, (x, layers, optimizer) in cases.items():
     model = nb.nn.Sequential(layers, seed=1)
     model.compile(optimizer, "sparse_categorical_crossentropy", ["accuracy"])
     rows = 75 if name in ("mlp", "cnn") else 72
-    history = model.fit(nb.data.Dataset.from_arrays(x[:rows], labels[:rows]).shuffle(75).batch(24), epochs=2)
+    batches = nb.data.Dataset.from_arrays(x[:rows], labels[:rows]).batch(24)
+    history = model.fit(batches, epochs=2, nan="skip")
     weights[name], losses[name] = model.get_weights(), history.history["loss"]
 """
 )
@@ -262,6 +267,76 @@ def test_ops_have_the_values_of_numpy(cluster: Cluster) -> None:
     )
 
 
+MISTAKES = (
+    DATA
+    + """
+from nbdist.nn import *
+strategy, refused = nb.get_strategy(), []
+
+def fit(units, name):
+    model = Sequential([Dense(units, "relu", dimension=name), Dense(4, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(nb.data.Dataset.from_arrays(images.reshape(75, -1), labels).batch(24))
+
+for sizes, rules, units, name in (
+    ({"rows": 3}, {"batch": "rows"}, 8, "hidden"),
+    ({"cols": 8}, {"hidden": "cols"}, 10, "hidden"),
+    ({"cols": 8}, {"hiden": "cols"}, 8, "hidden"),
+):
+    strategy.mesh(**sizes).layout(**rules)
+    try:
+        fit(units, name)
+    except nb.errors.InvalidArgumentError as error:
+        refused.append(str(error))
+strategy.mesh(rows=8)
+fit(8, None)
+"""
+)
+
+
+def test_meshes_and_layouts_that_do_not_fit(cluster: Cluster) -> None:
+    places, size, name = on_eight_devices(cluster, MISTAKES).results["refused"]
+    assert "the mesh rows 3 has 3 places, and there are 8 devices" in places
+    assert "dimension 'hidden' of 'dense/kernel' has the size 10, and 'cols' of the mesh has 8" in size
+    assert "the model has no dimension 'hiden'; choose from batch, hidden; did you mean hidden?" in name
+
+
 def test_several_workers_are_refused(cluster: Cluster) -> None:
     with pytest.raises(InvalidArgumentError, match=r"the run has 3 workers: add --on worker:0"):
         start_run("1", Options(strategy="tpu"), cluster=cluster)
+
+
+RESUMED = (
+    DATA
+    + """
+from dataclasses import replace
+from pathlib import Path
+from nbdist.nn import *
+
+class Fail(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1 and Path(r"MARKER").exists():
+            raise ValueError("the second epoch failed")
+
+model = Sequential([Dense(8, "relu"), BatchNorm(), Dropout(0.3), Dense(4, "softmax")], seed=1)
+model.compile(nb.optim.Adam(0.01), "sparse_categorical_crossentropy")
+data = nb.data.Dataset.from_arrays(images.reshape(75, -1)[:72], labels[:72]).shuffle(72).batch(24)
+model.fit(data, epochs=3, callbacks=[Fail()])
+arrays = {"weights": model.get_weights()}
+"""
+)
+
+
+def test_a_run_continues_from_its_state(cluster: Cluster, tmp_path: Path) -> None:
+    marker = tmp_path / "fail"
+    body = RESUMED.replace("MARKER", str(marker))
+    expected = on_one_device(cluster, body)
+    marker.touch()
+    options = Options(strategy="tpu", host_devices=8, checkpoint_every=1, **ONE)
+    failed = start_run(body, options, cluster=cluster)
+    with pytest.raises(WorkerError, match="the second epoch failed"):
+        failed.wait()
+    marker.unlink()
+    again = start_run(body, replace(options, resume=failed.id), cluster=cluster).wait()
+    check_alike(again.results["arrays"], expected.results["arrays"])
+    assert again.tally.resumed_steps > 0

@@ -10,7 +10,7 @@ al. 2021).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -113,23 +113,53 @@ class DeviceMesh:
         grid = np.array(self.devices, object).reshape(tuple(self.shape.values()))
         self._mesh = jax.sharding.Mesh(grid, tuple(self.shape))
 
-    def placed(self, dimensions: Sequence[str | None], shape: Sequence[int] | None = None) -> Any:
-        """Return the sharding of an array whose dimensions have these names.
+    def placed(self, dimensions: Sequence[str | None]) -> Any:
+        """Return the sharding of an array whose dimensions have these names."""
+        sharding = jax_module().sharding
+        return sharding.NamedSharding(self._mesh, sharding.PartitionSpec(*along(dimensions, self.layout)))
 
-        A dimension that the mesh does not divide evenly (a last, smaller batch) is not split, if ``shape``
-        says so: each device then has all of it, and the values are the same.
-        """
-        jax, used, split = jax_module(), set[str](), list[str | None]()
-        for number, name in enumerate(dimensions):
-            along = self.layout.get(name) if name is not None else None
-            even = along is None or shape is None or shape[number] % self.shape[along] == 0
-            if along is None or along in used or not even:
-                split.append(None)
-            else:
-                used.add(along)
-                split.append(along)
-        return jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec(*split))
+    def weights(self, name: str, dimensions: Sequence[str | None], shape: Sequence[int]) -> Any:
+        """Return the sharding of a variable; InvalidArgumentError if it cannot be divided evenly."""
+        for dimension, size, split in zip(dimensions, shape, along(dimensions, self.layout), strict=True):
+            if split is not None and size % self.shape[split]:
+                raise InvalidArgumentError(
+                    f"layout: dimension {dimension!r} of {name!r} has the size {size}, and {split!r} of the "
+                    f"mesh has {self.shape[split]}, which does not divide it: choose sizes that fit, or "
+                    f"leave {dimension!r} out of the layout"
+                )
+        return self.placed(dimensions)
 
     def batch(self, array: Any) -> Any:
-        """Return the sharding of what is fed: examples are split, single numbers are not."""
-        return self.placed((BATCH,) if array.ndim else (), array.shape)
+        """Return the sharding of what is fed: examples are split, single numbers are not.
+
+        A number of examples that the mesh does not divide evenly (a last, smaller batch) is not split: each
+        device has all of them, and the values are the same.
+        """
+        split = self.layout.get(BATCH)
+        even = array.ndim and split is not None and array.shape[0] % self.shape[split] == 0
+        return self.placed((BATCH,) if even else ())
+
+    def check_names(self, names: Collection[str | None]) -> None:
+        """Raise InvalidArgumentError if a rule of the layout is for a dimension that no weight has."""
+        known = sorted({BATCH, *(name for name in names if name is not None)})
+        for name in self.layout:
+            if name not in known:
+                raise InvalidArgumentError(
+                    f"layout: the model has no dimension {name!r}; {choices(name, known)} "
+                    f"(a layer names its own with dimension={name!r})"
+                )
+
+
+def along(dimensions: Sequence[str | None], layout: Mapping[str, str]) -> list[str | None]:
+    """Return the dimension of a mesh that each dimension of an array is split along, each one once.
+
+    >>> along(("inputs", "hidden"), {"batch": "rows", "hidden": "cols"})
+    [None, 'cols']
+    >>> along(("hidden", "hidden"), {"hidden": "cols"})
+    ['cols', None]
+    """
+    found: list[str | None] = []
+    for name in dimensions:
+        split = None if name is None else layout.get(name)
+        found.append(None if split in found else split)
+    return found

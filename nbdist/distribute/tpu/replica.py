@@ -29,7 +29,7 @@ class MeshReplica(Replica):
 
     def __init__(
         self,
-        values: Sequence[Array],
+        variables: Sequence[tuple[str, Array]],
         dimensions: Sequence[Sequence[str | None]],
         optimizer: Optimizer,
         mesh: DeviceMesh,
@@ -38,13 +38,16 @@ class MeshReplica(Replica):
     ) -> None:
         optimizer.to_config()  # raises for a learning rate that only a graph computes
         self.optimizer, self.notes, self._mesh, self._parts = optimizer, notes, mesh, parts
-        self.values = [np.array(value) for value in values]
+        self.values = [np.array(value) for _, value in variables]
         self.states: dict[Variable, Array] = {} if parts is None else parts.states
         """The arrays on the host of what a step changes beside parameters, such as moving averages."""
         self._slots = [optimizer.new_slots(value) for value in self.values]
         self._flag = np.zeros(1)
         whole = mesh.placed(())
-        places = [mesh.placed(d, value.shape) for d, value in zip(dimensions, self.values, strict=True)]
+        places = [
+            mesh.weights(name, names, value.shape)
+            for (name, value), names in zip(variables, dimensions, strict=True)
+        ]
         self.placement = {
             "values": places,
             "slots": [

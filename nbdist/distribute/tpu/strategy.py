@@ -96,15 +96,15 @@ class TPUStrategy(Strategy):
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
         """Begin to train variables, each of which every device has."""
-        values = [value for _, value in variables]
-        return self._replica(values, [()] * len(values), optimizer)
+        return self._replica(variables, [(None,) * value.ndim for _, value in variables], optimizer)
 
     def begin(self, model: Trainable, optimizer: Optimizer) -> Replica:
         """Begin to train a model, or the variables of a loop of one's own."""
+        parts = None
         if model.in_graph:
             parts = model.parts()
-            return self._replica(parts.values, model.dimensions, optimizer, parts)
-        return self._replica([value for _, value in model.variables], model.dimensions, optimizer)
+            self.device_mesh.check_names({name for names in model.dimensions for name in names})
+        return self._replica(model.variables, model.dimensions, optimizer, parts)
 
     def compile_step(self, step: WholeStep) -> Callable[..., tuple[Array, ...]]:
         """Return the program of a step of a loop of one's own."""
@@ -112,7 +112,7 @@ class TPUStrategy(Strategy):
 
     def _replica(
         self,
-        values: Sequence[Array],
+        variables: Sequence[tuple[str, Array]],
         dimensions: Sequence[Sequence[str | None]],
         optimizer: Optimizer,
         parts: Parts | None = None,
@@ -122,7 +122,7 @@ class TPUStrategy(Strategy):
                 "strategy tpu computes in float32 and scales no loss: give the optimizer without "
                 "LossScaleOptimizer"
             )
-        return MeshReplica(values, dimensions, optimizer, self.device_mesh, self._notes(), parts)
+        return MeshReplica(variables, dimensions, optimizer, self.device_mesh, self._notes(), parts)
 
     def _notes(self) -> list[str]:
         mesh = self.device_mesh
