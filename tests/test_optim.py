@@ -47,6 +47,17 @@ def adam(p: Array, gradients: list[Array], rate: float, b1: float, b2: float, ep
     return p
 
 
+def corrected_adam(p: Array, gradients: list[Array], rate: float, eps: float, ams: bool) -> Array:
+    """Algorithm 1 of the same paper, with epsilon beside the corrected root, as in PyTorch."""
+    m, v, top = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p)
+    for t, g in enumerate(gradients, 1):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        top = np.maximum(top, v)
+        root = np.sqrt((top if ams else v) / (1 - 0.999**t))
+        p = p - rate * m / (1 - 0.9**t) / (root + eps)
+    return p
+
+
 def adamw(p: Array, gradients: list[Array], rate: float, decay: float) -> Array:
     """Keras' form: the parameters shrink first, by the rate times the decay."""
     m, v = np.zeros_like(p), np.zeros_like(p)
@@ -81,6 +92,14 @@ CASES: list[tuple[Optimizer, Callable[[Array, list[Array]], Array]]] = [
     (Adam(0.01), lambda p, gs: adam(p, gs, 0.01, 0.9, 0.999, 1e-7, False)),
     (Adam(0.3, 0.5, 0.7, 1e-2), lambda p, gs: adam(p, gs, 0.3, 0.5, 0.7, 1e-2, False)),
     (Adam(0.01, amsgrad=True), lambda p, gs: adam(p, gs, 0.01, 0.9, 0.999, 1e-7, True)),
+    (
+        Adam(0.01, epsilon=0.1, bias_corrected_epsilon=True),
+        lambda p, gs: corrected_adam(p, gs, 0.01, 0.1, False),
+    ),
+    (
+        Adam(0.01, epsilon=0.1, amsgrad=True, bias_corrected_epsilon=True),
+        lambda p, gs: corrected_adam(p, gs, 0.01, 0.1, True),
+    ),
     (AdamW(0.01, weight_decay=0.1), lambda p, gs: adamw(p, gs, 0.01, 0.1)),
     (RMSprop(0.01, epsilon=1e-2), lambda p, gs: rmsprop(p, gs, 0.01, 0.9, 0.0, False)),
     (RMSprop(0.01, 0.8, 0.5, 1e-2), lambda p, gs: rmsprop(p, gs, 0.01, 0.8, 0.5, False)),

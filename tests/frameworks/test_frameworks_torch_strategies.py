@@ -121,7 +121,9 @@ left = model[1].weight.grad, x.device.type, model.training
     run = start_run(body, Options(**options), cluster=cluster).wait()
     losses = run.history["loss"]
     assert len(losses) == 20 or "backups" in options  # with backups it has no part in some steps
-    assert losses[-1] < losses[0] / 3
+    assert (
+        losses[-1] < 1.0
+    )  # the labels' variance is 1.2; a late replica begins with what others have trained
     assert run.results["left"] == (None, "cpu", True)
     assert isinstance(run.model, StateDict)
     assert run.model["1.weight"].shape == (1, 4)

@@ -16,7 +16,7 @@ own gradient, so nothing is sent before ``step``: the all-reduce of `fit` overla
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +54,9 @@ def wrap(
 
     Runs on the workers, or in any process on one device. Each pass over the batches is an epoch; it yields
     this replica's share of each batch, as tensors. All replicas make the same passes and call
-    ``optimizer.step`` at the same batches. *Stop* ends the passes. Schedulers of torch change the rate of
-    the strategy's updates; it is the one of all param_groups.
+    ``optimizer.step`` at the same batches. *Stop* ends the pass, and the ``with`` where the next
+    one begins, without an error. Schedulers of torch change the rate of the strategy's updates, which is the
+    one of all param_groups.
 
     - ``model``: an nn.Module, made alike on every worker; at the end it has the trained weights
     - ``optimizer``: SGD, Adam or AdamW of torch.optim, of the model's parameters; its state is not used
@@ -93,7 +94,8 @@ def wrap(
         count_training(model)
         context.fitting = True  # it ends by itself when it is asked to stop
         try:
-            yield batches
+            with suppress(LoopStopped):
+                yield batches
             batches.finish()
         except BaseException as error:
             batches.fail(error)
@@ -105,6 +107,10 @@ def wrap(
             else:
                 optimizer.step = before
             batches.close()
+
+
+class LoopStopped(BaseException):
+    """The loop was stopped, and began another pass: the ``with`` of `wrap` ends."""
 
 
 class Batches:
@@ -135,7 +141,7 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         replica, control = self._replica, self._context.control
         if self._over:  # all that step together have agreed on it
-            return
+            raise LoopStopped
         ended = False
         for arrays, size in self._context.strategy.batches(self._dataset):
             try:

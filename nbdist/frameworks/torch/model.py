@@ -83,7 +83,7 @@ class TorchModel(FrameworkModel):
         self._arrays: list[Array | None] = [None] * len(named)
         self._places: list[Any] = [None] * len(named)
         """The gradients' places in the strategy's buffers, as tensors."""
-        self._factor, self._weight = 1.0, 1.0
+        self._multiply, self._factor, self._weight = torch.mul, 1.0, 1.0
         self._ready: Callable[[int], object] | None = None
         """What is called with a gradient's number; None while gradients only accumulate."""
         self._waiting: set[int] = set()
@@ -126,7 +126,7 @@ class TorchModel(FrameworkModel):
         self._weight = 1.0 if self._sums else weight
         self._factor = self._weight / loss_scale
         self._waiting = set(range(len(self._parameters)))
-        loss: Any = 0.0
+        loss = 0.0
         metrics: list[Any] = [0.0] * len(self.metric_names)
         parts = self._parts(batch)
         for number, (part, fraction) in enumerate(parts):
@@ -137,7 +137,7 @@ class TorchModel(FrameworkModel):
             if fraction != 1.0 and not self._sums:
                 own = own * fraction
             (own if loss_scale == 1.0 else own * loss_scale).backward()
-            loss = loss + own.detach()
+            loss += own.item()
             metrics = [total + fraction * float(one) for total, one in zip(metrics, measured, strict=True)]
         if self._clip_norm is not None:
             self._clip(self._clip_norm * loss_scale)
@@ -145,7 +145,7 @@ class TorchModel(FrameworkModel):
         for number in sorted(self._waiting, reverse=True):
             self._hand_over(number, self._parameters[number])
         self._ready = None
-        return float(loss), *metrics
+        return loss, *metrics
 
     def evaluate(
         self, values: Sequence[Array], dataset: Dataset, opened: Callable[[tuple[Array, ...]], Any]
@@ -211,18 +211,15 @@ class TorchModel(FrameworkModel):
 
     def _hand_over(self, number: int, parameter: Any) -> None:
         """Write a parameter's gradient to its place: zeros if the loss does not depend on it."""
-        import torch
-
         place, gradient, decay = self._places[number], parameter.grad, self._decay[number]
-        with torch.no_grad():
-            if gradient is None:
-                place.zero_()
-            else:
-                if gradient.layout != torch.strided:
-                    gradient = gradient.to_dense()
-                torch.mul(gradient, self._factor, out=place)
-                if decay:
-                    place.add_(parameter.data, alpha=decay * self._weight)
+        if gradient is None:
+            place.zero_()
+        else:
+            if gradient.is_sparse:
+                gradient = gradient.to_dense()
+            self._multiply(gradient, self._factor, out=place)
+            if decay:
+                place.add_(parameter.data, alpha=decay * self._weight)
         parameter.grad = None
         assert self._ready is not None
         self._ready(number)

@@ -1,0 +1,91 @@
+"""`FrameworkModel` with a framework made of NumPy: what the training loop asks of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbdist.data import Dataset
+from nbdist.distribute import MirroredStrategy
+from nbdist.errors import InvalidArgumentError, NanLossError
+from nbdist.frameworks.trainable import FrameworkModel
+from nbdist.optim import SGD
+from nbdist.train.context import Context, use
+from nbdist.train.loop import train
+
+X = np.arange(20, dtype=np.float32).reshape(10, 2) % 7
+Y = X @ np.array([1.0, -2.0], np.float32)
+
+
+class Linear(FrameworkModel):
+    """A linear model with a squared error, which counts its steps in a state."""
+
+    def __init__(self) -> None:
+        super().__init__([("w", np.zeros(2, np.float32))], ["error"], [("steps", np.zeros((), np.int64))])
+        self.weights: list[float] = []
+        self.nan_at = -1
+
+    def bind(self, values: Sequence[Any]) -> None:
+        (self.w,) = values
+
+    def compute(
+        self,
+        batch: Any,
+        gradients: Sequence[Any],
+        weight: float,
+        loss_scale: float,
+        ready: Callable[[int], object],
+    ) -> Sequence[Any]:
+        x, y = batch
+        steps = self.states[0][1]
+        steps += 1
+        self.weights.append(weight)
+        residual = x @ self.w - y
+        gradients[0][...] = weight * 2 * (x.T @ residual) / len(x)
+        if steps == self.nan_at:
+            gradients[0][0] = np.nan
+        ready(0)
+        return float((residual**2).mean()), np.abs(residual).mean()
+
+
+def fit(model: Linear, data: Dataset, nan: str = "stop", context: Context | None = None) -> Any:
+    with use(context or Context(quiet=True)):
+        return train(model, data, SGD(0.01), epochs=2, nan=nan)
+
+
+def test_a_framework_trains_through_the_loop_in_its_own_arrays() -> None:
+    model, expected = Linear(), np.zeros(2, np.float32)
+    own = model.variables[0][1]
+    history = fit(model, Dataset.from_arrays(X, Y).batch(4))
+    for _ in range(2):
+        for at in (0, 4, 8):
+            x, y = X[at : at + 4], Y[at : at + 4]
+            expected = expected - 0.01 * 2 * x.T @ (x @ expected - y) / len(x)
+    np.testing.assert_allclose(own, expected, rtol=1e-5)
+    assert model.weights == [1.0] * 6
+    assert model.all_arrays([own])[1] == 6
+    assert history["error"][1] < history["error"][0]
+    assert history["loss"][1] < history["loss"][0]
+
+
+def test_a_gradient_that_is_no_number_is_never_applied() -> None:
+    model = Linear()
+    model.nan_at = 2
+    with pytest.raises(NanLossError, match="a gradient is NaN at step 2"):
+        fit(model, Dataset.from_arrays(X, Y).batch(5))
+    model = Linear()
+    model.nan_at = 2
+    fit(model, Dataset.from_arrays(X, Y).batch(5), nan="skip")
+    assert np.isfinite(model.variables[0][1]).all()
+    assert model.states[0][1] == 1  # a step that is left out gives states their values back, each time
+
+
+def test_what_no_strategy_can_train_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="one with an array of <U1: encode it"):
+        fit(Linear(), Dataset.from_arrays(X, np.array(["a"] * 10)).batch(5))
+    towers = Context(strategy=MirroredStrategy(["CPU:0", "CPU:0"]), quiet=True)
+    with pytest.raises(InvalidArgumentError, match=r"one replica in each process.*without devices="):
+        fit(Linear(), Dataset.from_arrays(X, Y).batch(4), context=towers)
