@@ -320,6 +320,15 @@ BENCHMARKS: list[Benchmark | Survey] = [
         )
     ),
     Benchmark(
+        "p15.cell",
+        "a cell on 4 engines that does nothing, with --framework torch --no-live",
+        "ms",
+        "a cell of ours without --framework",
+        here("cell", "--with", "distribute", "--flags=--no-live --framework torch"),
+        here("cell", "--with", "distribute", "--flags=--no-live"),
+        Bar("<=", 5, "difference"),
+    ),
+    Benchmark(
         "p9.print",
         "a cell on 4 engines that prints a line, with the live view, until the kernel is idle",
         "ms",

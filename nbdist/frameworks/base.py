@@ -3,7 +3,7 @@
 class Mine(Framework):
     name, package, least = "mine", "mine", "1.0"
     def load(self, device): ...           # import it
-    def serve(self, host): ...            # on the first rank: what all ranks connect to; its port
+    def serve(self, host): ...            # on the first rank, before: the port that all ranks connect to
     def variables(self, place): ...       # environment variables of its own
     def abort(self): ...                  # from another thread: break the calls that wait for other ranks
     def close(self, ended): ...           # after the body: leave nothing of the run in the process
@@ -79,7 +79,10 @@ class Framework(ABC):
 
     @abstractmethod
     def serve(self, host: str) -> int:
-        """Return a port of this host for a rendezvous at the address ``host``; called on the first rank."""
+        """Return a port of this host for a rendezvous at the address ``host``.
+
+        Called on the first rank, before `load`, so that one exchange tells all ranks versions and port.
+        """
 
     @abstractmethod
     def variables(self, place: Place, host: str, port: int) -> Mapping[str, str]:

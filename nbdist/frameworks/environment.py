@@ -154,13 +154,13 @@ def as_script() -> Iterator[None]:
 
 
 def _rendezvous(framework: Framework, world: World) -> dict[str, str]:
-    """Agree with all ranks on a version and a port; return the variables for the body."""
+    """Agree with all ranks on a version and a port, in one exchange; return the variables for the body."""
     place, names = Place.of(world), [info.name for info in world.infos]
-    versions = world.exchange("framework", installed(framework.package))
-    check_versions(framework.package, framework.least, names, versions)
-    framework.load(world.infos[world.index].device)
     host = world.infos[0].address.rpartition(":")[0].strip("[]")
-    every = world.exchange("rendezvous", {"port": framework.serve(host) if place.rank == 0 else 0})
+    port = framework.serve(host) if place.rank == 0 else 0
+    every = world.exchange("framework", {**installed(framework.package), "port": port})
+    check_versions(framework.package, framework.least, names, every)
+    framework.load(world.infos[world.index].device)
     port = int(every[0]["port"])
     return {**launcher_variables(place, host, port), **framework.variables(place, host, port)}
 

@@ -102,8 +102,79 @@ def _accelerate(module: ModuleType, patches: Patches) -> None:
     patches.replace(module.Accelerator, "log", make)
 
 
+def _transformers(module: ModuleType, patches: Patches) -> None:
+    """Add a callback to every Trainer of transformers, and leave its progress bar out."""
+    base: Any = module.TrainerCallback
+
+    class Reporter(base):  # type: ignore[misc]  # transformers is Any here
+        """Reports what the Trainer logs."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            progress = current().progress
+            progress.total, progress.epochs = state.max_steps, -(-state.num_train_epochs // 1)
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            current().progress.epoch = int(state.epoch or 0) + 1
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+            report(
+                {name: value for name, value in (logs or {}).items() if name != "epoch"}, state.global_step
+            )
+
+    class NoBar(base):  # type: ignore[misc]
+        """Takes the place of the progress bar."""
+
+    patches.append(module.DEFAULT_CALLBACKS, Reporter)
+    patches.replace(module, "DEFAULT_PROGRESS_CALLBACK", lambda bar: NoBar)
+
+
+def _keras(module: ModuleType, patches: Patches) -> None:
+    """Add a callback to every ``fit`` of Keras 3, and leave its progress bars out."""
+    base: Any = module.Callback
+
+    class Reporter(base):  # type: ignore[misc]  # Keras is Any here
+        """Reports loss and metrics of each step, as averages of the epoch, and those of each epoch."""
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            progress, steps = current().progress, self.params.get("steps")
+            progress.epochs = self.params.get("epochs")
+            progress.total = progress.step + steps * progress.epochs if steps and progress.epochs else None
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            current().progress.epoch = epoch + 1
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            progress = current().progress
+            progress.step += 1
+            report(logs or {}, progress.step)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            report(logs or {}, current().progress.step)
+
+    def make(init: Any) -> Any:
+        def initialize(
+            self: Any,
+            callbacks: Any = None,
+            add_history: bool = False,
+            add_progbar: bool = False,
+            **more: Any,
+        ) -> None:
+            if add_history:  # it is for a fit
+                given = (
+                    callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
+                )
+                callbacks = [*given, Reporter()]
+            init(self, callbacks, add_history=add_history, add_progbar=False, **more)
+
+        return initialize
+
+    patches.replace(module.CallbackList, "__init__", make)
+
+
 CHANGES: dict[str, Change] = {
     "lightning.pytorch": _lightning,
     "pytorch_lightning": _lightning,
     "accelerate.accelerator": _accelerate,
+    "transformers.trainer": _transformers,
+    "keras.src.callbacks.callback_list": _keras,
 }

@@ -170,3 +170,29 @@ for step in range(3):
     run = begin(body, on="worker:0-1").wait()
     assert lasts(run, "loss")[:2] == [0.5, 0.5]
     assert "note" not in run.store.series
+
+
+TRANSFORMERS = """
+import tempfile, torch
+from transformers import Trainer, TrainingArguments
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+    def forward(self, x):
+        return {"loss": (self.linear(x) ** 2).mean()}
+folder = tempfile.mkdtemp()
+given = TrainingArguments(
+    folder, max_steps=4, logging_steps=2, per_device_train_batch_size=2, save_strategy="no", report_to=[],
+    use_cpu=True,
+)
+Trainer(Model(), given, train_dataset=[{"x": torch.ones(4)} for _ in range(16)]).train()
+import shutil; shutil.rmtree(folder, ignore_errors=True)
+"""
+
+
+def test_what_transformers_log_is_in_the_run(begin: Callable[..., Run]) -> None:
+    run = begin(TRANSFORMERS, on="worker:0-1").wait()
+    points = [run.store.last(i, "loss") for i in range(2)]
+    assert [None if one is None else one.step for one in points] == [4, 4]
+    assert (run.standing().total, steps(run)) == (4, [4, 4])

@@ -38,7 +38,8 @@ class Torch(Framework):
 
     def __init__(self) -> None:
         self._listened = set(listeners())
-        self._port = 0
+        self._port, self._host = 0, ""
+        self._listening: socket.socket | None = None
 
     def load(self, device: str) -> None:
         """Import torch; if the task has a GPU, it must be a build with CUDA that the driver can run."""
@@ -66,21 +67,29 @@ class Torch(Framework):
                 "a process group is open in this task, from a cell without --framework torch: end it there "
                 "with torch.distributed.destroy_process_group()"
             )
+        if self._listening is not None:
+            self._start_store(self._listening)
 
     def serve(self, host: str) -> int:
-        """Serve a store at the address ``host``, on a free port."""
+        """Listen at the address ``host``, on a free port; `load` starts the store there.
+
+        Ranks that have loaded torch earlier connect, and wait for the store.
+        """
+        self._host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        self._listening = socket.socket(family, socket.SOCK_STREAM)
+        self._listening.bind((self._host, 0))
+        self._listening.listen(socket.SOMAXCONN)
+        self._port = int(self._listening.getsockname()[1])
+        return self._port
+
+    def _start_store(self, listening: socket.socket) -> None:
         from torch.distributed import TCPStore
 
-        family = socket.AF_INET6 if ":" in host.strip("[]") else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as listening:
-            listening.bind((host.strip("[]"), 0))
-            listening.listen(socket.SOMAXCONN)
-            self._port = port = int(listening.getsockname()[1])
-            Torch._served = TCPStore(
-                host.strip("[]"), port, None, is_master=True, wait_for_workers=False,
-                timeout=timedelta(seconds=STORE_SECONDS), master_listen_fd=listening.detach(),
-            )  # fmt: skip
-        return port
+        Torch._served = TCPStore(
+            self._host, self._port, None, is_master=True, wait_for_workers=False,
+            timeout=timedelta(seconds=STORE_SECONDS), master_listen_fd=listening.detach(),
+        )  # fmt: skip
 
     def variables(self, place: Place, host: str, port: int) -> Mapping[str, str]:
         """Return what torchrun sets beside the ranks; gloo stays on the loopback device of a single host."""
@@ -104,6 +113,8 @@ class Torch(Framework):
 
     def close(self, ended: bool) -> None:
         """Destroy the groups, with their connections; close the store if the body has failed."""
+        if self._listening is not None:
+            self._listening.close()  # nothing, if the store has taken it over
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()
