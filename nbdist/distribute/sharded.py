@@ -45,7 +45,7 @@ class ShardedStrategy(AllReduceStrategy):
     """Train with a copy of the parameters on every worker of the run, and a part of the optimizer's state.
 
     Runs on the workers. Source: ZeRO stage 1 (Rajbhandari et al. 2020), as in DeepSpeed and in PyTorch's
-    ZeroRedundancyOptimizer.
+    ZeroRedundancyOptimizer. Gradients and parameters are whole on every worker (not so in stages 2 and 3).
 
     - ``collective``: "auto" (shared memory on one host, a ring if each worker is on a host of its own, else
       "hierarchical"; and NCCL if each worker has a GPU), or one of "shm" (one host), "ring", "hierarchical",

@@ -29,6 +29,7 @@ from nbdist.distribute import (
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
+    ShardedStrategy,
     Strategy,
 )
 from nbdist.estimator import Estimator, EstimatorSpec, RunConfig
@@ -101,6 +102,10 @@ STRATEGIES: dict[str, tuple[list[str], Callable[[list[str]], Any]]] = {
     "multi_worker": (
         TWO,
         lambda devices: in_processes(lambda world: MultiWorkerMirroredStrategy(world=world), devices),
+    ),
+    "sharded": (
+        TWO,
+        lambda devices: in_processes(lambda world: ShardedStrategy(world=world), devices),
     ),
     "ps": (TWO, lambda devices: on_servers(devices, synchronous=True)),
     "ps through sockets": (

@@ -11,18 +11,20 @@ import pytest
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategy_contract import everywhere, fitted
-from test_distribute_resume import copies
+from strategy_contract import everywhere, fitted, model, points
+from test_distribute_resume import PatientWriter, copies
 from test_distribute_strategies import multi_worker, sharded
 
 from nbdist.data import Dataset
 from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy, Strategy
 from nbdist.errors import UnavailableError
-from nbdist.nn import Dense, Sequential
+from nbdist.nn import Dense, Sequential, compute_average_loss, losses
 from nbdist.optim import OPTIMIZERS, Adam, Optimizer
+from nbdist.train import epochs
 from nbdist.train.context import Context
-from nbdist.train.resume import read_state
-from nbdist.train.state_writer import state_files
+from nbdist.train.custom.api import end_loops
+from nbdist.train.resume import TrainingStates, read_state
+from nbdist.train.state_writer import parse_interval, state_files
 from nbdist.wire.collective.buckets import plan_buckets
 
 
@@ -101,6 +103,49 @@ def test_a_state_continues_on_another_number_of_replicas(
         for ours, theirs in zip(weights, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
     assert read_state(state_files(tmp_path / "again")[0]).updates == 15
+
+
+def looped(size: int, folder: Path, read: Path | None, dies: int | None) -> list[Any]:
+    """Train three epochs in a loop of one's own, with a state in every second step; ends after ``dies``."""
+    folder.mkdir()
+    world = sharded(size)
+
+    def body(strategy: Strategy, here: Context) -> Any:
+        writer = PatientWriter(folder, parse_interval(2)) if here.is_chief else None
+        here.states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        with strategy.scope():
+            made, optimizer = model(), Adam(0.02)
+
+        def step(x: Any, y: Any) -> None:
+            each = losses.sparse_categorical_crossentropy(y, made(x, training=True))
+            optimizer.minimize(compute_average_loss(each, 12))
+
+        data = strategy.distribute_dataset(Dataset.from_arrays(*points(60)).shuffle(9).batch(12))
+        ends = False
+        for _ in epochs(3):
+            for batch in data:
+                ends = ends or here.progress.step == dies
+                if ends:
+                    break
+                strategy.run(step, batch)
+            if ends:
+                break
+        end_loops(here, whole=not ends)
+        return made.get_weights(), here.progress.step
+
+    return everywhere(world, body)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_loop_of_ones_own_continues_on_another_number_of_replicas(tmp_path: Path, after: int) -> None:
+    expected = looped(1, tmp_path / "whole", None, None)[0][0]
+    looped(2, tmp_path / "first", None, 8)
+    state = read_state(state_files(tmp_path / "first")[0])
+    assert 5 <= state.step < 8  # one is due after two steps, and has the slots of all one step later
+    for weights, steps in looped(after, tmp_path / "again", tmp_path / "first", None):
+        assert steps == 15
+        for ours, theirs in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_a_lost_replica_ends_the_training_with_the_remedy() -> None:
