@@ -15,7 +15,7 @@ own gradient, so nothing is sent before ``step``: the all-reduce of `fit` overla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from nbdist.frameworks.torch.optimizers import translated
 from nbdist.frameworks.torch.weights import count_training
 from nbdist.graph.backend import device_scope, to_host
 from nbdist.optim import Optimizer
-from nbdist.runtime.ps.client import StepStopped
+from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.train.boundary import Boundary, describe_nonfinite, square_sum
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.custom.api import scoped
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @contextmanager
 def wrap(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Any, *, batch_size: int | None = None
-) -> Iterator[Batches]:
+) -> Iterator[Iterable[Any]]:
     """Run a loop of one's own under the run's strategy, inside a ``with``, whose target are the batches.
 
     Runs on the workers, or in any process on one device. Each pass over the batches is an epoch; it yields
@@ -65,7 +65,7 @@ def wrap(
 
     Raises what ``fit`` raises for them; FailedPreconditionError for a run with ``--checkpoint-every`` or
     ``--resume``, which need ``fit``, and for a ``step`` outside of a pass; NanLossError for a gradient that
-    is not finite; UnavailableError if a worker is lost.
+    is not finite; UnavailableError if a worker is lost whose gradient a step needs.
     """
     import torch
 
@@ -86,6 +86,11 @@ def wrap(
     with use_here(context), device_scope(context.device):
         try:
             batches = Batches(context, trainable, rule.optimizer, optimizer, found.dataset)
+        except TrainingOver:
+            trainable.release()
+            print("the loop has ended on the other workers: it is left out here")
+            yield ()
+            return
         except BaseException:
             trainable.release()
             raise
