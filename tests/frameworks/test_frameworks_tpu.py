@@ -296,6 +296,10 @@ fit(8, None)
 
 def test_meshes_and_layouts_that_do_not_fit(cluster: Cluster) -> None:
     places, size, name = on_eight_devices(cluster, MISTAKES).results["refused"]
+    # jax.distributed in the same process has its own device again.
+    count = "import jax; jax.distributed.initialize(); devices = jax.local_device_count()"
+    after = start_run(count, Options(framework="jax", on="worker:0"), cluster=cluster).wait()
+    assert after.results["devices"] == 1
     assert "the mesh rows 3 has 3 places, and there are 8 devices" in places
     assert "dimension 'hidden' of 'dense/kernel' has the size 10, and 'cols' of the mesh has 8" in size
     assert "the model has no dimension 'hiden'; choose from batch, hidden; did you mean hidden?" in name

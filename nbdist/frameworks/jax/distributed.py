@@ -65,6 +65,7 @@ class Jax(Framework):
         jax.config.update("jax_enable_recoverability", True)
         jax.config.update("jax_enable_preemption_service", False)
         jax.extend.backend.clear_backends()  # initialize() is refused after a computation of an earlier cell
+        jax.config.update("jax_num_cpu_devices", -1)  # --strategy tpu may have made several
         if Jax._served is not None:
             Jax._served.shutdown()
             Jax._served = None
