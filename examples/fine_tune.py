@@ -8,7 +8,7 @@ In a notebook put `%%distribute --framework torch` above the content of this fil
 
 Nothing in it depends on that: `python fine_tune.py` trains in one process, and `torchrun --nproc-per-node 2
 fine_tune.py` in two. The Trainer finds its rank in the environment, gives each rank its share of each batch,
-and averages the gradients. `LiveCurves` draws what it logs in the live view, and ends it at a *Stop*.
+and averages the gradients. `LiveCurves` draws what it logs in the live view.
 
 To fine-tune a model of the hub, make `tokenizer` and `model` by `from_pretrained(...)`. The task here is made
 up: does a sentence speak of the weather or of food?

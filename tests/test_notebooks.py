@@ -55,6 +55,8 @@ SAYS = {  # texts that the outputs must contain
         "RANK 3, LOCAL_RANK 3, NODE_RANK 0, WORLD_SIZE 4",
         "row 30 has the label 11",
         "4 ranks; the same processes: True",
+        "all-reduce        75 updates, test accuracy 0.9",
+        "parameter server  120 updates, test accuracy 0.",
     ],
     "12_one_model_on_a_mesh_of_devices.ipynb": [
         "test accuracy 0.9",
