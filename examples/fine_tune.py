@@ -8,7 +8,7 @@ In a notebook put `%%distribute --framework torch` above the content of this fil
 
 Nothing in it depends on that: `python fine_tune.py` trains in one process, and `torchrun --nproc-per-node 2
 fine_tune.py` in two. The Trainer finds its rank in the environment, gives each rank its share of each batch,
-and averages the gradients. `LiveCurves` draws what it logs in the live view.
+and averages the gradients. In a cell the live view draws what it logs; `model` comes home by itself.
 
 To fine-tune a model of the hub, make `tokenizer` and `model` by `from_pretrained(...)`. The task here is made
 up: does a sentence speak of the weather or of food?
@@ -22,13 +22,9 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     PreTrainedTokenizerFast,
-    PrinterCallback,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
-
-import nbdist as nb
 
 WEATHER = ["rain", "snow", "sun", "wind", "cloud", "fog", "storm", "hail"]
 FOOD = ["bread", "rice", "soup", "cheese", "apple", "pasta", "salad", "cake"]
@@ -58,14 +54,6 @@ def sentences(count: int, seed: int) -> list[dict[str, object]]:
     return made
 
 
-class LiveCurves(TrainerCallback):
-    """Logs what the Trainer logs to the live view."""
-
-    def on_log(self, args, state, control, logs, **more):  # noqa: D102
-        numbers = {name: value for name, value in logs.items() if isinstance(value, float)}
-        nb.log(numbers, step=state.global_step)
-
-
 torch.manual_seed(0)
 model = BertForSequenceClassification(
     BertConfig(
@@ -89,20 +77,16 @@ trainer = Trainer(
         save_strategy="no",
         report_to="none",
         use_cpu=not torch.cuda.is_available(),
-        disable_tqdm=True,
         average_tokens_across_devices=False,  # else a classifier's loss is multiplied by the number of ranks
     ),
     train_dataset=sentences(640, seed=1),
     eval_dataset=sentences(128, seed=2),
     processing_class=tokenizer,
-    callbacks=[LiveCurves()],
     compute_metrics=lambda found: {
         "accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())
     },
 )
-trainer.remove_callback(PrinterCallback)
 trainer.train()
 accuracy = trainer.evaluate()["eval_accuracy"]
 steps, ranks = trainer.state.global_step, trainer.args.world_size
-weights = {name: value.numpy(force=True) for name, value in model.state_dict().items()}
 print(f"{ranks} ranks, {steps} steps: accuracy {accuracy:.2f} on new sentences")

@@ -22,6 +22,6 @@ def test_the_trainer_of_transformers_trains_on_two_workers_and_draws_curves(clus
     run = start_run(body, Options(framework="torch", on="worker:0-1"), cluster=cluster).wait()
     assert (run.results["ranks"], run.results["steps"]) == (2, 640 // (2 * 16) * 2)
     assert run.results["accuracy"] > 0.9
-    assert run.results["weights"]["classifier.weight"].shape == (2, 32)
+    assert run.model["classifier.weight"].shape == (2, 32)
     losses = [run.store.last(replica, "loss") for replica in range(2)]
     assert [point and point.step for point in losses] == [40, 40]
