@@ -1,4 +1,4 @@
-"""Our side of x1: images per second of `nb.frameworks.jax.fit` on one device, in this process.
+"""Our side of jax: images per second of `nb.frameworks.jax.fit` on one device, in this process.
 
 The weights are compared after the warm-up."""
 
@@ -10,8 +10,7 @@ import numpy as np
 
 import nbdist as nb
 from bench import sync_work
-from bench.cnn_work import EPSILON
-from bench.jax_step import loss_of
+from bench.jax_step import LOSSES
 from bench.nbdist_step import Clock
 from bench.script import need_jax
 from nbdist.train.context import Context, use
@@ -22,16 +21,13 @@ def main() -> None:
     options = sync_work.options()
     work = sync_work.scaled(options)
     batches = nb.data.Dataset.from_arrays(*work.data()).batch(sync_work.BATCH).repeat()
-    optimizer: nb.optim.Optimizer = nb.optim.SGD(work.learning_rate)
-    if options.work == "cnn":
-        optimizer = nb.optim.Adam(work.learning_rate, epsilon=EPSILON, amsgrad=True)
     clock = Clock(lambda: [np.asarray(weight) for weight in clock.model()])
     with use(Context(quiet=True)):  # what fit prints belongs to no step
         nb.frameworks.jax.fit(
-            loss_of(options.work),
+            LOSSES[options.work],
             list(work.first_weights()),
             batches,
-            optimizer=optimizer,
+            optimizer=nb.optim.SGD(work.learning_rate),
             steps_per_epoch=work.warm_up,
             epochs=1 + work.steps // work.warm_up,  # the first is the warm-up: it compiles
             callbacks=[clock],

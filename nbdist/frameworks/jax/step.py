@@ -114,11 +114,13 @@ class LossFunction(Trainable):
     def _gradients(self, leaves: Any, batch: Any, scale: Any, words: Any = None) -> Any:
         """Return (loss, *metrics) and the gradients; both for this part of the whole batch."""
         import jax
-        import jax.numpy as jnp
 
-        (value, metrics), found = jax.value_and_grad(self._of_leaves, has_aux=True)(leaves, batch, words)
-        part = len(batch[0]) * jnp.asarray(scale, value.dtype)
-        return (value * part, *metrics), [one * part.astype(one.dtype) for one in found]
+        def part(leaves: Any) -> Any:  # scaled before it is differentiated: one number, not each gradient
+            value, metrics = self._of_leaves(leaves, batch, words)
+            return value * (len(batch[0]) * scale).astype(value.dtype), metrics
+
+        (value, metrics), found = jax.value_and_grad(part, has_aux=True)(leaves)
+        return (value, *metrics), found
 
     def _measures(self, leaves: Any, batch: Any, words: Any = None) -> Any:
         value, metrics = self._of_leaves(leaves, batch, words)
