@@ -20,6 +20,7 @@ from nbdist.run import shutdown
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.train.state_writer import state_files
 
 pytestmark = pytest.mark.engines
 
@@ -447,12 +448,17 @@ def test_the_others_continue_without_a_frozen_worker(
 
 
 def test_a_sharded_run_continues_from_its_state_on_the_workers_that_are_left(
-    start: Callable[..., Cluster], one_device_weights: list[Any]
+    start: Callable[..., Cluster], one_device_weights: list[Any], tmp_path: Path
 ) -> None:
     """The lost worker's slots are in the state only; the chief has gathered them while it trained."""
-    cluster = start(workers=3)
+    cluster, flag = start(workers=3), tmp_path / "a state is written"
     options = Options(seed=5, strategy="sharded", checkpoint_every=2)
-    run = start_run(DYING.format(victims=(2,)), options, cluster=cluster)
+    body = DYING.format(victims=(2,)).replace(
+        "os.kill", f"while not os.path.exists({str(flag)!r}): pass\n            os.kill"
+    )
+    run = start_run(body, options, cluster=cluster)
+    until(lambda: bool(state_files(run.folder)), during=run)
+    flag.touch()
     seconds, error = seconds_to_end(run)
     assert isinstance(error, TaskDiedError)
     assert seconds < 10 + SLACK_SECONDS
