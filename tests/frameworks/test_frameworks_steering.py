@@ -12,6 +12,7 @@ from waiting import until
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.ui.display.run import summary_of
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -39,7 +40,7 @@ try:
 finally:
     weight = model.module.weight.detach().numpy().copy()
     rates = [group["lr"] for group in optimizer.param_groups]
-    nb.log(steps_made=steps, weight=float(weight.sum()), step=steps)
+    nb.log(loss=0.5, steps_made=steps, weight=float(weight.sum()), step=7)
 """  # noqa: E501
 
 
@@ -80,6 +81,8 @@ def test_a_plain_loop_pauses_changes_its_rate_and_stops_on_all_ranks_at_one_step
     path = run.checkpoint()
     run.resume()
     until(lambda: min(steps(run)) > at[0] + 3, during=run)
+    run.pause()  # a stop is followed by a signal after 1.5 s, which a busy machine's next step may not make
+    until(lambda: run.standing().state == "paused" and len(set(steps(run))) == 1, during=run)
     run.stop()
     run.wait()
     assert run.status == "stopped"
@@ -87,6 +90,8 @@ def test_a_plain_loop_pauses_changes_its_rate_and_stops_on_all_ranks_at_one_step
     assert len(made) == 3
     assert len(set(made)) == len(set(weights)) == 1  # also at the rate that was set
     assert run.results["rates"] == [0.05, 0.005]
+    shown = summary_of(run)
+    assert (shown.step, shown.unit) == (made[0] + 1, "steps")  # the last one ended in the stop
 
     from safetensors.numpy import load_file
 

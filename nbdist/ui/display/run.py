@@ -292,7 +292,6 @@ class RunView:
     def __init__(self, run: Run, *, display: bool = True, raises: bool = False) -> None:
         self._run, self._raises = run, raises  # whether the cell raises the run's error below the view
         self._tasks = run.tasks
-        self._unit = unit_of(run)
         self._marks = Marks()
         self._gpus: list[object] = []  # the samples of the GPUs that the view has
         self._gpus_due = self._pictures_due = self._input_due = float("-inf")
@@ -347,7 +346,7 @@ class RunView:
                 else None,  # a plain cell has none
                 "in_session": self._run.has_session and not self._run.trains,
                 "total": standing.total,
-                "unit": self._unit,
+                "unit": unit_of(self._run),
                 "epoch": standing.epoch,
                 "epochs": standing.epochs,
                 "steps_per_second": standing.steps_per_second or None,  # none is known at first
@@ -475,7 +474,8 @@ def summary_of(run: Run) -> Summary:
         if last is None and not (i in lost and any(trained.values())):
             continue
         # With backups, a late replica's points have the steps of the whole run, which exceed its own batches.
-        own = standing[i].step if has_quorum(run) else 0
+        # The steps that a framework's loop logs have numbers of its own, from 0 on.
+        own = standing[i].step if has_quorum(run) or run.options.framework is not None else 0
         step = own or (int(last.step) if last is not None else 0)
         row: dict[str, Any] = {"task": short_task(task)}
         if lost or left:
@@ -494,7 +494,7 @@ def summary_of(run: Run) -> Summary:
     metrics = {name: values[-1] for name, values in run.history.history.items()} if run.history else {}
     # Synchronous replicas step together; others step independently.
     begun = sum(replica.begun for replica in standing)
-    total = 0 if not steps else max(steps) if run.options.synchronous else sum(steps) - begun
+    total = 0 if not steps else max(steps) if steps_together(run) else sum(steps) - begun
     return Summary(
         run_id=run.id,
         title=run.options.name,
@@ -604,7 +604,12 @@ def unit_of(run: Run) -> str:
     """
     if has_quorum(run):
         return "batches"
-    return "updates" if len(run.tasks) > 1 and not run.options.synchronous else "steps"
+    return "updates" if len(run.tasks) > 1 and not steps_together(run) else "steps"
+
+
+def steps_together(run: Run) -> bool:
+    """Return whether the replicas make each step together, as they do in a process group of a framework."""
+    return bool(run.options.synchronous) or run.tally.synchronous
 
 
 def has_quorum(run: Run) -> bool:
