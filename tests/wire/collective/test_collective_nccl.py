@@ -38,7 +38,7 @@ from nbdist.errors import (
 )
 from nbdist.wire.collective import nccl, registry
 from nbdist.wire.collective.base import Collective
-from nbdist.wire.collective.call import describe
+from nbdist.wire.collective.call import CollectiveCall, describe
 from nbdist.wire.collective.nccl import CallHistory, NcclFormat, nccl_format
 
 
@@ -238,7 +238,8 @@ class TestAgreement:
                 if number == 2:
                     group.all_reduce(DeviceArray(np.ones(3, "f4")), "sum")
             if group._control.kind == "shm":
-                assert group._control._buffers.find(buffer, buffer) is not None
+                call = CollectiveCall("all_reduce", buffer.shape, buffer.dtype, group.size, "sum")
+                assert group._control._buffers.find(call, buffer, buffer) is not None
             return asked
 
         one, other = world.all(mix)
