@@ -416,8 +416,9 @@ class _Checkpoints:
     def end(self, step: int) -> None:
         if self._files.saved_step != step:
             self._save(step, self._training.final())
+        session: Any = self._training._session
         for listener in self._listeners:
-            listener.end(self._training._session, step)  # type: ignore[arg-type]
+            listener.end(session, step)
         self._files.close()
 
     def abort(self) -> None:

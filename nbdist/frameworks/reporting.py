@@ -121,7 +121,7 @@ def _transformers(module: ModuleType, patches: Patches) -> None:
                 {name: value for name, value in (logs or {}).items() if name != "epoch"}, state.global_step
             )
 
-    class NoBar(base):  # type: ignore[misc]
+    class NoBar(base):  # type: ignore[misc]  # transformers is Any here
         """Takes the place of the progress bar."""
 
     patches.append(module.DEFAULT_CALLBACKS, Reporter)

@@ -27,9 +27,7 @@ def seen_and_steered(framework: str, context: Context) -> Iterator[None]:
         stack.enter_context(Patches(CHANGES))
         if framework == "torch":
             optimizers = stack.enter_context(TorchOptimizers(context))
-            if (
-                states is not None
-            ):  # a trial of a sweep; the body's own loops see no states of nbdist's models
+            if states is not None:  # a trial of a sweep: its states are torch's, not those of nbdist's models
                 context.states = None
                 stack.callback(setattr, context, "states", states)
                 state = stack.enter_context(TorchState(context, states.write, states.read))

@@ -177,8 +177,8 @@ def wrong_names(
 ) -> tuple[dict[str, str], str]:
     """Return the errors in a space's parameters for a trial: by name, and a message on missing parameters.
 
-    There is no check of text, which may ignore a parameter (a number that only repeats a trial), or of a
-    function without a readable signature. ``conditional`` are parameters that not all trials have.
+    Text is not checked: it may ignore a parameter (a number that only repeats a trial). Nor is a function
+    without a readable signature. ``conditional`` are parameters that not all trials have.
 
     >>> def trial(lr, hidden, epochs=5): ...
     >>> wrong_names(trial, ["lr", "dropout"])

@@ -37,7 +37,7 @@ def compiled_step(step: WholeStep, mesh: DeviceMesh) -> Callable[..., tuple[Arra
     jax = jax_module()
     trained = [one for one in step.held if one.gradients]
     held = [*trained, *(one for one in step.held if not one.gradients)]
-    replicas: list[MeshReplica] = [one.replica for one in held]  # type: ignore[misc]
+    replicas: list[MeshReplica] = [one.replica for one in held]  # type: ignore[misc]  # the strategy's own
     updating, reading = replicas[: len(trained)], replicas[len(trained) :]
     pure = pure_function(
         [*step.fetches, *step.checked, *(g for one in trained for g in one.gradients)],

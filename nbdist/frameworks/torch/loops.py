@@ -203,7 +203,7 @@ class Batches:
             self._push()
             self._optimizer._opt_called = True  # what torch's schedulers look for
 
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # read by torch's schedulers
         return step
 
     def _follow_rate(self) -> None:
