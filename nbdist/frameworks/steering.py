@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from nbdist.frameworks.optimizers import TorchOptimizers
 from nbdist.frameworks.patches import Patches
 from nbdist.frameworks.reporting import CHANGES
-from nbdist.frameworks.torch_state import TorchState
+from nbdist.frameworks.torch.step_hooks import TorchOptimizers
+from nbdist.frameworks.torch.trial_state import TorchState
 from nbdist.train.context import Context
 
 

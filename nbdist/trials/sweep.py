@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
-from nbdist.frameworks.torch_state import read_model
+from nbdist.frameworks.torch.trial_state import read_model
 from nbdist.metrics.table import table
 from nbdist.run.delivery import Delivery, Given, missing_name
 from nbdist.run.options import select

@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from nbdist.errors import DataLossError, InvalidArgumentError
-from nbdist.frameworks.optimizers import flat_state, models_of, parameters_of, save_tensors
 from nbdist.frameworks.patches import Patches
+from nbdist.frameworks.torch.step_hooks import flat_state, models_of, parameters_of, save_tensors
 from nbdist.train.context import Context
 
 Optimizer: TypeAlias = Any
