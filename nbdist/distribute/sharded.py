@@ -10,7 +10,7 @@ al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 
 
 Each bucket of gradients has one part for each rank (`Bucket.padded`), so that reduce-scatter, update and
 all-gather run bucket by bucket. Optimizers change each element by itself, so it makes no difference where a
-part begins in a variable.
+part begins in a variable; one that does not (`Optimizer.by_element`) is refused.
 
 States. A state has the slots of all parts, and the chief writes it. The chief asks for them with the control
 values of a push, and all replicas gather them before the next step (`ask_state`). A state continues on any
@@ -29,7 +29,7 @@ import numpy as np
 
 from nbdist.distribute.all_reduce import ASKS_STATE, AllReduceReplica, AllReduceStrategy
 from nbdist.distribute.spec import COLLECTIVE, StrategySpec
-from nbdist.errors import FailedPreconditionError, UnavailableError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from nbdist.graph.backend import to_device
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
@@ -65,7 +65,16 @@ class ShardedStrategy(AllReduceStrategy):
     def replica(
         self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer, tables: Sequence[int] = ()
     ) -> Replica:
-        """Begin to train: all replicas get the chief's values."""
+        """Begin to train: all replicas get the chief's values.
+
+        Raises InvalidArgumentError for an optimizer that cannot update a part of the parameters by itself.
+        """
+        if not optimizer.by_element and self.num_replicas_in_sync > 1:
+            raise InvalidArgumentError(
+                f"strategy {self.name} updates a part of the parameters on each worker, and "
+                f"{type(optimizer).__name__} takes all of them at once: give an optimizer of nb.optim, or "
+                "its name, such as 'adam', or take --strategy multi_worker"
+            )
         return ShardedReplica(self, variables, optimizer, tables)
 
     def shrink(self, admits: Sequence[int] = (), leaves: bool = False) -> list[TaskInfo]:

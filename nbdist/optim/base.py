@@ -55,6 +55,8 @@ class Optimizer(ABC):
     counts_steps: ClassVar[bool] = True
     takes_rows: ClassVar[bool] = True
     """Whether ``apply_rows`` may be called with rows that differ from replica to replica."""
+    by_element: ClassVar[bool] = True
+    """Whether ``apply`` may be called with any part of the parameters."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.learning_rate, Tensor) and not callable(self.learning_rate):

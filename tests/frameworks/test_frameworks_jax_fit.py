@@ -84,8 +84,12 @@ def test_optax_trains_where_gradients_are_averaged(cluster: Cluster) -> None:
     options = Options(on="worker:0-1", strategy="multi_worker")
     results = start_run(body, options, cluster=cluster).wait().results
     np.testing.assert_allclose(results["params"]["dense"]["w"], trained()[0], atol=1e-4)
-    with pytest.raises(WorkerError, match=r"functions: give optimizer='adam' or nb\.optim\.Adam"):
-        start_run(body, Options(on="worker:0-1", strategy="ps", synchronous=True), cluster=cluster).wait()
+    for strategy, message in [
+        ("ps", r"functions: give optimizer='adam' or nb\.optim\.Adam"),
+        ("sharded", r"updates a part of the parameters on each worker, and OptaxOptimizer takes all of them"),
+    ]:
+        with pytest.raises(WorkerError, match=message):
+            start_run(body, Options(on="worker:0-1", strategy=strategy), cluster=cluster).wait()
 
 
 def test_what_cannot_be_trained_is_named(cluster: Cluster) -> None:

@@ -36,6 +36,7 @@ class OptaxOptimizer(Optimizer):
     """
 
     takes_rows = False
+    by_element = False  # a part of a chain may read all parameters, as clip_by_global_norm does
 
     def __init__(self, transformation: Any, parameters: Parameters) -> None:
         import jax
