@@ -4,6 +4,7 @@ class Mine(Framework):
     name, package, least = "mine", "mine", "1.0"
     def load(self, device): ...           # import it
     def serve(self, host): ...            # on the first rank, before: the port that all ranks connect to
+    def withdraw(self): ...               # instead of all that follows, if there is no body
     def variables(self, place): ...       # environment variables of its own
     def abort(self): ...                  # from another thread: break the calls that wait for other ranks
     def close(self, ended): ...           # after the body: leave nothing of the run in the process
@@ -12,6 +13,7 @@ class Mine(Framework):
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -65,7 +67,11 @@ class Place:
 
 
 class Framework(ABC):
-    """What a task does for a framework around one body. All but ``abort`` is called on the body's thread."""
+    """What a task does for a framework around one body.
+
+    It is made before the body begins, on any thread, as are ``serve`` and ``withdraw`` called. ``abort`` is
+    called on another thread, all else on the body's.
+    """
 
     name: ClassVar[str]
     package: ClassVar[str]
@@ -81,8 +87,12 @@ class Framework(ABC):
     def serve(self, host: str) -> int:
         """Return a port of this host for a rendezvous at the address ``host``.
 
-        Called on the first rank, before `load`, so that one exchange tells all ranks versions and port.
+        Called on the first rank, before `load`, so that all ranks learn versions and port at once.
         """
+
+    @abstractmethod
+    def withdraw(self) -> None:
+        """End the rendezvous of `serve`, which no body has used."""
 
     @abstractmethod
     def variables(self, place: Place, host: str, port: int) -> Mapping[str, str]:
@@ -109,6 +119,9 @@ def import_on_a_thread(module: str) -> None:
 
     A large extension module (torch, jaxlib) that was interrupted halfway cannot be imported a second time.
     """
+    loaded = sys.modules.get(module)
+    if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
+        return
     errors: list[BaseException] = []
 
     def work() -> None:

@@ -1,12 +1,12 @@
 """Ends calls that wait for other processes in native code: `shut_down_accepted`.
 
-    before = set(listeners())        # of this process, when a run begins
+    before = set(sockets())          # of this process, when a run begins
     ...                              # a framework listens, accepts, and waits in a call
     shut_down_accepted(before)       # from another thread: the call fails, here and at the other end
 
 gloo, in PyTorch and in JAX, has no call that aborts a group. What ends its calls is the end of a connection:
-in 2 ms, at both ends. Each pair of ranks has one that has accepted the connection, from a socket that listens
-since the run began. Sockets that listened before, such as the task's own, are left alone.
+in 2 ms, at both ends. Each pair of ranks has one that has accepted the connection, at a socket that was made
+since the run began. Sockets from before, such as the task's own, are left alone.
 """
 
 from __future__ import annotations
@@ -36,37 +36,45 @@ def is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, ValueError)) and any(part in str(error) for part in LOST)
 
 
-def listeners() -> Iterator[int]:
-    """Yield the inodes of the sockets on which this process listens."""
-    for inode, one in tcp_sockets():
-        if _is_listening(one):
-            yield inode
+def sockets() -> Iterator[int]:
+    """Yield the inodes of this process's sockets."""
+    return (inode for _, inode in _descriptors())
 
 
 def shut_down_accepted(before: set[int], kept: int = 0) -> None:
-    """Shut the connections down that listening sockets have accepted, except these sockets and this port.
+    """Shut the connections down that listening sockets have accepted, except at the port ``kept``.
 
-    ``before`` has inodes of listening sockets.
+    Neither these sockets nor the connections are among those whose inodes are in ``before``.
     """
-    ports = {
-        one.getsockname()[1] for inode, one in tcp_sockets() if _is_listening(one) and inode not in before
-    } - {kept}
-    for _, one in tcp_sockets():
+    ports = {one.getsockname()[1] for one in tcp_sockets(before) if _is_listening(one)} - {kept}
+    if not ports:
+        return
+    for one in tcp_sockets(before):
         with suppress(OSError):  # the other end was quicker
             if one.getsockname()[1] in ports and not _is_listening(one):
                 one.shutdown(socket.SHUT_RDWR)
 
 
-def tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
-    """Yield this process's TCP sockets, each as a duplicate that is open until the next one is asked for."""
+def tcp_sockets(before: set[int]) -> Iterator[socket.socket]:
+    """Yield this process's TCP sockets but those with inodes in ``before``.
+
+    Each is a duplicate, which is open until the next one is asked for.
+    """
+    for number, inode in _descriptors():
+        if inode in before:
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                yield one
+
+
+def _descriptors() -> Iterator[tuple[int, int]]:
+    """Yield the file descriptors of this process's sockets, with their inodes."""
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):  # it was closed after the listing
             about = os.fstat(int(name))
-            if not stat.S_ISSOCK(about.st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
-                    yield about.st_ino, one
+            if stat.S_ISSOCK(about.st_mode):
+                yield int(name), about.st_ino
 
 
 def _is_listening(one: socket.socket) -> bool:

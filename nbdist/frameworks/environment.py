@@ -1,10 +1,13 @@
 """What a body of ``%%distribute --framework torch`` finds around it: `framework_environment`.
 
-    with framework_environment("torch", world, control):
+    framework, offer = offered("torch", host)     # when the task is reserved for the run
+    with framework_environment(framework, world, control, port):
         ...     # RANK, WORLD_SIZE, MASTER_ADDR, ... are set, as by torchrun
 
-Each run has a rendezvous of its own: the first rank serves it on a free port, which all ranks receive over
-the run's group coordinator. So a run never meets what an earlier one has left.
+Each run has a rendezvous of its own: the first rank serves it on a free port. So a run never meets what an
+earlier one has left. The client of a run collects what the tasks offer, versions and the port, with their
+reservations, and compares the versions before a body is sent. The ranks of a sweep's trial exchange this
+themselves.
 
 How ranks leave a collective call that cannot end, because another rank has failed, has died, or was stopped:
 
@@ -23,6 +26,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from nbdist.errors import AbortedError, UnavailableError
 from nbdist.frameworks.base import Framework, Place
@@ -30,6 +34,7 @@ from nbdist.frameworks.jax.distributed import Jax
 from nbdist.frameworks.torch.distributed import Torch
 from nbdist.frameworks.versions import check_versions, installed
 from nbdist.runtime.groups import World
+from nbdist.runtime.task import TaskInfo
 from nbdist.text import cut_middle
 from nbdist.train.context import Control
 
@@ -41,26 +46,39 @@ LOOK_SECONDS = 0.1  # how often a thread looks for a stop or an abort of the run
 MOST_MESSAGE = 300  # characters of a framework's error that are repeated
 
 
+def offered(name: str, host: str | None) -> tuple[Framework, dict[str, Any]]:
+    """Return a framework for one run on this task, and what the other ranks have to know of it here.
+
+    That is the ``version``, the name of the ``host``, and, if this is the first rank, the ``port`` of the
+    rendezvous at the address ``host``; `Framework.withdraw` ends it, if no `framework_environment` follows.
+    """
+    framework = FRAMEWORKS[name]()
+    about = installed(framework.package)
+    return framework, about if host is None else {**about, "port": framework.serve(host)}
+
+
 @contextmanager
 def framework_environment(
-    name: str,
+    framework: Framework,
     world: World,
     control: Control,
+    port: int | None = None,
     interruptible: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[None]:
     """Provide the environment of a framework to a body, inside a ``with`` that all tasks of the run enter.
 
     At its end the environment variables are as before, and process groups that the body left open are
-    destroyed. ``interruptible`` is entered around all but that.
+    destroyed. ``port`` is that of the rendezvous, of which the first rank's ``framework`` has been `offered`;
+    None for one that the ranks agree on here. ``interruptible`` is entered around all but the end.
 
     Raises what `check_versions` and `Framework.load` raise, AbortedError if the run was aborted,
     KeyboardInterrupt if it was stopped, and UnavailableError if another rank has left a call that this one
     waits in.
     """
-    framework, aborted, ended = FRAMEWORKS[name](), threading.Event(), False
+    aborted, ended = threading.Event(), False
     try:
         with as_script(), variables_restored() as set_variables, interruptible():
-            set_variables(_rendezvous(framework, world))
+            set_variables(_rendezvous(framework, world, port))
             with _aborted_with(framework, control, aborted):
                 yield
         ended = True
@@ -75,13 +93,22 @@ def framework_environment(
             instead = UnavailableError(
                 "another rank has left a collective call that this rank waits in: it has failed, died, or "
                 "ended its body. All ranks have to make the same calls. "
-                f"{name}: {cut_middle(str(error), MOST_MESSAGE)}"
+                f"{framework.name}: {cut_middle(str(error), MOST_MESSAGE)}"
             )
         if instead is None:
             raise
         raise instead.with_traceback(error.__traceback__) from None
     finally:
         framework.close(ended)
+
+
+def host_of(task: TaskInfo) -> str:
+    """Return the address at which other tasks reach a task's host.
+
+    >>> host_of(TaskInfo("worker", 0, 0, "node-1", 1, "[::1]:4711"))
+    '::1'
+    """
+    return task.address.rpartition(":")[0].strip("[]")
 
 
 def launcher_variables(place: Place, host: str, port: int) -> dict[str, str]:
@@ -153,15 +180,15 @@ def as_script() -> Iterator[None]:
             sys.ps1 = prompt
 
 
-def _rendezvous(framework: Framework, world: World) -> dict[str, str]:
-    """Agree with all ranks on a version and a port, in one exchange; return the variables for the body."""
-    place, names = Place.of(world), [info.name for info in world.infos]
-    host = world.infos[0].address.rpartition(":")[0].strip("[]")
-    port = framework.serve(host) if place.rank == 0 else 0
-    every = world.exchange("framework", {**installed(framework.package), "port": port})
-    check_versions(framework.package, framework.least, names, every)
+def _rendezvous(framework: Framework, world: World, port: int | None) -> dict[str, str]:
+    """Load the framework, and return the variables for the body."""
+    place, host = Place.of(world), host_of(world.infos[0])
+    if port is None:
+        about = {**installed(framework.package), "port": framework.serve(host) if place.rank == 0 else 0}
+        every = world.exchange("framework", about)
+        check_versions(framework.package, framework.least, [info.name for info in world.infos], every)
+        port = int(every[0]["port"])
     framework.load(world.infos[world.index].device)
-    port = int(every[0]["port"])
     return {**launcher_variables(place, host, port), **framework.variables(place, host, port)}
 
 

@@ -13,7 +13,9 @@ import importlib.metadata
 import importlib.util
 import re
 import socket
+import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from nbdist.errors import FailedPreconditionError, MissingExtra
 
@@ -28,11 +30,19 @@ def installed(package: str) -> dict[str, str]:
     >>> installed("no_such_package")["version"]
     ''
     """
-    try:
-        version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        version = "unknown" if importlib.util.find_spec(package) else ""
+    version = _loaded_version(package) if package in sys.modules else _version(package)
     return {"version": version, "host": socket.gethostname()}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown" if importlib.util.find_spec(package) else ""
+
+
+_loaded_version = cache(_version)
+"""The version of a package that this process has loaded: another one that is installed later is not used."""
 
 
 def check_versions(

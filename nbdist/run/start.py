@@ -23,6 +23,8 @@ from nbdist.errors import (
     TaskDiedError,
     UnavailableError,
 )
+from nbdist.frameworks.environment import FRAMEWORKS
+from nbdist.frameworks.versions import check_versions
 from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions, write_run
 from nbdist.run.delivery import Delivery, Given, missing_name, without_closure
 from nbdist.run.failure_detector import remedy
@@ -87,6 +89,8 @@ def start_run(
         for info in workers:  # in parallel; run.json is written before the answers
             reserved.append(info)
             meta = {"run": run_id, "subscribe": True, "ranks": needs, "fixed": fixed}
+            if options.framework is not None:
+                meta |= {"framework": options.framework, "first": info is workers[0]}
             asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
         record = _record(run_id, body, options, cluster, workers)
         folder = run_folder(run_id)
@@ -100,11 +104,15 @@ def start_run(
                 f"the run's folder {folder} cannot be written: {error.strerror}; make room there, or set "
                 "NBDIST_HOME to another folder before you start the cluster"
             ) from error
+        answers = []
         for info, one in zip(workers, asked, strict=True):
             try:
-                cluster.peer(info.rank).answer(one)
+                answers.append(cluster.peer(info.rank).answer(one).meta)
             except UnavailableError as error:  # frozen, say
                 raise UnavailableError(f"{error}. {remedy(info, [])}") from None
+        if options.framework is not None:
+            needed = FRAMEWORKS[options.framework]
+            check_versions(needed.package, needed.least, [info.name for info in workers], answers)
         seed = record.seed
         assert seed is not None
         if packed is not None:
@@ -127,6 +135,7 @@ def start_run(
             checkpoint_every=options.checkpoint_every,
             states=tuple(map(str, states)),
             framework=options.framework,
+            framework_port=None if options.framework is None else int(answers[0]["port"]),
         )
         if options.replication == "in-graph":
             here = InGraph(cluster, spec, body, workers, servers)

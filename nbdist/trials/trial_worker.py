@@ -290,7 +290,7 @@ def run_trial(
         live.context.on_error = partial(end_without_gpu, task.name)
         seed_generators(trial.seed)
         collect = lambda spec, found: {"metrics": metrics_of(found, sweep.metric)}
-        outcome = perform(spec, body, task, here, live, body_environment(live, spec.framework), collect)
+        outcome = perform(spec, body, task, here, live, body_environment(live, here, spec), collect)
     except Exception as error:  # a full disk, say: this trial cannot be run here
         return {"state": "failed", "values": {}, "error": plain(f"{type(error).__name__}: {error}")}
     finally:

@@ -16,7 +16,7 @@ import pytest
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.frameworks.base import Place, import_on_a_thread
-from nbdist.frameworks.connections import listeners, shut_down_accepted
+from nbdist.frameworks.connections import shut_down_accepted, sockets
 from nbdist.frameworks.environment import FRAMEWORKS, framework_environment
 from nbdist.frameworks.torch.distributed import Torch
 from nbdist.frameworks.versions import check_versions
@@ -189,7 +189,7 @@ def test_accepted_connections_are_shut_down_except_those_of_older_sockets_and_of
         return near.recv(1) == b"x"
 
     with listen() as older:
-        before = set(listeners())
+        before = set(sockets())
         with listen() as kept, listen() as shut:
             pairs = [connect(one) for one in (older, kept, shut)]
             shut_down_accepted(before, kept=kept.getsockname()[1])
@@ -239,15 +239,13 @@ def test_the_error_of_a_rank_says_what_it_follows_from(
     raised: BaseException,
     expected: str,
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules["nbdist.frameworks.environment"].FRAMEWORKS, "absent", Absent)
     info = TaskInfo("worker", 0, 0, "here", 1, "127.0.0.1:1", "CPU:0", 1)
     task: Any = SimpleNamespace(rank=0, roster=(info,))
     control = Control()
 
     def body() -> None:
-        with framework_environment("absent", World(task, (0,), "run"), control):
+        with framework_environment(Absent(), World(task, (0,), "run"), control):
             for name, value in asked.items():
                 setattr(control, name, value)
             raise raised

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError
+from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, NbdistError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.task import agent as agents
@@ -90,6 +91,26 @@ def test_a_reservation_without_a_body_expires(client: Peer, monkeypatch: pytest.
     client.call("run.reserve", {"run": "r1"})
     monkeypatch.setattr(agents, "RESERVED_SECONDS", 0.0)
     client.call("run.reserve", {"run": "r2"})
+
+
+def test_a_rendezvous_is_reserved_with_a_task(
+    agent: Agent, client: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listens(port: int) -> bool:
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", port)) == 0
+
+    asked = {"framework": "torch", "first": True}
+    one, other = (client.call("run.reserve", {"run": "r1", **asked}).meta for _ in "12")  # a lost answer
+    assert other["host"] == socket.gethostname()
+    assert [listens(about["port"]) for about in (one, other)] == [False, True]
+    client.call("run.release", {"run": "r1"})
+    assert not listens(other["port"])
+    assert "port" not in client.call("run.reserve", {"run": "r2", **asked, "first": False}).meta
+    monkeypatch.setattr(agents, "RESERVED_SECONDS", 0.0)
+    client.call("run.reserve", {"run": "r3"})
+    with pytest.raises(AbortedError, match="/job:worker/task:0 was reserved for another run"):
+        agent.take_framework("r2")
 
 
 def test_a_subscriber_receives_points_text_and_progress(agent: Agent, client: Peer, folder: Path) -> None:

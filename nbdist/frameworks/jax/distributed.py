@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.base import Framework, Place, import_on_a_thread
-from nbdist.frameworks.connections import is_lost_connection, listeners, shut_down_accepted
+from nbdist.frameworks.connections import is_lost_connection, shut_down_accepted, sockets
 
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin")  # JAX without one computes on CPUs
 
@@ -42,7 +42,7 @@ class Jax(Framework):
     """The coordination service of the last run of this process, if it was the first rank."""
 
     def __init__(self) -> None:
-        self._listened = set(listeners())
+        self._before = set(sockets())
         self._port = 0
 
     def load(self, device: str) -> None:
@@ -76,6 +76,9 @@ class Jax(Framework):
         with socket.create_server((host, 0), family=_family(host)) as found:
             return int(found.getsockname()[1])
 
+    def withdraw(self) -> None:
+        """Do nothing: the port is free until the service starts."""
+
     def variables(self, place: Place, host: str, port: int) -> Mapping[str, str]:
         """Return the address of the service, which listens there and on no other interface."""
         self._port = port
@@ -84,7 +87,7 @@ class Jax(Framework):
 
     def abort(self) -> None:
         """Shut down the connections of collective calls, but not those of the coordination service."""
-        shut_down_accepted(self._listened, kept=self._port)
+        shut_down_accepted(self._before, kept=self._port)
 
     def close(self, ended: bool) -> None:
         """Leave the coordination service, which stays, and drop the devices of the run."""
@@ -96,7 +99,7 @@ class Jax(Framework):
                 Jax._served, state.service = state.service, None
             jax.distributed.shutdown()
             jax.extend.backend.clear_backends()
-        shut_down_accepted(self._listened, kept=self._port)
+        shut_down_accepted(self._before, kept=self._port)
 
     def is_consequence(self, error: BaseException) -> bool:
         """Return whether a collective call has lost another process."""

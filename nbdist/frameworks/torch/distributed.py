@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.base import Framework, Place, import_on_a_thread
-from nbdist.frameworks.connections import is_lost_connection, listeners, shut_down_accepted
+from nbdist.frameworks.connections import is_lost_connection, shut_down_accepted, sockets
 
 STORE_SECONDS = 300.0  # torch's own timeout of a store
 
@@ -37,7 +37,7 @@ class Torch(Framework):
     """The store of the last run: other ranks may use it for longer than this one, which may end first."""
 
     def __init__(self) -> None:
-        self._listened = set(listeners())
+        self._before = set(sockets())
         self._port, self._host = 0, ""
         self._listening: socket.socket | None = None
 
@@ -83,6 +83,11 @@ class Torch(Framework):
         self._port = int(self._listening.getsockname()[1])
         return self._port
 
+    def withdraw(self) -> None:
+        """Stop listening."""
+        if self._listening is not None:
+            self._listening.close()
+
     def _start_store(self, listening: socket.socket) -> None:
         from torch.distributed import TCPStore
 
@@ -109,17 +114,16 @@ class Torch(Framework):
         for group in list(distributed_c10d._world.pg_names):
             with suppress(RuntimeError):  # a backend without abort, or a group that has just ended
                 group.abort()
-        shut_down_accepted(self._listened)
+        shut_down_accepted(self._before)
 
     def close(self, ended: bool) -> None:
         """Destroy the groups, with their connections; close the store if the body has failed."""
-        if self._listening is not None:
-            self._listening.close()  # nothing, if the store has taken it over
+        self.withdraw()  # does nothing if the store has taken the socket over
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()
         # A module that the namespace keeps keeps its group as well, and other ranks may wait for it.
-        shut_down_accepted(self._listened, kept=self._port if ended else 0)
+        shut_down_accepted(self._before, kept=self._port if ended else 0)
         if self._port and not ended:
             Torch._served = None
         if (state := sys.modules.get("accelerate.state")) is not None:

@@ -2,7 +2,8 @@
 
 client                                   task
 run.reserve    run, ranks, subscribe ──► one run at a time: a busy task answers with an error that names its
-               run
+               [, framework, first]      run; with a framework, by its version here, and on the first task
+                                         by the port of a rendezvous (see nbdist.frameworks.environment)
 run.subscribe  run[, resubscribe] ─────► run.backfill: the run so far; then run.progress ten times a second:
                                          points, text, progress
 run.using      ────────────────────────► the run that has this task, and which other tasks it needs
@@ -38,7 +39,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nbdist.cluster.control_channel import serve
-from nbdist.errors import FailedPreconditionError, NbdistError, NotFoundError
+from nbdist.errors import AbortedError, FailedPreconditionError, NbdistError, NotFoundError
+from nbdist.frameworks.base import Framework
+from nbdist.frameworks.environment import host_of, offered
 from nbdist.home import private_folder
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.metrics.timeline_parts import Part, write_part
@@ -85,6 +88,7 @@ class Agent:
         self._added: tuple[str, list[int]] = ("", [])  # a run, and the ranks of workers that were added to it
         self._fixed: tuple[str, str | None] = ("", None)  # a run, and why no worker can join or leave it
         self._left = ""  # the run that this task has left last
+        self._framework: tuple[str, Framework] | None = None  # a run that has no body yet, and its framework
         self._active: ActiveRun | None = None
         self.body: tuple[RunSpec, str | Callable[..., Any]] | None = None
         """What runs on this task, while it does."""
@@ -172,6 +176,20 @@ class Agent:
         spec, body = self.body
         return spec, without_closure(body)[0]  # the cells that the task has filled are in `spec.pushed`
 
+    def take_framework(self, run: str) -> Framework:
+        """Return what was made ready for a body of a run, once. Called by the body, on the main thread.
+
+        Raises AbortedError if another run has reserved the task since.
+        """
+        taken = self._framework
+        if taken is None or taken[0] != run:
+            raise AbortedError(
+                f"{self.task.name} was reserved for another run, since the body of run {run} did not begin "
+                f"within {RESERVED_SECONDS:.0f} s: run it again"
+            )
+        self._framework = None
+        return taken[1]
+
     def hold(self, holder: str) -> None:
         """Reserve the task for a holder that runs bodies of its own here, such as a sweep, until `let_go`."""
         self._holder = holder
@@ -233,7 +251,18 @@ class Agent:
         self.control(run)
         if frame.meta.get("subscribe"):  # in this call: a short body would end before another message
             self._subscribers.add(run, sender)
-        return Frame("run.reserved")
+        self._withdraw_framework()
+        if (name := frame.meta.get("framework")) is None:
+            return Frame("run.reserved")
+        framework, about = offered(str(name), host_of(self.task.info) if frame.meta["first"] else None)
+        self._framework = run, framework
+        return Frame("run.reserved", about)
+
+    def _withdraw_framework(self) -> None:
+        """End what was made ready for a body that has not begun."""
+        if self._framework is not None:
+            self._framework[1].withdraw()
+            self._framework = None
 
     def _busy(self) -> str | None:
         """Return the run that has this task, None if it is free."""
@@ -391,6 +420,7 @@ class Agent:
         if self._active is None and self._reserved is not None and self._reserved[0] == run:
             self._reserved = None
             self._subscribers.drop(run)
+            self._withdraw_framework()
         self.parameters.drop_run(run)
         self.data.drop_run(run)
         self.groups.drop_run(run)

@@ -31,7 +31,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from nbdist.frameworks.environment import framework_environment
+from nbdist.frameworks.environment import FRAMEWORKS, framework_environment
 from nbdist.frameworks.steering import seen_and_steered
 from nbdist.frameworks.torch.weights import is_module, trainings_of
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
@@ -97,6 +97,8 @@ class RunSpec:
     """How many replicas the run began with, if there may be another number now."""
     framework: str | None = None
     """The framework whose own distribution the body uses."""
+    framework_port: int | None = None
+    """The port of its rendezvous, on the first worker; None if the workers agree on one."""
 
 
 def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
                 task,
                 here,
                 live,
-                body_environment(live, spec.framework),
+                body_environment(live, here, spec),
                 partial(_pack_results, live.context),
             )
             here.cached_outcome.put(spec.run, spec.folder, outcome)
@@ -204,22 +206,23 @@ def perform(
 
 
 @contextmanager
-def body_environment(live: ActiveRun, framework: str | None = None) -> Iterator[None]:
-    """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted.
-
-    ``framework`` names the one whose own distribution the body uses.
-    """
+def body_environment(live: ActiveRun, here: Agent, spec: RunSpec) -> Iterator[None]:
+    """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted."""
     context, output = live.context, live.output
     inner = interruptible()
-    if framework is not None:
-        context.framework = framework
+    if spec.framework is not None:
+        context.framework = spec.framework
         context.ends_in_log = (
             True  # the body trains by calls of its own, between which nothing looks for a stop
         )
-        inner = framework_environment(framework, context.world, context.control, interruptible)
+        reserved = spec.framework_port is not None
+        framework = here.take_framework(spec.run) if reserved else FRAMEWORKS[spec.framework]()
+        inner = framework_environment(
+            framework, context.world, context.control, spec.framework_port, interruptible
+        )
     with contexts.use(context), printing_to(output), displaying_to(output), ExitStack() as steered, inner:
-        if framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
-            steered.enter_context(seen_and_steered(framework, context))
+        if spec.framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
+            steered.enter_context(seen_and_steered(spec.framework, context))
         yield
 
 
