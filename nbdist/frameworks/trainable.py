@@ -17,7 +17,8 @@ A framework computes with these arrays, and writes gradients into them. It imple
 
 A step of ``train`` is: ``pull``, ``prepare`` and ``compute``, ``push``. ``prepare`` has a usable default for
 batches of arrays: a framework overrides ``opened`` where it reads its own data. A framework without memory
-that others can change (JAX) takes the values in ``bind`` as they are at each ``compute``.
+that others can change (JAX) takes the values in ``bind`` as they are at each ``compute``. A model that
+``draws`` random numbers overrides ``draw``, and finds its result in ``drawn`` during ``compute``.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class FrameworkModel(Trainable):
         if not variables:
             raise InvalidArgumentError("the model has no parameters to train")
         self.variables, self.metric_names, self.states = list(variables), list(metric_names), list(states)
+        self.drawn: Any = None
+        """During ``compute``, what ``draw`` has returned for the step, if the model ``draws``."""
         self._examples, self._structure = 0, None
 
     @abstractmethod
@@ -92,7 +95,7 @@ class FrameworkModel(Trainable):
         self._structure = opened = self.opened(batch)
         leaves = leaves_of(opened)
         for leaf in leaves:
-            if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biufc":
+            if not isinstance(leaf, np.ndarray) or not _are_numbers(leaf.dtype):
                 kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
                 raise InvalidArgumentError(
                     f"training takes batches of arrays of numbers, got one with {kind}: encode it as "
@@ -107,15 +110,17 @@ class FrameworkModel(Trainable):
         ready: Callable[[int], object] | None = None,
         tables: Sequence[int] = (),
     ) -> Callable[..., tuple[Array, ...]]:
-        """Return ``program(*batch, scale, *gradients) -> (loss, *metrics)``."""
+        """Return ``program(*batch, scale, [drawn,] *gradients) -> (loss, *metrics)``."""
         self.bind(values)
         count, mark = len(shapes), ready or _unmarked
+        fed = count + 1 + self.draws
 
         def program(*arrays: Any) -> tuple[Any, ...]:
             batch = rebuild(self._structure, list(arrays[:count]))
             weight = float(arrays[count]) * self._examples
             loss_scale = 1.0 if self.loss_scale is None else self.loss_scale.value
-            loss, *metrics = self.compute(batch, arrays[count + 1 :], weight, loss_scale, mark)
+            self.drawn = arrays[count + 1] if self.draws else None
+            loss, *metrics = self.compute(batch, arrays[fed:], weight, loss_scale, mark)
             return (np.float64(loss * weight), *map(np.float64, metrics))
 
         return program
@@ -140,6 +145,11 @@ class FrameworkModel(Trainable):
             "a model of another framework is trained by one replica in each process: use a strategy of a "
             "run's workers, without devices="
         )
+
+
+def _are_numbers(dtype: np.dtype[Any]) -> bool:
+    """Return whether an array of this type has numbers, such as those of JAX: bfloat16, float8, int4."""
+    return dtype.kind in "biufc" or dtype.isbuiltin == 2  # 2: a type that another package has added
 
 
 def _unmarked(number: int) -> None:

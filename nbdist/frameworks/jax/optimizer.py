@@ -78,7 +78,9 @@ class OptaxOptimizer(Optimizer):
 
     def bind(self, values: Sequence[Array]) -> None:
         """Have the steps of this thread change these arrays, which lie in those that `apply` is given."""
-        self._own.steps = _Steps(list(values))
+        steps: _Steps | None = getattr(self._own, "steps", None)
+        if steps is None or any(a is not b for a, b in zip(steps.values, values, strict=True)):
+            self._own.steps = _Steps(list(values))
 
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Take one flat array of a step; with the last one, make the step."""

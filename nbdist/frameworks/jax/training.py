@@ -170,7 +170,7 @@ def optimizer_of(optimizer: Any, model: LossFunction, parameters: Parameters, co
             f"the state of this optimizer cannot be saved and continued: {', '.join(found.kept_here)} of it "
             "belongs to no parameter. Drop --checkpoint-every and --resume, or take another optimizer"
         )
-    model.on_program = found.bind
+    model.on_bind = found.bind
     return found
 
 
