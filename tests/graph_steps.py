@@ -18,7 +18,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from nbdist.graph.compile.partition import Plan, partition
-from nbdist.graph.compile.program import Program, compile_program
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.op import Op
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import Graph, control_dependencies, device
@@ -195,11 +195,17 @@ class Pieces:
     """A plan's pieces, compiled and joined by queues instead of messages."""
 
     plan: Plan
-    programs: list[Program]
+    programs: list[Callable[..., tuple[Array, ...]]]
     queues: list[queue.SimpleQueue[Any]]
 
     @classmethod
-    def of(cls, plan: Plan, variables: dict[str, Array], patience: float = 20.0) -> Pieces:
+    def of(
+        cls,
+        plan: Plan,
+        variables: dict[str, Array],
+        patience: float = 20.0,
+        compiled: Callable[..., Callable[..., tuple[Array, ...]]] = compile_program,
+    ) -> Pieces:
         """Compile a plan on these variables; a wait longer than ``patience`` s raises queue.Empty."""
         queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in plan.edges]
 
@@ -210,7 +216,7 @@ class Pieces:
             return lambda *value: channel.put(value[0].copy() if value else None)
 
         programs = [
-            compile_program(
+            compiled(
                 [t for _, t in piece.fetches],
                 feeds=[leaf for _, leaf in piece.feeds],
                 shapes=[leaf.shape for _, leaf in piece.feeds],

@@ -190,6 +190,15 @@ def choose_device(wanted: str, devices: Sequence[str], default: str, *, soft: bo
     raise InvalidArgumentError(message)
 
 
+def is_tpu(device: str) -> bool:
+    """Return whether a device is a TPU, by its full name or its short one.
+
+    >>> is_tpu("/job:worker/replica:0/task:0/device:TPU:1"), is_tpu("TPU:0"), is_tpu("CPU:0")
+    (True, True, False)
+    """
+    return device.rpartition("/")[2].removeprefix("device:").startswith("TPU")
+
+
 def _first(spec: DeviceSpec, devices: Sequence[str]) -> str | None:
     return next((device for device in devices if spec.covers(DeviceSpec.from_string(device))), None)
 

@@ -18,6 +18,8 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import Op, Spec, register, show
+from nbdist.graph.xla.forms import UPDATES
+from nbdist.graph.xla.functional import FunctionalArray
 from nbdist.optim.base import Optimizer
 from nbdist.optim.table import from_config
 from nbdist.optim.training import MOST_SLOTS, op_name
@@ -147,7 +149,45 @@ def _check(
         raise InvalidArgumentError(f"{config.get('name')} keeps {needed} for each element, got {slots}")
 
 
+# Under XLA arrays cannot be written to: an update returns new ones.
+
+
+def _updated(
+    jax: Any,
+    variable: Any,
+    *rest: Any,
+    config: dict[str, Any],
+    slots: tuple[str, ...],
+    use_locking: bool = False,
+    rated: bool = False,
+) -> list[Any]:
+    rule, rest = _rated(jax.numpy, config, rest, rated)
+    *state, gradient, step = rest
+    old = [variable, *state]
+    arrays: list[Any] = [FunctionalArray(one.reshape(-1)) for one in old]  # in place of NumPy's
+    g: Any = FunctionalArray(gradient.reshape(-1))
+    number: Any = FunctionalArray(step)
+    if rated:
+        rule.learning_rate = FunctionalArray(rule.learning_rate)
+    rule.apply(arrays[0], g, dict(zip(slots, arrays[1:], strict=True)), number)
+    return [new.value.reshape(one.shape) for new, one in zip(arrays, old, strict=True)]
+
+
+def _updated_rows(jax: Any, variable: Any, *rest: Any, slots: tuple[str, ...], **how: Any) -> list[Any]:
+    """Change the rows in question and nothing else, by an update of all rows: shapes are static."""
+    at = len(slots)
+    values, indices = rest[at : at + 2]
+    gradient = jax.numpy.zeros_like(variable).at[indices].add(values)
+    touched = jax.numpy.zeros(len(variable), bool).at[indices].set(True)
+    touched = touched.reshape(-1, *(1,) * (variable.ndim - 1))
+    new = _updated(jax, variable, *rest[:at], gradient, *rest[at + 2 :], slots=slots, **how)
+    old = (variable, *rest[:at])
+    return [jax.numpy.where(touched, a, b) for a, b in zip(new, old, strict=True)]
+
+
 for _slots in range(MOST_SLOTS + 1):
     _written = frozenset(range(_slots + 1))
     register(Op(op_name(_slots, sparse=False), forward=_apply, spec=_spec, writes=_written))
     register(Op(op_name(_slots, sparse=True), forward=_apply_sparse, spec=_sparse_spec, writes=_written))
+    UPDATES[op_name(_slots, sparse=False)] = _updated
+    UPDATES[op_name(_slots, sparse=True)] = _updated_rows

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, choices
-from nbdist.graph.xla.trace import jax_module
+from nbdist.graph.xla.devices import devices_of_host, jax_module
 from nbdist.numbers import is_whole
 
 BATCH = "batch"
@@ -67,12 +67,7 @@ def local_devices(host_devices: int | None = None) -> list[Any]:
         )
     if host_devices is None:
         return list(jax.local_devices())
-    if len(jax.local_devices(backend="cpu")) != host_devices:
-        from jax.extend.backend import clear_backends
-
-        clear_backends()  # the number is read when a backend opens
-        jax.config.update("jax_num_cpu_devices", host_devices)
-    return list(jax.local_devices(backend="cpu"))
+    return devices_of_host(host_devices)
 
 
 def described(devices: Sequence[Any]) -> str:

@@ -11,7 +11,7 @@ from nbdist.distribute.tpu.mesh import DeviceMesh
 from nbdist.distribute.tpu.step import compiled_step
 from nbdist.graph.backend import Array
 from nbdist.graph.tensor import Variable
-from nbdist.graph.xla.trace import jax_module, wide_types
+from nbdist.graph.xla.devices import jax_module, wide_types
 from nbdist.optim import Optimizer
 from nbdist.train.strategy import Held, Parts, Replica, ReplicaState, Trainable, WholeStep
 

@@ -24,8 +24,9 @@ from nbdist.distribute.tpu.mesh import DeviceMesh
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.specs import value_order
 from nbdist.graph.tensor import Variable
+from nbdist.graph.xla.devices import jax_module, wide_types
 from nbdist.graph.xla.functional import FunctionalArray
-from nbdist.graph.xla.trace import jax_module, pure_function, wide_types
+from nbdist.graph.xla.trace import pure_function
 from nbdist.train.strategy import WholeStep
 
 if TYPE_CHECKING:

@@ -19,17 +19,21 @@ The method is that of Abadi et al. 2015 (TensorFlow white paper, section 3.2):
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.schedule import Item, schedule, variable_behind
 from nbdist.graph.compile.specs import Specs, size_of, value_order
 from nbdist.graph.compile.subgraphs import Edge, Piece, Plan, SubgraphBuilder
-from nbdist.graph.device import choose_device
+from nbdist.graph.device import DeviceSpec, choose_device, is_tpu
 from nbdist.graph.op import Shape, Spec, show
 from nbdist.graph.tensor import Constant, Placeholder, Tensor
+from nbdist.graph.xla.forms import refusal
 
 __all__ = ["Edge", "Piece", "Plan", "describe", "partition"]
 PORTABLE_BYTES = 1 << 16
+ON_CPU: dict[str, Any] = {"device_type": "CPU", "device_index": None}
 
 
 def partition(
@@ -122,12 +126,28 @@ class _Partitioner:
         return self.task_devices[t]
 
     def _choose(self, t: Tensor) -> str:
-        if t.device not in self.chosen:
+        device = self._chosen(t, t.device)
+        if not is_tpu(device) or not (reason := self._why_not_on_xla(t)):
+            return device
+        if self.soft:
+            return self._chosen(t, replace(DeviceSpec.from_string(device), **ON_CPU).to_string())
+        raise InvalidArgumentError(
+            f"{describe(t)} cannot be placed on {device}: it {reason}. Or put it on the CPU, with "
+            "nb.device('/device:CPU:0'), or let all such ops run there with allow_soft_placement=True"
+        )
+
+    def _chosen(self, t: Tensor, wanted: str) -> str:
+        if wanted not in self.chosen:
             try:
-                self.chosen[t.device] = choose_device(t.device, self.devices, self.default, soft=self.soft)
+                self.chosen[wanted] = choose_device(wanted, self.devices, self.default, soft=self.soft)
             except InvalidArgumentError as error:
                 raise InvalidArgumentError(f"{describe(t)} cannot be placed: {error}") from None
-        return self.chosen[t.device]
+        return self.chosen[wanted]
+
+    def _why_not_on_xla(self, t: Tensor) -> str:
+        """Return why an op does not run on a TPU, where the sizes of its inputs are known."""
+        computes = t.op is not None and not t.op.external and t not in self.feeds
+        return refusal(t, self.specs) if computes and all(map(self.specs.exact, t.inputs)) else ""
 
     def _value(self, wanted: Tensor, device: str) -> Item:
         """Return the item that provides a value on a device; makes it, and the items that it needs."""

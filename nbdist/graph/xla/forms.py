@@ -16,14 +16,31 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.graph.op import OPS
+from nbdist.graph.compile.specs import Specs
+from nbdist.graph.op import OPS, show
 from nbdist.graph.ops.classify import TINY
 from nbdist.graph.ops.indexing import full_key
 from nbdist.graph.ops.random import PER_COUNT, mask_scale, mask_threshold
 from nbdist.graph.ops.windows import Pair, axes_of
+from nbdist.graph.tensor import Tensor
 
 FORMS: dict[str, Callable[..., Any]] = {}
-ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
+UPDATES: dict[str, Callable[..., list[Any]]] = {}
+"""Of ops that change variables and slots, as optimizers do: ``form(jax, *arrays, **attrs)`` returns the new
+values of all inputs in ``op.writes``, in their order."""
+
+
+def refusal(node: Tensor, specs: Specs) -> str:
+    """Return why XLA cannot compile an op, in words that follow its name; an empty text if it can."""
+    assert node.op is not None
+    if node.op.writes and node.op.name not in FORMS and node.op.name not in UPDATES:
+        return "changes a variable in a way that XLA cannot compile"
+    if node.op.has_value and not specs.exact(node):
+        return (
+            f"has the shape {show(specs[node].shape)}, with a size that depends on values; XLA compiles "
+            "static shapes. Use np.where in place of a mask as an index, say"
+        )
+    return ""
 
 
 def form(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.xla.trace import jax_module
+from nbdist.graph.xla.devices import jax_module
 
 
 class FunctionalArray(NDArrayOperatorsMixin):

@@ -14,35 +14,21 @@ Values have the dtypes of the graph, int64 and float64 included: run the functio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError, MissingExtra
+from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.buffers import dummy
 from nbdist.graph.compile.partition import describe
 from nbdist.graph.compile.specs import Specs, value_order
 from nbdist.graph.op import Shape, show
 from nbdist.graph.tensor import Constant, Tensor, Variable
-from nbdist.graph.xla.forms import ASSIGNMENTS, FORMS
+from nbdist.graph.xla.devices import jax_module
+from nbdist.graph.xla.forms import FORMS, UPDATES, refusal
 
 Pure: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
 """``function(fed, values) -> (fetched, new values)``."""
-
-
-def jax_module() -> Any:
-    """Return jax; MissingExtra if it is not installed."""
-    try:
-        import jax
-    except ImportError as error:
-        raise MissingExtra("jax", "programs for XLA (TPU devices)") from error
-    return jax
-
-
-def wide_types() -> AbstractContextManager[Any]:
-    """A context in which JAX keeps 64-bit dtypes in this thread; by default it makes 32-bit ones of them."""
-    return jax_module().enable_x64(True)  # type: ignore[no-any-return]
 
 
 def pure_function(
@@ -83,9 +69,9 @@ def pure_function(
                 found[node] = jax.numpy.asarray(node.value, node.dtype)
             elif node.op is not None and node.op.has_value:
                 arguments = [_argument(node, i, found, current, specs) for i in range(len(node.inputs))]
-                found[node] = _value(jax, node, arguments, specs)
-                for i in node.op.writes:
-                    current[node.inputs[i]] = found[node]
+                found[node], written = _value(jax, node, arguments, specs)
+                for i, new in zip(sorted(node.op.writes), written, strict=True):
+                    current[node.inputs[i]] = new
         for variable, new in (updates or {}).items():
             current[variable] = found[new]
         return [found[t] for t in fetches], [current[v] for v in variables]
@@ -104,12 +90,18 @@ def _argument(
     return current[source] if source in current else found[source]
 
 
-def _value(jax: Any, node: Tensor, arguments: Sequence[Any], specs: Specs) -> Any:
-    """Run one op on tracers; name it in an error."""
+def _value(jax: Any, node: Tensor, arguments: Sequence[Any], specs: Specs) -> tuple[Any, list[Any]]:
+    """Run one op on tracers; return its value, and those of the variables that it changes.
+
+    An error names the op.
+    """
     assert node.op is not None
     op, spec = node.op, specs[node]
+    written: list[Any] = []
     try:
-        if op.name in FORMS:
+        if op.name in UPDATES:
+            value, *_ = written = UPDATES[op.name](jax, *arguments, **node.attrs)
+        elif op.name in FORMS:
             value = FORMS[op.name](jax, *arguments, **node.attrs)
         elif not node.inputs:  # such as an initial value: a constant of the function
             value = op.forward(np, **node.attrs)
@@ -130,7 +122,8 @@ def _value(jax: Any, node: Tensor, arguments: Sequence[Any], specs: Specs) -> An
         raise InvalidArgumentError(
             f"{describe(node)}: its spec is {show(spec.shape)}, its value under XLA is {show(value.shape)}"
         )
-    return value if value.dtype == spec.dtype else value.astype(spec.dtype)
+    value = value if value.dtype == spec.dtype else value.astype(spec.dtype)
+    return value, written or [value for _ in op.writes]
 
 
 def _check(
@@ -149,12 +142,5 @@ def _check(
                 f"{describe(node)} communicates, and XLA compiles a function of arrays: leave it out of the "
                 "step, or use another strategy"
             )
-        if node.op.writes and node.op.name not in ASSIGNMENTS:
-            raise InvalidArgumentError(
-                f"{describe(node)} changes a variable in a way that XLA cannot compile"
-            )
-        if node.op.has_value and not specs.exact(node):
-            raise InvalidArgumentError(
-                f"{describe(node)} has the shape {show(specs[node].shape)}, with a size that depends on "
-                "values; XLA compiles static shapes. Use np.where in place of a mask as an index, say"
-            )
+        if reason := refusal(node, specs):
+            raise InvalidArgumentError(f"{describe(node)} {reason}")

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -284,10 +285,13 @@ class VariableFiles:
                     if cell.lock is not None:
                         held.enter_context(cell.lock)
                     cell.ready = False
-                    for overlap in part.overlaps:
-                        _read(readers.open(overlap.stored.file), part, overlap, cell.array)
-                        self._check_open()
+                    cell.write(partial(self._fill, readers, part))
                     cell.ready = True
+
+    def _fill(self, readers: _Readers, part: RestoredPart, into: Array) -> None:
+        for overlap in part.overlaps:
+            _read(readers.open(overlap.stored.file), part, overlap, into)
+            self._check_open()
 
     def _cells(self, request: SaveRequest) -> dict[str, Cell]:
         cells: dict[str, Cell] = {}

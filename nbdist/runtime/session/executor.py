@@ -40,13 +40,21 @@ from types import ModuleType
 from typing import Any, Literal
 
 from nbdist.errors import AbortedError, DataLossError, FailedPreconditionError, UnavailableError
-from nbdist.graph.backend import Array, backend, to_device, to_host
+from nbdist.graph.backend import Array, to_device, to_host
 from nbdist.graph.compile.partition import Piece
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Tensor
 from nbdist.metrics.timeline import Span
 from nbdist.runtime.session.datasets import Sources
-from nbdist.runtime.session.program import Containers, Mark, PieceProgram, Rendezvous, Scratch, spans_of
+from nbdist.runtime.session.program import (
+    Containers,
+    Mark,
+    PieceProgram,
+    Rendezvous,
+    Scratch,
+    edge_module,
+    spans_of,
+)
 from nbdist.runtime.session.resources import Client, Resources
 from nbdist.runtime.session.store import LOOK_EVERY, Store, Waiting
 from nbdist.wire.channel.sender import Address, Message, MessageReceiver, MessageSender
@@ -192,7 +200,7 @@ class Executor:
         self._check_reset()
         rendezvous = Rendezvous()
         kind = piece.device.rpartition("device:")[2]
-        xp = backend(kind)
+        xp = edge_module(kind)
         resources = Resources(
             self.store, containers, kind, self._waiting, session=self._sources, client=self._client
         )

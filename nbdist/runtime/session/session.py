@@ -330,9 +330,15 @@ class Session:
             self._engine.describe_tasks(sorted({t.device for t in value_order(wanted) if t.device}))
         devices = self.devices
         default = self._engine.default if self._engine else HERE
-        return partition(
-            wanted, feeds=feeds, shapes=shapes, devices=devices, default=default, soft=self._soft
-        )
+        try:
+            return partition(
+                wanted, feeds=feeds, shapes=shapes, devices=devices, default=default, soft=self._soft
+            )
+        except InvalidArgumentError as error:
+            reason = self._engine.why_no_tpu() if self._engine and "device:TPU" in str(error) else ""
+            if not reason:
+                raise
+            raise InvalidArgumentError(f"{error} ({reason})") from None
 
     @contextmanager
     def _lane(self) -> Iterator[SessionThread]:

@@ -21,14 +21,16 @@ import numpy as np
 from nbdist.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
 from nbdist.graph.backend import Array, backend
 from nbdist.graph.compile.specs import size_of
+from nbdist.graph.device import is_tpu
 from nbdist.graph.op import Spec, show
+from nbdist.graph.xla.devices import on_device
 
 
 @dataclass(eq=False)
 class Cell:
     """A variable's memory; ``ready`` once it was assigned.
 
-    ``lock`` is there once something changes it with ``use_locking``; then all take it.
+    ``lock`` is there once something changes it with ``use_locking``, and always on a TPU; then all take it.
     """
 
     container: str
@@ -36,6 +38,16 @@ class Cell:
     array: Array
     ready: bool = False
     lock: threading.Lock | None = None
+    device: str = "CPU:0"
+
+    def write(self, fill: Callable[[Array], object]) -> None:
+        """Have ``fill(array)`` write a new value; on a TPU into memory of the host, which is then sent."""
+        if not is_tpu(self.device):
+            fill(self.array)
+            return
+        new = np.empty(self.array.shape, self.array.dtype)
+        fill(new)
+        self.array = on_device(new, self.device)
 
 
 class Store:
@@ -54,6 +66,7 @@ class Store:
         self._cells: dict[tuple[str, str, str], Cell] = {}
         self._shared: dict[tuple[str, str, str], tuple[Hashable, Shared[Any]]] = {}
         self._taken: dict[object, int] = {}
+        self._device_locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def cell(self, container: str, name: str, spec: Spec, device: str = "CPU:0") -> Cell:
@@ -67,7 +80,7 @@ class Store:
             if cell is None:
                 self._check_room(size_of(spec), f"variable {name!r} {show(spec.shape)} {spec.dtype}")
                 shape = tuple(n or 0 for n in spec.shape)
-                cell = self._cells[key] = Cell(container, name, backend(device).empty(shape, spec.dtype))
+                cell = self._cells[key] = self._new_cell(container, name, Spec(shape, spec.dtype), device)
             found = Spec(tuple(cell.array.shape), np.dtype(cell.array.dtype))
             if found != Spec(spec.shape, spec.dtype):
                 raise InvalidArgumentError(
@@ -76,6 +89,14 @@ class Store:
                     "is this another model? Empty the container with Session.reset, or use container(...)"
                 )
             return cell
+
+    def _new_cell(self, container: str, name: str, spec: Spec, device: str) -> Cell:
+        if not is_tpu(device):
+            return Cell(container, name, backend(device).empty(spec.shape, spec.dtype), device=device)
+        # A program replaces the arrays of its variables: others look at them when it is done.
+        lock = self._device_locks.setdefault(device, threading.Lock())
+        array = on_device(np.zeros(spec.shape, spec.dtype), device)
+        return Cell(container, name, array, lock=lock, device=device)
 
     def find(self, container: str, name: str, device: str = "CPU:0") -> Cell | None:
         """Return the memory of a variable; None if no graph has used it."""
