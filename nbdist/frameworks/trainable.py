@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ import numpy as np
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
+from nbdist.train.context import MODEL
 from nbdist.train.strategy import Trainable
+from nbdist.train.tensorfile import write_tensors
 
 
 class FrameworkModel(Trainable):
@@ -128,6 +131,13 @@ class FrameworkModel(Trainable):
     def all_arrays(self, values: Sequence[Array]) -> list[Array]:
         """Return the parameters, then the states."""
         return [*values, *(array for _, array in self.states)]
+
+    def write(self, values: Sequence[Array], folder: Path) -> Path:
+        """Write a checkpoint: ``values`` for the parameters, and the states, by name."""
+        names = [name for name, _ in (*self.variables, *self.states)]
+        path = folder / MODEL
+        write_tensors(path, dict(zip(names, self.all_arrays(values), strict=True)), {})
+        return path
 
     def remember(self) -> Callable[[], object]:
         """Return what gives the states the values back that they have now."""

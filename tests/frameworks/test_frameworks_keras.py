@@ -1,10 +1,11 @@
-"""`nb.frameworks.keras` on real engines: `model.fit` under strategies, with both backends.
+"""`nb.frameworks.keras` on real engines, with both backends: `model.fit` of strategies against Keras's own.
 
-Keras has one backend in a process: workers 0 and 1 have JAX, and worker 2 has torch.
+Keras has one backend in a process; a body that wants another one imports Keras anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,49 +20,153 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engines, pytest.mark.frameworks]
 
-MODEL = """
-import os
+KERAS = """
+import os, sys
 os.environ["KERAS_BACKEND"] = "CHOSEN"
+if "keras" in sys.modules and sys.modules["keras"].backend.backend() != "CHOSEN":
+    for name in [one for one in sys.modules if one.partition(".")[0] == "keras"]:
+        del sys.modules[name]
 import keras, numpy as np
-
-x = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+x = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
 y = (x @ np.arange(4) - 1).astype(np.float32)[:, None]
-layer = keras.layers.Dense(1, kernel_initializer="zeros")
-model = keras.Sequential([keras.Input((4,)), layer])
-model.compile(OPTIMIZER, "mse", metrics=["mae"])
 """
-FIT = """
-model = nb.frameworks.keras.wrap(model)
-history = model.fit(x, y, batch_size=30, epochs=6, verbose=0)
+MODEL = """
+def make():
+    first, second = (keras.initializers.GlorotUniform(seed=seed) for seed in (1, 2))
+    layers = [keras.layers.Dense(5, "tanh", kernel_initializer=first, kernel_regularizer="l2"),
+              keras.layers.Dense(1, kernel_initializer=second)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(OPTIMIZER, "mse", metrics=["mae"])
+    return model
+how = dict(batch_size=8, epochs=3, shuffle=False, verbose=0)
+"""
+TRAINED = """
+model = nb.frameworks.keras.wrap(make())
+history = model.fit(x, y, **how, **more)
 weights = model.get_weights()
 """
-CASES = {
-    "jax-multi_worker": ("jax", Options(on="worker:0-1", strategy="multi_worker")),
-    "jax-ps": ("jax", Options(on="worker:0-1", strategy="ps", synchronous=True)),
-    "torch-ps": ("torch", Options(on="worker:2", strategy="ps", synchronous=True)),
-    "torch-multi_worker": ("torch", Options(on="worker:2", strategy="multi_worker")),
+COMPARED = (
+    TRAINED
+    + """
+plain = make()
+expected = plain.fit(x, y, **how, **more).history
+own = plain.get_weights()
+"""
+)
+SGD = "keras.optimizers.SGD(0.1, momentum=0.9)"
+ADAM = "keras.optimizers.Adam(0.01)"
+TOGETHER = {
+    "multi_worker": (Options(strategy="multi_worker"), SGD),
+    "ring": (Options(strategy="multi_worker", collective="ring"), ADAM),
+    "mirrored": (Options(strategy="mirrored"), ADAM),
+    "sharded": (Options(strategy="sharded"), ADAM),
+    "central": (Options(strategy="central"), SGD),
+    "ps": (Options(strategy="ps", synchronous=True), ADAM),
 }
 
 
-def trained() -> tuple[Any, float]:
-    """Return weights and bias after six steps of gradient descent, in NumPy."""
-    x = np.random.default_rng(0).normal(size=(30, 4))
-    y, w, b = x @ np.arange(4) - 1, np.zeros(4), 0.0
-    for _ in range(6):
-        error = x @ w + b - y
-        w, b = w - 0.2 * x.T @ error / len(error), b - 0.2 * error.mean()
-    return w, b
+def body(backend: str, optimizer: str, code: str, more: str = "") -> str:
+    texts = KERAS.replace("CHOSEN", backend), MODEL.replace("OPTIMIZER", optimizer), f"more = dict({more})\n"
+    return "".join(texts) + code
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_model_fit_makes_the_steps_of_one_device(cluster: Cluster, case: str) -> None:
-    backend, options = CASES[case]
-    body = MODEL.replace("CHOSEN", backend).replace("OPTIMIZER", "keras.optimizers.SGD(0.1)")
-    results = start_run(body + FIT, options, cluster=cluster).wait().results
-    weights, bias = trained()
-    np.testing.assert_allclose(results["weights"][0][:, 0], weights, atol=1e-4)
-    np.testing.assert_allclose(results["weights"][1], bias, atol=1e-4)
+@pytest.fixture(scope="module")
+def plain(cluster: Cluster) -> Callable[[str, str], list[Any]]:
+    """Returns the weights that Keras trains by itself, with a backend and an optimizer."""
+    known: dict[tuple[str, str], list[Any]] = {}
+
+    def weights(backend: str, optimizer: str) -> list[Any]:
+        if (backend, optimizer) not in known:
+            text = body(
+                backend, optimizer, "model = make(); model.fit(x, y, **how)\nfound = model.get_weights()"
+            )
+            results = start_run(text, Options(on="worker:0"), cluster=cluster).wait().results
+            known[backend, optimizer] = results["found"]
+        return known[backend, optimizer]
+
+    return weights
+
+
+def require_equal(weights: list[Any], expected: list[Any]) -> None:
+    for found, one in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(found, one, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("case", TOGETHER)
+def test_replicas_in_step_train_as_keras_does(
+    cluster: Cluster, plain: Callable[[str, str], list[Any]], case: str, backend: str
+) -> None:
+    options, optimizer = TOGETHER[case]
+    expected = plain(backend, optimizer)
+    results = start_run(body(backend, optimizer, TRAINED), options, cluster=cluster).wait().results
+    require_equal(results["weights"], expected)
     assert list(results["history"].history) == ["loss", "mae"]
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize(
+    "options",
+    [Options(strategy="ps"), Options(strategy="elastic", every=2)],
+    ids=["ps", "elastic"],
+)
+def test_replicas_at_their_own_pace_learn(cluster: Cluster, options: Options, backend: str) -> None:
+    text = body(backend, "'adam'", "model = nb.frameworks.keras.wrap(make())\nfound = []\n", "epochs=20")
+    text += """
+model.compile(keras.optimizers.Adam(0.05), "mse")
+model.fit(x, y, 4, 20)
+loss = float(np.mean((model.predict(x, verbose=0) - y) ** 2))
+"""
+    results = start_run(text, options, cluster=cluster).wait().results
+    assert results["loss"] < 5.0  # the labels' variance is 14
+
+
+WEIGHTS = "np.linspace(0, 2, 24, dtype=np.float32)"
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize(
+    "more",
+    [f"sample_weight={WEIGHTS}, validation_split=0.25", "class_weight={0: 0.5, 1: 3.0, -2: 2.0}"],
+    ids=["sample_weight", "class_weight"],
+)
+def test_weights_and_held_out_rows_are_those_of_keras(cluster: Cluster, more: str, backend: str) -> None:
+    options = Options(on="worker:0-1", strategy="multi_worker")
+    results = start_run(body(backend, SGD, COMPARED, more), options, cluster=cluster).wait().results
+    require_equal(results["weights"], results["own"])
+    if "split" in more:
+        found = results["history"]["val_loss"]
+        np.testing.assert_allclose(found, results["expected"]["val_loss"], rtol=1e-3)
+
+
+SEVERAL = """
+a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+model = keras.Model([a, b], keras.layers.BatchNormalization()(keras.layers.Dense(1)(a + b)))
+model.compile("sgd", "mse")
+class Seen(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        seen.append((sorted(logs), error()))
+def error():
+    return float(np.square(model.predict({"a": x, "b": x}, verbose=0) - y).mean())
+seen = []
+stop = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
+rows = nb.data.Dataset.from_arrays({"a": x, "b": x}, y).batch(12)
+history = nb.frameworks.keras.fit(model, rows, epochs=6, callbacks=[Seen(), stop], validation_data=rows)
+error = error()
+"""
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_callbacks_see_and_restore_the_weights_of_a_model_of_several_inputs(
+    cluster: Cluster, backend: str
+) -> None:
+    text = KERAS.replace("CHOSEN", backend) + SEVERAL
+    results = start_run(text, Options(strategy="multi_worker"), cluster=cluster).wait().results
+    seen, validated = results["seen"], results["history"]["val_loss"]
+    assert seen[0][0] == ["loss", "val_loss"]
+    np.testing.assert_allclose([error for _, error in seen], validated, rtol=1e-3)
+    assert len(seen) == 2  # val_loss falls, and "max" calls that worse
+    assert results["error"] == pytest.approx(validated[0], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -69,15 +174,18 @@ def test_model_fit_makes_the_steps_of_one_device(cluster: Cluster, case: str) ->
     [
         ("keras.optimizers.Lion(0.1)", "", "has none of Keras's Lion"),
         ("keras.optimizers.SGD(0.1, clipnorm=1.0)", "", r"SGD\(clipnorm=1.0\) has no equal here"),
-        ("'sgd'", "class_weight={}", "class_weight is not known under a strategy"),
+        ("'sgd'", "initial_epoch=1", "initial_epoch is not known under a strategy"),
         ("'sgd'", "callbacks=[keras.callbacks.ReduceLROnPlateau()]", "changes the learning rate"),
+        ("'sgd', keras.losses.MeanSquaredError('sum')", "", r"reduction='sum'\) is no mean"),
+        ("'sgd'", "validation_split=0.99", "leaves examples on both sides, got 0.99 of 24 examples"),
     ],
-    ids=["optimizer", "setting", "argument", "callback"],
+    ids=["optimizer", "setting", "argument", "callback", "loss", "split"],
 )
 def test_what_cannot_be_followed_is_refused(
     cluster: Cluster, optimizer: str, more: str, message: str
 ) -> None:
-    body = MODEL.replace("CHOSEN", "jax").replace("OPTIMIZER", optimizer)
-    body += FIT.replace("verbose=0", more or "verbose=0")
+    optimizer, _, loss = optimizer.partition(", keras.losses")
+    text = body("jax", optimizer, "nb.frameworks.keras.wrap(make()).fit(x, y, **how, **more)", more)
+    text = text.replace('"mse"', f"keras.losses{loss}" if loss else '"mse"')
     with pytest.raises(WorkerError, match=message):
-        start_run(body, Options(on="worker:0", strategy="one_device"), cluster=cluster).wait()
+        start_run(text, Options(on="worker:0-1", strategy="multi_worker"), cluster=cluster).wait()

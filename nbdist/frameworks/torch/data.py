@@ -12,26 +12,15 @@ the number of workers, and no DistributedSampler is needed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from nbdist.data import Dataset
 from nbdist.data.foreign import to_numpy
-from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
+from nbdist.frameworks.batches import Batches, nested
 from nbdist.graph.backend import Array
 
 ROWS = 32  # of a batch, where none is given
-
-
-@dataclass(frozen=True)
-class Batches:
-    """Batches of flat tuples of arrays, and what makes the element for the model of a share of one."""
-
-    dataset: Dataset
-    opened: Callable[[tuple[Array, ...]], Any]
-    note: str = ""
-    """What a user should know."""
 
 
 def training_data(data: Any, batch_size: int | None = None, shuffle: bool = True) -> Batches:
@@ -52,34 +41,20 @@ def training_data(data: Any, batch_size: int | None = None, shuffle: bool = True
         )
     rows = ROWS if batch_size is None else batch_size
     if isinstance(data, Dataset):
-        return _nested(data)
+        return nested(data)
     if isinstance(data, torch_data.DataLoader):
         return _of_loader(data)
     if isinstance(data, torch_data.Dataset) and hasattr(data, "__len__"):
         return _by_row(data, torch_data.default_collate, rows, shuffle)
     if isinstance(data, torch_data.IterableDataset):
-        return _nested(Dataset.from_torch(data).batch(rows))
+        return nested(Dataset.from_torch(data).batch(rows))
     if isinstance(data, (tuple, list)) and data and all(hasattr(part, "shape") for part in data):
         found = Dataset.from_arrays(*map(to_numpy, data))
-        return _nested((found.shuffle(max(len(found), 1)) if shuffle else found).batch(rows))
+        return nested((found.shuffle(max(len(found), 1)) if shuffle else found).batch(rows))
     raise InvalidArgumentError(
         "fit takes a DataLoader or Dataset of PyTorch, an nb.data.Dataset of batches, or a tuple of arrays "
         f"or tensors, got {type(data).__name__}"
     )
-
-
-def _nested(dataset: Dataset) -> Batches:
-    """Return a dataset of batches with any nested elements."""
-    spec = dataset.element_spec
-    if isinstance(spec, tuple) and not any(isinstance(part, (tuple, dict)) for part in spec):
-        return Batches(dataset, tuple)
-    if not isinstance(spec, (tuple, dict)):
-        return Batches(dataset, lambda batch: batch[0])
-    return Batches(dataset.map(_leaves), lambda batch: rebuild(spec, list(batch)))
-
-
-def _leaves(*element: Any) -> tuple[Any, ...]:
-    return tuple(leaves_of(element))
 
 
 def _of_loader(loader: Any) -> Batches:
@@ -92,7 +67,7 @@ def _of_loader(loader: Any) -> Batches:
             "itself: drop the sampler, and say shuffle=True"
         )
     if loader.batch_size is None:
-        return _nested(Dataset.from_torch(loader))
+        return nested(Dataset.from_torch(loader))
     plain = type(loader.sampler) in samplers and type(loader.batch_sampler) is torch_data.BatchSampler
     if (
         not plain
@@ -103,18 +78,13 @@ def _of_loader(loader: Any) -> Batches:
             f"the DataLoader's {type(loader.sampler).__name__} draws in its own order on each worker: seed "
             "torch alike on all of them"
         )
-        return _nested_with(Dataset.from_torch(loader), note)
+        return nested(Dataset.from_torch(loader), note)
     shuffle = isinstance(loader.sampler, torch_data.RandomSampler)
     note = (
         f"num_workers={loader.num_workers} of the DataLoader is not used: each worker reads the rows of its "
         "share itself (nb.data.Dataset reads ahead)" if loader.num_workers else ""
     )  # fmt: skip
     return _by_row(loader.dataset, loader.collate_fn, loader.batch_size, shuffle, loader.drop_last, note)
-
-
-def _nested_with(dataset: Dataset, note: str) -> Batches:
-    found = _nested(dataset)
-    return Batches(found.dataset, found.opened, note)
 
 
 def _by_row(

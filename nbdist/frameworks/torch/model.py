@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +25,6 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
 from nbdist.optim.precision import LossScale
-from nbdist.train.context import MODEL
-from nbdist.train.tensorfile import write_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -232,13 +229,6 @@ class TorchModel(FrameworkModel):
         for number, parameter in enumerate(self._parameters):
             self._hand_over(number, parameter)
         self._ready = None
-
-    def write(self, values: Sequence[Array], folder: Path) -> Path:
-        """Write a checkpoint: the module's state, with ``values`` for its parameters."""
-        names = [name for name, _ in (*self.variables, *self.states)]
-        path = folder / MODEL
-        write_tensors(path, dict(zip(names, self.all_arrays(values), strict=True)), {})
-        return path
 
     def _clip(self, largest: float) -> None:
         import torch

@@ -1,0 +1,76 @@
+"""Callbacks of Keras in the training loop: `KerasCallbacks`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.frameworks.keras.model import KerasModel
+from nbdist.train.callbacks import Callback
+from nbdist.train.context import current
+
+RATE_CALLBACKS = ("LearningRateScheduler", "ReduceLROnPlateau")
+WRITERS = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")
+"""What writes files, which the chief writes for all."""
+
+
+class KerasCallbacks(Callback):
+    """Calls the methods of Keras's callbacks for trainings and epochs; the model has the newest weights.
+
+    Replicas other than the chief have no ``val_`` values and leave out what monitors these, and what writes
+    files.
+    """
+
+    def __init__(self, trained: KerasModel, callbacks: Sequence[Any], epochs: int) -> None:
+        import keras
+
+        for one in callbacks:
+            if not isinstance(one, keras.callbacks.Callback):
+                raise InvalidArgumentError(f"fit: {one!r} is not a callback of Keras or nbdist")
+            if type(one).__name__ in RATE_CALLBACKS:
+                raise InvalidArgumentError(
+                    f"fit: {type(one).__name__} changes the learning rate of Keras's optimizer, and the "
+                    "strategy makes the updates: change it in the live view, or leave the callback out"
+                )
+        chosen = [one for one in callbacks if current().is_chief or not of_the_chief(one)]
+        self._trained, self._model = trained, trained.compiled.model
+        params = {"verbose": 0, "epochs": epochs, "steps": None}
+        self._all = keras.callbacks.CallbackList(chosen, model=self._model, **params)
+        self._weights: list[Any] | None = None
+
+    def on_train_begin(self) -> None:
+        """Begin the training and its first epoch."""
+        self._model.stop_training = False
+        self._all.on_train_begin()
+        self._all.on_epoch_begin(0)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        """End an epoch, and begin the next; Keras counts from 0."""
+        self._trained.show()
+        self._all.on_epoch_end(epoch, dict(logs))
+        self.stop_training = bool(self._model.stop_training)
+        if not self.stop_training:
+            self._all.on_epoch_begin(epoch + 1)
+
+    def on_train_end(self) -> None:
+        """End the training, with the trained weights; a callback may give the model other ones."""
+        self._trained.unbind()
+        before = self._model.get_weights()
+        self._all.on_train_end()
+        after = self._model.get_weights()
+        if any((one != other).any() for one, other in zip(before, after, strict=True)):
+            self._weights = after
+
+    def restore(self) -> None:
+        """Give the model the weights that a callback has given it at the end, as EarlyStopping does."""
+        if self._weights is not None:
+            self._model.set_weights(self._weights)
+
+
+def of_the_chief(callback: Any) -> bool:
+    """Return whether a callback is called on the chief only."""
+    import keras
+
+    kinds = tuple(getattr(keras.callbacks, name) for name in WRITERS)
+    return isinstance(callback, kinds) or str(getattr(callback, "monitor", "")).startswith("val_")
