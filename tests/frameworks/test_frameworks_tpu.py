@@ -205,7 +205,8 @@ import numpy as np, jax
 from nbdist.graph.op import OPS, Example
 from nbdist.graph.tensor import Graph, placeholder, record
 from nbdist.graph.xla.forms import FORMS
-from nbdist.graph.xla.trace import pure_function, wide_types
+from nbdist.graph.xla.devices import wide_types
+from nbdist.graph.xla.trace import pure_function
 
 rng = np.random.default_rng(0)
 besides = {
@@ -262,7 +263,7 @@ def test_ops_have_the_values_of_numpy(cluster: Cluster) -> None:
     assert run.results["wrong"] == []
     assert run.results["missing"] == ["all_reduce", "assign", "assign_add", "assign_sub"]
     assert re.match(
-        r"'distinct_rows' \(distinct_rows, made at the cell line 50\) has the shape \(\?,\), with a size",
+        r"'distinct_rows' \(distinct_rows, made at the cell line 51\) has the shape \(\?,\), with a size",
         run.results["refused"],
     )
 
