@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from nbdist.frameworks.patches import Patches
 from nbdist.frameworks.reporting import CHANGES
 from nbdist.frameworks.torch.step_hooks import TorchOptimizers
+from nbdist.frameworks.torch.step_parts import StepParts
 from nbdist.frameworks.torch.trial_state import TorchState
 from nbdist.train.context import Context
 
@@ -26,7 +27,9 @@ def seen_and_steered(framework: str, context: Context) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(Patches(CHANGES))
         if framework == "torch":
-            optimizers = stack.enter_context(TorchOptimizers(context))
+            parts = StepParts(context.progress.spent, context.step_log)
+            stack.enter_context(Patches(parts.changes))
+            optimizers = stack.enter_context(TorchOptimizers(context, parts))
             if states is not None:  # a trial of a sweep: its states are torch's, not those of nbdist's models
                 context.states = None
                 stack.callback(setattr, context, "states", states)

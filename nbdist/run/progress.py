@@ -173,6 +173,8 @@ class ProgressTracker:
         self._began: float | None = None
         self._last: float | None = None
         self._stragglers = Stragglers(replicas)
+        self._transfers_in_waits = False
+        """Whether the time that replicas wait includes that of transfers: a framework's own calls do both."""
         self._rested, self._paused_since = 0.0, None  # type: float, float | None
         self._servers: list[str] = []
         self._lost_servers: list[str] = []
@@ -221,8 +223,14 @@ class ProgressTracker:
             latest.past = deque((t + now - latest.at, own, s, e) for t, own, s, e in latest.past)
         latest.at = now
         latest.last = self._last = now
+        self._transfers_in_waits |= bool(progress.get("together"))
         self._stragglers.update(
-            replica, latest.step, progress.get("spent", {}), now, progress.get("trainings", 0)
+            replica,
+            latest.step,
+            progress.get("spent", {}),
+            now,
+            progress.get("trainings", 0),
+            transfers_in_waits=self._transfers_in_waits,
         )
         if latest.state != PAUSED:
             latest.past.append((now, own, latest.step, latest.examples))
@@ -341,6 +349,9 @@ class ProgressTracker:
             total = sum(known) - begun if len(known) == len(totals) and known else None
         states = {latest.state for latest in self._latest if latest.state not in ABSENT} or {LOST}
         left = (total - step) / rate if total is not None and rate > 0 else None
+        spent = [latest.spent for latest in self._latest]
+        if self._transfers_in_waits:
+            spent = with_exchange(spent)
         furthest = max(self._latest, key=lambda latest: (latest.state not in ABSENT, latest.epoch or 0))
         return Standing(
             state=next((state for state in (RUNNING, PAUSED) if state in states), min(states)),
@@ -356,7 +367,7 @@ class ProgressTracker:
                     latest.step,
                     rates[i][0],
                     _staleness(store, i),
-                    latest.spent,
+                    spent[i],
                     latest.dropped,
                     latest.skipped,
                     latest.rested,
@@ -404,6 +415,21 @@ def _staleness(store: RunStore, replica: int) -> float | None:
     return None if last is None else float(last.value)
 
 
+def with_exchange(spent: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Return seconds by part with the transfers, which waits include, as "exchange".
+
+    They are the least that any replica waits: the last one to arrive waits for no other.
+
+    >>> with_exchange([{"compute": 1.0, "wait": 4.0}, {"compute": 4.0, "wait": 1.0}])[0]
+    {'compute': 1.0, 'wait': 3.0, 'exchange': 1.0}
+    """
+    least = min((parts["wait"] for parts in spent if parts.get("wait")), default=0.0)
+    return [
+        {**parts, "wait": parts["wait"] - least, "exchange": least} if parts.get("wait") else parts
+        for parts in spent
+    ]
+
+
 # Straggler detection from the replicas' step times. Pure.
 #
 # A replica says ten times a second how many steps it has made and how long it was busy in all of them: with
@@ -443,21 +469,26 @@ class Stragglers:
         self._lately = [_Lately() for _ in range(replicas)]
 
     def update(
-        self, replica: int, step: int, spent: Mapping[str, float], now: float, training: int = 1
+        self,
+        replica: int,
+        step: int,
+        spent: Mapping[str, float],
+        now: float,
+        training: int = 1,
+        *,
+        transfers_in_waits: bool = False,
     ) -> None:
         """Take in how far a replica is, and its busy seconds so far; only those of one training compare."""
         lately = self._lately[replica]
         if training != lately.training or step < lately.step:
             self._lately[replica] = lately = _Lately(training)
-        if not lately.add(step, sum(spent.get(part, 0.0) for part in BUSY), now):
+        if not lately.add(step, sum(spent.get(part, 0.0) for part in BUSY), spent.get("wait", 0.0), now):
             return
-        others = [
-            one.typical
-            for one in self._lately
-            if one is not lately and one.typical is not None and one.training == training
-        ]
+        known = [one for one in self._lately if one.typical is not None and one.training == training]
+        others = [one.typical for one in known if one is not lately and one.typical is not None]
         if others and lately.typical is not None:
-            lately.compare(median(others))
+            transfer = min(one.waits for one in known) if transfers_in_waits else 0.0
+            lately.compare(median(others), transfer)
 
     def add(self) -> None:
         """Take in one more replica."""
@@ -486,41 +517,47 @@ class _Lately:
     """Seconds of a step; None before enough is known."""
     quick: float = 0.0
     """Seconds of a step in its quick intervals."""
+    waits: float = 0.0
+    """Seconds that a step waits."""
     _busy: float = 0.0
+    _waited: float = 0.0
     _at: float | None = None
-    _intervals: deque[tuple[int, float, float]] = field(default_factory=deque)
-    """Steps, busy seconds of each, and how long it all took."""
+    _intervals: deque[tuple[int, float, float, float]] = field(default_factory=deque)
+    """Steps, busy and waiting seconds of each, and how long it all took."""
     _steps: int = 0
     _took: float = 0.0
     _in_a_row: int = 0
 
-    def add(self, step: int, busy: float, now: float) -> bool:
+    def add(self, step: int, busy: float, waited: float, now: float) -> bool:
         """Take in a word; whether an interval has ended with it."""
         if self._at is None:
-            self.step, self._busy, self._at = step, busy, now
+            self.step, self._busy, self._waited, self._at = step, busy, waited, now
             return False
         steps = step - self.step
         if steps < 1:
             return False
         took = now - self._at
-        self._intervals.append((steps, max(0.0, busy - self._busy) / steps, took))
+        each = max(0.0, busy - self._busy) / steps
+        self._intervals.append((steps, each, max(0.0, waited - self._waited) / steps, took))
         self._steps, self._took = self._steps + steps, self._took + took
-        self.step, self._busy, self._at = step, busy, now
-        oldest, _, long = self._intervals[0]
+        self.step, self._busy, self._waited, self._at = step, busy, waited, now
+        oldest, *_, long = self._intervals[0]
         while self._steps - oldest >= STEPS and self._took - long >= SECONDS:  # enough without it
             self._intervals.popleft()
             self._steps, self._took = self._steps - oldest, self._took - long
-            oldest, _, long = self._intervals[0]
+            oldest, *_, long = self._intervals[0]
         if self._steps >= STEPS and self._took >= SECONDS:
-            each = sorted(each for _, each, _ in self._intervals)
-            self.typical, self.quick = median(each), each[int(QUICK * len(each))]
+            every = sorted(busy for _, busy, _, _ in self._intervals)
+            self.typical, self.quick = median(every), every[int(QUICK * len(every))]
+            self.waits = median(waits for _, _, waits, _ in self._intervals)
         return True
 
-    def compare(self, others: float) -> None:
-        """Decide, given the others' step."""
+    def compare(self, others: float, transfer: float) -> None:
+        """Decide, given the busy seconds of the others' step, and those of the transfer in every step."""
         assert self.typical is not None
-        self.times = self.typical / others if others > 0 else 1.0
-        slow = self.times >= SLOW and self.quick >= NORMAL * others
+        others, quick = others + transfer, self.quick + transfer
+        self.times = (self.typical + transfer) / others if others > 0 else 1.0
+        slow = self.times >= SLOW and quick >= NORMAL * others
         self._in_a_row = self._in_a_row + 1 if slow else 0
-        stays = self.named and self.times >= NORMAL and self.quick >= others
+        stays = self.named and self.times >= NORMAL and quick >= others
         self.named = self._in_a_row >= IN_A_ROW or stays

@@ -142,6 +142,7 @@ class StepLog:
         """Record a step: (number, seconds for data, begun, seconds that the pull waited, pulled, computed,
         seconds that the push waited, pushed). Before the last there may be the seconds that the program and
         the push took on a GPU."""
+        self._parts = RingLog()
         self._pull: tuple[str, str] | None = None
         self._push = ("apply", "gradients")
         self._program = ("compute", "step")
@@ -150,6 +151,10 @@ class StepLog:
     def begin(self, replica: Replica) -> None:
         """Take note of what pulls and pushes are in the training that begins."""
         self._pull, self._push, self._program = replica.pull_is, replica.push_is, replica.program_is
+
+    def add_parts(self, step: int, parts: tuple[tuple[str, str, float, float], ...], ended: float) -> None:
+        """Record a step whose parts are known one by one: (kind, name, begun, ended) of each, in order."""
+        self._parts.add((step, parts, ended))
 
     def note(self, kind: str, name: str, begun: float, ended: float) -> None:
         """Record what was done between steps."""
@@ -164,6 +169,11 @@ class StepLog:
         ]
         return [
             *step_spans(self._ring_log.rows(), task, self.lane, self._pull, self._push, self._program),
+            *(
+                Span(task, self.lane, kind, name, begun, ended - begun, step)
+                for step, parts, _ in self._parts.rows()
+                for kind, name, begun, ended in parts
+            ),
             *between,
         ]
 

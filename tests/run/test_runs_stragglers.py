@@ -102,6 +102,18 @@ def test_a_single_pause_is_no_straggler(seed: int, count: int, pause: float, noi
         assert all(world.stragglers.slowness(i) is None for i in range(count))
 
 
+@pytest.mark.parametrize(("busy", "times"), [(0.03, 1.67), (0.012, None)], ids=["long", "short"])
+def test_what_a_framework_transfers_counts_in_every_step(busy: float, times: float | None) -> None:
+    """Replicas wait 20 ms for a transfer, and for the last one, which computes for ``busy`` and not 10 ms."""
+    stragglers = Stragglers(3)
+    for step in range(100):
+        now = step * (busy + 0.02)
+        for i, mine in enumerate((0.01, busy, 0.01)):
+            spent = {"compute": step * mine, "wait": step * (0.02 + busy - mine)}
+            stragglers.update(i, step, spent, now, transfers_in_waits=True)
+    assert [stragglers.slowness(i) for i in range(3)] == [None, times, None]
+
+
 def test_a_single_replica_is_not_slow() -> None:
     world = SimulatedReplicas(0, 1, 0.5)
     for _ in world.until(5.0):

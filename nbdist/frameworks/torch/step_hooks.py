@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import gc
 import json
-import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -27,8 +26,8 @@ from typing import Any, TypeAlias
 
 from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.steps import StepBoundary
+from nbdist.frameworks.torch.step_parts import StepParts
 from nbdist.train.context import MODEL, Context
-from nbdist.train.step_timing import StepAccount
 
 Optimizer: TypeAlias = Any
 TorchModule: TypeAlias = Any
@@ -38,18 +37,16 @@ GROUPS = "param_groups"
 
 
 class TorchOptimizers:
-    """All optimizers of one body. Use it in a ``with``, once torch is loaded."""
+    """All optimizers of one body. Use it in a ``with``, once torch is loaded; ``parts`` has their times."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, parts: StepParts) -> None:
         self._context = context
         self._boundary = StepBoundary(context, self, self._together)
-        self._account = StepAccount(context.progress.spent, context.step_log)
+        self._parts = parts
         self._factors: weakref.WeakKeyDictionary[Optimizer, float] = weakref.WeakKeyDictionary()
         self._scheduled: weakref.WeakKeyDictionary[Optimizer, list[Any]] = weakref.WeakKeyDictionary()
         self._stepping: list[int] = []
         self._cycle: set[int] = set()
-        self._begun: float | None = None
-        self._computed = 0.0
         self._stack = ExitStack()
 
     def __enter__(self) -> TorchOptimizers:
@@ -80,13 +77,12 @@ class TorchOptimizers:
         return bool(distributed.is_initialized() and distributed.get_world_size() > 1)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        now = time.perf_counter()
         if id(optimizer) in self._stepping:  # a step before has failed
             del self._stepping[self._stepping.index(id(optimizer)) :]
         self._stepping.append(id(optimizer))
         if len(self._stepping) > 1:
             return
-        self._computed = now
+        self._parts.begin_update()
         self._context.fitting = self._context.progress.together = self._together()
         if optimizer not in self._factors:
             self._factors[optimizer] = 1.0
@@ -116,19 +112,17 @@ class TorchOptimizers:
         if self._scheduled:
             self._restore_schedule(optimizer)
         self._count(optimizer, has_closure=bool(args[1:]) or bool(kwargs))
-        self._account.exclude(self._boundary.after_step())
-        self._begun = time.perf_counter()
+        self._boundary.after_step()
+        self._parts.begin()
 
     def _count(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Count a step: the first one of optimizers that take turns."""
-        progress, now = self._context.progress, time.perf_counter()
+        progress = self._context.progress
         if id(optimizer) in self._cycle or not self._cycle:
             self._cycle = {id(optimizer)}
             progress.step += 1
         self._cycle.add(id(optimizer))
-        computed = now if has_closure else self._computed  # a closure computes loss and gradients
-        begun = computed if self._begun is None else self._begun
-        self._account.add(progress.step, begun, 0.0, begun, computed, 0.0, now)
+        self._parts.end(progress.step, computes=has_closure)
 
     def _restore_schedule(self, optimizer: Optimizer) -> None:
         for group, rate in zip(optimizer.param_groups, self._scheduled.pop(optimizer, ()), strict=False):

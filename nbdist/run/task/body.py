@@ -33,6 +33,7 @@ from nbdist.errors import (
 )
 from nbdist.frameworks.environment import FRAMEWORKS, framework_environment
 from nbdist.frameworks.steering import seen_and_steered
+from nbdist.frameworks.torch import step_parts
 from nbdist.frameworks.torch.weights import is_module, trainings_of
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
@@ -59,6 +60,7 @@ from nbdist.train.strategy import ReplicaLeft
 from nbdist.train.summaries import RunSummaries
 
 OWN_FILES = (__file__,)  # which no traceback has to show
+PASSED = (step_parts.__file__,)  # which stands between two frames of torch
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica receives from another that has stopped
 COMMANDS_SECONDS = 2.0  # for another task to say which commands the run has received
 RETRY_SECONDS = 0.05  # until a task that did not answer is called again
@@ -597,6 +599,7 @@ def _trim(report: traceback.TracebackException, error: BaseException) -> None:
     """Remove uninformative nbdist frames from an error and its causes."""
     last = max((n for n, frame in enumerate(report.stack) if _is_users(frame)), default=0)
     report.stack[:last] = [frame for frame in report.stack[:last] if not _is_own(frame)]
+    report.stack[last:] = [frame for frame in report.stack[last:] if frame.filename not in PASSED]
     if isinstance(error, (NbdistError, MemoryError)):
         while report.stack and _is_own(report.stack[-1]):
             report.stack.pop()

@@ -1,0 +1,217 @@
+"""Where the time of a step goes in a loop of torch: data, computation, waiting for other ranks, the update.
+
+    parts = StepParts(context.progress.spent, context.step_log)
+    with Patches(parts.changes):
+        parts.begin()
+        ...                             # a step of the user's loop: data, forward, backward
+        parts.begin_update()
+        ...                             # optimizer.step()
+        parts.end(step)
+
+A rank waits where torch's CPU collectives block the thread that trains:
+
+- in ``Work.wait()``, for all collectives that are called from Python: those of ``torch.distributed``, FSDP,
+  ZeroRedundancyOptimizer, and pipelines that send and receive; in ``wait_tensor()`` for those of DTensor
+- in ``_broadcast_coalesced()``: DistributedDataParallel sends its buffers before each forward
+- at the end of a backward of DistributedDataParallel. Its reducer, which is C++, waits for all buckets in a
+  callback that autograd's engine calls after the last gradient. Callbacks are called in the order in which
+  they were added; one that is added at the loss comes first, and tells when this rank's own backward ended
+
+So a rank's own time is what is left: the slow rank computes for long, and the others wait for it. A transfer
+that backward does not hide is in the wait, of all ranks (see `Stragglers` in `nbdist.run.progress`).
+
+NCCL's collectives are queued on the GPU, and no thread waits in them: the host sees the time of the slowest
+rank wherever it reads a result. It is the same on all ranks, so that none is named.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from threading import get_ident
+from time import perf_counter
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from nbdist.frameworks.patches import Change, Patches
+from nbdist.train.step_timing import SHORTEST, StepLog
+
+Part: TypeAlias = tuple[str, str, float, float]
+"""A kind of `nbdist.metrics.timeline.KINDS`, a name, when it began and when it ended."""
+
+MOST_PARTS = 256  # of a step in a timeline: of more, the latest
+DATA, WAIT = "data", "wait"
+NAMES = {
+    "ALLREDUCE": "all-reduce",
+    "ALLREDUCE_COALESCED": "all-reduce",
+    "ALLGATHER": "all-gather",
+    "_ALLGATHER_BASE": "all-gather",
+    "ALLGATHER_COALESCED": "all-gather",
+    "REDUCE_SCATTER": "reduce-scatter",
+    "_REDUCE_SCATTER_BASE": "reduce-scatter",
+    "BROADCAST": "broadcast",
+    "BARRIER": "barrier",
+    "SEND": "send",
+    "RECV": "receive",
+    "RECVANYSOURCE": "receive",
+}
+GRADIENTS, BUFFERS, OTHER = "gradients of the other ranks", "buffers", "collective"
+
+
+class StepParts:
+    """Adds up the seconds of one body's steps by part, in ``spent``, and records them in ``log``.
+
+    It belongs to the thread that makes it, which is the one that trains; what others wait for is not counted.
+    """
+
+    def __init__(self, spent: dict[str, float], log: StepLog | None) -> None:
+        self._spent, self._log = spent, log
+        self._thread = get_ident()
+        self._begun: float | None = None
+        self._updating = 0.0
+        self._seconds = {DATA: 0.0, WAIT: 0.0}
+        self._parts: deque[Part] = deque(maxlen=MOST_PARTS)
+        self._within = self._reduces = False
+        self.changes: dict[str, Change] = {
+            "torch.distributed": self._time_collectives,
+            "torch.distributed._functional_collectives": self._time_tensors,
+            "torch.nn.parallel.distributed": self._time_reducers,
+            "torch.utils.data.dataloader": self._time_data,
+        }
+        """What is to be changed in torch while the body runs, for `Patches`."""
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._seconds[DATA] = self._seconds[WAIT] = 0.0
+        self._parts.clear()
+        self._begun = perf_counter()
+
+    def begin_update(self) -> None:
+        """Begin the update of a step; of the first step, what was before is not known."""
+        if self._begun is None:
+            self.begin()
+        self._updating = perf_counter()
+
+    def end(self, step: int, *, computes: bool) -> None:
+        """End step number ``step``, whose update ``computes`` loss and gradients if it has a closure."""
+        ended = perf_counter()
+        begun = self._updating if self._begun is None else self._begun
+        if computes:
+            self._updating = ended
+        spent, data, waited = self._spent, self._seconds[DATA], self._seconds[WAIT]
+        spent["data"] += data
+        spent["compute"] += ended - begun - data - waited
+        spent["wait"] += waited
+        if self._log is not None:
+            parts = tuple(self._parts)
+            drawn_from = parts[0][2] if len(parts) == MOST_PARTS else begun
+            self._log.add_parts(step, tuple(filled(parts, drawn_from, self._updating, ended)), ended)
+
+    def _add(self, kind: str, name: str, begun: float, ended: float) -> None:
+        self._seconds[kind] += ended - begun
+        if ended - begun >= SHORTEST:
+            self._parts.append((kind, name, begun, ended))
+
+    def _timed(self, kind: str, name: str | Callable[[Any], str]) -> Callable[[Any], Any]:
+        """Return what wraps a function such that its time is a part of the step."""
+
+        def make(original: Any) -> Any:
+            from torch.compiler import is_compiling
+
+            # pybind11 finds a subclass's own method by the name of its code and its first argument.
+            def wait(self_: Any, *args: Any, **options: Any) -> Any:
+                if is_compiling() or self._within or get_ident() != self._thread:
+                    return original(self_, *args, **options)
+                self._within, begun = True, perf_counter()
+                try:
+                    return original(self_, *args, **options)
+                finally:
+                    self._within = False
+                    self._add(kind, name if isinstance(name, str) else name(self_), begun, perf_counter())
+
+            return wait
+
+        return make
+
+    def _time_collectives(self, module: ModuleType, patches: Patches) -> None:
+        types: Any = import_module("torch._C._distributed_c10d")
+        names = {int(getattr(types.OpType, name)): text for name, text in NAMES.items()}
+
+        def name_of(work: Any) -> str:
+            return names.get(int(work._get_op_type()), OTHER)
+
+        patches.replace(module.Work, "wait", self._timed(WAIT, name_of))
+        patches.replace(module, "_broadcast_coalesced", self._timed(WAIT, BUFFERS))
+
+    def _time_tensors(self, module: ModuleType, patches: Patches) -> None:
+        def make(original: Any) -> Any:
+            timed = self._timed(WAIT, OTHER)(original)
+            return lambda tensor: timed(tensor)
+
+        patches.replace(module, "wait_tensor", make)
+
+    def _time_data(self, module: ModuleType, patches: Patches) -> None:
+        patches.replace(module._BaseDataLoaderIter, "__next__", self._timed(DATA, "next batch"))
+
+    def _time_reducers(self, module: ModuleType, patches: Patches) -> None:
+        """Time the end of each backward, if the body makes a DistributedDataParallel."""
+        import torch.autograd
+
+        def make(init: Any) -> Any:
+            def initialize(model: Any, *args: Any, **options: Any) -> None:
+                init(model, *args, **options)
+                if not self._reduces:
+                    self._reduces = True
+                    patches.replace(torch.autograd, "backward", self._timed_backward)
+
+            return initialize
+
+        patches.replace(module.DistributedDataParallel, "__init__", make)
+
+    def _timed_backward(self, original: Any) -> Any:
+        from torch.autograd import Variable
+        from torch.compiler import is_compiling
+
+        queue = Variable._execution_engine.queue_callback
+
+        def backward(tensors: Any, *args: Any, **options: Any) -> Any:
+            first = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
+            root = getattr(first, "grad_fn", None)
+            if root is None or is_compiling() or self._within or get_ident() != self._thread:
+                return original(tensors, *args, **options)
+            computed: list[float] = []
+
+            def own_end() -> None:
+                self._within = True
+                computed.append(perf_counter())
+
+            at_loss = root.register_prehook(lambda gradients: queue(own_end))
+            try:
+                return original(tensors, *args, **options)
+            finally:
+                at_loss.remove()
+                self._within = False
+                if computed:
+                    self._add(WAIT, GRADIENTS, computed[0], perf_counter())
+
+        return backward
+
+
+def filled(parts: Sequence[Part], begun: float, updating: float, ended: float) -> list[Part]:
+    """Return the parts of a step in order, with what it does between them: "compute", then "apply".
+
+    >>> filled([("wait", "all-reduce", 2.0, 3.0)], begun=1.0, updating=4.0, ended=5.0)[::2]
+    [('compute', 'step', 1.0, 2.0), ('compute', 'step', 3.0, 4.0)]
+    """
+    found: list[Part] = []
+    at = begun
+    for part in [*parts, ("", "", ended, ended)]:
+        if at < min(part[2], updating):
+            found.append(("compute", "step", at, min(part[2], updating)))
+        if max(at, updating) < part[2]:
+            found.append(("apply", "gradients", max(at, updating), part[2]))
+        if part[0]:
+            found.append(part)
+        at = max(at, part[3])
+    return found
