@@ -100,7 +100,10 @@ class Framework(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Break the calls of this process that wait for other ranks. Called on another thread."""
+        """Break the calls of this process that wait for other ranks.
+
+        Called on another thread, again and again until the body ends.
+        """
 
     @abstractmethod
     def close(self, ended: bool) -> None:

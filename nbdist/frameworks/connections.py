@@ -55,6 +55,14 @@ def shut_down_accepted(before: set[int], kept: int = 0) -> None:
                 one.shutdown(socket.SHUT_RDWR)
 
 
+def shut_down_connections_to(port: int, before: set[int]) -> None:
+    """Shut the connections down that were made to a port of any host, but those with inodes in ``before``."""
+    for one in tcp_sockets(before):
+        with suppress(OSError):  # it listens, or the other end was quicker
+            if one.getpeername()[1] == port:
+                one.shutdown(socket.SHUT_RDWR)
+
+
 def tcp_sockets(before: set[int]) -> Iterator[socket.socket]:
     """Yield this process's TCP sockets but those with inodes in ``before``.
 

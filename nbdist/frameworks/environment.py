@@ -105,7 +105,7 @@ def framework_environment(
 def host_of(task: TaskInfo) -> str:
     """Return the address at which other tasks reach a task's host.
 
-    >>> host_of(TaskInfo("worker", 0, 0, "node-1", 1, "[::1]:4711"))
+    >>> host_of(TaskInfo("worker", 0, 0, "node-1", 1, "[::1]:4711", "CPU:0", 1))
     '::1'
     """
     return task.address.rpartition(":")[0].strip("[]")
@@ -205,6 +205,8 @@ def _aborted_with(framework: Framework, control: Control, aborted: threading.Eve
             return
         aborted.set()
         framework.abort()
+        while not over.wait(LOOK_SECONDS):  # the body may begin a call only now
+            framework.abort()
 
     thread = threading.Thread(target=look, name="nbdist framework abort", daemon=True)
     thread.start()

@@ -24,7 +24,7 @@ import msgpack
 import numpy as np
 
 from nbdist.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
-from nbdist.frameworks.torch.weights import StateDict, is_module, state_of
+from nbdist.frameworks.torch.weights import StateDict, array_of, is_module, is_tensor, state_of
 from nbdist.metrics.run_folder import write_whole_file
 from nbdist.nn import Model, Sequential
 from nbdist.train.callbacks import History
@@ -302,6 +302,8 @@ def _plain(value: Any, depth: int) -> Any:
         raise InvalidArgumentError("it is nested too deeply")
     if (jax := sys.modules.get("jax")) is not None and isinstance(value, jax.Array):
         value = _from_jax(value)
+    elif is_tensor(value):
+        value = array_of(value)
     if isinstance(value, np.generic):  # before the next: a float64 is a float too
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -315,6 +317,11 @@ def _plain(value: Any, depth: int) -> Any:
         return {"kind": kind, "items": [_plain(v, depth + 1) for v in value]}
     if isinstance(value, dict) and len(value) <= MAX_ITEMS and all(isinstance(k, (str, int)) for k in value):
         return {"kind": "dict", "items": {k: _plain(v, depth + 1) for k, v in value.items()}}
+    if depth:
+        raise InvalidArgumentError(
+            f"a {type(value).__name__} inside of it cannot be fetched; return a dict of the parts, which are "
+            "fetched one by one"
+        )
     raise InvalidArgumentError(
         f"a {type(value).__name__} cannot be fetched; return numbers, arrays or a model"
     )

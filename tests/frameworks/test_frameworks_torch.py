@@ -182,6 +182,22 @@ def test_other_ranks_leave_a_collective_when_one_fails(begin: Callable[..., Run]
     assert [task.pid for task in cluster.tasks] == pids  # a rank that did not leave would have been replaced
 
 
+def test_other_ranks_leave_a_group_that_the_first_never_joins(
+    begin: Callable[..., Run], cluster: Cluster
+) -> None:
+    pids = [task.pid for task in cluster.tasks]
+    body = """
+import os, torch.distributed as dist
+if os.environ["RANK"] == "0":
+    raise ValueError("no data")
+dist.init_process_group("gloo")
+"""
+    with pytest.raises(WorkerError, match=r"ValueError: no data[^$]*/job:worker/task:0"):
+        begin(body, framework="torch").wait()
+    check_trained(begin(TRAIN, framework="torch"))  # though the first rank has made fewer groups
+    assert [task.pid for task in cluster.tasks] == pids
+
+
 def test_a_stop_ends_ranks_that_wait_for_each_other(begin: Callable[..., Run], cluster: Cluster) -> None:
     pids = [task.pid for task in cluster.tasks]
     run = begin(LEFT_ALONE.format(does="dist.recv(x, 2)"), framework="torch")
@@ -201,6 +217,23 @@ def test_other_ranks_leave_a_collective_when_one_dies(begin: Callable[..., Run],
     cluster.restart()
     check_trained(begin(TRAIN, framework="torch"))
     assert [task.pid for task in cluster.tasks if task.rank != 1] == pids
+
+
+def test_tensors_come_home_and_what_cannot_is_named(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = """
+import torch
+ones = torch.nn.Parameter(torch.ones(2))
+losses = [ones.sum()]
+half = torch.nn.Linear(2, 2).bfloat16()
+"""
+    results = start_run(body, Options(on="worker:0"), cluster=cluster).wait().results
+    np.testing.assert_array_equal(results["ones"], np.ones(2, np.float32), strict=True)
+    assert results["losses"] == [2.0]
+    assert "half" not in results
+    said = "half stayed on /job:worker/task:0: weight of the module: NumPy has no bfloat16"
+    assert said in capsys.readouterr().out
 
 
 def test_the_process_that_forks_tasks_does_not_load_torch() -> None:

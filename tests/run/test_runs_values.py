@@ -91,7 +91,7 @@ def nested(depth: int) -> Any:
         (object(), "a object cannot be fetched"),
         ({1, 2}, "a set cannot be fetched"),
         ({(1, 2): 3}, "a dict cannot be fetched"),
-        ([1, [object()]], "a object cannot be fetched"),
+        ([1, [object()]], "a object inside of it cannot be fetched; return a dict"),
         (np.array([object()]), "an array of objects stays"),
         (nested(20), "nested too deeply"),
         (Sequential([Dense(2)]), "a model without weights stays where it is"),

@@ -22,7 +22,12 @@ from typing import Any, ClassVar
 
 from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.base import Framework, Place, import_on_a_thread
-from nbdist.frameworks.connections import is_lost_connection, shut_down_accepted, sockets
+from nbdist.frameworks.connections import (
+    is_lost_connection,
+    shut_down_accepted,
+    shut_down_connections_to,
+    sockets,
+)
 
 STORE_SECONDS = 300.0  # torch's own timeout of a store
 
@@ -39,6 +44,8 @@ class Torch(Framework):
     def __init__(self) -> None:
         self._before = set(sockets())
         self._port, self._host = 0, ""
+        self._store_port = 0
+        self._aborted: list[Any] = []
         self._listening: socket.socket | None = None
 
     def load(self, device: str) -> None:
@@ -67,6 +74,8 @@ class Torch(Framework):
                 "a process group is open in this task, from a cell without --framework torch: end it there "
                 "with torch.distributed.destroy_process_group()"
             )
+        # Ranks find each other by this number, and a group that could not be made has counted in some.
+        torch.distributed.distributed_c10d._world.group_count = 0
         if self._listening is not None:
             self._start_store(self._listening)
 
@@ -98,6 +107,7 @@ class Torch(Framework):
 
     def variables(self, place: Place, host: str, port: int) -> Mapping[str, str]:
         """Return what torchrun sets beside the ranks; gloo stays on the loopback device of a single host."""
+        self._store_port = port
         return {
             "TORCHELASTIC_RUN_ID": place.run,
             "TORCHELASTIC_RESTART_COUNT": "0",
@@ -112,20 +122,24 @@ class Torch(Framework):
         from torch.distributed import distributed_c10d
 
         for group in list(distributed_c10d._world.pg_names):
-            with suppress(RuntimeError):  # a backend without abort, or a group that has just ended
-                group.abort()
+            if group not in self._aborted:
+                self._aborted.append(group)
+                with suppress(RuntimeError):  # a backend without abort, or a group that has just ended
+                    group.abort()
         shut_down_accepted(self._before)
+        shut_down_connections_to(self._store_port, self._before)  # it may wait there for a rank that has left
 
     def close(self, ended: bool) -> None:
-        """Destroy the groups, with their connections; close the store if the body has failed."""
+        """Destroy the groups, with their connections; those to the store, too, if the body has failed.
+
+        The store stays until the next run: a rank that connects only now would try again for minutes.
+        """
         self.withdraw()  # does nothing if the store has taken the socket over
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()
         # A module that the namespace keeps keeps its group as well, and other ranks may wait for it.
         shut_down_accepted(self._before, kept=self._port if ended else 0)
-        if self._port and not ended:
-            Torch._served = None
         if (state := sys.modules.get("accelerate.state")) is not None:
             # Accelerate keeps the place of the process in class attributes, and would use it in the next run.
             state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -62,13 +62,36 @@ def state_of(module: Any) -> dict[str, Array]:
     """
     inner = module.module if type(module).__name__ == "DistributedDataParallel" else module
     found = {}
-    for name, tensor in inner.state_dict().items():
+    for name, value in inner.state_dict().items():
         try:
-            found[name] = tensor.detach().cpu().numpy().copy()
-        except (AttributeError, RuntimeError, TypeError) as error:
-            dtype = getattr(tensor, "dtype", type(tensor).__name__)
-            raise InvalidArgumentError(f"{name} of the module is {dtype}, not an array: {error}") from None
+            found[name] = array_of(value).copy()
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{name} of the module: {error}") from None
     return found
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor of torch; torch is not imported for that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "Tensor") and issubclass(type(value), torch.Tensor)
+
+
+def array_of(value: Any) -> Array:
+    """Return a tensor as an array of NumPy, with the same memory if it is on the CPU.
+
+    Raises InvalidArgumentError for a part of a tensor that is divided among ranks, and for what NumPy lacks.
+    """
+    if hasattr(value, "full_tensor"):
+        raise InvalidArgumentError(
+            "a tensor is divided among the ranks: gather it on all of them, by full_tensor().numpy()"
+        )
+    try:
+        array: Array = value.detach().cpu().numpy()
+    except (AttributeError, RuntimeError, TypeError) as error:
+        if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+            raise InvalidArgumentError("NumPy has no bfloat16: convert it, by float().numpy()") from None
+        raise InvalidArgumentError(f"it cannot be an array of NumPy: {error}") from None
+    return array
 
 
 def count_training(module: Any) -> None:

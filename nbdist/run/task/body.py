@@ -339,18 +339,19 @@ def _plan_everywhere(spec: RunSpec, task: Task, control: contexts.Control, plan:
 
 
 def _call(body: Any, given: Given, names: dict[str, Any]) -> dict[str, Any]:
-    """Run a function; return what it returned, and the model and the history in it, by name."""
+    """Run a function; return what it returned under `RETURNED`, and by name the parts that have one."""
     if getattr(body, "__module__", "") == "__main__":  # typed by the user, as nb
         getattr(body, "__globals__", {}).setdefault("nb", import_module("nbdist"))
     value = body(*given.args, **{**given.kwargs, **names})
-    return {"result": value, **_named(value)}
+    return {RETURNED: value, **_named(value)}
+
+
+RETURNED = "result"
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """Find the model and the history in what a function returned."""
-    parts = (
-        value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else [value]
-    )
+    """Return the parts of what a function returned: a dict's values, and the first model and history."""
+    parts = value.values() if isinstance(value, dict) else _parts(value)
     found: dict[str, Any] = dict(value) if isinstance(value, dict) else {}
     for part in parts:
         if isinstance(part, Model) or is_module(part):
@@ -360,19 +361,41 @@ def _named(value: Any) -> dict[str, Any]:
     return {name: v for name, v in found.items() if isinstance(name, str)}
 
 
+def _parts(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else [value]
+
+
+def _needed(found: Mapping[str, Any]) -> set[str]:
+    """Return the names of which the user should know if they cannot be fetched.
+
+    Those are modules, and all parts of what a function returned: values of a dict by their own names, and the
+    rest as a whole, unless it is models and histories only, which have names.
+    """
+    needed = {name for name, value in found.items() if is_module(value) and name != RETURNED}
+    returned = found.get(RETURNED)
+    if isinstance(returned, dict):
+        return needed | {name for name in returned if isinstance(name, str)}
+    unnamed = any(
+        part is not None and part is not found.get("model") and not isinstance(part, History)
+        for part in _parts(returned)
+    )
+    return needed | {RETURNED} if unnamed else needed
+
+
 def _pack_results(context: contexts.Context, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
     """Pack the results to be fetched: the chief's only; names in ``fetch`` must be defined."""
     if not context.is_chief:
         return {}
     results, left = {}, []
     check_fetched(spec, found)
+    needed = _needed(found)
     for name, value in found.items():
         try:
             results[name] = pack(value)
         except (InvalidArgumentError, ResourceExhaustedError) as error:
             if name in spec.fetch:
                 raise InvalidArgumentError(f"--fetch {name}: {error}") from None
-            if isinstance(error, ResourceExhaustedError):
+            if isinstance(error, ResourceExhaustedError) or name in needed:
                 left.append(f"{name} stayed on {current().name}: {error}")
     return {"results": results, "left": left}
 
