@@ -62,6 +62,7 @@ from nbdist.train.device import on_device
 from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.resume import EpochBatches
 from nbdist.train.resume_loop import Config, ResumeAdapter
+from nbdist.train.schedule import RateAt, RateSchedule
 from nbdist.train.step_timing import StepAccount, StepEvents
 from nbdist.train.strategy import Replica, ReplicaLeft, RetryStep, Trainable, tables_of
 
@@ -83,6 +84,7 @@ def train(
     nan: str = "stop",
     save: Save | None = None,
     config: Config | None = None,
+    rate_at: RateAt | None = None,
 ) -> History:
     """Train ``model`` under the strategy of the current context; its variables end with the final values.
 
@@ -90,6 +92,7 @@ def train(
     the loss is not a finite number: with ``nan`` "stop" that raises NanLossError, with "skip" this replica's
     part of the step is left out. ``save`` writes a checkpoint with given values into a folder; without it the
     variables are written by name. ``config`` says what the model is, for the state in which it ends.
+    ``rate_at`` returns the learning rate of an update (see `RateSchedule`); None for the optimizer's.
     """
     context = current()
     one = partial(
@@ -100,6 +103,7 @@ def train(
         steps_per_epoch=steps_per_epoch,
         skip_nan=check_policy(nan),
         config=config,
+        rate_at=rate_at,
     )
     strategy = context.strategy
     if nan == "skip" and not strategy.skips:
@@ -147,6 +151,7 @@ def _train(
     callbacks: Sequence[Callback] = (),
     save: Save | None = None,
     config: Config | None = None,
+    rate_at: RateAt | None = None,
 ) -> History:
     """Train one replica."""
     epochs = context.epochs or epochs
@@ -186,6 +191,7 @@ def _train(
         if context.recorder is not None:  # a run shows where its batches come from
             context.input_meter = Meter(training=True)
         loop = _Loop(model, replica, context, history, skip_nan, save)
+        loop.schedule = None if rate_at is None else RateSchedule(rate_at, context)
         batches = opened = EpochBatches(
             context.strategy, dataset, steps_per_epoch, cursor, context.control.check, context.input_meter
         )
@@ -345,6 +351,7 @@ class _Loop:
         self._events = StepEvents.of(backend_of(replica.values[0]), context.step_log)
         self._save = save
         self.scaling = LossScaling(model.loss_scale, [replica], context)
+        self.schedule: RateSchedule | None = None
         self.save_state: Callable[[int], float] | None = None
         """Saves the training's state if it is time, given the steps of this epoch; returns the seconds."""
         self.boundary = Boundary(
@@ -403,6 +410,8 @@ class _Loop:
                 replica.want(self._lookups(batch)(*batch) if mine else [NO_IDS] * len(tables))
             try:
                 replica.pull()
+                if self.schedule is not None:
+                    self.schedule.follow(replica)
             except StepStopped:
                 return self._ended()
             pulled, waited = clock(), replica.waited - waited

@@ -51,9 +51,9 @@ class Linear(FrameworkModel):
         return float((residual**2).mean()), np.abs(residual).mean()
 
 
-def fit(model: Linear, data: Dataset, nan: str = "stop", context: Context | None = None) -> Any:
+def fit(model: Linear, data: Dataset, nan: str = "stop", context: Context | None = None, **how: Any) -> Any:
     with use(context or Context(quiet=True)):
-        return train(model, data, SGD(0.01), epochs=2, nan=nan)
+        return train(model, data, SGD(0.01), epochs=2, nan=nan, **how)
 
 
 def test_a_framework_trains_through_the_loop_in_its_own_arrays() -> None:
@@ -69,6 +69,22 @@ def test_a_framework_trains_through_the_loop_in_its_own_arrays() -> None:
     assert model.all_arrays([own])[1] == 6
     assert history["error"][1] < history["error"][0]
     assert history["loss"][1] < history["loss"][0]
+
+
+def test_each_update_is_made_at_its_scheduled_rate_times_what_a_user_asks_for() -> None:
+    class Seen(Linear):
+        def compute(self, *arguments: Any) -> Sequence[Any]:
+            rates.append(context.progress.learning_rate)
+            if len(rates) == 4:
+                context.control.set_rate(0.8)
+            return super().compute(*arguments)
+
+    rates: list[float | None] = []
+    context = Context(quiet=True)
+    model, data = Seen(), Dataset.from_arrays(X, Y).batch(4)
+    fit(model, data, context=context, rate_at=lambda updates, epoch: (1 + 9 * epoch) / 2**updates)
+    # The fifth would be 10 / 16, the sixth 10 / 32: 0.8 takes the place of the fifth one.
+    assert rates == pytest.approx([1, 1 / 2, 1 / 4, 10 / 8, 0.8, 0.4])
 
 
 def test_a_gradient_that_is_no_number_is_never_applied() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.keras.model import KerasModel
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import current
 
-RATE_CALLBACKS = ("LearningRateScheduler", "ReduceLROnPlateau")
 WRITERS = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")
 """What writes files, which the chief writes for all."""
 
@@ -19,22 +21,19 @@ class KerasCallbacks(Callback):
     """Calls the methods of Keras's callbacks for trainings and epochs; the model has the newest weights.
 
     Replicas other than the chief have no ``val_`` values and leave out what monitors these, and what writes
-    files.
+    files. With ``sets_rate`` a learning rate that they give to Keras's optimizer is that of the next update.
     """
 
-    def __init__(self, trained: KerasModel, callbacks: Sequence[Any], epochs: int) -> None:
+    def __init__(
+        self, trained: KerasModel, callbacks: Sequence[Any], epochs: int, sets_rate: bool = True
+    ) -> None:
         import keras
 
         for one in callbacks:
             if not isinstance(one, keras.callbacks.Callback):
                 raise InvalidArgumentError(f"fit: {one!r} is not a callback of Keras or nbdist")
-            if type(one).__name__ in RATE_CALLBACKS:
-                raise InvalidArgumentError(
-                    f"fit: {type(one).__name__} changes the learning rate of Keras's optimizer, and the "
-                    "strategy makes the updates: change it in the live view, or leave the callback out"
-                )
         chosen = [one for one in callbacks if current().is_chief or not of_the_chief(one)]
-        self._trained, self._model = trained, trained.compiled.model
+        self._trained, self._model, self._sets_rate = trained, trained.compiled.model, sets_rate
         params = {"verbose": 0, "epochs": epochs, "steps": None}
         self._all = keras.callbacks.CallbackList(chosen, model=self._model, **params)
         self._weights: list[Any] | None = None
@@ -42,16 +41,30 @@ class KerasCallbacks(Callback):
     def on_train_begin(self) -> None:
         """Begin the training and its first epoch."""
         self._model.stop_training = False
-        self._all.on_train_begin()
-        self._all.on_epoch_begin(0)
+        with self._rate_set():
+            self._all.on_train_begin()
+            self._all.on_epoch_begin(0)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         """End an epoch, and begin the next; Keras counts from 0."""
         self._trained.show()
-        self._all.on_epoch_end(epoch, dict(logs))
-        self.stop_training = bool(self._model.stop_training)
-        if not self.stop_training:
-            self._all.on_epoch_begin(epoch + 1)
+        shown = current().progress.learning_rate
+        if self._sets_rate and shown is not None:  # the live view may have changed it
+            self._model.optimizer.learning_rate = shown
+        with self._rate_set():
+            self._all.on_epoch_end(epoch, dict(logs))
+            self.stop_training = bool(self._model.stop_training)
+            if not self.stop_training:
+                self._all.on_epoch_begin(epoch + 1)
+
+    @contextmanager
+    def _rate_set(self) -> Iterator[None]:
+        """Have the next update made at the learning rate that a callback sets inside a ``with``."""
+        before = float(self._model.optimizer.learning_rate)
+        yield
+        after = float(self._model.optimizer.learning_rate)
+        if self._sets_rate and after != before:
+            current().control.set_rate(float(str(np.float32(after))))  # 0.1, and not 0.10000000149
 
     def on_train_end(self) -> None:
         """End the training, with the trained weights; a callback may give the model other ones."""

@@ -1,4 +1,7 @@
-"""Optimizers of Keras as those of nbdist, which run where a strategy keeps the parameters: `translated`."""
+"""Optimizers of Keras as those of nbdist, which run where a strategy keeps the parameters: `translated`.
+
+Schedules of their learning rates are followed step by step: `scheduled_rate`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 from nbdist import optim
 from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
+from nbdist.train.schedule import RateAt
 
 OPTIMIZERS: dict[str, tuple[type[Optimizer], tuple[str, ...]]] = {
     "SGD": (optim.SGD, ("momentum", "nesterov")),
@@ -38,10 +42,16 @@ def translated(optimizer: Any) -> Optimizer:
             raise InvalidArgumentError(
                 f"{name}({extra}={config[extra]!r}) has no equal here: compile the model without {extra}"
             )
-    rate = config["learning_rate"]
-    if isinstance(rate, dict):
-        raise InvalidArgumentError(
-            f"the learning rate of {name} is a {rate.get('class_name', 'schedule')}, and a strategy takes a "
-            "number, which the live view can change"
-        )
     return kind(float(optimizer.learning_rate), **{setting: config[setting] for setting in names})
+
+
+def scheduled_rate(optimizer: Any) -> RateAt | None:
+    """Return the rates of the schedule that is an optimizer's learning rate; None if it is a number."""
+    if isinstance(optimizer.get_config()["learning_rate"], (int, float)):
+        return None
+
+    def rate_at(updates: int, epoch: int) -> float:
+        optimizer.iterations.assign(updates)
+        return float(optimizer.learning_rate)
+
+    return rate_at

@@ -20,7 +20,7 @@ from nbdist.frameworks.keras.callbacks import KerasCallbacks
 from nbdist.frameworks.keras.data import training_data
 from nbdist.frameworks.keras.data import validation_data as held_out_data
 from nbdist.frameworks.keras.model import KERAS_MODELS
-from nbdist.frameworks.keras.optimizers import translated
+from nbdist.frameworks.keras.optimizers import scheduled_rate, translated
 from nbdist.graph.backend import Array
 from nbdist.numbers import is_whole
 from nbdist.train.callbacks import Callback, History
@@ -54,7 +54,7 @@ def fit(
     - ``batch_size``: examples of a batch, for arrays; None for 32
     - ``epochs``: how often to go through the data, 1 or more
     - ``callbacks``: a list of ``keras.callbacks.Callback``, whose methods for epochs and trainings are
-      called, or of ``nb.train.Callback``
+      called, or of ``nb.train.Callback``. A learning rate that they set is that of the next update
     - ``validation_split``: the part of the arrays that is held out, above 0 and below 1: their last rows; 0
       for none
     - ``validation_data``: arrays (x, y) or (x, y, sample_weight), or batches, evaluated by ``model.evaluate``
@@ -67,8 +67,8 @@ def fit(
       them out
 
     Returns the History. Raises InvalidArgumentError for an optimizer without an equal one here, a backend
-    other than torch and JAX, callbacks that change the learning rate, a loss whose shares do not add up, and
-    models that differ between workers; FailedPreconditionError before ``compile``.
+    other than torch and JAX, a loss whose shares do not add up, and models that differ between workers;
+    FailedPreconditionError before ``compile``.
     """
     import keras
 
@@ -90,7 +90,8 @@ def fit(
     for one in own:
         one.model = model
     theirs = [one for one in callbacks or () if not isinstance(one, Callback)]
-    adapters = [KerasCallbacks(trained, theirs, int(epochs))] if theirs else []
+    rate_at = scheduled_rate(model.optimizer)
+    adapters = [KerasCallbacks(trained, theirs, int(epochs), sets_rate=rate_at is None)] if theirs else []
     try:
         with use_here(context):
             return train(
@@ -103,6 +104,7 @@ def fit(
                 callbacks=[*adapters, *own],
                 nan=nan,
                 save=trained.write,
+                rate_at=rate_at,
             )
     finally:
         trained.release()
