@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from nbdist.cluster.resources import MEMORY_VARIABLE
+from nbdist.runtime.heap import keep_freed_memory
 from nbdist.runtime.server import Server
 from nbdist.runtime.session.cluster import add_target
 from nbdist.runtime.task import Task, TaskInfo, current, host_identity, segment_prefix, set_current
@@ -27,6 +28,7 @@ def open_task(
     cluster_id: str = "local",
 ) -> dict[str, Any]:
     """Start this process's Server and return its TaskInfo as plain values. Runs on an engine."""
+    keep_freed_memory()
     cluster_keys = ClusterKeys.from_dict(keys)
     server = Server(
         {job: {index: f"{host}:0"}},

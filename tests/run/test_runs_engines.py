@@ -654,3 +654,23 @@ def test_stop_from_another_thread_interrupts_a_busy_body(cluster: Cluster) -> No
 def test_without_a_view_output_is_printed(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     launch("print('hello'); print('open', end='')", live=False, on="worker:1", cluster=cluster)
     assert capsys.readouterr().out == "[worker 1] hello\n[worker 1] open\n"
+
+
+ALLOCATE = """
+import os
+import numpy as np
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+before = resident()
+arrays = [np.ones(1 << 20) for _ in range(4)]  # 32 MB
+del arrays
+after = resident()
+"""
+
+
+def test_a_worker_keeps_freed_memory_until_the_end_of_the_run(begin: Callable[..., Run]) -> None:
+    for _ in range(2):  # the first run's memory is back at the system before the second begins
+        results = begin(ALLOCATE).wait().results
+        assert results["after"] - results["before"] > 24

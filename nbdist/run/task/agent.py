@@ -17,7 +17,8 @@ run.stop / run.abort ──────────────────► t
 run.control    run, do ────────────────► likewise: pause, resume, learning rate, checkpoint (see control.py)
 run.timeline   run ────────────────────► the task's spans of the run, also of the last one that has ended
 push.open, push.part, push.close         arrays from a client on another host, see delivery.py
-run.release    run ────────────────────► drops the run's parameters and datasets, writes its timeline
+run.release    run ────────────────────► drops the run's parameters and datasets, returns freed memory to the
+                                         system, writes its timeline
 run_body       run ────────────────────► the body and its RunSpec, for the next owner of the run: over
                                          ipyparallel's channel (see nbdist.run.ownership)
 
@@ -52,6 +53,7 @@ from nbdist.run.task.reporting import ActiveRun
 from nbdist.runtime import task as tasks
 from nbdist.runtime.data.service import DataService
 from nbdist.runtime.groups import GroupCoordinator
+from nbdist.runtime.heap import return_freed_memory
 from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.server import Handler
 from nbdist.runtime.task import Task
@@ -426,6 +428,7 @@ class Agent:
         self.groups.drop_run(run)
         self.cached_outcome.set_fetched(run)
         self._received.drop(run)
+        return_freed_memory()
         if "folder" in frame.meta:
             self.traces.write(run, str(frame.meta["folder"]))
         return Frame("run.released")
