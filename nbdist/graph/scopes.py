@@ -73,6 +73,9 @@ class Graph:
         """How variables are read and changed while a strategy's step is traced."""
         self.owner: VariableOwner | None = None
         """The strategy that owns the variables' values, if any."""
+        self.half = ""
+        """What float16 stands for: "bfloat16" where a model computes in it, which XLA does and NumPy cannot;
+        "float16" where one computes in that; empty as long as no model in mixed precision was called."""
         self.hint = ""
         """A hint for errors about a tensor of another graph."""
         self.store: VariableStore | None = None
@@ -98,6 +101,30 @@ class Graph:
                 yield self
         finally:
             self.scope = outer
+
+    def use_half(self, name: str) -> None:
+        """Have float16 stand for ``name``, "float16" or "bfloat16"; one graph has one of them.
+
+        >>> graph = Graph()
+        >>> graph.use_half("bfloat16"); graph.use_half("float16")
+        Traceback (most recent call last):
+            ...
+        nbdist.errors.InvalidArgumentError: models with mixed_bfloat16 and with mixed_float16 are in one ...
+        """
+        if self.half not in ("", name):
+            raise InvalidArgumentError(
+                f"models with mixed_{self.half} and with mixed_{name} are in one graph: compile them with "
+                "the same precision"
+            )
+        self.half = name
+
+    def check_half(self) -> None:
+        """Raise InvalidArgumentError if NumPy or CuPy would have to compute in bfloat16."""
+        if self.half == "bfloat16":
+            raise InvalidArgumentError(
+                "the graph has a model with precision 'mixed_bfloat16', and NumPy has no bfloat16: train it "
+                "with --strategy tpu, which XLA compiles, or use 'mixed_float16'"
+            )
 
     def unique(self, name: str) -> str:
         """Return ``scope/name``, with a suffix ``_1``, ``_2``, ... if it is taken."""

@@ -158,8 +158,8 @@ class Model:
         - ``loss``: one of ``nb.nn.losses``, its name, such as "mse", or its config
         - ``metrics``: a list of ``nb.nn.metrics``, names, such as "accuracy", or configs
         - ``precision``: "float32", or "mixed_float16" for products and activations in float16, with float32
-          weights and a loss scale (``nb.optim.LossScaleOptimizer`` has its settings); None for the run's
-          ``--precision``, which is "float32" by default
+          weights and a loss scale (``nb.optim.LossScaleOptimizer`` has its settings), or "mixed_bfloat16" for
+          bfloat16 under ``--strategy tpu``; None for the run's ``--precision``, which is "float32" by default
 
         Raises InvalidArgumentError for an unknown name, and for weights that are not float32 in mixed
         precision.
@@ -473,7 +473,7 @@ class Model:
     @property
     def _loss_scale(self) -> LossScale | None:
         """Return the scale that a training in mixed precision begins with."""
-        if self._network is None or self._network.precision == "float32":
+        if self._network is None or self._network.precision != "mixed_float16":
             return None
         optimizer = self._compiled()
         return optimizer.loss_scale() if isinstance(optimizer, LossScaleOptimizer) else LossScale()

@@ -25,7 +25,7 @@ from nbdist.nn import losses, precision
 from nbdist.nn.layers import Layer, Training
 from nbdist.nn.measures import Measure, one_per_example
 from nbdist.nn.stages import Pipeline
-from nbdist.optim.precision import LossScale
+from nbdist.optim.precision import BFLOAT16, LossScale
 from nbdist.train.strategy import Parts, Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -39,7 +39,8 @@ class Network:
     ``predicted`` is what the model gives; ``trained`` is what it gives in training, the same tensor if no
     layer makes a difference. ``variables`` holds weights and states in the order of the layers; ``drawn`` are
     their initial values. Without ``rng`` the values are not drawn, and take no memory. ``precision`` is the
-    policy by which layers compute.
+    policy by which layers compute. With "mixed_bfloat16" they compute in float32, or with ``xla`` in
+    bfloat16: then only XLA can run the graph.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class Network:
         rng: np.random.Generator | None,
         pipeline: Pipeline = Pipeline(),  # noqa: B008 (frozen)
         precision: str = "float32",
+        xla: bool = False,
     ) -> None:
         self.precision = precision
+        self.layers = layers
+        self._computes_in = "float32" if precision == BFLOAT16 and not xla else precision
         self.drawn: list[Array] = []
         self.graph, self.shape, self.pipeline = Graph(), shape, pipeline
         self._made_by: list[list[Tensor]] = [[] for _ in layers]
@@ -109,10 +113,10 @@ class Network:
     def _call(
         self, layer: Layer, x: Tensor, weights: dict[str, Variable], training: Training | None = None
     ) -> Tensor:
-        return precision.call(layer, x, weights, self.precision, training)
+        return precision.call(layer, x, weights, self._computes_in, training)
 
     def _output(self, value: Tensor) -> Tensor:
-        return precision.output(value, self.precision)
+        return precision.output(value, self._computes_in)
 
     @contextmanager
     def _noted(self, number: int) -> Iterator[None]:
@@ -201,6 +205,7 @@ class Objective(Trainable):
         loss_scale: LossScale | None = None,
     ) -> None:
         self.network, self.loss, self.loss_scale = network, loss, loss_scale
+        self._weights, self._measured = weights, measured
         self.metric_names = [name for name, _ in measured]
         self.devices_needed = network.devices_needed
         held = network.by_variable(weights)
@@ -331,6 +336,11 @@ class Objective(Trainable):
         tables: Sequence[int] = (),
     ) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(x, y, scale, [draw,] *gradients) -> (loss, *metrics, *rows)``; it moves states."""
+        if self.network.precision == BFLOAT16:
+            raise InvalidArgumentError(
+                f"precision {BFLOAT16!r} is for --strategy tpu, which XLA compiles: NumPy has no bfloat16. "
+                "Use 'mixed_float16', or train with nb.distribute.TPUStrategy()"
+            )
         xp = backend_of(values[0])
         states = self._states_of(xp)
         held = dict(zip(self.network.trainable, values, strict=True)) | states
@@ -394,13 +404,22 @@ class Objective(Trainable):
                 np.copyto(self.states[v], array)
             resident.newest = False
 
-    def parts(self) -> Parts:
+    def _in_bfloat16(self) -> Objective:
+        """Return the same, in a graph that computes in bfloat16."""
+        network = self.network
+        other = Network(network.layers, network.shape, None, network.pipeline, BFLOAT16, xla=True)
+        return Objective(other, self._weights, self.loss, self._measured)
+
+    def parts(self, xla: bool = False) -> Parts:
         """Return the step as tensors."""
-        if self.loss_scale is not None:
+        if self.network.precision == BFLOAT16 and xla and not self.network.graph.half:
+            return self._in_bfloat16().parts(xla=True)
+        if self.network.precision != "float32" and not xla:
             raise InvalidArgumentError(
-                f"in-graph replicas and those of --strategy tpu compute in float32, and the model has "
+                f"in-graph replicas compute in float32, and the model has "
                 f"precision={self.network.precision!r}: drop it, or take another strategy, between-graph"
             )
+        scale = self.loss_scale
         updates = self.network.training.updates
         pipeline = self.network.pipeline
         return Parts(
@@ -416,6 +435,7 @@ class Objective(Trainable):
             classes=self.network.predicted.shape[-1] if self.loss.sparse else None,
             states=dict(self.states),
             updates={v: new for v, new in updates.items() if isinstance(v, Variable)},
+            loss_scale=None if scale is None or self._loss_scale is None else (self._loss_scale, scale),
             devices_needed=self.devices_needed,
             stages=pipeline.number,
             micro_batches=pipeline.micro_batches,

@@ -2,9 +2,9 @@
 
     value = call(layer, value, weights, "mixed_float16")
 
-In mixed precision products and activations are float16, and means, sums and softmax float32
-(`Layer.computes_in`), as in PyTorch's autocast. Weights stay float32 variables: each step casts them, and
-their gradients are float32, too.
+In mixed precision products and activations are float16 (or bfloat16, where XLA computes), and means, sums and
+softmax float32 (`Layer.computes_in`), as in PyTorch's autocast. Weights stay float32 variables: each step
+casts them, and their gradients are float32, too.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def call(
     given: dict[str, Tensor] = {**weights}
     casts = precision != "float32" and layer.computes_in != "input"
     policy = np.dtype(PRECISIONS[precision])
+    if precision != "float32":
+        x.graph.use_half(precision.removeprefix("mixed_"))
     if casts:
         dtype = policy if layer.computes_in == "policy" else np.dtype(np.float32)
         x = _cast(x, dtype)

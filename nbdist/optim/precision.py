@@ -6,7 +6,8 @@ Parameters, the optimizer and all sums are float32; products and activations are
 "Mixed Precision Training", ICLR 2018). A float16 below 6e-8 is 0, and above 65,504 infinite, so the loss is
 multiplied by a scale before gradients are computed, and float32 gradients are divided by it. The scale is
 found at run time: a step with a gradient that is infinite or NaN is left out and halves it, and some steps in
-a row without one double it.
+a row without one double it. A bfloat16 has the range of a float32, with 8 bits of precision, so a loss in
+"mixed_bfloat16" is not scaled.
 
 Why the host decides whether a step is left out. The program divides by the scale before it writes a gradient
 to its buffer, so no strategy sees a scaled one, and replicas may have different scales. The loop reads the
@@ -30,8 +31,10 @@ from nbdist.numbers import is_whole
 from nbdist.optim import training
 from nbdist.optim.base import Optimizer
 
-PRECISIONS: Mapping[str, Any] = {"float32": np.float32, "mixed_float16": np.float16}
-"""What layers compute in, by the name of the policy."""
+BFLOAT16 = "mixed_bfloat16"
+PRECISIONS: Mapping[str, Any] = {"float32": np.float32, "mixed_float16": np.float16, BFLOAT16: np.float16}
+"""What layers compute in, by the name of the policy. NumPy has no bfloat16: float16 stands for it in a graph
+that XLA compiles (`Graph.half`), and what NumPy computes of such a model, it computes in float32."""
 LEAST, MOST = 1.0, 2.0**32  # float32 holds these and one over them
 
 
@@ -41,11 +44,6 @@ def checked_precision(what: str, name: str) -> str:
     >>> checked_precision("precision", "mixed_float16")
     'mixed_float16'
     """
-    if name in ("bfloat16", "mixed_bfloat16"):
-        raise InvalidArgumentError(
-            f"{what} {name!r} is not available: NumPy has no bfloat16, so programs have none. Use "
-            "'mixed_float16'"
-        )
     if name not in PRECISIONS:
         raise InvalidArgumentError(f"no {what} {name!r}; {choices(name, tuple(PRECISIONS))}")
     return name

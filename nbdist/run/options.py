@@ -13,7 +13,7 @@ from nbdist.distribute.spec import COLLECTIVE, StrategySpec, TrainingSpec
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.frameworks.environment import FRAMEWORKS
 from nbdist.numbers import is_whole
-from nbdist.optim.precision import checked_precision
+from nbdist.optim.precision import BFLOAT16, checked_precision
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.train.state_writer import parse_interval
 from nbdist.wire.collective.registry import COLLECTIVES
@@ -112,6 +112,11 @@ class Options:
         if self.epochs is not None and not is_whole(self.epochs, 1):
             raise InvalidArgumentError(f"--epochs is a whole number above 0, got {self.epochs!r}")
         checked_precision("--precision", self.precision)
+        if self.precision == BFLOAT16 and self.framework is None and self.strategy not in (None, "tpu"):
+            raise InvalidArgumentError(
+                f"--precision {BFLOAT16} belongs to --strategy tpu, which XLA compiles: NumPy has no "
+                "bfloat16. Use mixed_float16"
+            )
         if self.precision != "float32" and self.replication == "in-graph":
             raise InvalidArgumentError(
                 f"--precision {self.precision} belongs to --replication between-graph: in-graph replicas "

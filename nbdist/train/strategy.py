@@ -578,6 +578,8 @@ class Parts:
     states: dict[Variable, Array] = field(default_factory=dict)
     updates: dict[Variable, Tensor] = field(default_factory=dict)
     """New values of states, computed in the step."""
+    loss_scale: tuple[Variable, LossScale] | None = None
+    """In float16: the variable that multiplies the loss, and what it is at each step."""
     devices_needed: int = 1
     stages: int = 1
     micro_batches: int = 1
@@ -695,8 +697,11 @@ class Trainable(ABC):
         so that gradients (and losses) of replicas add up. Metrics are means over the replica's examples.
         """
 
-    def parts(self) -> Parts:
-        """Return the step as tensors, for strategies that build a graph of their own."""
+    def parts(self, xla: bool = False) -> Parts:
+        """Return the step as tensors, for strategies that build a graph of their own.
+
+        With ``xla`` it is for XLA, and may be in mixed precision.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no graph: it cannot be trained in-graph")
 
     @abstractmethod

@@ -103,8 +103,8 @@ def launch(
     - for "tpu": ``host_devices``, on how many devices of the host's CPU it computes in place of TPUs
     - ``data``: what reads the batches: "client" (each worker its own; in-graph, this notebook), in-graph
       "workers", or "service": the cluster's data tasks read and transform for the workers (docs/data.md)
-    - ``precision``: what models compute in that are compiled without one: "float32", or "mixed_float16" (see
-      docs/gpus.md)
+    - ``precision``: what models compute in that are compiled without one: "float32", "mixed_float16" (see
+      docs/gpus.md), or "mixed_bfloat16" with strategy "tpu" (docs/tpu.md)
     - ``name``: the run's name in lists and views; None combines the notebook, the cell and the strategy
     - ``live``: False shows no view, names such as ("loss",) choose the curves
     - ``background``: return immediately and follow the run in the background, also in a plain script, so that

@@ -130,6 +130,69 @@ def test_a_loop_of_ones_own_with_two_optimizers(cluster: Cluster) -> None:
     check_alike(run.results["arrays"], expected.results["arrays"])
 
 
+PRECISIONS = (
+    DATA
+    + """
+from nbdist.nn import *
+strategy = nb.get_strategy()
+flat, rounds = images.reshape(75, -1), {}
+data = nb.data.Dataset.from_arrays(flat[:72], labels[:72]).batch(24)
+
+def fitted(policy):
+    model = Sequential([Dense(16, "gelu"), LayerNorm(), Dropout(0.3), Dense(4, "softmax")], seed=1)
+    model.compile(nb.optim.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy", precision=policy)
+    history = model.fit(data, epochs=2, validation_data=data)
+    return [*model.get_weights(), history.history["val_loss"], model.predict(flat[:3])]
+
+def pooled(policy):
+    layers = [Conv2D(4, 3, activation="relu", padding="same"), MaxPool2D(2), Flatten(), Dense(4, "softmax")]
+    model = Sequential(layers, seed=1)
+    model.compile("sgd", "sparse_categorical_crossentropy", precision=policy)
+    model.fit(nb.data.Dataset.from_arrays(images[:72], labels[:72]).batch(24))
+    return model.get_weights()
+
+def looped(policy, optimizer):
+    made = nb.distribute  # a graph for each: float16 stands for one of the two in it
+    own = made.TPUStrategy(host_devices=8) if strategy.name == "tpu" else made.OneDeviceStrategy()
+    with own.scope():
+        model = Sequential([Dense(8, "relu"), Dense(4, "softmax")], seed=1)
+        model.compile("sgd", "mse", precision=policy)
+
+    def step(x, y):
+        each = nb.nn.losses.sparse_categorical_crossentropy(y, model(x, training=True))
+        loss = nb.nn.compute_average_loss(each, global_batch_size=24)
+        optimizer.minimize(loss, var_list=model.trainable_variables)
+        return loss
+
+    batches = own.distribute_dataset(data)
+    losses = [own.reduce("sum", own.run(step, batch)) for batch in batches]
+    return [losses, *model.get_weights()]
+
+arrays = {}
+for number, policy in enumerate(policies):
+    scaled = nb.optim.LossScaleOptimizer(nb.optim.SGD(0.1), initial_scale=2.0**18)  # overflows once
+    optimizer = scaled if policy == "mixed_float16" else nb.optim.SGD(0.1)
+    arrays[f"fit {number}"], arrays[f"pooled {number}"] = fitted(policy), pooled(policy)
+    arrays[f"loop {number}"] = looped(policy, optimizer)
+"""
+)
+
+
+def test_mixed_precision_is_within_its_rounding(cluster: Cluster) -> None:
+    """In bfloat16 (8 bits) near the weights of float32; in float16 (11 bits) near those of one device."""
+    run = on_eight_devices(cluster, PRECISIONS, policies=["mixed_bfloat16", "mixed_float16"])
+    expected = on_one_device(cluster, PRECISIONS, policies=["float32", "mixed_float16"])
+    for name, arrays in expected.results["arrays"].items():
+        most = 0.03 if name.endswith("0") else 0.004
+        gaps = [
+            np.max(np.abs(np.subtract(a, b)))
+            for a, b in zip(run.results["arrays"][name], arrays, strict=True)
+        ]
+        assert max(gaps) < most, (name, gaps)
+        assert max(gaps) > 1e-5, f"{name} is computed in float32"
+    assert "the loss scale is now" in printed(run.folder, 0)
+
+
 ESTIMATOR = (
     DATA
     + """

@@ -28,6 +28,8 @@ from nbdist.nn import (
 from nbdist.nn.layers import Layer
 from nbdist.optim import SGD, Adam, LossScaleOptimizer, from_config
 from nbdist.optim.precision import LossScale
+from nbdist.run.options import Options
+from nbdist.runtime.session.session import Session
 from nbdist.train.context import Context, use
 
 MIXED = "mixed_float16"
@@ -138,11 +140,30 @@ def test_the_scale_shrinks_at_once_and_grows_after_some_steps() -> None:
     assert (float(array), float(scale.twin().array(np))) == (64, 64)
 
 
+def test_bfloat16_belongs_to_xla_and_numpy_computes_in_float32() -> None:
+    x, y = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
+    model, plain = (Sequential([Dense(5, "tanh"), Dense(2)], seed=1) for _ in range(2))
+    model.compile("sgd", "mse", precision="mixed_bfloat16")
+    plain.compile("sgd", "mse")
+    data = Dataset.from_arrays(x, y).batch(4)
+    with pytest.raises(InvalidArgumentError, match=r"'mixed_bfloat16' is for --strategy tpu.*no bfloat16"):
+        model.fit(data)
+    plain.build((3,))
+    np.testing.assert_array_equal(model.predict(x), plain.predict(x))
+    assert model.evaluate(data) == plain.evaluate(data)
+    with Graph().as_default(), Session() as session:
+        fed = placeholder(np.float32, (4, 3), name="x")
+        value = model(fed)
+        with pytest.raises(InvalidArgumentError, match="NumPy has no bfloat16: train it with --strategy tpu"):
+            session.run(value, {fed: x})
+    with pytest.raises(InvalidArgumentError, match="--precision mixed_bfloat16 belongs to --strategy tpu"):
+        Options(strategy="multi_worker", precision="mixed_bfloat16")
+
+
 def test_settings_that_cannot_be() -> None:
     model = Sequential([Dense(1)])
-    for name, match in (("mixed_float61", "mixed_float16"), ("mixed_bfloat16", "NumPy has no bfloat16")):
-        with pytest.raises(InvalidArgumentError, match=match):
-            model.compile("sgd", "mse", precision=name)
+    with pytest.raises(InvalidArgumentError, match="mixed_float16"):
+        model.compile("sgd", "mse", precision="mixed_float61")
     for settings in ({"initial_scale": 0.5}, {"initial_scale": "big"}, {"dynamic_growth_steps": 0}):
         with pytest.raises(InvalidArgumentError, match=next(iter(settings))):
             LossScaleOptimizer(SGD(), **settings)  # type: ignore[arg-type]

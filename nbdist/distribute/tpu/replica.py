@@ -93,14 +93,16 @@ class MeshReplica(Replica):
         parts = self._parts
         assert parts is not None, "a loop of one's own compiles its steps itself"
         draw = [] if parts.draw is None else [parts.draw]
+        scale = [] if parts.loss_scale is None else [parts.loss_scale]
         step = WholeStep(
-            feeds=[parts.x, parts.y, parts.scale, *draw],
-            shapes=[*shapes, (), *((4,) for _ in draw)],
+            feeds=[*(variable for variable, _ in scale), parts.x, parts.y, parts.scale, *draw],
+            shapes=[*(() for _ in scale), *shapes, (), *((4,) for _ in draw)],
             fetches=[parts.loss, *parts.metrics],
             checked=[parts.loss],
             held=[Held(self, parts.weights, parts.gradients, parts.updates)],
         )
-        return compiled_step(step, self._mesh)
+        program = compiled_step(step, self._mesh)
+        return lambda *arrays: program(*(value.array(np) for _, value in scale), *arrays)
 
     @property
     def learning_rate(self) -> float | None:

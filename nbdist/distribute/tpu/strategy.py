@@ -20,7 +20,8 @@ from nbdist.distribute.tpu.replica import MeshReplica
 from nbdist.distribute.tpu.step import compiled_step
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.optim import LossScaleOptimizer, Optimizer
+from nbdist.optim import Optimizer
+from nbdist.optim.precision import unscaled
 from nbdist.train.strategy import Parts, Replica, Strategy, Trainable, WholeStep
 
 
@@ -102,7 +103,7 @@ class TPUStrategy(Strategy):
         """Begin to train a model, or the variables of a loop of one's own."""
         parts = None
         if model.in_graph:
-            parts = model.parts()
+            parts = model.parts(xla=True)
             self.device_mesh.check_names({name for names in model.dimensions for name in names})
         return self._replica(model.variables, model.dimensions, optimizer, parts)
 
@@ -117,12 +118,7 @@ class TPUStrategy(Strategy):
         optimizer: Optimizer,
         parts: Parts | None = None,
     ) -> MeshReplica:
-        if isinstance(optimizer, LossScaleOptimizer):
-            raise InvalidArgumentError(
-                "strategy tpu computes in float32 and scales no loss: give the optimizer without "
-                "LossScaleOptimizer"
-            )
-        return MeshReplica(variables, dimensions, optimizer, self.device_mesh, self._notes(), parts)
+        return MeshReplica(variables, dimensions, unscaled(optimizer), self.device_mesh, self._notes(), parts)
 
     def _notes(self) -> list[str]:
         mesh = self.device_mesh

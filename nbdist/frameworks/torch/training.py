@@ -26,7 +26,12 @@ from nbdist.train.loop import train
 if TYPE_CHECKING:
     import torch
 
-PRECISIONS = {"float32": None, "bfloat16": "bfloat16", "mixed_float16": "float16"}
+PRECISIONS = {
+    "float32": None,
+    "bfloat16": "bfloat16",
+    "mixed_bfloat16": "bfloat16",
+    "mixed_float16": "float16",
+}
 """The dtype that torch.autocast computes in, by the name of a precision."""
 
 

@@ -75,6 +75,8 @@ class _Partitioner:
         self.edges: list[Edge] = []
 
     def plan(self, fetches: list[Tensor]) -> Plan:
+        for t in fetches[:1]:
+            t.graph.check_half()
         self._find_portable(fetches)
         results = [self._fetched(t) for t in fetches]
         for effect in self._all_of(t for t in fetches if t.op is not None and not t.op.has_value):

@@ -183,6 +183,8 @@ def compile_program(
     variables. ``capture`` makes CUDA graphs of a CuPy program; with None only where that is possible, and not
     with ``NBDIST_CUDA_GRAPHS=0``; see :mod:`nbdist.graph.compile.capture`.
     """
+    for t in (*fetches[:1], *into[:1]):
+        t.graph.check_half()
     wanted = _Wanted(tuple(fetches), tuple(into), tuple(feeds), Specs.fed(feeds, shapes), values or {}, xp)
     plan = _plan(wanted, order, blocks)
     if not captures(xp, capture):

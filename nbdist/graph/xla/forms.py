@@ -220,7 +220,8 @@ def _inside(jax: Any, x: Any, **how: Any) -> Any:
 
 @form("max_pool2d")
 def _max_pool2d(jax: Any, x: Any, **how: Any) -> Any:
-    least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    floating = jax.numpy.issubdtype(x.dtype, jax.numpy.floating)  # bfloat16, too
+    least = -np.inf if floating else np.iinfo(x.dtype).min
     return jax.numpy.max(_windows(jax, x, **how, empty=least), axis=0)
 
 

@@ -8,12 +8,14 @@ values and returns the new ones. XLA plans the memory, fuses elementwise ops, an
 several devices. Ops run in the program's order with their ``forward`` on jax.numpy, or with the form that
 `forms` has for them. All shapes are static.
 
-Values have the dtypes of the graph, int64 and float64 included: run the function inside ``wide_types()``.
+Values have the dtypes of the graph, int64 and float64 included: run the function inside ``wide_types()``. In
+a graph whose ``half`` is "bfloat16" those of float16 are computed in bfloat16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,12 +25,36 @@ from nbdist.graph.compile.buffers import dummy
 from nbdist.graph.compile.partition import describe
 from nbdist.graph.compile.specs import Specs, value_order
 from nbdist.graph.op import Shape, show
+from nbdist.graph.ops.half import HALF
 from nbdist.graph.tensor import Constant, Tensor, Variable
 from nbdist.graph.xla.devices import jax_module
 from nbdist.graph.xla.forms import FORMS, UPDATES, refusal
 
 Pure: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
 """``function(fed, values) -> (fetched, new values)``."""
+
+
+class Dtypes:
+    """The dtypes that a graph's dtypes are computed in: themselves, but that float16 may be bfloat16."""
+
+    def __init__(self, half: Any) -> None:
+        self._half = half
+
+    @classmethod
+    def of(cls, jax: Any, tensors: Sequence[Tensor]) -> Dtypes:
+        """Return those of the graph of some tensors."""
+        bfloat16 = any(t.graph.half == "bfloat16" for t in tensors[:1])
+        return cls(np.dtype(jax.numpy.bfloat16) if bfloat16 else HALF)
+
+    def __getitem__(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return self._half if dtype == HALF else dtype
+
+    def of_attributes(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the attributes of an op, of which some are dtypes."""
+        return {
+            name: self[np.dtype(one)] if isinstance(one, (np.dtype, type)) else one
+            for name, one in attrs.items()
+        }
 
 
 def pure_function(
@@ -56,9 +82,12 @@ def pure_function(
     ordered = list(value_order(wanted, specs, frozenset(feeds)) if order is None else order)
     _check(ordered, specs, feeds, variables)
     jax = jax_module()
+    dtypes = Dtypes.of(jax, wanted)
 
     def function(fed: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        found: dict[Tensor, Any] = dict(zip(feeds, fed, strict=True))
+        found: dict[Tensor, Any] = {
+            t: value.astype(dtypes[t.dtype]) for t, value in zip(feeds, fed, strict=True)
+        }
         current: dict[Tensor, Any] = dict(zip(variables, values, strict=True))
         for node in ordered:
             if node in found:
@@ -66,10 +95,12 @@ def pure_function(
             if isinstance(node, Variable):
                 found[node] = current[node]
             elif isinstance(node, Constant):
-                found[node] = jax.numpy.asarray(node.value, node.dtype)
+                found[node] = jax.numpy.asarray(node.value, dtypes[node.dtype])
             elif node.op is not None and node.op.has_value:
-                arguments = [_argument(node, i, found, current, specs) for i in range(len(node.inputs))]
-                found[node], written = _value(jax, node, arguments, specs)
+                arguments = [
+                    _argument(node, i, found, current, specs, dtypes) for i in range(len(node.inputs))
+                ]
+                found[node], written = _value(jax, node, arguments, specs, dtypes)
                 for i, new in zip(sorted(node.op.writes), written, strict=True):
                     current[node.inputs[i]] = new
         for variable, new in (updates or {}).items():
@@ -80,33 +111,40 @@ def pure_function(
 
 
 def _argument(
-    node: Tensor, i: int, found: Mapping[Tensor, Any], current: Mapping[Tensor, Any], specs: Specs
+    node: Tensor,
+    i: int,
+    found: Mapping[Tensor, Any],
+    current: Mapping[Tensor, Any],
+    specs: Specs,
+    dtypes: Dtypes,
 ) -> Any:
     """Return an input of an op; a variable as it is now, and an array without memory for a shape."""
     source = node.inputs[i]
     assert node.op is not None
     if i in node.op.shape_only:
-        return dummy(specs[source])
+        return dummy(replace(specs[source], dtype=dtypes[source.dtype]))
     return current[source] if source in current else found[source]
 
 
-def _value(jax: Any, node: Tensor, arguments: Sequence[Any], specs: Specs) -> tuple[Any, list[Any]]:
+def _value(
+    jax: Any, node: Tensor, arguments: Sequence[Any], specs: Specs, dtypes: Dtypes
+) -> tuple[Any, list[Any]]:
     """Run one op on tracers; return its value, and those of the variables that it changes.
 
     An error names the op.
     """
     assert node.op is not None
-    op, spec = node.op, specs[node]
+    op, spec, attrs = node.op, specs[node], dtypes.of_attributes(node.attrs)
     written: list[Any] = []
     try:
         if op.name in UPDATES:
-            value, *_ = written = UPDATES[op.name](jax, *arguments, **node.attrs)
+            value, *_ = written = UPDATES[op.name](jax, *arguments, **attrs)
         elif op.name in FORMS:
-            value = FORMS[op.name](jax, *arguments, **node.attrs)
+            value = FORMS[op.name](jax, *arguments, **attrs)
         elif not node.inputs:  # such as an initial value: a constant of the function
-            value = op.forward(np, **node.attrs)
+            value = op.forward(np, **attrs)
         else:
-            value = op.forward(jax.numpy, *arguments, **node.attrs)
+            value = op.forward(jax.numpy, *arguments, **attrs)
     except (
         jax.errors.JAXTypeError,
         jax.errors.JAXIndexError,
@@ -122,7 +160,8 @@ def _value(jax: Any, node: Tensor, arguments: Sequence[Any], specs: Specs) -> tu
         raise InvalidArgumentError(
             f"{describe(node)}: its spec is {show(spec.shape)}, its value under XLA is {show(value.shape)}"
         )
-    value = value if value.dtype == spec.dtype else value.astype(spec.dtype)
+    dtype = dtypes[spec.dtype]
+    value = value if value.dtype == dtype else value.astype(dtype)
     return value, written or [value for _ in op.writes]
 
 
