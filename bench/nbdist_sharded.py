@@ -2,7 +2,10 @@
 
 The memory is the most that a worker has beyond what it has before ``fit``, when it has the model; pages of
 shared memory are divided among the processes that map them (Pss). Expected of the arrays alone, as a multiple
-of the parameters: 4 with copies (parameters, gradients and Adam's two slots), and 2 + 2/N sharded.
+of the parameters: 4 with copies (parameters, gradients and Adam's two slots), 2 + 2/N in stage 1, and in
+stage 2 1 + 3/N, beside the gradients of the layers that are exchanged just then.
+
+Stage 1 trains 3 layers, of 8.4, 16.8 and 8.4 MB. Later stages exchange single layers, and train 8 of 4.2 MB.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import tempfile
 from itertools import pairwise
 
-WIDTHS = (1024, 2048, 2048, 1024)
+WIDTHS = {1: (1024, 2048, 2048, 1024), 2: (1024,) * 9}
 BATCH = 32
 STEPS, EPOCHS = 6, 5
 MB = 1e6
@@ -62,25 +65,29 @@ step = nb.collective.all_reduce(np.array(step), "max")
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", choices=("sharded", "multi_worker"), required=True)
+    parser.add_argument("--stage", type=int, choices=tuple(WIDTHS), default=1)
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--value", choices=("memory", "step"), required=True)
     given = parser.parse_args()
     from nbdist.cluster.launch import start_cluster
     from nbdist.ui.api import launch
 
-    parameters = 4 * sum((rows + 1) * columns for rows, columns in pairwise(WIDTHS))
-    each = 4.0 if given.strategy == "multi_worker" else 2 + 2 / given.workers
+    widths = WIDTHS[given.stage]
+    parameters = 4 * sum((rows + 1) * columns for rows, columns in pairwise(widths))
+    whole, stage = given.strategy == "multi_worker", None if given.strategy == "multi_worker" else given.stage
+    each = 4.0 if whole else {1: 2 + 2 / given.workers, 2: 1 + 3 / given.workers}[given.stage]
     with tempfile.TemporaryDirectory() as home:
         os.environ["NBDIST_HOME"] = os.path.join(home, "nbdist")
         cluster = start_cluster(workers=given.workers, threads=1, report=None)
         try:
-            body = BODY.format(work=(WIDTHS, BATCH, STEPS, EPOCHS))
-            run = launch(body, strategy=given.strategy, seed=1, live=False, cluster=cluster)
+            body = BODY.format(work=(widths, BATCH, STEPS, EPOCHS))
+            run = launch(body, strategy=given.strategy, stage=stage, seed=1, live=False, cluster=cluster)
         finally:
             cluster.stop()
     memory, step = int(run.results["memory"]) / MB, float(run.results["step"])
     print(
-        f"{given.strategy}, {given.workers} workers: {memory:.0f} MB per worker, of which arrays "
+        f"{given.strategy}, {given.workers} workers{f', stage {stage}' if stage else ''}: "
+        f"{memory:.0f} MB per worker, of which arrays "
         f"{each * parameters / MB:.0f} MB ({each:g} times the parameters); {step:.1f} ms per step"
     )
     assert run.history is not None

@@ -488,6 +488,24 @@ BENCHMARKS: list[Benchmark | Survey] = [
         )
         for workers, most in bars.items()
     ),
+    *(
+        Benchmark(
+            f"p20.{value}-{workers}-stage{stage}",
+            f"{what} of ZeRO-{stage}, 8 layers, 8.4 million parameters, Adam, {workers} worker(s)",
+            unit,
+            "multi_worker",
+            here("nbdist_sharded", "--strategy", "sharded", *given, "--value", value),
+            here("nbdist_sharded", "--strategy", "multi_worker", *given, "--value", value),
+            Bar("<=", most),
+            TRAINED,
+        )
+        for stage, value, what, unit, bars in (
+            (2, "memory", "memory of a training on a worker", "MB", {1: 1.05, 2: 0.75, 4: 0.6}),
+            (2, "step", "a step", "ms", {1: 1.05, 2: 1.15, 4: 1.15}),
+        )
+        for workers, most in bars.items()
+        for given in [("--stage", stage, "--workers", workers)]
+    ),
     *GPU_BENCHMARKS,
 ]
 

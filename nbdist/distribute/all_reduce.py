@@ -43,11 +43,12 @@ from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
 CONTROL = "control"
-COUNT = 14  # all exact in a float of any size:
+COUNT = 16  # all exact in a float of any size:
 STOP, HAS_RATE, RATE = 0, 1, slice(2, 10)  # whether to stop; a learning rate
 JOINS, LEAVES = 10, 11  # whether others join; how many leave
 OVERFLOWS = 12  # how many have a gradient that overflowed: all leave the step out
 ASKS_STATE = 13  # whether the chief wants what only others have of the optimizer's state
+NONFINITE, SKIPS = 14, 15  # how many have sums that are not finite, and a loss that is not: as OVERFLOWS
 
 
 class AllReduceStrategy(GroupStrategy):
@@ -220,6 +221,7 @@ class AllReduceReplica(GroupReplica):
             self._buckets.mark(CONTROL)
         try:
             self._buckets.finish()
+            self._check_sums()
             if self.controls_apart:
                 self._group.all_reduce(self._control, "sum", out=self._control)
             rows = self._all_rows()
@@ -234,18 +236,29 @@ class AllReduceReplica(GroupReplica):
         if self._control[HAS_RATE]:
             self._take_rate()
         self._overflowed = False
-        if self._control[OVERFLOWS]:
-            self.overflows += 1
+        if self._leaves_out():
             return
         self.global_step += 1
         self._apply()
         self._tables.apply(rows, self.global_step)
 
+    def _check_sums(self) -> None:
+        """Put into the control values what all have to know of this replica's sums: nothing."""
+
+    def _leaves_out(self) -> bool:
+        """Return whether all replicas leave out the step of the last exchange, and note why."""
+        self.overflows += bool(self._control[OVERFLOWS])
+        return bool(self._control[OVERFLOWS])
+
     def _apply(self) -> None:
         """Change the parameters by the sums of the gradients."""
-        own, rows = self._owned(self._flats), self._owned(self._buckets.rows)
-        for flat, row, slots in zip(own, rows, self._slots, strict=True):
+        own, sums = self._owned(self._flats), self._sums()
+        for flat, row, slots in zip(own, sums, self._slots, strict=True):
             self._optimizer.apply(flat, row, slots, self.global_step)
+
+    def _sums(self) -> Sequence[Array]:
+        """Return the sums of what this replica updates, one array for each bucket."""
+        return self._buckets.rows
 
     def overflow(self) -> None:
         """Make the step's exchange, after which no replica applies the sums."""
@@ -368,9 +381,11 @@ class AllReduceReplica(GroupReplica):
         self._group.close()
 
     def _ready(self, number: int) -> None:
-        if self.withholds:  # others would have what `skip` takes back
-            return
-        name = str(number)
+        if not self.withholds:  # others would have what `skip` takes back
+            self._mark(str(number))
+
+    def _mark(self, name: str) -> None:
+        """Have a gradient's bucket be reduced once it is full."""
         self._unmarked.discard(name)
         self._buckets.mark(name)
 

@@ -1,20 +1,30 @@
-"""Sharded optimizer state (ZeRO-1): each replica has all parameters, and updates its part of them.
+"""Sharded training (ZeRO): each replica keeps its part of what data parallelism has copies of.
 
-    strategy = ShardedStrategy()        # in a run; `%%distribute --strategy sharded`
+    strategy = ShardedStrategy(stage=2)        # in a run; `%%distribute --strategy sharded --stage 2`
+
+                                    stage 1         stage 2
+    slots of the optimizer          a part          a part
+    sums of gradients               all             a part
+    parameters                      all             all
 
 A step is that of `nbdist.distribute.all_reduce`, with the all-reduce cut in two. A reduce-scatter gives each
 replica the sums of its part of the gradients; it applies them with the optimizer's slots of that part, which
 no other replica has; an all-gather gives the new parameters to all. This sends as many bytes as an
-all-reduce, and takes 1/N of the memory for slots and 1/N of the work for the update. Source: Rajbhandari et
-al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020 (stage 1).
+all-reduce, and takes 1/N of the work for the update. Source: Rajbhandari et al., "ZeRO: Memory Optimizations
+Toward Training Trillion Parameter Models", SC 2020.
 
 Each bucket of gradients has one part for each rank (`Bucket.padded`), so that reduce-scatter, update and
 all-gather run bucket by bucket. Optimizers change each element by itself, so it makes no difference where a
 part begins in a variable; one that does not (`Optimizer.by_element`) is refused.
 
+Stage 2. A bucket is reduced as soon as it is full, while the backward pass continues, and gives its memory
+back (`nbdist.wire.pages`). A replica's own gradients are then gone before all of them are known, so that it
+cannot look at them for NaN. It looks at the sums of its part, and the control values of the push say to all
+what each has found: a step is left out by all or by none.
+
 States. A state has the slots of all parts, and the chief writes it. The chief asks for them with the control
 values of a push, and all replicas gather them before the next step (`ask_state`). A state continues on any
-number of replicas: each takes its part.
+number of replicas, and in any stage: each takes its part.
 
 Deaths. The slots of a lost replica are nowhere else, so the run ends, and continues from its last state.
 """
@@ -27,39 +37,63 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbdist.distribute.all_reduce import ASKS_STATE, AllReduceReplica, AllReduceStrategy
-from nbdist.distribute.spec import COLLECTIVE, StrategySpec
+from nbdist.distribute.all_reduce import ASKS_STATE, NONFINITE, SKIPS, AllReduceReplica, AllReduceStrategy
+from nbdist.distribute.spec import COLLECTIVE, Setting, StrategySpec
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from nbdist.graph.backend import to_device
+from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.task import TaskInfo
-from nbdist.train.strategy import Replica, by_variable
+from nbdist.train.boundary import all_finite
+from nbdist.train.strategy import Nonfinite, Replica, by_variable
 from nbdist.wire.collective.buckets import Bucket, Buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
+STAGES = (1, 2)
+STAGE = Setting(
+    "stage",
+    "what is divided: 1 the optimizer's slots (default), 2 gradients, too",
+    shows="|".join(map(str, STAGES)),
+    is_valid=lambda value: is_whole(value, 1) and value in STAGES,
+    expected=" or ".join(map(str, STAGES)),
+)
 
 
 class ShardedStrategy(AllReduceStrategy):
     """Train with a copy of the parameters on every worker of the run, and a part of the optimizer's state.
 
-    Runs on the workers. Source: ZeRO stage 1 (Rajbhandari et al. 2020), as in DeepSpeed and in PyTorch's
-    ZeroRedundancyOptimizer. Gradients and parameters are whole on every worker (not so in stages 2 and 3).
+    Runs on the workers. Source: ZeRO (Rajbhandari et al. 2020), whose stages DeepSpeed numbers alike; stage 1
+    is PyTorch's ZeroRedundancyOptimizer.
 
     - ``collective``: "auto" (shared memory on one host, a ring if each worker is on a host of its own, else
       "hierarchical"; and NCCL if each worker has a GPU), or one of "shm" (one host), "ring", "hierarchical",
       "nccl", "mpi"
+    - ``stage``: 1: each worker has a part of the optimizer's slots. 2: of the sums of the gradients, too; a
+      step with a NaN gradient is then left out by all workers together. Workers on GPUs take stage 1
     - ``world``: the replicas; None for those of the surrounding run
 
-    >>> ShardedStrategy().num_replicas_in_sync    # outside of a run: a world of one
+    Raises InvalidArgumentError for another stage, and for stage 2 with workers on GPUs.
+
+    >>> ShardedStrategy(stage=2).num_replicas_in_sync    # outside of a run: a world of one
     1
     """
 
     name = "sharded"
 
-    def __init__(self, collective: str = "auto", *, world: World | None = None) -> None:
+    def __init__(
+        self, collective: str = "auto", stage: int | None = None, *, world: World | None = None
+    ) -> None:
+        STAGE.check(stage)
         super().__init__(collective, world=world)
+        self.stage = 1 if stage is None else stage
+        if self.stage > 1 and any("GPU" in device for device in self.devices):
+            raise InvalidArgumentError(
+                f"--stage {self.stage} gives memory of the host back between two uses, and replicas on GPUs "
+                f"have none of it: drop --stage, or train a PyTorch module with fully_shard of PyTorch in a "
+                "cell with --framework torch"
+            )
         self.takes_rows = False  # a table's gradient is one of the buckets, which are cut into parts
 
     def replica(
@@ -85,6 +119,8 @@ class ShardedStrategy(AllReduceStrategy):
 class ShardedReplica(AllReduceReplica):
     """One copy of the parameters, with the optimizer's slots of its part of each bucket."""
 
+    _strategy: ShardedStrategy
+
     push_is = ("send", "reduce-scatter, all-gather")
     exchange = "gradients by reduce-scatter, parameters by all-gather"
     controls_apart = True
@@ -92,6 +128,8 @@ class ShardedReplica(AllReduceReplica):
     """Whether the chief asks for the slots of all replicas, with its next push."""
     _whole: list[dict[str, Array]] | None = None
     """On the chief, the slots of all replicas, by bucket, if they are those of this step."""
+    _skips = False
+    """Whether all are to leave out this step, because the loss is no finite number here."""
 
     def _plan_of(self, tensors: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
         return tuple(bucket.padded(self._group.size, ALIGNMENT) for bucket in super()._plan_of(tensors))
@@ -102,7 +140,51 @@ class ShardedReplica(AllReduceReplica):
         return self._group.symmetric_buffer((bucket.count,), bucket.dtype)
 
     def _make_buckets(self, overlap: bool) -> Buckets:
-        return Buckets(self._group, self._plan, "sum", overlap=overlap, xp=self._xp, scatter=True)
+        # One replica has the one part of everything: nothing is released.
+        self._transient = self._strategy.stage > 1 and self._group.size > 1
+        return Buckets(
+            self._group,
+            self._plan,
+            "sum",
+            overlap=overlap or self._transient,
+            xp=self._xp,
+            scatter=True,
+            transient=self._transient,
+        )
+
+    def _sums(self) -> Sequence[Array]:
+        return self._buckets.parts
+
+    def _ready(self, number: int) -> None:
+        if self._transient:  # `skip` takes nothing back: all leave the step out
+            self._mark(str(number))
+        else:
+            super()._ready(number)
+
+    def flat_gradients(self) -> Sequence[Array]:
+        """Return nothing where gradients are gone before ``push``, which then looks at their sums."""
+        return () if self._transient else super().flat_gradients()
+
+    def skip(self) -> None:
+        """Leave out this replica's part of the step, or the step of all if its gradients were sent before."""
+        if not self._transient:
+            super().skip()
+            return
+        self._skips = True
+        self.push()
+
+    def _check_sums(self) -> None:
+        if self._transient:
+            self._control[NONFINITE] = not all_finite(self._sums())
+            self._control[SKIPS], self._skips = self._skips, False
+
+    def _leaves_out(self) -> bool:
+        self.nonfinite = None
+        if self._control[SKIPS]:
+            self.nonfinite = Nonfinite("the loss of a replica is NaN or infinite", scaled=False)
+        elif self._control[NONFINITE]:
+            self.nonfinite = Nonfinite("a gradient is NaN or infinite", scaled=True)
+        return super()._leaves_out() or self.nonfinite is not None
 
     def _owned(self, flats: Sequence[Array]) -> Sequence[Array]:
         """Return this replica's part of each bucket."""
@@ -193,5 +275,5 @@ SPEC = StrategySpec(
     ShardedStrategy.name,
     make=lambda config: ShardedStrategy(world=config.world, **config.settings),
     synchronous=True,
-    settings=(COLLECTIVE,),
+    settings=(COLLECTIVE, STAGE),
 )

@@ -169,21 +169,26 @@ class ReplicaLoop:
                 results, squares = read_step(found, replica.flat_gradients())
                 loss = float(results[0]) * (size / mine)
                 if wrong := describe_nonfinite(loss, squares, gradients):
-                    raise NanLossError(
-                        f"{wrong} at step {self.steps + 1}; that gradient was not applied. Try a smaller "
-                        "learning rate, and look for NaN in the data"
-                    )
+                    raise self._nonfinite(wrong)
                 results = [loss, *results[1:]]
             else:
                 for gradient in gradients:
                     gradient.fill(0)
             times.push([replica])
+            if replica.nonfinite is not None:
+                raise self._nonfinite(replica.nonfinite.what)
         except StepStopped:
             self.ended = True
             raise AbortedError("the training has ended: another replica has left before this step") from None
         self._agreed, self._stepped = False, True
         self._count(times, mine, results)
         return tuple(float(value) for value in results)
+
+    def _nonfinite(self, wrong: str) -> NanLossError:
+        return NanLossError(
+            f"{wrong} at step {self.steps + 1}; that gradient was not applied. Try a smaller learning rate, "
+            "and look for NaN in the data"
+        )
 
     def _count(self, times: StepTimes, mine: int, results: Sequence[Any]) -> None:
         """Count a step, and record its loss and metrics."""

@@ -75,6 +75,7 @@ class Options:
     min_workers: int | None = None
     every: int | None = None
     alpha: float | None = None
+    stage: int | None = None
     host_devices: int | None = None
     tensorboard: bool = False
     push: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.backend import Array, all_to_host, backend_of
-from nbdist.train.context import Context, Progress
+from nbdist.train.context import Context
 from nbdist.train.strategy import Replica
 
 
@@ -147,12 +147,17 @@ def check_policy(policy: str) -> bool:
     return policy == "skip"
 
 
-def report_skipped(progress: Progress, step: int, wrong: str) -> None:
-    """Count a step that leaves this replica's gradient out, and print the first few."""
+def report_skipped(context: Context, step: int, wrong: str, by_all: bool = False) -> None:
+    """Count a step without this replica's gradient, and print the first few.
+
+    Of a step that is left out ``by_all`` together one replica prints it.
+    """
+    progress = context.progress
     progress.skipped += 1
-    if progress.skipped <= MOST_SAID:
+    if progress.skipped <= MOST_SAID and (context.is_chief or not by_all):
         more = "; further ones are counted without a line" if progress.skipped == MOST_SAID else ""
-        print(f"step {step}: {wrong}: this replica's gradient is left out{more}")
+        left_out = "all replicas leave the step out" if by_all else "this replica's gradient is left out"
+        print(f"step {step}: {wrong}: {left_out}{more}")
 
 
 def read_step(values: Sequence[Array], gradients: Sequence[Array]) -> tuple[Sequence[Array], float]:
@@ -208,6 +213,16 @@ def describe_nonfinite(loss: float, squares: float, gradients: Sequence[Array]) 
     if any(bool(xp.isnan(g).any()) for g in gradients):
         return f"a gradient is {_called(True)}"
     return f"a gradient is {_called(False)}" if any(bool(xp.isinf(g).any()) for g in gradients) else ""
+
+
+def all_finite(arrays: Sequence[Array]) -> bool:
+    """Return whether all values of flat arrays of the host are finite: one pass at memory speed.
+
+    >>> all_finite([np.full(2, 1e30, np.float32)]), all_finite([np.array([np.inf])])
+    (True, False)
+    """
+    with np.errstate(all="ignore"):
+        return all(math.isfinite(np.dot(a, a)) or bool(np.isfinite(a).all()) for a in arrays)
 
 
 def _called(nan: bool) -> str:

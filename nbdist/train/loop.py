@@ -34,6 +34,7 @@ were traced (``Trace.in_order``), which is the same on all replicas.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +65,7 @@ from nbdist.train.resume import EpochBatches
 from nbdist.train.resume_loop import Config, ResumeAdapter
 from nbdist.train.schedule import RateAt, RateSchedule
 from nbdist.train.step_timing import StepAccount, StepEvents
-from nbdist.train.strategy import Replica, ReplicaLeft, RetryStep, Trainable, tables_of
+from nbdist.train.strategy import Nonfinite, Replica, ReplicaLeft, RetryStep, Trainable, tables_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 NO_IDS = np.zeros(0, np.int64)
@@ -418,6 +419,7 @@ class _Loop:
             mark(StepEvents.PULLED)
             self.scaling.update()
             gradients, wrong, overflow = replica.gradients(), "", False
+            loss, restore = 0.0, None
             if mine:
                 restore = self.model.remember() if self.skip_nan else None
                 batch = batch if tables else prepare(arrays)
@@ -434,11 +436,8 @@ class _Loop:
                     wrong = describe_nonfinite(loss, squares, [*gradients, *rows[::2]])
                 if tables and not wrong and not overflow:
                     replica.take([gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)])
-                if wrong and restore is None:
-                    raise NanLossError(
-                        f"{wrong} at step {self.step + 1}; that gradient was not applied. Try a smaller "
-                        "learning rate, and look for NaN in the data; fit(nan='skip') leaves such steps out"
-                    )
+                if wrong and not self.skip_nan:
+                    raise self._nonfinite(wrong)
             else:  # a last batch smaller than the number of replicas leaves some without an example
                 for gradient in gradients:
                     gradient.fill(0)
@@ -453,6 +452,8 @@ class _Loop:
                     self._skip(wrong, restore)
                 else:
                     replica.push()
+                    if replica.nonfinite is not None:
+                        self._take_back(replica.nonfinite, loss, restore)
             except RetryStep:
                 self._retry = True
                 continue
@@ -517,11 +518,28 @@ class _Loop:
         names = (name for name, _ in self.model.variables)
         return save_variables(zip(names, values, strict=True), folder)
 
+    def _nonfinite(self, wrong: str) -> NanLossError:
+        return NanLossError(
+            f"{wrong} at step {self.step + 1}; that gradient was not applied. Try a smaller "
+            "learning rate, and look for NaN in the data; fit(nan='skip') leaves such steps out"
+        )
+
+    def _take_back(self, found: Nonfinite, loss: float, restore: Callable[[], object] | None) -> None:
+        """Take back what a step did to states that all replicas have left out; or end the training."""
+        if found.scaled and self.scaling.has_overflowed(loss, math.inf):
+            self.replica.overflows += 1
+        elif not self.skip_nan:
+            raise self._nonfinite(found.what)
+        else:
+            if restore is not None:
+                restore()
+            report_skipped(self.context, self.step + 1, found.what, by_all=True)
+
     def _skip(self, wrong: str, restore: Callable[[], object]) -> None:
         """Leave this replica's part of a step out."""
         restore()
         self.replica.skip()
-        report_skipped(self.context.progress, self.step + 1, wrong)
+        report_skipped(self.context, self.step + 1, wrong)
 
     def _program(self, batch: tuple[Array, ...]) -> Callable[..., tuple[Array, ...]]:
         shapes = tuple(a.shape for a in batch)

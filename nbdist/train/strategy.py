@@ -83,6 +83,17 @@ class JoinedState:
     """What else changes in the model, such as moving averages."""
 
 
+@dataclass(frozen=True)
+class Nonfinite:
+    """Why all replicas have left out a step: what is NaN or infinite in it, in words.
+
+    ``scaled``: whether it depends on the scale of the loss, as gradients do.
+    """
+
+    what: str
+    scaled: bool
+
+
 class Replica(ABC):
     """One replica's side of a strategy, for one training. All calls come from the training thread."""
 
@@ -98,6 +109,8 @@ class Replica(ABC):
     """Gradients of this replica so far that came too late and were not applied."""
     overflows = 0
     """Steps so far that were left out because a gradient overflowed, here or on a replica in step."""
+    nonfinite: Nonfinite | None = None
+    """Why all have left out the last step, as they found in its push; None if they have made it."""
     unmade = 0
     """Steps so far that this replica has pushed and that were not made, because others had stopped before."""
     staleness: int | None = None

@@ -69,6 +69,7 @@ def launch(
     max_restarts: int | None = None,
     every: int | None = None,
     alpha: float | None = None,
+    stage: int | None = None,
     host_devices: int | None = None,
     tensorboard: bool = False,
     checkpoint_every: str | int | None = None,
@@ -100,6 +101,8 @@ def launch(
     - ``max_restarts``: how many tasks (workers and parameter servers) that die or freeze are replaced during
       the run, 0 or more; None is 3
     - for "elastic": ``every``, ``alpha``
+    - for "sharded": ``stage``, what each worker keeps a part of: 1 the optimizer's slots, 2 the sums of
+      gradients, too
     - for "tpu": ``host_devices``, on how many devices of the host's CPU it computes in place of TPUs
     - ``data``: what reads the batches: "client" (each worker its own; in-graph, this notebook), in-graph
       "workers", or "service": the cluster's data tasks read and transform for the workers (docs/data.md)
@@ -154,6 +157,7 @@ def launch(
         max_restarts=max_restarts,
         every=every,
         alpha=alpha,
+        stage=stage,
         host_devices=host_devices,
         tensorboard=tensorboard,
         push=tuple(push or ()),

@@ -122,7 +122,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         The same cell under other strategies; the first line is the only change:
 
         %%distribute --strategy multi_worker               a copy on each worker, gradients by all-reduce
-        %%distribute --strategy sharded                    the same, each with a part of the optimizer's state
+        %%distribute --strategy sharded --stage 2          the same, with parts of slots and gradients
         %%distribute --strategy ps --sync --backups 1      each update leaves out the slowest gradient
         %%distribute --strategy ps --async --staleness 2   at most 2 steps ahead of the slowest
         %%distribute --strategy elastic --every 10         independent workers, pulled to a center

@@ -17,9 +17,9 @@ from test_distribute_strategies import multi_worker, sharded
 
 from nbdist.data import Dataset
 from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy, Strategy
-from nbdist.errors import UnavailableError
-from nbdist.nn import Dense, Sequential, compute_average_loss, losses
-from nbdist.optim import OPTIMIZERS, Adam, Optimizer
+from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError, UnavailableError
+from nbdist.nn import BatchNorm, Dense, Sequential, compute_average_loss, losses
+from nbdist.optim import OPTIMIZERS, SGD, Adam, Optimizer
 from nbdist.train import epochs
 from nbdist.train.context import Context
 from nbdist.train.custom.api import end_loops
@@ -161,3 +161,62 @@ def test_a_lost_replica_ends_the_training_with_the_remedy() -> None:
 
     with pytest.raises(UnavailableError, match=r"slots of its part are lost .* with --resume"):
         everywhere(sharded(2), body)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_nan_on_one_replica_is_left_out_by_all_in_stage_2(scaled: bool) -> None:
+    """The first replica's share of the second batch has a NaN; moving means do not keep it."""
+    x, y = points(60)
+    x[20] = np.nan
+    seen: list[tuple[int, int]] = []
+
+    def body(strategy: Strategy, here: Context) -> Any:
+        with strategy.scope():
+            layers = [Dense(16, "tanh"), BatchNorm(), Dense(3)]
+            made = Sequential(layers, seed=1)
+            precision = "mixed_float16" if scaled else None
+            made.compile(SGD(0.1), "sparse_categorical_crossentropy", precision=precision)
+        made.fit(Dataset.from_arrays(x, y).batch(20), epochs=1, nan="skip")
+        seen.append((here.progress.step, here.progress.skipped))
+        return made.get_weights()
+
+    results = everywhere(sharded(2, stage=2), body)
+    assert seen[0] == seen[1]
+    assert seen[0] == (3, 1) or scaled  # the first scales are too large as well
+    for ours, theirs in zip(*results, strict=True):
+        assert np.isfinite(ours).all()
+        assert ours.shape == (16,) or np.array_equal(ours, theirs)  # BatchNorm's means are their own
+
+    def stops(strategy: Strategy, here: Context) -> None:
+        with strategy.scope():
+            made = model()
+            made.compile(SGD(0.1), "sparse_categorical_crossentropy")
+        made.fit(Dataset.from_arrays(x, y).batch(20), epochs=1)
+
+    with pytest.raises((NanLossError, AbortedError), match="the loss is NaN at step 2"):
+        everywhere(sharded(2, stage=2), stops)
+
+
+def test_gradients_of_stage_2_give_their_memory_back() -> None:
+    """After a push a replica has the sums of its part; the rows of all gradients are zeros, without pages."""
+    variables = [("w", np.zeros((1 << 10, 600), np.float32)), ("b", np.zeros(7, np.float32))]
+
+    def body(strategy: Strategy, _: Context) -> Any:
+        replica: Any = strategy.replica(variables, SGD(1.0))
+        for number, gradient in reversed([*enumerate(replica.gradients())]):
+            gradient[...] = number + 1
+            replica._ready(number)
+        replica.push()
+        rows, parts = replica._buckets.rows, replica._buckets.parts
+        found = [float(value.min()) for value in replica.values], sum(map(np.count_nonzero, rows))
+        replica.close()
+        return *found, sum(map(len, parts)), sum(map(len, rows))
+
+    for values, left, parts, whole in everywhere(sharded(3, stage=2), body):
+        assert values == [-3, -6]
+        assert (left, parts) == (0, whole // 3)
+
+
+def test_a_stage_is_one_of_them() -> None:
+    with pytest.raises(InvalidArgumentError, match="--stage is 1 or 2, got 4"):
+        ShardedStrategy(stage=4)

@@ -68,17 +68,17 @@ def multi_worker(size: int) -> list[tuple[Context, MultiWorkerMirroredStrategy]]
 
 
 class TestSharded(StrategyContract):
-    """Parts of the optimizer's state; 3 replicas have parts of different variables."""
+    """Parts of the optimizer's state, and of gradients; 3 replicas have parts of different variables."""
 
-    @pytest.fixture(params=[2, 3])
+    @pytest.fixture(params=[(2, 1), (3, 1), (3, 2)])
     def world(self, request: pytest.FixtureRequest) -> World:
-        return sharded(request.param)
+        return sharded(*request.param)
 
 
-def sharded(size: int) -> list[tuple[Context, ShardedStrategy]]:
+def sharded(size: int, stage: int = 1) -> list[tuple[Context, ShardedStrategy]]:
     found = []
     for i, place in enumerate(worlds(size)):
-        strategy = ShardedStrategy(world=place)
+        strategy = ShardedStrategy(stage=stage, world=place)
         found.append((context(strategy, place, is_chief=i == 0), strategy))
     return found
 

@@ -75,6 +75,7 @@ def plain(cluster: Cluster) -> dict[str, Any]:
         ({"strategy": "multi_worker", "collective": "ring"}, "adam", 1),
         ({"strategy": "mirrored"}, "sgd", 2),
         ({"strategy": "sharded"}, "adam", 1),
+        ({"strategy": "sharded", "stage": 2, "collective": "ring"}, "sgd", 2),
         ({"strategy": "central"}, "sgd", 1),
         ({"strategy": "ps", "synchronous": True}, "adam", 1),
     ],

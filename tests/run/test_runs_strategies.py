@@ -75,6 +75,7 @@ def one_device_weights(cluster: Cluster) -> list[np.ndarray[Any, Any]]:
         {"strategy": "mirrored", "on": "worker:1-2"},
         {"strategy": "sharded"},
         {"strategy": "sharded", "collective": "ring"},
+        {"strategy": "sharded", "stage": 2},
         {"strategy": "central"},
         {"strategy": "central", "transport": "socket"},
         {"strategy": "central", "replication": "in-graph"},

@@ -54,6 +54,7 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--max-restarts 5", {"max_restarts": 5}),
         ("--every 5", {"every": 5}),
         ("--alpha 0.3", {"alpha": 0.3}),
+        ("--stage 2", {"stage": 2}),
         ("--host-devices 8", {"host_devices": 8}),
     ],
 )

@@ -114,6 +114,9 @@ def wrap(
             batches.close()
 
 
+NOT_APPLIED = "{}; that gradient was not applied. Try a smaller learning rate"
+
+
 class LoopStopped(BaseException):
     """The loop was stopped, and began another pass: the ``with`` of `wrap` ends."""
 
@@ -199,7 +202,7 @@ class Batches:
             self._model.send(self._replica.gradients(), self._weight)
             squares = square_sum(self._replica.flat_gradients())
             if wrong := describe_nonfinite(0.0, squares, self._replica.gradients()):
-                raise NanLossError(f"{wrong}; that gradient was not applied. Try a smaller learning rate")
+                raise NanLossError(NOT_APPLIED.format(wrong))
             self._push()
             self._optimizer._opt_called = True  # what torch's schedulers look for
 
@@ -227,6 +230,8 @@ class Batches:
                 "a worker was lost, and a loop of one's own in PyTorch cannot repeat its step: "
                 "nb.frameworks.torch.fit continues with the others"
             ) from None
+        if self._replica.nonfinite is not None:
+            raise NanLossError(NOT_APPLIED.format(self._replica.nonfinite.what))
         self._current = False
         progress.step += 1
         progress.global_step = self._replica.global_step

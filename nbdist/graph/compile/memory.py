@@ -67,6 +67,20 @@ def unneeded_after(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[in
     return found
 
 
+def settled_after(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[int, list[Tensor]]:
+    """Return, by step, the targets whose memory no later step writes or reads."""
+    last: dict[Tensor, int] = {}
+    for now, step in enumerate(steps):
+        for node in step:
+            for i in (*values.reads(node), node):
+                if values.roots[i] in values.targets:
+                    last[values.roots[i]] = now
+    found: dict[int, list[Tensor]] = {}
+    for target, now in last.items():
+        found.setdefault(now, []).append(target)
+    return found
+
+
 def lay_out(steps: Sequence[Sequence[Tensor]], values: Values, chains: Mapping[Tensor, Chain]) -> MemoryPlan:
     """Give each computed value a slot: that of an input which it may overwrite, or a new one.
 

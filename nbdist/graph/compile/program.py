@@ -26,7 +26,7 @@ from nbdist.graph.compile.buffers import slab
 from nbdist.graph.compile.capture import Captured, CaptureRules, Text, captures, check_capture
 from nbdist.graph.compile.elementwise import BlockSizes, Blockwise, find_chains
 from nbdist.graph.compile.locking import Lock, Locks
-from nbdist.graph.compile.memory import lay_out, unneeded_after
+from nbdist.graph.compile.memory import lay_out, settled_after, unneeded_after
 from nbdist.graph.compile.memory_order import may_be_reordered, thrifty_order
 from nbdist.graph.compile.partition import describe
 from nbdist.graph.compile.source import FunctionSource, Kernels, Memory, Written
@@ -173,15 +173,15 @@ def compile_program(
 ) -> Program:
     """Compile what ``fetches`` and ``into`` need, for feeds of exactly these shapes.
 
-    ``values`` holds each variable's array, which is read (and assigned) in place. The values of ``into``
-    are written to arrays that each call passes after the feeds (a gradient is written directly into the
-    memory that it is sent from). ``order`` has the tensors to compute, inputs before users; ``kernels``
-    returns the function that is called for an external op, ``memory`` the bytes for intermediate values.
-    ``written`` holds functions that are called as soon as a value of ``into`` is in its array: gradients of a
-    bucket can be sent while others are computed. ``locks`` are held while their variables are read or
-    changed. ``fence`` is entered for each change of a variable: it raises if the step may no longer change
-    variables. ``capture`` makes CUDA graphs of a CuPy program; with None only where that is possible, and not
-    with ``NBDIST_CUDA_GRAPHS=0``; see :mod:`nbdist.graph.compile.capture`.
+    ``values`` holds each variable's array, which is read (and assigned) in place. The values of ``into`` are
+    written to arrays that each call passes after the feeds (a gradient is written directly into the memory
+    that it is sent from). ``order`` has the tensors to compute, inputs before users; ``kernels`` returns the
+    function that is called for an external op, ``memory`` the bytes for intermediate values. ``written``
+    holds functions that are called as soon as a value of ``into`` is in its array, and is not read there any
+    more: gradients of a bucket can be sent while others are computed. ``locks`` are held while their
+    variables are read or changed. ``fence`` is entered for each change of a variable: it raises if the step
+    may no longer change variables. ``capture`` makes CUDA graphs of a CuPy program; with None only where that
+    is possible, and not with ``NBDIST_CUDA_GRAPHS=0``; see :mod:`nbdist.graph.compile.capture`.
     """
     for t in (*fetches[:1], *into[:1]):
         t.graph.check_half()
@@ -298,7 +298,7 @@ class _Plan:
             locks,
             fence,
         )
-        unneeded = unneeded_after(self.steps, self.values)
+        unneeded, settled = unneeded_after(self.steps, self.values), settled_after(self.steps, self.values)
         runs: dict[Tensor, Blockwise] = {}
         for now, step in enumerate(self.steps):
             chain = self.chains.get(step[-1])
@@ -308,6 +308,7 @@ class _Plan:
                 source.add_fused(chain)
             else:
                 source.add(step[-1])
+            source.settle(settled.get(now, []))
             source.forget(unneeded.get(now, []))
         text = source.finish(wanted.fetches)
         return Program(

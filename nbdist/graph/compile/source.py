@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -74,6 +75,7 @@ class FunctionSource:
         self._offsets, self.bytes = place(layout.slots) if layout.slots else ([], 0)
         self._slab = memory(values.xp, self.bytes)
         self._names = {f: f"f{i}" for i, f in enumerate(feeds)}
+        self._places = Counter(into)
         targets = {t: f"o{j}" for j, t in reversed(list(enumerate(into)))}
         self._names |= {t: name for t, name in targets.items() if values.kinds[t] is ValueKind.COMPUTED}
         self._arrays: dict[Tensor, Array] = {}
@@ -119,7 +121,6 @@ class FunctionSource:
             self._names[node] = f"t{line}"
             result = f"t{line} = "
         self._write(f"{result}{self._kernel(node.op.name, kernel)}({', '.join(arguments)})", node)
-        self._notify([node])
 
     def add_chain(self, chain: Chain) -> Blockwise:
         """Write the call of a chain."""
@@ -160,7 +161,6 @@ class FunctionSource:
         call = fenced(run, chain.members, values, self._fence)
         call = guarded(call, chain.members, values, self._locks)
         self._write(f"{self._kernel('chain', call)}({', '.join(given)})", chain.members[-1])
-        self._notify(chain.members)
         return run
 
     def add_fused(self, chain: Chain) -> None:
@@ -174,14 +174,14 @@ class FunctionSource:
             self.uncaptured.add(chain.members[-1])
         names = ", ".join(self._name(t) for t in operands)
         self._write(f"{self._kernel('fused', call)}({names})", chain.members[-1])
-        self._notify(chain.members)
 
     def finish(self, fetches: Sequence[Tensor]) -> str:
         """Write the copies to the remaining targets; return the function's text."""
         for j, t in enumerate(self.into):
             if self._name(t) != f"o{j}":
                 self._write(f"copyto(o{j}, {self._name(t)})", t)
-        self._notify(self.into, last=True)
+        for t in dict.fromkeys(self.into):
+            self._call_written(t)
         result = "".join(f"{self._name(t)}, " for t in fetches)
         body = "".join(f"    {line}\n" for line in [*self.lines, f"return ({result})"])
         return f"def step({', '.join(self._parameters)}):\n{body}"
@@ -196,11 +196,18 @@ class FunctionSource:
         self.lines.append(line)
         self.nodes.append(node)
 
-    def _notify(self, nodes: Sequence[Tensor], last: bool = False) -> None:
-        """Call the functions in ``written`` of these targets, in the line that was written last."""
-        for t in nodes:
-            if t in self._written and (last or self._names.get(t, "").startswith("o")):
-                self.lines[-1] += f"; {self._kernel('written', self._written.pop(t))}()"
+    def settle(self, targets: Sequence[Tensor]) -> None:
+        """Call what waits for these targets after the line that was written last: no later one uses them.
+
+        A target that has several arrays is copied at the end.
+        """
+        for t in targets:
+            if self._names.get(t, "").startswith("o") and self._places[t] == 1:
+                self._call_written(t)
+
+    def _call_written(self, target: Tensor) -> None:
+        if target in self._written:
+            self.lines[-1] += f"; {self._kernel('written', self._written.pop(target))}()"
 
     def _kernel(self, name: str, kernel: Any) -> str:
         full = f"{name if name.isidentifier() else 'call'}_{len(self.lines)}"

@@ -8,6 +8,7 @@ a program of its own, on its own values.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,8 +29,9 @@ from nbdist.train.custom.reduce import joined, of_replica
 from nbdist.train.custom.replicas import LocalReplica, Program, Shapes, StepTimes, VariableGroup
 from nbdist.train.custom.trace import MOST_FUNCTIONS, Trace, Traces, arrays_in, trace, tree_leaves, tree_map
 from nbdist.train.custom.variables import StrategyVariables
+from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.step_timing import StepEvents
-from nbdist.train.strategy import RetryStep
+from nbdist.train.strategy import Replica, RetryStep
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOST_PROGRAMS = 64  # of one replica
@@ -287,14 +289,10 @@ class Runner:
         overflow = bool(scalings) and all(scaling.has_overflowed(loss, squares) for scaling in scalings)
         wrong = "" if overflow else describe_nonfinite(loss, squares, [*into, *rows[::2]])
         if wrong and restore is None:
-            raise NanLossError(
-                f"{wrong} at step {self.variables.steps + 1}; that gradient was not applied. Try a smaller "
-                "learning rate, and look for NaN in the data; strategy.run(fn, args, nan='skip') leaves such "
-                "steps out"
-            )
+            raise self._nonfinite(wrong)
         if wrong and restore is not None:
             restore()
-            report_skipped(local.context.progress, self.variables.steps + 1, wrong)
+            report_skipped(local.context, self.variables.steps + 1, wrong)
         elif tables and not overflow:
             gradients = [gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)]
             for replica in dict.fromkeys(tables):
@@ -302,6 +300,9 @@ class Runner:
         values = iter([np.array(value) for value in results[:outputs]])
         returned = tree_map(lambda t: None if t is None else next(values), call.trace.outputs)
         times.push(replicas, skip=bool(wrong), overflow=overflow)
+        for replica in replicas:
+            if replica.nonfinite is not None and not wrong:
+                self._take_back(replica, scalings, loss, restore)
         for scaling in scalings:
             if replicas:
                 scaling.record_step(self.variables.steps + 1)
@@ -312,6 +313,31 @@ class Runner:
             self._recorder.add(self.variables.steps + 1, times, shown, call.scale, replicas[0], paused)
         self.variables.count(local)
         return returned
+
+    def _nonfinite(self, wrong: str) -> NanLossError:
+        return NanLossError(
+            f"{wrong} at step {self.variables.steps + 1}; that gradient was not applied. Try a smaller "
+            "learning rate, and look for NaN in the data; strategy.run(fn, args, nan='skip') leaves such "
+            "steps out"
+        )
+
+    def _take_back(
+        self,
+        replica: Replica,
+        scalings: Sequence[LossScaling],
+        loss: float,
+        restore: Callable[[], None] | None,
+    ) -> None:
+        """Take back what a step did to other variables that all replicas have left out; or end the loop."""
+        assert replica.nonfinite is not None
+        found, step = replica.nonfinite, self.variables.steps + 1
+        if found.scaled and scalings and all(one.has_overflowed(loss, math.inf) for one in scalings):
+            replica.overflows += 1
+        elif restore is None:
+            raise self._nonfinite(found.what)
+        else:
+            restore()
+            report_skipped(self.variables.context, step, found.what, by_all=True)
 
     def _extra(self, call: Call, local: LocalReplica) -> list[Array]:
         """Return what is fed beside arguments: what random numbers follow from, the replica's number."""

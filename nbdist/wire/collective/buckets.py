@@ -27,9 +27,12 @@ import numpy as np
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.wire.collective.base import Collective
+from nbdist.wire.pages import TransientBuffer
 from nbdist.wire.rpc.frame import Array
 
 BUCKET_BYTES = 1 << 22
+MOST_PENDING = BUCKET_BYTES  # of full transient buckets that wait to be reduced, if they are several
+LONGEST_WAIT = 1.0  # seconds
 FIRST_BYTES = 1 << 20  # the first bucket is smaller, so that its reduction starts early
 
 
@@ -115,8 +118,15 @@ class Buckets:
     ``overlap`` False there is no thread and ``finish`` reduces, which is faster if no core is idle during the
     backward pass.
 
-    With ``scatter`` a rank has the result of its part of each bucket only, and the rest of the bucket is
-    undefined: parts are as long as each other (`Bucket.padded`), and in the order of ranks.
+    With ``scatter`` a rank has the result of its part of each bucket only (``parts``), and the rest of the
+    bucket is undefined: parts are as long as each other (`Bucket.padded`), and in the order of ranks.
+
+    With ``transient``, which goes with ``scatter``, parts have memory of their own, and a bucket takes memory
+    only from its first tensor of a step until it is reduced. It then has zeros. ``mark`` and ``put`` wait
+    while full buckets take more than ``MOST_PENDING``: a rank that is ahead of the others would have all of
+    its gradients in memory. They wait only for a bucket that is full on this rank, so that ranks which fill
+    buckets in different orders do not wait for each other; and not for longer than ``LONGEST_WAIT``, because
+    another rank may need this one for something else first.
 
     With ``xp`` CuPy the buckets are on the GPU that the constructing thread works for, and the thread reduces
     on a stream of its own: a bucket waits for the work that was queued before its last tensor was marked, and
@@ -131,17 +141,27 @@ class Buckets:
         overlap: bool = True,
         xp: ModuleType = np,
         scatter: bool = False,
+        transient: bool = False,
     ) -> None:
         self._group, self._plan, self._op, self._overlap = group, plan, op, overlap
         self._scatter = scatter
         self._stream = None if xp is np or not overlap else BucketStream(xp, len(plan))
-        self.rows: list[Array] = [
+        self._memory = [TransientBuffer(one.count, one.dtype) for one in plan] if transient else []
+        self.rows: list[Array] = [one.array for one in self._memory] or [
             group.symmetric_buffer((bucket.count,), bucket.dtype)
             if xp is np
             else xp.zeros(bucket.count, bucket.dtype)
             for bucket in plan
         ]
         """The buckets' arrays, one row each."""
+        self.parts: list[Array] = [
+            np.zeros(bucket.count // group.size, bucket.dtype)
+            if transient
+            else row.reshape(group.size, -1)[group.rank]
+            for bucket, row in zip(plan, self.rows)
+            if scatter
+        ]
+        """With ``scatter``, this rank's part of each bucket's result."""
         self._places: dict[str, tuple[int, Array]] = {
             place.name: (number, row[place.start : place.stop].reshape(place.shape))
             for number, (bucket, row) in enumerate(zip(plan, self.rows))
@@ -154,6 +174,8 @@ class Buckets:
         self._full = [threading.Event() for _ in plan]
         self._work: SimpleQueue[bool] = SimpleQueue()  # True: a step begins; False: no more
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._sizes = [bucket.count * bucket.dtype.itemsize for bucket in plan]
+        self._reduced, self._progress = 0, threading.Condition()  # how many, in the order of the plan
         self._stopped = False
         self._thread: threading.Thread | None = None
 
@@ -185,6 +207,17 @@ class Buckets:
             if self._stream is not None:
                 self._stream.filled(number)
             self._full[number].set()
+            if self._memory:
+                with self._progress:
+                    self._progress.wait_for(self._has_room, LONGEST_WAIT)
+
+    def _has_room(self) -> bool:
+        """Return whether the next tensor may be written before more buckets are reduced."""
+        done = self._reduced
+        if done == len(self._plan) or not self._full[done].is_set():
+            return True
+        waiting = [size for size, full in zip(self._sizes[done:], self._full[done:]) if full.is_set()]
+        return len(waiting) == 1 or sum(waiting) <= MOST_PENDING
 
     def finish(self) -> Mapping[str, Array]:
         """Wait for all buckets and return the reduced gradients, valid until the next step's first `put`.
@@ -201,16 +234,19 @@ class Buckets:
                 raise error
             if not self._overlap:
                 with np.errstate(all="ignore"):  # inf and nan are values here, as in programs
-                    for row in self.rows:
-                        self._reduce(row)
+                    for number in range(len(self.rows)):
+                        self._reduce(number)
         return self.views
 
-    def _reduce(self, row: Array) -> None:
+    def _reduce(self, number: int) -> None:
+        row = self.rows[number]
         if self._scatter:
-            parts, rank = row.reshape(self._group.size, -1), self._group.rank
-            self._group.reduce_scatter(parts, self._op, out=parts[rank : rank + 1])
+            rows = row.reshape(self._group.size, -1)
+            self._group.reduce_scatter(rows, self._op, out=self.parts[number][np.newaxis])
         else:
             self._group.all_reduce(row, self._op, out=row)
+        if self._memory:
+            self._memory[number].release()
 
     def close(self) -> None:
         """End the thread; the group stays open. Breaks the group if a step is unfinished."""
@@ -230,6 +266,7 @@ class Buckets:
         self._missing = [len(bucket.places) for bucket in self._plan]
         if not self._overlap:
             return
+        self._reduced = 0
         for event in self._full:
             event.clear()
         if self._thread is None:
@@ -241,16 +278,24 @@ class Buckets:
         while self._work.get():
             error: BaseException | None = None
             try:
-                for number, (row, full) in enumerate(zip(self.rows, self._full)):
+                for number, full in enumerate(self._full):
                     full.wait()
                     if self._stopped:
                         return
                     after = nullcontext() if self._stream is None else self._stream.after(number)
                     with after, np.errstate(all="ignore"):
-                        self._reduce(row)
+                        self._reduce(number)
+                    if self._memory:
+                        self._count_reduced(number + 1)
             except BaseException as caught:  # `finish` raises it
                 error = caught
+                self._count_reduced(len(self._plan))
             self._done.put(error)
+
+    def _count_reduced(self, count: int) -> None:
+        with self._progress:
+            self._reduced = count
+            self._progress.notify_all()
 
 
 class BucketStream:
