@@ -15,6 +15,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from math import isnan
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -169,7 +170,7 @@ class ResumeAdapter:
         if context.states is not None:
             context.states.continued = state.training
         if context.is_chief:
-            at = "" if as_given else f", at learning rate {rate:g}"
+            at = "" if as_given or isnan(rate) else f", at learning rate {rate:g}"
             then, now = self._replicas
             at += "" if then == now else f", on {now} replica{'s' * (now > 1)} instead of {then}"
             print(

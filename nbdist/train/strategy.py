@@ -678,6 +678,10 @@ class Trainable(ABC):
         """Return all that training changes, weights and states, in a fixed order, given the weights."""
         return list(values)
 
+    def whole_replica(self, optimizer: Optimizer) -> Replica | None:
+        """Return a replica that makes step and update as one, where no other takes part; None for none."""
+        return None
+
     def twin(self) -> Trainable:
         """Return what another replica of this process trains: the same, with states of its own."""
         return self
@@ -868,3 +872,7 @@ class OneDeviceStrategy(Strategy):
     ) -> Replica:
         """Begin to train in this process."""
         return OneDevice(variables, optimizer, tables=tables)
+
+    def begin(self, model: Trainable, optimizer: Optimizer) -> Replica:
+        """Begin to train ``model``, with steps and updates as one where the model has such."""
+        return model.whole_replica(optimizer) or super().begin(model, optimizer)

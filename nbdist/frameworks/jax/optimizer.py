@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.frameworks.jax.step import shared
-from nbdist.frameworks.jax.tree import Parameters, name_of
+from nbdist.frameworks.jax.tree import Parameters, name_of, shared
 from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
 
@@ -64,8 +63,8 @@ class OptaxOptimizer(Optimizer):
 
     @property
     def kept_here(self) -> list[str]:
-        """The leaves of optax's state that are neither slots nor counts, by name."""
-        return [one.name for one in self._leaves if one.kind == "other"]
+        """The leaves of optax's state that cannot be saved, by name: no slots, counts or settings."""
+        return [one.name for one in self._leaves if one.kind == "other" and "hyperparams/" not in one.name]
 
     def new_slots(self, parameters: Array) -> dict[str, Array]:
         """Return zeros for each leaf of optax's state that a parameter has; the first step fills them."""
@@ -98,11 +97,48 @@ class OptaxOptimizer(Optimizer):
                 np.copyto(found.slots[one.slot, one.variable], np.asarray(leaf))
         steps.others = [leaf for one, leaf in zip(self._leaves, state, strict=True) if one.kind == "other"]
 
-    def _state(self, steps: _Steps, found: _Step, step: int) -> list[Any]:
-        """Return the leaves of optax's state before a step."""
+    def first_state(self, values: Sequence[Array]) -> tuple[list[dict[str, Array]], list[Array]]:
+        """Return the slots of each parameter before the first step, and the leaves that stay here."""
+        slots: list[dict[str, Array]] = [self.new_slots(value) for value in values]
+        first, others = self._first(values), []
+        for one, leaf in zip(self._leaves, first, strict=True):
+            if one.kind == "slot":
+                np.copyto(slots[one.variable][f"slot{one.slot}"], np.asarray(leaf))
+            elif one.kind == "other":
+                others.append(leaf)
+        return slots, others
+
+    def updated(
+        self, values: Any, gradients: Any, slots: Any, others: Any, rate: Any, step: Any
+    ) -> tuple[list[Any], list[dict[str, Any]], list[Any]]:
+        """Return parameters, slots and other leaves after a step, as values of JAX."""
+        left, before = iter(others), list[Any]()
+        for one in self._leaves:
+            if one.kind == "slot":
+                before.append(slots[one.variable][f"slot{one.slot}"])
+            elif one.kind == "other":
+                before.append(next(left))
+            else:
+                before.append((step - 1 if one.kind == "count" else rate).astype(one.dtype))
+        values, after = self._updated(values, gradients, before)
+        new, kept = [dict(slot) for slot in slots], []
+        for one, leaf in zip(self._leaves, after, strict=True):
+            if one.kind == "slot":
+                new[one.variable][f"slot{one.slot}"] = leaf
+            elif one.kind == "other":
+                kept.append(leaf)
+        return values, new, kept
+
+    def _first(self, values: Sequence[Any]) -> list[Any]:
+        """Return the leaves of optax's state before the first step."""
         import jax
 
-        first = jax.tree.leaves(self._transformation.init(steps.values)) if steps.others is None else None
+        found = self._transformation.init(self._parameters.trained_tree(values))
+        return jax.tree.leaves(found)  # type: ignore[no-any-return]  # jax is Any to mypy here
+
+    def _state(self, steps: _Steps, found: _Step, step: int) -> list[Any]:
+        """Return the leaves of optax's state before a step."""
+        first = self._first(steps.values) if steps.others is None else None
         others = iter(steps.others or ())
         leaves: list[Any] = []
         for number, one in enumerate(self._leaves):

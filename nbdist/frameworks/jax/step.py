@@ -3,6 +3,7 @@
 Loss, metrics and gradients of a batch are one jitted function, compiled once for each size of a batch. It
 reads the strategy's parameters where they are (DLPack, no copy), and its gradients are copied once, to where
 the strategy sends them from. It has ended when its results are read, before anything changes the parameters.
+On one device the update is a part of the function: see `JaxReplica`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import numpy as np
 
 from nbdist.data.structure import ElementSpec, leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
-from nbdist.frameworks.jax.tree import Parameters
+from nbdist.frameworks.jax.replica import JaxReplica, makes_updates
+from nbdist.frameworks.jax.tree import Parameters, shared
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
-from nbdist.runtime.layout import ALIGNMENT
+from nbdist.optim import Optimizer
 
 WORDS = 6  # of 32 bits: the seed and the number of the first example have two each
 MASK = (1 << 32) - 1
@@ -45,7 +47,7 @@ class LossFunction(FrameworkModel):
         self.draws = takes_key(loss)
         super().__init__(parameters.variables)
         self.metric_names = self._metric_names()
-        self._step, self._measure = jax.jit(self._gradients), jax.jit(self._measures)
+        self._step, self._measure = jax.jit(self.results_and_gradients), jax.jit(self._measures)
         self._values: list[Any] = []
         self.on_bind: Callable[[Sequence[Array]], object] = lambda values: None
         """Called with the parameters of the strategy before the first step with them."""
@@ -80,6 +82,10 @@ class LossFunction(FrameworkModel):
             ready(number)
         return [np.asarray(result) for result in results]  # float() of an array of JAX takes 30 us
 
+    def whole_replica(self, optimizer: Optimizer) -> JaxReplica | None:
+        """Return a replica whose step and update are one function, if XLA can compile the update."""
+        return JaxReplica(self, optimizer) if makes_updates(optimizer) else None
+
     def twin(self) -> LossFunction:
         """Return what another replica of this process trains: the same functions, with its parameters."""
         return copy(self)
@@ -110,7 +116,7 @@ class LossFunction(FrameworkModel):
         """Draw as a training did that had this origin."""
         self.seed, self.training = origin
 
-    def _gradients(self, leaves: Any, batch: Any, weight: Any, words: Any = None) -> Any:
+    def results_and_gradients(self, leaves: Any, batch: Any, weight: Any, words: Any = None) -> Any:
         """Return (loss, *metrics), and the gradients times ``weight``."""
         import jax
 
@@ -194,18 +200,6 @@ def key_of(words: Any) -> Any:
     for number in range(WORDS):
         key = jax.random.fold_in(key, words[number])
     return key
-
-
-def shared(array: Array) -> Any:
-    """Return an array of JAX in the memory of ``array``, or ``array`` itself where JAX needs a copy.
-
-    JAX takes its arrays to be constant: nothing may change ``array`` while a computation reads it.
-    """
-    import jax
-
-    if array.ctypes.data % ALIGNMENT or not array.flags.writeable or not array.size:
-        return array
-    return jax.dlpack.from_dlpack(array, copy=False)
 
 
 def spec_with_rows(spec: Any) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
+from nbdist.runtime.layout import ALIGNMENT
 
 TRAINED = (np.float32, np.float64)
 
@@ -96,6 +97,18 @@ def load_state_dict(params: Any, arrays: Mapping[str, Any]) -> Any:
             "same form"
         )
     return found.tree([jnp.array(arrays[name], value.dtype) for name, value in found.variables])
+
+
+def shared(array: Array) -> Any:
+    """Return an array of JAX in the memory of ``array``, or ``array`` itself where JAX needs a copy.
+
+    JAX takes its arrays to be constant: nothing may change ``array`` while a computation reads it.
+    """
+    import jax
+
+    if array.ctypes.data % ALIGNMENT or not array.flags.writeable or not array.size:
+        return array
+    return jax.dlpack.from_dlpack(array, copy=False)
 
 
 def name_of(path: Sequence[Any]) -> str:

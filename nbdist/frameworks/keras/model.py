@@ -158,7 +158,7 @@ class KerasOnJax(FrameworkModel):
 
     def bind(self, values: Sequence[Array]) -> None:
         """Read these arrays in each step."""
-        from nbdist.frameworks.jax.step import shared
+        from nbdist.frameworks.jax.tree import shared
 
         self._values = [shared(array) for array in values]
 
