@@ -78,7 +78,12 @@ def to_numpy(element: Any) -> Any:
     if isinstance(element, (tuple, list)):
         return tuple(to_numpy(part) for part in element)
     if hasattr(element, "detach"):  # a tensor, on whatever device
-        return element.detach().cpu().numpy()
+        try:
+            return element.detach().cpu().numpy()
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"the data have a tensor of {element.dtype}, which NumPy lacks: convert it (float()). {error}"
+            ) from None
     if hasattr(element, "convert") and hasattr(element, "getbands"):  # an image of Pillow
         return np.asarray(element)
     return element

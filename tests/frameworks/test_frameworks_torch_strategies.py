@@ -192,6 +192,12 @@ def test_training_continues_from_a_state(cluster: Cluster, tmp_path: Path) -> No
         ),
         ("model = model.bfloat16()", r"parameter unused is torch.bfloat16.*fit\(precision='bfloat16'\)"),
         ("SGD = torch.optim.RMSprop", r"RMSprop cannot make updates.*torch.optim.SGD \(lr, momentum"),
+        (
+            "StepLR = torch.optim.lr_scheduler.StepLR\n"
+            "SGD = lambda values, lr: StepLR(torch.optim.SGD(values, lr), 1).optimizer",
+            r"the optimizer has a scheduler.*nb\.frameworks\.torch\.wrap",
+        ),
+        ("x = x.bfloat16()", r"the data have a tensor of torch\.bfloat16.*convert it, by float\(\)"),
     ],
 )
 def test_what_cannot_be_trained_is_named(cluster: Cluster, change: str, message: str) -> None:

@@ -74,10 +74,11 @@ def _of_loader(loader: Any) -> Batches:
         or getattr(loader.sampler, "replacement", False)
         or isinstance(loader.dataset, torch_data.IterableDataset)
     ):
-        note = (
-            f"the DataLoader's {type(loader.sampler).__name__} draws in its own order on each worker: seed "
-            "torch alike on all of them"
-        )
+        if isinstance(loader.dataset, torch_data.IterableDataset):
+            reads = f"the {type(loader.dataset).__name__} of the DataLoader is read"
+        else:
+            reads = f"the DataLoader's {type(loader.sampler).__name__} draws"
+        note = f"{reads} in its own order on each worker: seed torch alike on all of them"
         return nested(Dataset.from_torch(loader), note)
     shuffle = isinstance(loader.sampler, torch_data.RandomSampler)
     note = (

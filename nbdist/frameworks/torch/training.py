@@ -119,12 +119,19 @@ def fit(
             "fit: the model is wrapped in DistributedDataParallel, and the strategy exchanges the gradients: "
             "give the module itself (model.module)"
         )
+    if not isinstance(callbacks, (list, tuple)) or not all(isinstance(one, Callback) for one in callbacks):
+        raise InvalidArgumentError(f"fit: callbacks is a list of nb.train.Callback, got {callbacks!r}")
     context = scoped() or current()
     batches, rule = training_data(data, batch_size), translated(optimizer, model)
+    if any("initial_lr" in group for group in getattr(optimizer, "param_groups", ())):
+        raise InvalidArgumentError(
+            "the optimizer has a scheduler of torch, and fit calls no scheduler.step(): give an optimizer "
+            "without one, or write the loop with nb.frameworks.torch.wrap, where schedulers work"
+        )
     held_out = None if validation_data is None else training_data(validation_data, shuffle=False)
     trainable = TorchModel(
         model,
-        step_of(model, loss, training_step, metrics or {}),
+        step_of(model, loss, training_step, {} if metrics is None else metrics),
         batches.opened,
         rule.parameters,
         metric_names=list(metrics or {}),
@@ -164,6 +171,15 @@ def fit(
         model.train(was_training)
 
 
+def named_metrics(metrics: Any) -> dict[str, Any]:
+    """Return metrics by what errors call them; raises InvalidArgumentError if they have no names."""
+    if not isinstance(metrics, Mapping):
+        raise InvalidArgumentError(
+            f"fit: metrics is a dict of functions of (outputs, targets) by name, got {metrics!r}"
+        )
+    return {f"the metric {name!r}": function for name, function in metrics.items()}
+
+
 def step_of(
     model: Any,
     loss: Callable[[Any, Any], Any] | None,
@@ -175,6 +191,9 @@ def step_of(
 
     if (loss is None) == (training_step is None):
         raise InvalidArgumentError("fit takes loss=, a function of (outputs, targets), or training_step=")
+    for name, function in {"loss": loss, "training_step": training_step, **named_metrics(metrics)}.items():
+        if function is not None and not callable(function):
+            raise InvalidArgumentError(f"fit: {name} is a function, got {function!r}")
     if training_step is not None:
         if metrics:
             raise InvalidArgumentError(
