@@ -46,6 +46,7 @@ class Torch(Framework):
         self._port, self._host = 0, ""
         self._store_port = 0
         self._aborted: list[Any] = []
+        self._loaded = False
         self._listening: socket.socket | None = None
 
     def load(self, device: str) -> None:
@@ -76,6 +77,7 @@ class Torch(Framework):
             )
         # Ranks find each other by this number, and a group that could not be made has counted in some.
         torch.distributed.distributed_c10d._world.group_count = 0
+        self._loaded = True  # from here on groups are the body's
         if self._listening is not None:
             self._start_store(self._listening)
 
@@ -135,8 +137,7 @@ class Torch(Framework):
         The store stays until the next run: a rank that connects only now would try again for minutes.
         """
         self.withdraw()  # does nothing if the store has taken the socket over
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        if self._loaded and (distributed := sys.modules["torch.distributed"]).is_initialized():
             distributed.destroy_process_group()
         # A module that the namespace keeps keeps its group as well, and other ranks may wait for it.
         shut_down_accepted(self._before, kept=self._port if ended else 0)
