@@ -92,6 +92,7 @@ def test_a_plain_loop_pauses_changes_its_rate_and_stops_on_all_ranks_at_one_step
     assert run.results["rates"] == [0.05, 0.005]
     shown = summary_of(run)
     assert (shown.step, shown.unit) == (made[0] + 1, "steps")  # the last one ended in the stop
+    assert shown.seconds == run.standing().elapsed  # as the live view counted, with the import of torch
 
     from safetensors.numpy import load_file
 

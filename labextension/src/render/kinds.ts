@@ -13,9 +13,14 @@ export const RUN: BundleKind<RunBundle> = {
   draw: drawRun,
   id: bundle => bundle.head.run,
   attaches: trans => trans.__('opens the run in a kernel.'),
-  below: (texts, { leftOut, progress }, trans) => {
-    const drawn = [`trained on ${progress.trained_on}`, `⚠ ${progress.warning}`]; // the view has these lines
-    const words = texts.filter(({ textContent }) => !drawn.includes(textContent ?? ''));
+  below: (texts, { leftOut, progress, marks }, trans) => {
+    const drawn = [`trained on ${progress.trained_on}`, `⚠ ${progress.warning}`, `checkpoint: ${progress.checkpoint?.path}`];
+    const [first] = marks; // one line names all, after a sign each
+    const marked = first && `${first.step.toLocaleString('en')} ${first.text}`;
+    const words = texts.filter(({ textContent }) => {
+      const line = textContent ?? '';
+      return !drawn.includes(line) && !(marked && line.startsWith(marked, 2)); // the view has these lines
+    });
     const parts = leftOut ? [make('p', {}, curvesLeftOut(leftOut, trans)), ...words] : words;
     return parts.length ? [make('div', { class: 'nbd-details' }, ...parts)] : [];
   }

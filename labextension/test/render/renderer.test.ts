@@ -113,6 +113,21 @@ describe('a saved run', () => {
     expect(node.textContent).toContain('2 curves were too large to save');
   });
 
+  it('leaves out the lines of the text that the drawing has', async () => {
+    const marks = [
+      { step: 1257, kind: 'pause', text: 'paused for 4.1 s' },
+      { step: 1300, kind: 'checkpoint', text: 'checkpoint at step 1300' }
+    ];
+    const data = { ...DATA, marks, checkpoint: '/runs/r1/model.safetensors', trained_on: '3 workers' };
+    const html =
+      '<p>headline</p><p><small>■ 1,257 paused for 4.1 s · ▼ 1,300 checkpoint at step 1300</small></p>' +
+      '<p><small>trained on 3 workers</small></p>' +
+      '<p><small>checkpoint: <code>/runs/r1/model.safetensors</code></small></p><p><small>another line</small></p>';
+    const { node } = await shown({ [RUN.mimeType]: data, 'text/html': html });
+    const lines = [...node.querySelectorAll('.nbd-details small')].map(line => line.textContent);
+    expect(lines).toEqual(['another line']);
+  });
+
   it('takes other data without being made anew', async () => {
     const renderer = await shown({ [RUN.mimeType]: DATA });
     Screen.scroll();

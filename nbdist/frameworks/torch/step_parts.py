@@ -57,6 +57,7 @@ NAMES = {
     "RECVANYSOURCE": "receive",
 }
 GRADIENTS, BUFFERS, OTHER = "gradients of the other ranks", "buffers", "collective"
+NEXT = "next batch"
 
 
 class StepParts:
@@ -108,13 +109,16 @@ class StepParts:
             drawn_from = parts[0][2] if len(parts) == MOST_PARTS else begun
             self._log.add_parts(step, tuple(filled(parts, drawn_from, self._updating, ended)), ended)
 
-    def _add(self, kind: str, name: str, begun: float, ended: float) -> None:
+    def _add(self, kind: str, name: Callable[[], str], begun: float, ended: float) -> None:
         self._seconds[kind] += ended - begun
         if ended - begun >= SHORTEST:
-            self._parts.append((kind, name, begun, ended))
+            self._parts.append((kind, name(), begun, ended))
 
-    def _timed(self, kind: str, name: str | Callable[[Any], str]) -> Callable[[Any], Any]:
-        """Return what wraps a function such that its time is a part of the step."""
+    def _timed(self, kind: str, name: Callable[[Any], str]) -> Callable[[Any], Any]:
+        """Return what wraps a function such that its time is a part of the step.
+
+        ``name`` returns the part's name, given the function's first argument.
+        """
 
         def make(original: Any) -> Any:
             from torch.compiler import is_compiling
@@ -128,7 +132,7 @@ class StepParts:
                     return original(self_, *args, **options)
                 finally:
                     self._within = False
-                    self._add(kind, name if isinstance(name, str) else name(self_), begun, perf_counter())
+                    self._add(kind, lambda: name(self_), begun, perf_counter())
 
             return wait
 
@@ -142,17 +146,17 @@ class StepParts:
             return names.get(int(work._get_op_type()), OTHER)
 
         patches.replace(module.Work, "wait", self._timed(WAIT, name_of))
-        patches.replace(module, "_broadcast_coalesced", self._timed(WAIT, BUFFERS))
+        patches.replace(module, "_broadcast_coalesced", self._timed(WAIT, lambda group: BUFFERS))
 
     def _time_tensors(self, module: ModuleType, patches: Patches) -> None:
         def make(original: Any) -> Any:
-            timed = self._timed(WAIT, OTHER)(original)
+            timed = self._timed(WAIT, lambda tensor: OTHER)(original)
             return lambda tensor: timed(tensor)
 
         patches.replace(module, "wait_tensor", make)
 
     def _time_data(self, module: ModuleType, patches: Patches) -> None:
-        patches.replace(module._BaseDataLoaderIter, "__next__", self._timed(DATA, "next batch"))
+        patches.replace(module._BaseDataLoaderIter, "__next__", self._timed(DATA, lambda iterator: NEXT))
 
     def _time_reducers(self, module: ModuleType, patches: Patches) -> None:
         """Time the end of each backward, if the body makes a DistributedDataParallel."""
@@ -193,7 +197,7 @@ class StepParts:
                 at_loss.remove()
                 self._within = False
                 if computed:
-                    self._add(WAIT, GRADIENTS, computed[0], perf_counter())
+                    self._add(WAIT, lambda: GRADIENTS, computed[0], perf_counter())
 
         return backward
 

@@ -501,7 +501,8 @@ def summary_of(run: Run) -> Summary:
         state=run.status,
         tasks=run.tasks,
         step=total if rows else None,
-        seconds=seconds if rows else None,
+        # The view's clock of a framework's cell begins with its imports, which take seconds.
+        seconds=(seconds if run.options.framework is None else run.standing().elapsed) if rows else None,
         steps_per_second=max(0, total - run.tally.resumed_steps) / seconds if seconds and rows else None,
         unit=unit_of(run),
         total=whole.total if rows else None,
