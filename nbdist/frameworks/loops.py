@@ -1,4 +1,4 @@
-"""A loop of one's own over a `Trainable`, on one replica of any strategy: `ReplicaLoop`.
+"""A loop of one's own over a `FrameworkModel`, on one replica of any strategy: `ReplicaLoop`.
 
     with ReplicaLoop(model, optimizer) as loop:
         for epoch in range(epochs):
@@ -23,13 +23,14 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.data.meter import Meter
 from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, NanLossError
+from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array, to_host
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.boundary import Boundary, describe_nonfinite, read_step
-from nbdist.train.context import current, save_variables
+from nbdist.train.context import current
 from nbdist.train.custom.replicas import StepRecorder, StepTimes
-from nbdist.train.strategy import Replica, RetryStep, Trainable
+from nbdist.train.strategy import Replica, RetryStep
 
 Program = Any
 
@@ -40,7 +41,7 @@ class ReplicaLoop:
     Raises InvalidArgumentError for what such a loop does not do: saving its state and continuing from one.
     """
 
-    def __init__(self, model: Trainable, optimizer: Optimizer) -> None:
+    def __init__(self, model: FrameworkModel, optimizer: Optimizer) -> None:
         self.context = context = current()
         if context.states is not None:
             raise InvalidArgumentError(
@@ -238,5 +239,4 @@ class ReplicaLoop:
         return self._updates_before + self.replica.global_step
 
     def _write(self, folder: Path) -> Path:
-        names = (name for name, _ in self.model.variables)
-        return save_variables(zip(names, self.replica.values, strict=True), folder)
+        return self.model.write(self.replica.values, folder)

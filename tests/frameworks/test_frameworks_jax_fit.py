@@ -137,3 +137,16 @@ def test_an_error_in_a_loop_of_ones_own_ends_the_others(cluster: Cluster) -> Non
     failing = LOOP.replace("value, metrics", "1 / (1 - nb.task.index); value, metrics")
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         start_run(failing, Options(on="worker:0-1", strategy="multi_worker"), cluster=cluster).wait()
+
+
+STATE = LOOP.replace(
+    "def loss(params, batch):", "def loss(params, seen, batch):\n    seen = seen + len(batch[0])"
+).replace("return jnp.mean(error ** 2), {", "return jnp.mean(error ** 2), seen, {")
+
+
+def test_each_replica_has_a_state_and_the_first_ones_is_kept(cluster: Cluster) -> None:
+    loop = STATE.replace("start, optimizer", "start, state=jnp.zeros((), int), optimizer")
+    body = loop + "kept = training.state\n"
+    results = start_run(body, Options(on="worker:0-1", strategy="multi_worker"), cluster=cluster).wait()
+    assert results.results["kept"] == 4 * 45  # its shares of 90 examples in each epoch
+    np.testing.assert_allclose(results.results["params"]["dense"]["w"], trained()[0], atol=1e-4)

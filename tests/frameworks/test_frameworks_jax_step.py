@@ -119,3 +119,68 @@ def test_a_training_continues_from_its_state(tmp_path: Path) -> None:
             ended = fit(squared, START, BATCHES, optimizer=one, epochs=epochs, context=context)
         np.testing.assert_array_equal(ended.params["w"], whole.params["w"], err_msg=repr(one))
         assert ended.history["loss"] == whole.history["loss"]
+
+
+def normalized(params: Any, stats: Any, batch: Any, train: bool) -> Any:
+    """Return loss, new moving averages and a metric; the pytrees are those of flax's BatchNorm."""
+    x, y = batch
+    old = stats["BatchNorm_0"]
+    mean = x.mean(0) if train else old["mean"]
+    error = (x - mean) @ params["w"] - y
+    new = {"mean": 0.5 * old["mean"] + 0.5 * mean, "steps": old["steps"] + 1}
+    return (error**2).mean(), {"BatchNorm_0": new}, {"error": abs(error).mean()}
+
+
+STATS = {"BatchNorm_0": {"mean": np.zeros(2, np.float32), "steps": np.zeros((), np.int32)}}
+
+
+def test_a_state_is_what_the_last_step_has_returned(tmp_path: Path) -> None:
+    import jax
+
+    params, stats = START, STATS
+    gradient = jax.grad(lambda *given: normalized(*given, train=True)[0])
+    for batch in BATCHES * 4:
+        found = gradient(params, stats, batch)["w"]
+        stats = normalized(params, stats, batch, train=True)[1]
+        params = {"w": params["w"] - 0.01 * found}
+    for strategy in (None, MirroredStrategy(["CPU:0"])):
+        for epochs in (2, 4):  # the second continues from the state of the first
+            path = tmp_path / f"{strategy}"
+            states = TrainingStates(write=path, read=path if path.exists() else None)
+            own = {} if strategy is None else {"strategy": strategy}
+            context = Context(quiet=True, seed=5, states=states, **own)
+            ended = fit(normalized, START, BATCHES, state=STATS, epochs=epochs, context=context)
+        np.testing.assert_allclose(ended.params["w"], params["w"], rtol=1e-5)
+        jax.tree.map(np.testing.assert_allclose, ended.state, stats)
+    held_out = fit(normalized, START, BATCHES, state=STATS, epochs=1, validation_data=(X, Y))
+    expected = normalized(held_out.params, held_out.state, (X, Y), train=False)[0]
+    assert held_out.history["val_loss"][0] == pytest.approx(float(expected), rel=1e-5)
+    assert int(held_out.state["BatchNorm_0"]["steps"]) == 2
+
+
+def test_a_step_that_is_left_out_changes_no_state() -> None:
+    wrong = [*BATCHES, (np.full_like(X, np.inf), Y)]
+    for strategy in (None, MirroredStrategy(["CPU:0"])):
+        context = Context(quiet=True, seed=5, **({} if strategy is None else {"strategy": strategy}))
+        found = fit(normalized, START, wrong, state=STATS, epochs=1, nan="skip", context=context)
+        assert int(found.state["BatchNorm_0"]["steps"]) == 2
+        assert np.isfinite(found.state["BatchNorm_0"]["mean"]).all()
+
+
+def test_a_state_keeps_its_form() -> None:
+    def returning(change: Any) -> Any:
+        def loss(params: Any, stats: Any, batch: Any) -> Any:
+            return change(*normalized(params, stats, batch, train=True)[:2])
+
+        return lambda: fit(loss, START, BATCHES, state=STATS)
+
+    with pytest.raises(InvalidArgumentError, match=r"loss returned the state .*, and took"):
+        returning(lambda value, stats: (value, stats["BatchNorm_0"]))()
+    with pytest.raises(InvalidArgumentError, match=r"state/BatchNorm_0/steps as float32 of shape \(\)"):
+        returning(lambda value, stats: (value, {"BatchNorm_0": {**stats["BatchNorm_0"], "steps": 0.5}}))()
+    with pytest.raises(InvalidArgumentError, match=r"it returns \(loss, new state\)"):
+        returning(lambda value, stats: value)()
+    with pytest.raises(InvalidArgumentError, match=r"takes \(params, batch\).*give state= as well"):
+        fit(lambda params, stats, batch, key: 0.0, START, BATCHES)
+    with pytest.raises(InvalidArgumentError, match="state/name is a str, and a state has arrays"):
+        fit(normalized, START, BATCHES, state={"name": "x"})

@@ -19,15 +19,16 @@ from nbdist.frameworks.jax.training import (
     optimizer_of,
     parameters_of,
 )
+from nbdist.frameworks.jax.tree import State
 from nbdist.frameworks.loops import ReplicaLoop
 from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
 
 
-def wrap(loss: Callable[..., Any], params: Any, *, optimizer: Any = "sgd") -> LoopOfSteps:
+def wrap(loss: Callable[..., Any], params: Any, *, optimizer: Any = "sgd", state: Any = None) -> LoopOfSteps:
     """Return a training whose loop is the caller's, under the strategy of the surrounding run.
 
-    - ``loss``, ``params`` and ``optimizer`` are those of `nb.frameworks.jax.fit`
+    - ``loss``, ``params``, ``optimizer`` and ``state`` are those of `nb.frameworks.jax.fit`
 
     Raises InvalidArgumentError for what cannot be trained, also with --checkpoint-every and --resume, and
     FailedPreconditionError in a process that replaces a lost one.
@@ -40,16 +41,17 @@ def wrap(loss: Callable[..., Any], params: Any, *, optimizer: Any = "sgd") -> Lo
                     value, metrics = training.step(batch)
         params = training.params
     """
-    return LoopOfSteps(loss, params, optimizer)
+    return LoopOfSteps(loss, params, optimizer, state)
 
 
 class LoopOfSteps:
-    """What `wrap` returns: `batches` and `step` inside a ``with``, and `params`."""
+    """What `wrap` returns: `batches` and `step` inside a ``with``, `params` and `state`."""
 
-    def __init__(self, loss: Callable[..., Any], params: Any, optimizer: Any) -> None:
+    def __init__(self, loss: Callable[..., Any], params: Any, optimizer: Any, state: Any) -> None:
         self._context = scoped() or current()
         self._parameters = parameters_of(params, self._context)
         self._loss, self._optimizer = loss, optimizer
+        self._state = None if state is None else State.of(state)
         self._model: LossFunction | None = None
         self._loop: ReplicaLoop | None = None
         self._entered = False
@@ -75,6 +77,13 @@ class LoopOfSteps:
         import jax.numpy as jnp
 
         return self._parameters.tree([jnp.array(value) for value in self._loop.fetch()])
+
+    @property
+    def state(self) -> Any:
+        """This replica's newest state, in the form of the one given; None without."""
+        if self._loop is not None:
+            self._loop.fetch()
+        return None if self._state is None else self._state.arrays()
 
     @property
     def learning_rate(self) -> float | None:
@@ -132,7 +141,7 @@ class LoopOfSteps:
             )
         if self._loop is None:
             with use_here(self._context):
-                self._model = loss_function(self._loss, self._parameters, spec, self._context)
+                self._model = loss_function(self._loss, self._parameters, spec, self._context, self._state)
                 optimizer = optimizer_of(self._optimizer, self._model, self._parameters, self._context)
                 loop = ReplicaLoop(self._model, optimizer)
                 loop.__enter__()

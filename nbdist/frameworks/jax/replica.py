@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.frameworks.jax.optimizer import OptaxOptimizer
+from nbdist.frameworks.jax.tree import copy_leaves
 from nbdist.graph.backend import Array
 from nbdist.graph.xla.devices import wide_types
 from nbdist.graph.xla.functional import FunctionalArray
@@ -65,9 +66,10 @@ class JaxReplica(Replica):
         """Do nothing: the step reads what is on the device."""
 
     def fetch(self) -> None:
-        """Copy parameters and slots to the host, if a step has changed them."""
+        """Copy parameters, slots and states to the host, if a step has changed them."""
         if not self._is_home:
-            copy_leaves([self.values, self._slots], [self._held["values"], self._held["slots"]])
+            held, states = self._held, [array for _, array in self._model.states]
+            copy_leaves([self.values, self._slots, states], [held["values"], held["slots"], held["states"]])
             self._is_home = True
 
     def program(
@@ -143,7 +145,8 @@ class JaxReplica(Replica):
     def _upload(self) -> None:
         import jax
 
-        held = {"values": self.values, "slots": self._slots, "others": self._others}
+        states = [array for _, array in self._model.states]
+        held = {"values": self.values, "slots": self._slots, "others": self._others, "states": states}
         self._held = jax.tree.map(jax.numpy.array, held)  # copies: the host's arrays change
         self._is_home = True
 
@@ -151,9 +154,11 @@ class JaxReplica(Replica):
         """Return what is held after a step, (loss, *metrics), and a number that says if all is finite."""
         import jax
 
-        results, gradients = self._model.results_and_gradients(held["values"], batch, 1.0, words)
+        results, states, gradients = self._model.results_and_gradients(
+            held["values"], held["states"], batch, 1.0, words
+        )
         total = sum(map(total_of, gradients)) + results[0] * SMALL
-        new = self._updated(held, gradients, rate, step)
+        new = {**self._updated(held, gradients, rate, step), "states": states}
         fine = jax.numpy.isfinite(total)
         return jax.tree.map(lambda a, b: jax.numpy.where(fine, a, b), new, held), results, total
 
@@ -185,11 +190,3 @@ def total_of(gradient: Any) -> Any:
         return gradient.sum() * SMALL
     rows = gradient.reshape(-1, gradient.shape[-1])
     return (jnp.full(len(rows), SMALL, rows.dtype) @ rows).sum()
-
-
-def copy_leaves(targets: Any, sources: Any) -> None:
-    """Copy the arrays of a pytree of JAX into those of one of NumPy."""
-    import jax
-
-    for target, source in zip(jax.tree.leaves(targets), jax.tree.leaves(sources), strict=True):
-        np.copyto(target, np.asarray(source))

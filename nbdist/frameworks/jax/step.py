@@ -18,7 +18,7 @@ import numpy as np
 from nbdist.data.structure import ElementSpec, leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.jax.replica import JaxReplica, makes_updates
-from nbdist.frameworks.jax.tree import Parameters, shared
+from nbdist.frameworks.jax.tree import Parameters, State, copy_leaves, shared
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
@@ -28,9 +28,11 @@ MASK = (1 << 32) - 1
 
 
 class LossFunction(FrameworkModel):
-    """``loss(params, batch[, key])`` on the arrays of a pytree, for batches of a given structure.
+    """``loss(params, [state,] batch[, key])`` on the arrays of a pytree, for batches of a given structure.
 
-    - ``loss`` returns the mean over the examples, or that and a dict of metrics, which are means as well
+    - ``loss`` returns the mean over the examples, then the new state if there is one, and a dict of metrics,
+      which are means as well, if it has any
+    - ``state`` is a pytree that it takes and returns, such as moving averages; None for none
     - ``spec`` is the `ElementSpec` of each array of a batch, in tuples and dicts
     - ``seed`` and ``training`` are what the keys follow from, beside the step and the example
 
@@ -38,14 +40,20 @@ class LossFunction(FrameworkModel):
     """
 
     def __init__(
-        self, loss: Callable[..., Any], parameters: Parameters, spec: Any, seed: int, training: int
+        self,
+        loss: Callable[..., Any],
+        parameters: Parameters,
+        spec: Any,
+        seed: int,
+        training: int,
+        state: State | None = None,
     ) -> None:
         import jax
 
-        self._loss, self._parameters, self._spec = loss, parameters, spec
+        self._loss, self._parameters, self._state, self._spec = loss, parameters, state, spec
         self.seed, self.training = seed, training
-        self.draws = takes_key(loss)
-        super().__init__(parameters.variables)
+        self.draws, self._takes_train = arguments_of(loss, state is not None)
+        super().__init__(parameters.variables, states=[] if state is None else state.variables)
         self.metric_names = self._metric_names()
         self._step, self._measure = jax.jit(self.results_and_gradients), jax.jit(self._measures)
         self._values: list[Any] = []
@@ -76,10 +84,14 @@ class LossFunction(FrameworkModel):
     ) -> Sequence[Any]:
         """Return loss and metrics of a share, and write its gradients."""
         fed = [self.drawn] if self.draws else []
-        results, found = self._step(self._values, batch, np.asarray(weight, np.float32), *fed)
+        states = [array for _, array in self.states]
+        results, changed, found = self._step(
+            self._values, states, batch, np.asarray(weight, np.float32), *fed
+        )
         for number in range(len(gradients) - 1, -1, -1):
             np.copyto(gradients[number], np.asarray(found[number]))
             ready(number)
+        copy_leaves(states, changed)
         return [np.asarray(result) for result in results]  # float() of an array of JAX takes 30 us
 
     def whole_replica(self, optimizer: Optimizer) -> JaxReplica | None:
@@ -87,16 +99,22 @@ class LossFunction(FrameworkModel):
         return JaxReplica(self, optimizer) if makes_updates(optimizer) else None
 
     def twin(self) -> LossFunction:
-        """Return what another replica of this process trains: the same functions, with its parameters."""
-        return copy(self)
+        """Return what another replica of this process trains: the same functions, with states of its own."""
+        twin = copy(self)
+        twin.states = [(name, array.copy()) for name, array in self.states]
+        return twin
 
     def evaluate(self, batches: Any, values: Sequence[Array]) -> dict[str, float]:
-        """Return loss and metrics as means over all examples of ``batches``, with these parameters."""
+        """Return loss and metrics as means over all examples of ``batches``, with these parameters.
+
+        The states are as they are now, and stay so.
+        """
         parameters, sums, count = [shared(value) for value in values], None, 0
+        states = [array for _, array in self.states]
         for element in batches:
             batch = self.prepare(tuple(np.asarray(leaf) for leaf in leaves_of(element)))
             words = (self.draw(0, count),) if self.draws else ()
-            found = np.array(self._measure(parameters, batch, *words), np.float64) * len(batch[0])
+            found = np.array(self._measure(parameters, states, batch, *words), np.float64) * len(batch[0])
             sums, count = found if sums is None else sums + found, count + len(batch[0])
         if sums is None:
             raise InvalidArgumentError("the validation data have no batch")
@@ -116,27 +134,46 @@ class LossFunction(FrameworkModel):
         """Draw as a training did that had this origin."""
         self.seed, self.training = origin
 
-    def results_and_gradients(self, leaves: Any, batch: Any, weight: Any, words: Any = None) -> Any:
-        """Return (loss, *metrics), and the gradients times ``weight``."""
+    def results_and_gradients(
+        self, leaves: Any, states: Any, batch: Any, weight: Any, words: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """Return (loss, *metrics), the new states, and the gradients times ``weight``."""
         import jax
 
         def part(leaves: Any) -> Any:  # weighted before it is differentiated: one number, not each gradient
-            results = self._measures(leaves, batch, words)
-            return results[0] * weight, results
+            value, metrics, changed = self._call(leaves, states, batch, words)
+            return value * weight, ((value, *(metrics[name] for name in self.metric_names)), changed)
 
-        return jax.grad(part, has_aux=True)(leaves)[::-1]
+        gradients, (results, changed) = jax.grad(part, has_aux=True)(leaves)
+        return results, changed, gradients
 
-    def _measures(self, leaves: Any, batch: Any, words: Any = None) -> Any:
-        value, metrics = self._call(leaves, batch, words)
+    def _measures(self, leaves: Any, states: Any, batch: Any, words: Any = None) -> Any:
+        value, metrics, _ = self._call(leaves, states, batch, words, train=False)
         return (value, *(metrics[name] for name in self.metric_names))
 
-    def _call(self, leaves: Any, batch: Any, words: Any) -> tuple[Any, Any]:
+    def _call(
+        self, leaves: Any, states: Any, batch: Any, words: Any, train: bool = True
+    ) -> tuple[Any, Any, list[Any]]:
+        """Return loss, metrics and new states."""
         import jax
 
-        given = (self._parameters.tree(leaves), rebuild(self._spec, list(batch)))
-        found = self._loss(*given, *([] if words is None else [key_of(words)]))
-        value, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
-        return jax.numpy.asarray(value), metrics
+        state = self._state
+        given = [self._parameters.tree(leaves), rebuild(self._spec, list(batch))]
+        if state is not None:
+            given.insert(1, state.tree(states))
+        if words is not None:
+            given.append(key_of(words))
+        found = self._loss(*given, **({"train": train} if self._takes_train else {}))
+        if state is None:
+            value, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
+            return jax.numpy.asarray(value), metrics, []
+        if not isinstance(found, tuple) or len(found) not in (2, 3):
+            kind = f"{len(found)} values" if isinstance(found, tuple) else f"a {type(found).__name__}"
+            raise InvalidArgumentError(
+                f"loss returned {kind}; with state= it returns (loss, new state), or (loss, new state, "
+                "{name: metric})"
+            )
+        return jax.numpy.asarray(found[0]), found[2] if len(found) == 3 else {}, state.leaves(found[1])
 
     def _metric_names(self) -> list[str]:
         """Return the names of the metrics, of a call for a batch of two that computes nothing."""
@@ -148,8 +185,9 @@ class LossFunction(FrameworkModel):
             for one in leaves_of(self._spec)
         ]
         leaves = [jax.ShapeDtypeStruct(value.shape, value.dtype) for _, value in self.variables]
+        states = [jax.ShapeDtypeStruct(value.shape, value.dtype) for _, value in self.states]
         words = jax.ShapeDtypeStruct((WORDS,), np.uint32) if self.draws else None
-        value, metrics = jax.eval_shape(self._call, leaves, batch, words)
+        value, metrics, _ = jax.eval_shape(self._call, leaves, states, batch, words)
         if value.shape or not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
             raise InvalidArgumentError(
                 f"loss returned an array of {value.dtype} and shape {value.shape}, and the loss is one "
@@ -169,27 +207,33 @@ class LossFunction(FrameworkModel):
         return sorted(metrics)
 
 
-def takes_key(loss: Callable[..., Any]) -> bool:
-    """Return whether a loss has a third argument without a default, a key for random numbers.
+def arguments_of(loss: Callable[..., Any], has_state: bool = False) -> tuple[bool, bool]:
+    """Return whether a loss takes a key for random numbers as its last argument, and ``train=``.
 
-    >>> takes_key(lambda params, batch: 0.0), takes_key(lambda params, batch, key: 0.0)
-    (False, True)
+    >>> arguments_of(lambda params, batch: 0.0), arguments_of(lambda params, batch, key, train=True: 0.0)
+    ((False, False), (True, True))
     """
     try:
         parameters = inspect.signature(loss).parameters.values()
     except (TypeError, ValueError):  # a function without a signature
-        return False
+        return False, False
+    takes_train = any(one.name == "train" and one.kind != one.POSITIONAL_ONLY for one in parameters)
     needed = [
-        one
+        one.name
         for one in parameters
-        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        if one.default is one.empty
+        and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        and not (takes_train and one.name == "train")
     ]
-    if len(needed) not in (2, 3) and not any(one.kind == one.VAR_POSITIONAL for one in parameters):
+    given = ["params", *(["state"] if has_state else []), "batch"]
+    more = len(needed) - len(given)
+    if more not in (0, 1) and not any(one.kind == one.VAR_POSITIONAL for one in parameters):
         raise InvalidArgumentError(
-            f"loss takes (params, batch), or (params, batch, key) if it draws random numbers; this one takes "
-            f"({', '.join(one.name for one in needed)})"
+            f"loss takes ({', '.join(given)}), or ({', '.join(given)}, key) if it draws random numbers; this "
+            f"one takes ({', '.join(needed)})"
+            + ("" if has_state else ". With a state that each step returns anew, give state= as well")
         )
-    return len(needed) == 3
+    return more == 1, takes_train
 
 
 def key_of(words: Any) -> Any:

@@ -23,7 +23,7 @@ from nbdist.data.structure import leaves_of
 from nbdist.errors import InvalidArgumentError, MissingExtra
 from nbdist.frameworks.jax.optimizer import OptaxOptimizer
 from nbdist.frameworks.jax.step import LossFunction, spec_with_rows
-from nbdist.frameworks.jax.tree import Parameters
+from nbdist.frameworks.jax.tree import Parameters, State
 from nbdist.graph.backend import Array
 from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
@@ -42,6 +42,14 @@ class Fitted(NamedTuple):
     history: History
 
 
+class FittedWithState(NamedTuple):
+    """What `fit` returns for a loss with a state: that is the chief's, in the form of the one given."""
+
+    params: Any
+    state: Any
+    history: History
+
+
 def fit(
     loss: Callable[..., Any],
     params: Any,
@@ -54,7 +62,8 @@ def fit(
     validation_data: Any = None,
     callbacks: Sequence[Callback] = (),
     nan: str = "stop",
-) -> Fitted:
+    state: Any = None,
+) -> Fitted | FittedWithState:
     """Train ``params`` to make ``loss`` small, under the strategy of the surrounding run.
 
     In the notebook that is one device. Every replica computes ``loss`` and its gradients for its share of a
@@ -62,7 +71,8 @@ def fit(
 
     - ``loss``: a function ``loss(params, batch)`` of JAX that returns the mean over the examples of the
       batch, one float; or that and a dict of metrics, each a mean as well. With a third argument it also gets
-      a key for random numbers, another one for each step and replica
+      a key for random numbers, another one for each step and replica. An argument that is called ``train``
+      is True in steps and False for ``validation_data``
     - ``params``: a pytree: arrays in dicts, lists and tuples, or a module of equinox or flax. Arrays of
       float32 and float64 are trained; other leaves of a module stay as they are
     - ``data``: a Dataset of batches; arrays of examples (one, or a tuple or dict of them), which are
@@ -78,9 +88,13 @@ def fit(
       parameters
     - ``nan``: for steps with a NaN or infinite loss or gradient: "stop" raises NanLossError, "skip" leaves
       them out
+    - ``state``: a pytree of arrays that a step changes without gradients, such as ``batch_stats`` of flax;
+      None for none. ``loss(params, state, batch)`` then returns ``(mean, new state)``, or these and the dict
+      of metrics. Each replica has its own; the chief's is kept, in checkpoints as well
 
-    Returns (params, history). Raises InvalidArgumentError for what cannot be trained, NanLossError, and what
-    ``loss`` raises. Each size of a batch is compiled once: ``batch(n, drop_remainder=True)`` has only one.
+    Returns (params, history), with a state (params, state, history). Raises InvalidArgumentError for what
+    cannot be trained, NanLossError, and what ``loss`` raises. Each size of a batch is compiled once:
+    ``batch(n, drop_remainder=True)`` has only one.
 
     For example, a line through points::
 
@@ -99,7 +113,8 @@ def fit(
             raise InvalidArgumentError(f"fit: {name} is a whole number above 0, got {value!r}")
     if not isinstance(callbacks, (list, tuple)) or not all(isinstance(c, Callback) for c in callbacks):
         raise InvalidArgumentError(f"fit: callbacks is a list of nb.train.Callback, got {callbacks!r}")
-    model = loss_function(loss, parameters, spec_with_rows(dataset.element_spec), context)
+    kept = None if state is None else State.of(state)
+    model = loss_function(loss, parameters, spec_with_rows(dataset.element_spec), context, kept)
     chosen = optimizer_of(optimizer, model, parameters, context)
     validate: Callable[[Sequence[Array]], dict[str, float]] | None = None
     if validation_data is not None:
@@ -117,8 +132,11 @@ def fit(
             validate=validate,
             callbacks=callbacks,
             nan=nan,
+            save=model.write,
         )
-    return Fitted(parameters.arrays(), history)
+    if kept is None:
+        return Fitted(parameters.arrays(), history)
+    return FittedWithState(parameters.arrays(), kept.arrays(), history)
 
 
 def parameters_of(params: Any, context: Context) -> Parameters:
@@ -143,14 +161,14 @@ def parameters_of(params: Any, context: Context) -> Parameters:
 
 
 def loss_function(
-    loss: Callable[..., Any], parameters: Parameters, spec: Any, context: Context
+    loss: Callable[..., Any], parameters: Parameters, spec: Any, context: Context, state: State | None
 ) -> LossFunction:
     """Return a loss as what the training loop trains, for batches of a ``spec``."""
     if not callable(loss):
         raise InvalidArgumentError(f"loss is a function of (params, batch), got {loss!r}")
     seed = context.seed
     seed = int(np.random.default_rng().integers(1 << 62)) if seed is None else int(seed)
-    return LossFunction(loss, parameters, spec, seed, context.trainings + 1)
+    return LossFunction(loss, parameters, spec, seed, context.trainings + 1, state)
 
 
 def optimizer_of(optimizer: Any, model: LossFunction, parameters: Parameters, context: Context) -> Optimizer:

@@ -1,4 +1,4 @@
-"""A pytree of parameters as named arrays: `Parameters`.
+"""Pytrees as named arrays: `Parameters`, which are trained, and `State`, which a step returns anew.
 
     parameters = Parameters.of({"dense": {"w": w, "b": b}})
     parameters.variables                    # [("dense/b", array), ("dense/w", array)], copies on the host
@@ -22,6 +22,75 @@ from nbdist.graph.backend import Array
 from nbdist.runtime.layout import ALIGNMENT
 
 TRAINED = (np.float32, np.float64)
+
+
+@dataclass(frozen=True)
+class State:
+    """The arrays of a pytree that each step returns anew, such as moving averages, by name."""
+
+    variables: list[tuple[str, Array]]
+    structure: Any
+    keys: dict[int, Any]
+    """Which of them are keys for random numbers, here as plain numbers, and how JAX makes these."""
+
+    @classmethod
+    def of(cls, state: Any) -> State:
+        """Return those of ``state``: arrays of any type in dicts, lists, tuples and modules.
+
+        Raises InvalidArgumentError for a leaf that is neither an array nor a number.
+        """
+        import jax
+
+        found, structure = jax.tree_util.tree_flatten_with_path(state)
+        variables, keys = [], {}
+        for number, (path, leaf) in enumerate(found):
+            name = f"state/{name_of(path)}"
+            if not isinstance(leaf, (np.ndarray, np.generic, jax.Array, bool, int, float, complex)):
+                raise InvalidArgumentError(
+                    f"{name} is a {type(leaf).__name__}, and a state has arrays: keep it out of state, and "
+                    "have loss read it from around it"
+                )
+            if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
+                keys[number], leaf = jax.random.key_impl(leaf), jax.random.key_data(leaf)
+            variables.append((name, np.array(jax.numpy.asarray(leaf), order="C")))
+        return cls(variables, structure, keys)
+
+    def tree(self, arrays: Sequence[Any]) -> Any:
+        """Return the pytree with these arrays, as a loss takes it."""
+        import jax
+
+        leaves = list(arrays)
+        for number, impl in self.keys.items():
+            leaves[number] = jax.random.wrap_key_data(leaves[number], impl=impl)
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def leaves(self, state: Any) -> list[Any]:
+        """Return the arrays of a state that a loss has returned; raise if it has another form."""
+        import jax
+
+        leaves: list[Any]
+        leaves, structure = jax.tree.flatten(state)
+        if structure != self.structure:
+            raise InvalidArgumentError(
+                f"loss returned the state {structure}, and took {self.structure}: it returns a pytree of the "
+                "same form, as flax's apply(..., mutable=[...]) and haiku's apply do"
+            )
+        for number in self.keys:
+            leaves[number] = jax.random.key_data(leaves[number])
+        for (name, own), leaf in zip(self.variables, leaves, strict=True):
+            found = jax.numpy.asarray(leaf)
+            if (found.shape, found.dtype) != (own.shape, own.dtype):
+                raise InvalidArgumentError(
+                    f"loss returned {name} as {found.dtype} of shape {found.shape}, and took {own.dtype} of "
+                    f"shape {own.shape}: a state keeps its types and shapes, new.astype(old.dtype)"
+                )
+        return leaves
+
+    def arrays(self) -> Any:
+        """Return the pytree with the newest values, as arrays of JAX."""
+        import jax.numpy as jnp
+
+        return self.tree([jnp.array(value) for _, value in self.variables])
 
 
 @dataclass(frozen=True)
@@ -109,6 +178,14 @@ def shared(array: Array) -> Any:
     if array.ctypes.data % ALIGNMENT or not array.flags.writeable or not array.size:
         return array
     return jax.dlpack.from_dlpack(array, copy=False)
+
+
+def copy_leaves(targets: Any, sources: Any) -> None:
+    """Copy the arrays of a pytree of JAX into those of one of NumPy."""
+    import jax
+
+    for target, source in zip(jax.tree.leaves(targets), jax.tree.leaves(sources), strict=True):
+        np.copyto(target, np.asarray(source))
 
 
 def name_of(path: Sequence[Any]) -> str:
