@@ -117,13 +117,22 @@ class Framework(ABC):
         """Return whether an error says that another rank has left a call that this one waited in."""
 
 
+def is_loaded(module: str) -> bool:
+    """Return whether a module has been imported to its end.
+
+    >>> is_loaded("os"), is_loaded("no.such.module")
+    (True, False)
+    """
+    found = sys.modules.get(module)
+    return found is not None and not getattr(found.__spec__, "_initializing", False)
+
+
 def import_on_a_thread(module: str) -> None:
     """Import a module such that an interrupt ends the wait for it, but not the import.
 
     A large extension module (torch, jaxlib) that was interrupted halfway cannot be imported a second time.
     """
-    loaded = sys.modules.get(module)
-    if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
+    if is_loaded(module):
         return
     errors: list[BaseException] = []
 

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from nbdist.errors import FailedPreconditionError
-from nbdist.frameworks.base import Framework, Place, import_on_a_thread
+from nbdist.frameworks.base import Framework, Place, import_on_a_thread, is_loaded
 from nbdist.frameworks.connections import (
     is_lost_connection,
     shut_down_accepted,
@@ -48,6 +48,7 @@ class Torch(Framework):
         self._aborted: list[Any] = []
         self._loaded = False
         self._listening: socket.socket | None = None
+        self._store: Any = None
 
     def load(self, device: str) -> None:
         """Import torch; if the task has a GPU, it must be a build with CUDA that the driver can run."""
@@ -79,12 +80,13 @@ class Torch(Framework):
         torch.distributed.distributed_c10d._world.group_count = 0
         self._loaded = True  # from here on groups are the body's
         if self._listening is not None:
-            self._start_store(self._listening)
+            Torch._served = self._store or self._start_store(self._listening)
 
     def serve(self, host: str) -> int:
-        """Listen at the address ``host``, on a free port; `load` starts the store there.
+        """Start the store at the address ``host``, on a free port.
 
-        Ranks that have loaded torch earlier connect, and wait for the store.
+        If this process has not loaded torch yet, it only listens there, and `load` starts the store: other
+        ranks, which may have loaded it, connect and wait.
         """
         self._host = host.strip("[]")
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -92,17 +94,20 @@ class Torch(Framework):
         self._listening.bind((self._host, 0))
         self._listening.listen(socket.SOMAXCONN)
         self._port = int(self._listening.getsockname()[1])
+        if is_loaded("torch.distributed") and sys.modules["torch.distributed"].is_available():
+            self._store = self._start_store(self._listening)
         return self._port
 
     def withdraw(self) -> None:
         """Stop listening."""
+        self._store = None
         if self._listening is not None:
-            self._listening.close()
+            self._listening.close()  # does nothing if the store has taken the socket over
 
-    def _start_store(self, listening: socket.socket) -> None:
+    def _start_store(self, listening: socket.socket) -> Any:
         from torch.distributed import TCPStore
 
-        Torch._served = TCPStore(
+        return TCPStore(
             self._host, self._port, None, is_master=True, wait_for_workers=False,
             timeout=timedelta(seconds=STORE_SECONDS), master_listen_fd=listening.detach(),
         )  # fmt: skip
@@ -136,7 +141,7 @@ class Torch(Framework):
 
         The store stays until the next run: a rank that connects only now would try again for minutes.
         """
-        self.withdraw()  # does nothing if the store has taken the socket over
+        self.withdraw()
         if self._loaded and (distributed := sys.modules["torch.distributed"]).is_initialized():
             distributed.destroy_process_group()
         # A module that the namespace keeps keeps its group as well, and other ranks may wait for it.
