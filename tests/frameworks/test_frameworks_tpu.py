@@ -130,6 +130,34 @@ def test_a_loop_of_ones_own_with_two_optimizers(cluster: Cluster) -> None:
     check_alike(run.results["arrays"], expected.results["arrays"])
 
 
+AGAIN = (
+    DATA
+    + """
+from nbdist.nn import *
+from nbdist.optim import Adam
+compiled, arrays = [], {}
+tried = {"first": (0.01, 0.01), "again": (0.01, 0.01), "rate": (0.02, 0.01), "epsilon": (0.01, 0.1)}
+for name, (rate, epsilon) in tried.items():
+    print("fit", name)
+    optimizer = Adam(rate, epsilon=epsilon)
+    model = Sequential([Dense(13, "relu"), Dense(4, "softmax")], seed=1)
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    model.fit(nb.data.Dataset.from_arrays(images.reshape(75, -1)[:72], labels[:72]).batch(24))
+    arrays[name] = model.get_weights()
+"""
+)
+
+
+def test_a_step_compiles_once_in_a_process(cluster: Cluster) -> None:
+    """The learning rate is an argument of the program, epsilon a constant in it."""
+    run = on_eight_devices(cluster, AGAIN)
+    of_fits = re.split(r"^fit (\w+)$", printed(run.folder, 0), flags=re.MULTILINE)[1:]
+    noted = dict(zip(of_fits[::2], of_fits[1::2], strict=True))
+    took = r"XLA has compiled the step for x \(24, 128\), y \(24,\) in \d+\.\d s"
+    assert [name for name, text in noted.items() if re.search(took, text)] == ["first", "epsilon"]
+    check_alike(run.results["arrays"], on_one_device(cluster, AGAIN).results["arrays"])
+
+
 PRECISIONS = (
     DATA
     + """

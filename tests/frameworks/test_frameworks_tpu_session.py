@@ -15,7 +15,7 @@ import pytest
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.ops.accumulators import ConditionalAccumulator
 from nbdist.graph.scopes import device
-from nbdist.graph.tensor import Graph, Variable, placeholder, record
+from nbdist.graph.tensor import Graph, Variable, constant, placeholder, record
 from nbdist.graph.variables import get_variable, global_variables_initializer
 from nbdist.nn.functional import embedding_lookup, sparse_softmax_cross_entropy
 from nbdist.optim import SGD, Adam
@@ -159,6 +159,14 @@ def test_accumulators_on_a_tpu_give_values_there(tpus: Cluster) -> None:
             session.run(global_variables_initializer(graph))
             session.run(given)
             np.testing.assert_array_equal(session.run(taken), [3, 6])
+
+
+def test_graphs_that_differ_in_a_constant_are_two_programs(tpus: Cluster) -> None:
+    for value in (1, 2):
+        with Graph().as_default() as graph, device(f"{ONE}/device:TPU:1"):
+            y = np.sum(placeholder(np.int64, (4000,), name="x") + constant(np.full(4000, value)))
+            with Session(tpus.target, graph) as session:
+                assert session.run(y, {graph.tensor("x"): np.zeros(4000, int)}) == 4000 * value
 
 
 def test_what_a_tpu_lacks_is_an_error_or_runs_on_the_cpu(tpus: Cluster) -> None:

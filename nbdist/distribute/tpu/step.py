@@ -23,10 +23,13 @@ import numpy as np
 from nbdist.distribute.tpu.mesh import DeviceMesh
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.specs import value_order
+from nbdist.graph.op import show
 from nbdist.graph.tensor import Variable
+from nbdist.graph.xla.cache import compile_once
 from nbdist.graph.xla.devices import jax_module, wide_types
 from nbdist.graph.xla.functional import FunctionalArray
 from nbdist.graph.xla.trace import pure_function
+from nbdist.train.context import current
 from nbdist.train.strategy import WholeStep
 
 if TYPE_CHECKING:
@@ -71,19 +74,24 @@ def compiled_step(step: WholeStep, mesh: DeviceMesh) -> Callable[..., tuple[Arra
         places = [replica.placement for replica in updating]
         return outputs, flag, jax.lax.with_sharding_constraint(kept, places), after[len(before) :]
 
-    compiled = jax.jit(function, donate_argnums=0)
+    jitted = jax.jit(function, donate_argnums=0, keep_unused=True)
+    compiled: Callable[..., Any] | None = None
     assigned = _assigned(step)
 
     def program(*arrays: Array) -> tuple[Array, ...]:
+        nonlocal compiled
         fed, flags = arrays[: len(step.feeds)], arrays[len(step.feeds) :]
         with wide_types():
-            outputs, flag, states, after = compiled(
+            arguments = (
                 [replica.on_mesh for replica in updating],
                 [replica.on_mesh for replica in reading],
                 list(step.others.values()),
                 [jax.device_put(a, mesh.batch(a)) for a in fed],
                 [replica.numbers for replica in updating],
             )
+            if compiled is None:
+                compiled = _compiled(jitted, arguments, mesh, step)
+            outputs, flag, states, after = compiled(*arguments)
             for replica, state in zip(updating, states, strict=True):
                 replica.take_over(state)
             for (v, array), value in zip(step.others.items(), after, strict=True):
@@ -93,6 +101,23 @@ def compiled_step(step: WholeStep, mesh: DeviceMesh) -> Callable[..., tuple[Arra
                 one[...] = np.asarray(flag)
             return tuple(np.asarray(value) for value in outputs)
 
+    return program
+
+
+def _compiled(jitted: Any, arguments: Sequence[Any], mesh: DeviceMesh, step: WholeStep) -> Callable[..., Any]:
+    """Return the compiled step, and print how long XLA took, if it was not compiled before."""
+    note = current().note
+    fed = ", ".join(
+        f"{t.name} {show(shape)}" for t, shape in zip(step.feeds, step.shapes, strict=True) if shape
+    )
+    program, seconds = compile_once(
+        jitted,
+        arguments,
+        mesh.devices,
+        lambda: note(f"XLA compiles the step for {fed}; the step waits for it"),
+    )
+    if seconds is not None:
+        note(f"XLA has compiled the step for {fed} in {seconds:.1f} s")
     return program
 
 

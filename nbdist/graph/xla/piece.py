@@ -33,6 +33,7 @@ from nbdist.graph.compile.locking import Lock
 from nbdist.graph.gpu_errors import SMALLER
 from nbdist.graph.op import Shape
 from nbdist.graph.tensor import Constant, Placeholder, Tensor, Variable
+from nbdist.graph.xla.cache import compile_once
 from nbdist.graph.xla.devices import jax_module, tpu_device, wide_types
 from nbdist.graph.xla.trace import pure_function
 
@@ -272,7 +273,8 @@ class XlaProgram:
 
             held = [self._held[v].array for v in part.variables]
             with jax.default_device(device):  # of a function that takes nothing
-                self._compiled[key] = jax.jit(function).lower(fed, held).compile()
+                jitted = jax.jit(function, keep_unused=True)
+                self._compiled[key] = compile_once(jitted, (fed, held), [device])[0]
         return self._compiled[key]
 
     def _explained(self, error: Exception) -> Exception:
