@@ -77,6 +77,33 @@ def rmsprop(p: Array, gradients: list[Array], rate: float, rho: float, m: float,
     return p
 
 
+def torch_momentum(p: Array, gradients: list[Array], rate: float, m: float, nesterov: bool) -> Array:
+    """PyTorch's form: the rate multiplies the velocity."""
+    v = np.zeros_like(p)
+    for g in gradients:
+        v = m * v + g
+        p = p - rate * (g + m * v if nesterov else v)
+    return p
+
+
+def torch_rmsprop(p: Array, gradients: list[Array], rate: float, m: float, centered: bool) -> Array:
+    """PyTorch's form: epsilon is added to the root, and the rate multiplies the velocity."""
+    square, mean, velocity = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p)
+    for g in gradients:
+        square, mean = 0.8 * square + 0.2 * g**2, 0.8 * mean + 0.2 * g
+        velocity = m * velocity + g / (np.sqrt(square - mean**2 * centered) + 1e-2)
+        p = p - rate * velocity
+    return p
+
+
+def torch_adagrad(p: Array, gradients: list[Array], rate: float) -> Array:
+    total = np.zeros_like(p)
+    for g in gradients:
+        total = total + g**2
+        p = p - rate * g / (np.sqrt(total) + 1e-2)
+    return p
+
+
 def adagrad(p: Array, gradients: list[Array], rate: float, start: float) -> Array:
     total = np.full_like(p, start)
     for g in gradients:
@@ -106,6 +133,20 @@ CASES: list[tuple[Optimizer, Callable[[Array, list[Array]], Array]]] = [
     (RMSprop(0.01, 0.8, 0.5, 1e-2, True), lambda p, gs: rmsprop(p, gs, 0.01, 0.8, 0.5, True)),
     (Adagrad(0.1), lambda p, gs: adagrad(p, gs, 0.1, 0.1)),
     (Adagrad(0.1, initial_accumulator_value=1.0), lambda p, gs: adagrad(p, gs, 0.1, 1.0)),
+    (SGD(0.1, 0.9, rate_after_momentum=True), lambda p, gs: torch_momentum(p, gs, 0.1, 0.9, False)),
+    (SGD(0.1, 0.9, True, rate_after_momentum=True), lambda p, gs: torch_momentum(p, gs, 0.1, 0.9, True)),
+    (
+        RMSprop(0.01, 0.8, 0.0, 1e-2, epsilon_outside_root=True),
+        lambda p, gs: torch_rmsprop(p, gs, 0.01, 0.0, False),
+    ),
+    (
+        RMSprop(0.01, 0.8, 0.5, 1e-2, epsilon_outside_root=True, rate_after_momentum=True),
+        lambda p, gs: torch_rmsprop(p, gs, 0.01, 0.5, False),
+    ),
+    (
+        Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-2, epsilon_outside_root=True),
+        lambda p, gs: torch_adagrad(p, gs, 0.1),
+    ),
     (Adam(0.1, beta_1=0.0, beta_2=0.0), lambda p, gs: adam(p, gs, 0.1, 0.0, 0.0, 1e-7, False)),
 ]
 
@@ -188,6 +229,13 @@ def test_the_rate_may_change_between_steps() -> None:
     optimizer.learning_rate = 0.5
     optimizer.apply(p, np.ones(1), {}, 2)
     assert p[0] == -1.5
+    for after, expected in ((False, -1.0 - 0.9 - 0.5), (True, -1.0 - 0.5 * 1.9)):
+        p, optimizer = np.zeros(1), SGD(1.0, 0.9, rate_after_momentum=after)
+        slots = optimizer.new_slots(p)
+        optimizer.apply(p, np.ones(1), slots, 1)
+        optimizer.learning_rate = 0.5
+        optimizer.apply(p, np.ones(1), slots, 2)
+        assert p[0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("optimizer", [case[0] for case in CASES], ids=repr)

@@ -127,13 +127,6 @@ class Adam(Optimizer):
         """Return what is added to the root of the uncorrected mean square in a step."""
         return self.epsilon * (1 - self.beta_2**step) ** 0.5 if self.bias_corrected_epsilon else self.epsilon
 
-    def config(self, learning_rate: float) -> dict[str, Any]:
-        """Return name and settings as plain values."""
-        settings = super().config(learning_rate)
-        if not self.bias_corrected_epsilon:  # the default is left out
-            del settings["bias_corrected_epsilon"]
-        return settings
-
 
 @dataclass
 class AdamW(Adam):

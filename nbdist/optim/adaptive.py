@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,18 +11,22 @@ from nbdist.graph.backend import backend_of
 from nbdist.graph.kernel import COMPUTE_IN_W, Kernel, register_kernel
 from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
 
+# PyTorch adds epsilon to the root and multiplies the velocity by the rate, Keras adds it under the root and
+# multiplies what is added to the velocity: one of inside and outside is 0, one of before and after is 1.
+EPSILONS = "float64 inside, float64 outside"
+
 
 def _rmsprop(centered: bool, momentum: bool) -> Kernel:
     return Kernel(
         "rmsprop" + "_centered" * centered + "_momentum" * momentum,
-        "T g, float64 rate, float64 rho, float64 momentum, float64 epsilon",
+        f"T g, float64 before, float64 after, float64 rho, float64 momentum, {EPSILONS}",
         "T p, T square" + ", T mean" * centered + ", T velocity" * momentum,
         COMPUTE_IN_W
-        + "square = T(W(square) * W(rho) + W(g) * W(g) * W(1 - rho)); W over = W(square) + W(epsilon);"
+        + "square = T(W(square) * W(rho) + W(g) * W(g) * W(1 - rho)); W over = W(square) + W(inside);"
         + "mean = T(W(mean) * W(rho) + W(g) * W(1 - rho)); over = over - W(mean) * W(mean);" * centered
-        + "W change = W(g) / sqrt(over) * W(rate);"
+        + "W change = W(g) / (sqrt(over) + W(outside)) * W(before);"
         + "velocity = T(W(velocity) * W(momentum) + change); change = velocity;" * momentum
-        + "p = T(W(p) - change);",
+        + "p = T(W(p) - change * W(after));",
     )
 
 
@@ -34,11 +38,11 @@ RMSPROP = {
 ADAGRAD = register_kernel(
     Kernel(
         "adagrad",
-        "T g, float64 rate, float64 epsilon",
+        f"T g, float64 rate, {EPSILONS}",
         "T p, T square",
         COMPUTE_IN_W
         + "square = T(W(square) + W(g) * W(g));"
-        + "p = T(W(p) - W(g) / sqrt(W(square) + W(epsilon)) * W(rate));",
+        + "p = T(W(p) - W(g) / (sqrt(W(square) + W(inside)) + W(outside)) * W(rate));",
     )
 )
 
@@ -52,6 +56,8 @@ class RMSprop(Optimizer):
     - ``momentum``: the part of the last change that is added again, from 0 to below 1
     - ``epsilon``: added to the mean square, under the root; 0 or more
     - ``centered``: whether the square of the moving mean is subtracted from the mean square
+    - ``epsilon_outside_root``: whether epsilon is added to the root, as in PyTorch
+    - ``rate_after_momentum``: whether the learning rate multiplies the velocity, as in PyTorch
 
     >>> p = np.array([1.0]); rule = RMSprop(0.1)
     >>> rule.apply(p, np.array([3.0]), rule.new_slots(p), 1); p.round(4)
@@ -63,6 +69,8 @@ class RMSprop(Optimizer):
     momentum: float = 0.0
     epsilon: float = 1e-7
     centered: bool = False
+    epsilon_outside_root: bool = field(default=False, kw_only=True, repr=False)
+    rate_after_momentum: bool = field(default=False, kw_only=True, repr=False)
     counts_steps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -79,36 +87,43 @@ class RMSprop(Optimizer):
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Change ``parameters`` in place; the gradient is only read."""
         if backend_of(parameters) is not np:
-            settings = (self.learning_rate, self.rho, self.momentum, self.epsilon)
+            settings = (*self._factors, self.rho, self.momentum, *epsilons(self))
             kernel = RMSPROP[self.centered, bool(self.momentum)]
             return kernel(backend_of(parameters), gradient, *settings, parameters, *slots.values())
-        room = scratch(parameters)
+        room, (before, after) = scratch(parameters), self._factors
         for p, g, *state in blocks(parameters, gradient, *slots.values()):
             kept = dict(zip(slots, state, strict=True))
-            change = self._change(g, kept, room[: len(p)])
+            change = np.multiply(self._direction(g, kept, room[: len(p)]), before, out=room[: len(p)])
             if self.momentum:
                 velocity = kept["velocity"]
                 np.multiply(velocity, self.momentum, out=velocity)
-                change = np.add(velocity, change, out=velocity)
+                np.add(velocity, change, out=velocity)
+                change = np.multiply(velocity, after, out=change)
             np.subtract(p, change, out=p)
         return None
 
-    def _change(self, g: Array, kept: dict[str, Array], work: Array) -> Array:
-        square = kept["square"]
+    @property
+    def _factors(self) -> tuple[Any, Any]:
+        """What multiplies a step before it is added to the velocity, and the velocity after that."""
+        after = self.rate_after_momentum and self.momentum
+        return (1.0, self.learning_rate) if after else (self.learning_rate, 1.0)
+
+    def _direction(self, g: Array, kept: dict[str, Array], work: Array) -> Array:
+        """Return the gradient divided by the root, in ``work``."""
+        square, (inside, outside) = kept["square"], epsilons(self)
         np.multiply(square, self.rho, out=square)
         np.multiply(g, g, out=work)
         np.multiply(work, 1 - self.rho, out=work)
         np.add(square, work, out=square)
-        np.add(square, self.epsilon, out=work)
+        np.add(square, inside, out=work)
         if self.centered:
             mean = kept["mean"]
             np.multiply(mean, self.rho, out=mean)
             np.add(mean, g * (1 - self.rho), out=mean)
             np.subtract(work, mean * mean, out=work)
         np.sqrt(work, out=work)
-        np.divide(g, work, out=work)
-        rate: float = self.learning_rate
-        return np.multiply(work, rate, out=work)
+        np.add(work, outside, out=work)
+        return np.divide(g, work, out=work)
 
 
 @dataclass
@@ -118,6 +133,7 @@ class Adagrad(Optimizer):
     - ``learning_rate``, ``use_locking``: see :class:`Optimizer`
     - ``initial_accumulator_value``: the initial sum of squares; 0 or more
     - ``epsilon``: added to the sum of squares, under the root; 0 or more
+    - ``epsilon_outside_root``: whether epsilon is added to the root, as in PyTorch
 
     >>> p = np.array([1.0]); rule = Adagrad(0.1, initial_accumulator_value=0.0)
     >>> rule.apply(p, np.array([3.0]), rule.new_slots(p), 1); p.round(4)
@@ -127,6 +143,7 @@ class Adagrad(Optimizer):
     learning_rate: Any = 0.001
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
+    epsilon_outside_root: bool = field(default=False, kw_only=True, repr=False)
     counts_steps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -143,15 +160,22 @@ class Adagrad(Optimizer):
         """Change ``parameters`` in place; the gradient is only read."""
         if backend_of(parameters) is not np:
             xp, square = backend_of(parameters), slots["square"]
-            return ADAGRAD(xp, gradient, self.learning_rate, self.epsilon, parameters, square)
-        room = scratch(parameters)
+            return ADAGRAD(xp, gradient, self.learning_rate, *epsilons(self), parameters, square)
+        room, (inside, outside) = scratch(parameters), epsilons(self)
         for p, g, square in blocks(parameters, gradient, slots["square"]):
             work = room[: len(p)]
             np.multiply(g, g, out=work)
             np.add(square, work, out=square)
-            np.add(square, self.epsilon, out=work)
+            np.add(square, inside, out=work)
             np.sqrt(work, out=work)
+            np.add(work, outside, out=work)
             np.divide(g, work, out=work)
             np.multiply(work, self.learning_rate, out=work)
             np.subtract(p, work, out=p)
         return None
+
+
+def epsilons(optimizer: RMSprop | Adagrad) -> tuple[float, float]:
+    """Return what is added under the root, and to it."""
+    epsilon = optimizer.epsilon
+    return (0.0, epsilon) if optimizer.epsilon_outside_root else (epsilon, 0.0)

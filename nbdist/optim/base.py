@@ -112,10 +112,12 @@ class Optimizer(ABC):
 
     def config(self, learning_rate: float) -> dict[str, Any]:
         """Return name and settings as plain values, with ``learning_rate`` in place of the own one."""
-        settings = {one.name: getattr(self, one.name) for one in fields(self)}
+        settings = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if not one.kw_only or getattr(self, one.name) != one.default  # such a default is left out
+        }
         settings["learning_rate"] = learning_rate
-        if not self.use_locking:  # the default is left out
-            del settings["use_locking"]
         return {"name": type(self).__name__, **settings}
 
     def minimize(

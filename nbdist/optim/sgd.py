@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,21 +15,25 @@ from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
 SGD_KERNEL = register_kernel(
     Kernel("sgd", "T g, float64 rate", "T p", COMPUTE_IN_W + "p = T(W(p) - W(g) * W(rate));")
 )
-MOMENTUM = "velocity = T(W(velocity) * W(momentum) - W(g) * W(rate));"
+# The rate multiplies gradients (before) or the velocity (after); the other of the two factors is 1.
+FACTORS = "T g, float64 before, float64 after, float64 momentum"
+MOMENTUM = "velocity = T(W(velocity) * W(momentum) - W(g) * W(before));"
 SGD_MOMENTUM = register_kernel(
     Kernel(
         "sgd_momentum",
-        "T g, float64 rate, float64 momentum",
+        FACTORS,
         "T p, T velocity",
-        COMPUTE_IN_W + MOMENTUM + "p = T(W(p) + W(velocity));",
+        COMPUTE_IN_W + MOMENTUM + "p = T(W(p) + W(velocity) * W(after));",
     )
 )
 SGD_NESTEROV = register_kernel(
     Kernel(
         "sgd_nesterov",
-        "T g, float64 rate, float64 momentum",
+        FACTORS,
         "T p, T velocity",
-        COMPUTE_IN_W + MOMENTUM + "p = T(W(p) + W(velocity) * W(momentum) - W(g) * W(rate));",
+        COMPUTE_IN_W
+        + MOMENTUM
+        + "p = T(W(p) + W(momentum) * W(velocity) * W(after) - W(g) * W(before) * W(after));",
     )
 )
 
@@ -41,6 +45,8 @@ class SGD(Optimizer):
     - ``learning_rate``, ``use_locking``: see :class:`Optimizer`
     - ``momentum``: the part of the last change that is added again, from 0 to below 1
     - ``nesterov``: whether the gradient counts as that of the point ahead; needs a momentum
+    - ``rate_after_momentum``: whether the learning rate multiplies the velocity, as in PyTorch; else each
+      gradient before it is added to the velocity, as in Keras. They differ once the rate changes
 
     >>> p = np.array([1.0, 2.0]); SGD(0.1).apply(p, np.array([1.0, 1.0]), {}, 1); p
     array([0.9, 1.9])
@@ -48,6 +54,7 @@ class SGD(Optimizer):
 
     momentum: float = 0.0
     nesterov: bool = False
+    rate_after_momentum: bool = field(default=False, kw_only=True, repr=False)
     counts_steps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -67,21 +74,28 @@ class SGD(Optimizer):
             if not self.momentum:
                 return SGD_KERNEL(xp, gradient, self.learning_rate, parameters)
             kernel = SGD_NESTEROV if self.nesterov else SGD_MOMENTUM
-            return kernel(xp, gradient, self.learning_rate, self.momentum, parameters, slots["velocity"])
+            return kernel(xp, gradient, *self._factors, self.momentum, parameters, slots["velocity"])
+        before, after = self._factors if self.momentum else (self.learning_rate, 1.0)
         # It may be in memory that another core writes next.
         room = scratch(parameters)
         for p, g, *state in blocks(parameters, gradient, *slots.values()):
-            change = np.multiply(g, self.learning_rate, out=room[: len(p)])
+            change = np.multiply(g, before, out=room[: len(p)])
             if state:
-                change = self._with_momentum(p, change, state[0])
+                change = self._with_momentum(p, change, state[0], after)
             np.subtract(p, change, out=p)
         return None
 
-    def _with_momentum(self, p: Array, change: Array, velocity: Array) -> Array:
+    @property
+    def _factors(self) -> tuple[Any, Any]:
+        """What multiplies a gradient before it is added to the velocity, and the velocity after that."""
+        return (1.0, self.learning_rate) if self.rate_after_momentum else (self.learning_rate, 1.0)
+
+    def _with_momentum(self, p: Array, change: Array, velocity: Array, after: float) -> Array:
         """Move the velocity on; return what is left to subtract."""
         np.multiply(velocity, self.momentum, out=velocity)
         np.subtract(velocity, change, out=velocity)
         if not self.nesterov:
-            return np.negative(velocity, out=change)
-        np.add(p, self.momentum * velocity, out=p)
-        return change
+            np.negative(velocity, out=change)
+        else:
+            np.add(p, self.momentum * velocity * after, out=p)
+        return change if after == 1.0 else np.multiply(change, after, out=change)
