@@ -120,6 +120,8 @@ class AllReduceReplica(GroupReplica):
         self._overflowed = False  # whether this replica's gradients of the step have overflowed
         self._wanted: float | None = None  # the learning rate that the next step sends to all
         self.begin_group(strategy, variables)
+        if self._group.rank == 0:  # the first step makes all have one rate, whatever their optimizers say
+            self._wanted = optimizer.learning_rate
         try:
             if not self.is_new:
                 same_variables(self._group, variables)
@@ -319,6 +321,7 @@ class AllReduceReplica(GroupReplica):
                     "the chief's file, on a file system that they share"
                 )
         self.global_step, self._optimizer.learning_rate = updates, rate
+        self._wanted = None
 
     def _take_rate(self) -> None:
         """Take the rate that the first replica sent; copies stay equal, because all take it in one step."""

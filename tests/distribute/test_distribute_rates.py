@@ -49,13 +49,13 @@ def side_by_side(bodies: list[Callable[[], Any]]) -> None:
         raise errors[0]
 
 
-def replicas_of(places: list[ThreadWorld], dtype: Any) -> list[Any]:
+def replicas_of(places: list[ThreadWorld], dtype: Any, rates: tuple[float, ...] = (0.5,) * 3) -> list[Any]:
     """Replicas with an optimizer each, and two variables; the last one's dtype carries the message."""
     made: list[Any] = [None] * len(places)
 
     def begin(i: int) -> None:
         variables = [("b", np.zeros(3, dtype)), ("w", np.ones((2, 5), np.float32))]
-        made[i] = AllReduceStrategy(world=places[i]).replica(variables, SGD(0.5))
+        made[i] = AllReduceStrategy(world=places[i]).replica(variables, SGD(rates[i]))
 
     side_by_side([lambda i=i: begin(i) for i in range(len(places))])  # type: ignore[misc]
     return made
@@ -81,6 +81,15 @@ def test_a_rate_reaches_all_replicas_exactly_in_the_next_step(dtype: Any) -> Non
         assert [one._optimizer.learning_rate for one in made] == [rate] * 3
         assert {one.global_step for one in made} == {2 * number}
     for one in made:
+        one.close()
+
+
+def test_replicas_whose_optimizers_differ_begin_at_the_first_ones_rate() -> None:
+    made = replicas_of(list(worlds(3)), np.float32, rates=(0.25, 0.5, 1.0))
+    side_by_side([lambda one=one: step(one) for one in made])  # type: ignore[misc]
+    assert [one._optimizer.learning_rate for one in made] == [0.25] * 3
+    for one in made:
+        np.testing.assert_array_equal(one.values[1], 1 - np.float32(3 * 0.25))
         one.close()
 
 

@@ -33,8 +33,10 @@ TRAIN = """
 torch.manual_seed(0)
 optimizer = torch.optim.{optimizer}
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
+scheduler, interval = {scheduler}
 history = nb.frameworks.torch.fit(
-    model, loader, optimizer=optimizer, loss=torch.nn.CrossEntropyLoss(), epochs=3, accumulate={accumulate}
+    model, loader, optimizer=optimizer, loss=torch.nn.CrossEntropyLoss(), epochs=3, accumulate={accumulate},
+    scheduler=scheduler, scheduler_interval=interval,
 )
 weights = [one.detach().numpy() for one in model.parameters()]
 """
@@ -42,6 +44,7 @@ PLAIN = """
 optimizer = torch.optim.{optimizer}
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
 losses = []
+scheduler, interval = {scheduler}
 for epoch in range(3):
     total = 0.0
     for features, targets in loader:
@@ -50,21 +53,50 @@ for epoch in range(3):
         loss.backward()
         optimizer.step()
         total += loss.item() * len(features)
+        if interval == "step":
+            scheduler.step()
     losses.append(total / 28)
+    if scheduler is not None and interval == "epoch":
+        watches = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        scheduler.step(*([losses[-1]] if watches else []))
 weights = [one.detach().numpy() for one in model.parameters()]
 """
 SGD = "SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)"
 ADAM = "Adam(model.parameters(), lr=0.01, eps=1e-4)"
+GROUPS = """SGD([
+    {"params": list(model.parameters())[:2], "lr": 0.02},
+    {"params": list(model.parameters())[2:], "weight_decay": 0.01}], lr=0.1, momentum=0.9)"""
+RMSPROP = "RMSprop(model.parameters(), lr=0.01, eps=1e-2, momentum=0.5, centered=True, weight_decay=0.01)"
+ADAGRAD = "Adagrad(model.parameters(), lr=0.1, eps=1e-3)"
+OPTIMIZERS = {
+    "sgd": (SGD, 'None, "epoch"'),
+    "adam": (ADAM, 'None, "epoch"'),
+    "groups": (
+        GROUPS,
+        'torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.04, 0.2], 20, cycle_momentum=False), "step"',
+    ),
+    "rmsprop": (RMSPROP, 'torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), "epoch"'),
+    "adagrad": (
+        ADAGRAD,
+        'torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "min", 0.5, 0, threshold=1e9), "epoch"',
+    ),
+}
+"""Optimizers, and schedulers with their intervals."""
+
+
+def with_optimizer(text: str, name: str, **more: Any) -> str:
+    optimizer, scheduler = OPTIMIZERS[name]
+    return text.format(optimizer=optimizer, scheduler=scheduler, **more)
 
 
 @pytest.fixture(scope="module")
 def plain(cluster: Cluster) -> dict[str, Any]:
     """The weights and the losses of a loop of torch alone, by optimizer."""
     body = MODEL.format(seed=0) + "".join(
-        f"{PLAIN.format(optimizer=optimizer)}\n{name} = weights, losses\n{MODEL.format(seed=0)}"
-        for name, optimizer in (("sgd", SGD), ("adam", ADAM))
+        f"{with_optimizer(PLAIN, name)}\n{name} = weights, losses\n{MODEL.format(seed=0)}"
+        for name in OPTIMIZERS
     )
-    return start_run(body, Options(on="worker:0", fetch=("sgd", "adam")), cluster=cluster).wait().results
+    return start_run(body, Options(on="worker:0", fetch=tuple(OPTIMIZERS)), cluster=cluster).wait().results
 
 
 @pytest.mark.parametrize(
@@ -78,13 +110,16 @@ def plain(cluster: Cluster) -> dict[str, Any]:
         ({"strategy": "sharded", "stage": 2, "collective": "ring"}, "sgd", 2),
         ({"strategy": "central"}, "sgd", 1),
         ({"strategy": "ps", "synchronous": True}, "adam", 1),
+        ({"strategy": "multi_worker"}, "groups", 1),
+        ({"strategy": "ps", "synchronous": True}, "groups", 1),
+        ({"strategy": "multi_worker"}, "rmsprop", 1),
+        ({"strategy": "mirrored"}, "adagrad", 2),
     ],
 )
 def test_synchronous_replicas_train_as_one_device_does(
     cluster: Cluster, plain: dict[str, Any], options: dict[str, Any], optimizer: str, accumulate: int
 ) -> None:
-    text = {"sgd": SGD, "adam": ADAM}[optimizer]
-    body = MODEL.format(seed="nb.task.index") + TRAIN.format(optimizer=text, accumulate=accumulate)
+    body = MODEL.format(seed="nb.task.index") + with_optimizer(TRAIN, optimizer, accumulate=accumulate)
     run = start_run(body, Options(**options), cluster=cluster).wait()
     weights, losses = plain[optimizer]
     for found, expected in zip(run.results["weights"], weights, strict=True):
@@ -170,7 +205,7 @@ weights = [one.detach().numpy() for one in model.parameters()]
 
 
 def test_training_continues_from_a_state(cluster: Cluster, tmp_path: Path) -> None:
-    body = MODEL.format(seed=0) + TRAIN.format(optimizer=ADAM, accumulate=1)
+    body = MODEL.format(seed=0) + with_optimizer(TRAIN, "rmsprop", accumulate=1)
     options = {"strategy": "multi_worker", "seed": 1, "checkpoint_every": 1}
     whole = start_run(body, Options(**options), cluster=cluster).wait()
     first = start_run(body, Options(**options, epochs=1), cluster=cluster).wait()
@@ -191,23 +226,29 @@ def test_training_continues_from_a_state(cluster: Cluster, tmp_path: Path) -> No
             r"the replicas built different models: variable 0 is weight \(2, 4\).*and weight \(3, 4\)",
         ),
         ("model = model.bfloat16()", r"parameter unused is torch.bfloat16.*fit\(precision='bfloat16'\)"),
-        ("SGD = torch.optim.RMSprop", r"RMSprop cannot make updates.*torch.optim.SGD \(lr, momentum"),
         (
             "StepLR = torch.optim.lr_scheduler.StepLR\n"
             "SGD = lambda values, lr: StepLR(torch.optim.SGD(values, lr), 1).optimizer",
-            r"the optimizer has a scheduler.*nb\.frameworks\.torch\.wrap",
+            r"the optimizer has a scheduler of torch, which nothing steps: give it to fit",
         ),
         ("x = x.bfloat16()", r"the data have a tensor of torch\.bfloat16.*convert it, by float\(\)"),
+        (
+            "plan = lambda sgd: torch.optim.lr_scheduler.OneCycleLR(sgd, 0.1, 9)\n"
+            "SGD = lambda parameters, lr: torch.optim.SGD(parameters, lr, 0.9)",
+            r"OneCycleLR\(cycle_momentum=True\) changes the momentum",
+        ),
+        ("SGD = torch.optim.Rprop", r"Rprop cannot make updates.*torch.optim.SGD \(lr, momentum"),
     ],
 )
 def test_what_cannot_be_trained_is_named(cluster: Cluster, change: str, message: str) -> None:
     body = (
         MODEL.format(seed=0)
         + f"""
-SGD = torch.optim.SGD
+SGD, plan = torch.optim.SGD, lambda sgd: None
 {change}
 sgd = SGD(model.parameters(), lr=0.1)
-nb.frameworks.torch.fit(model, (x, y), optimizer=sgd, loss=torch.nn.CrossEntropyLoss())
+loss = torch.nn.CrossEntropyLoss()
+nb.frameworks.torch.fit(model, (x, y), optimizer=sgd, loss=loss, scheduler=plan(sgd))
 """
     )
     with pytest.raises(WorkerError, match=message):

@@ -31,7 +31,7 @@ from nbdist.errors import (
 )
 from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import TorchModel, tensor_of
-from nbdist.frameworks.torch.optimizers import translated
+from nbdist.frameworks.torch.optimizers import GroupRates, translated
 from nbdist.frameworks.torch.weights import count_training
 from nbdist.graph.backend import device_scope, to_host
 from nbdist.optim import Optimizer
@@ -55,11 +55,10 @@ def wrap(
     Runs on the workers, or in any process on one device. Each pass over the batches is an epoch; it yields
     this replica's share of each batch, as tensors. All replicas make the same passes and call
     ``optimizer.step`` at the same batches. *Stop* ends the pass, and the ``with`` where the next
-    one begins, without an error. Schedulers of torch change the rate of the strategy's updates, which is the
-    one of all param_groups.
+    one begins, without an error. Schedulers of torch change the rate of the strategy's updates.
 
     - ``model``: an nn.Module, made alike on every worker; at the end it has the trained weights
-    - ``optimizer``: SGD, Adam or AdamW of torch.optim, of the model's parameters; its state is not used
+    - ``optimizer``: one of torch.optim that ``fit`` takes, of the model's parameters; its state is not used
     - ``data``: what ``nb.frameworks.torch.fit`` takes
     - ``batch_size``: examples of a batch of all replicas together, where the data has none; None for 32
 
@@ -82,7 +81,9 @@ def wrap(
     found, rule = training_data(data, batch_size), translated(optimizer, model)
     if found.note:
         context.note(found.note)
-    trainable = TorchModel(model, _no_step, found.opened, rule.parameters, decay=rule.decay)
+    trainable = TorchModel(
+        model, _no_step, found.opened, rule.parameters, decay=rule.decay, factors=rule.factors
+    )
     with use_here(context), device_scope(context.device):
         try:
             batches = Batches(context, trainable, rule.optimizer, optimizer, found.dataset)
@@ -137,7 +138,7 @@ class Batches:
         context.see_arrays(self._replica.values)
         for note in self._replica.notes:
             print(note)
-        self._rate = rule.learning_rate
+        self._rate, self._rates = rule.learning_rate, GroupRates.of(optimizer.param_groups)
         self._weight, self._over, self._current = 0.0, False, True
         self._boundary = Boundary(
             context, lambda: [self._replica], lambda: self._replica.global_step, self._write
@@ -211,12 +212,7 @@ class Batches:
 
     def _follow_rate(self) -> None:
         """Change the strategy's learning rate if a scheduler has changed the optimizer's."""
-        rates = {float(group["lr"]) for group in self._optimizer.param_groups}
-        if len(rates) > 1:
-            raise InvalidArgumentError(
-                f"a strategy updates all parameters at one rate, and the param_groups have {sorted(rates)}"
-            )
-        (rate,) = rates
+        rate = self._rates.rate
         if rate != self._rate:
             self._rate = rate
             self._replica.set_learning_rate(rate)

@@ -41,6 +41,7 @@ class TorchModel(FrameworkModel):
     - ``opened``: reads a batch; see :class:`FrameworkModel`
     - ``parameters``: those that are trained, by name; None for all that require a gradient
     - ``decay``: of each of them, the factor of its value that is added to its gradient (L2)
+    - ``factors``: of each of them, what multiplies its gradient and that addition
     - ``accumulate``: the parts into which a share is cut, whose gradients are added up
     - ``clip_norm``: the largest norm of the gradient of a share; None for any
     - ``autocast``: the dtype that torch.autocast computes in; None for none
@@ -56,6 +57,7 @@ class TorchModel(FrameworkModel):
         *,
         metric_names: Sequence[str] = (),
         decay: Sequence[float] = (),
+        factors: Sequence[float] = (),
         accumulate: int = 1,
         clip_norm: float | None = None,
         autocast: Any = None,
@@ -75,6 +77,7 @@ class TorchModel(FrameworkModel):
             [(name, array_of(tensor)) for name, tensor in module.named_buffers()],
         )
         self._decay = list(decay) or [0.0] * len(named)
+        self._factors = list(factors) or [1.0] * len(named)
         self._accumulate, self._clip_norm, self._autocast, self._sums = accumulate, clip_norm, autocast, sums
         self.loss_scale = LossScale() if autocast == torch.float16 else None
         self._arrays: list[Array | None] = [None] * len(named)
@@ -120,8 +123,7 @@ class TorchModel(FrameworkModel):
     ) -> Sequence[Any]:
         """Run forward and backward; the hooks write the gradients."""
         self._point_to(gradients)
-        self._weight = 1.0 if self._sums else weight
-        self._factor = self._weight / loss_scale
+        self._weight, self._factor = weight, (1.0 if self._sums else weight) / loss_scale
         self._waiting = set(range(len(self._parameters)))
         loss = 0.0
         metrics: list[Any] = [0.0] * len(self.metric_names)
@@ -209,14 +211,15 @@ class TorchModel(FrameworkModel):
     def _hand_over(self, number: int, parameter: Any) -> None:
         """Write a parameter's gradient to its place: zeros if the loss does not depend on it."""
         place, gradient, decay = self._places[number], parameter.grad, self._decay[number]
+        factor = self._factors[number]
         if gradient is None:
             place.zero_()
         else:
             if gradient.is_sparse:
                 gradient = gradient.to_dense()
-            self._multiply(gradient, self._factor, out=place)
+            self._multiply(gradient, self._factor * factor, out=place)
             if decay:
-                place.add_(parameter.data, alpha=decay * self._weight)
+                place.add_(parameter.data, alpha=decay * self._weight * factor)
         parameter.grad = None
         assert self._ready is not None
         self._ready(number)

@@ -10,18 +10,20 @@ translation is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.torch.model import trained_parameters
-from nbdist.optim import SGD, Adam, AdamW, Optimizer, get
+from nbdist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, get
 
 SUPPORTED = (
-    "torch.optim.SGD (lr, momentum, nesterov, weight_decay), Adam (lr, betas, eps, weight_decay, amsgrad) "
-    "and AdamW (the same), with settings that are equal in all param_groups, except the weight_decay of SGD "
-    "and Adam; and optimizers of nb.optim, or their names, such as 'adam'"
+    "torch.optim.SGD (lr, momentum, nesterov, weight_decay), Adam (lr, betas, eps, weight_decay, amsgrad), "
+    "AdamW (the same), RMSprop (lr, alpha, eps, weight_decay, momentum, centered) and Adagrad (lr, eps, "
+    "weight_decay, initial_accumulator_value), with settings that are equal in all param_groups, except the "
+    "lr of SGD, and the weight_decay of all but AdamW; and optimizers of nb.optim, or their names, such as "
+    "'adam'"
 )
 
 
@@ -34,6 +36,8 @@ class Translated:
     """The parameters that it trains, by name."""
     decay: list[float]
     """Of each of them, the factor of its value that is added to its gradient."""
+    factors: list[float]
+    """Of each of them, what multiplies its gradient: its group's learning rate by the optimizer's."""
 
 
 def translated(optimizer: Any, module: Any) -> Translated:
@@ -44,7 +48,7 @@ def translated(optimizer: Any, module: Any) -> Translated:
     """
     named = trained_parameters(module)
     if isinstance(optimizer, (str, Optimizer)):
-        return Translated(get(optimizer), named, [0.0] * len(named))
+        return Translated(get(optimizer), named, [0.0] * len(named), [1.0] * len(named))
     groups = getattr(optimizer, "param_groups", None)
     if groups is None:
         raise InvalidArgumentError(f"no optimizer {optimizer!r}: give one of {SUPPORTED}")
@@ -58,7 +62,7 @@ def translated(optimizer: Any, module: Any) -> Translated:
         )
     decay = {id(one): float(group["weight_decay"]) for group in groups for one in group["params"]}
     decoupled = kind.__name__ == "AdamW" or any(group.get("decoupled_weight_decay") for group in groups)
-    _require_equal(kind.__name__, groups, decoupled)
+    _require_equal(optimizer, decoupled)
     known = {id(one) for one in module.parameters()}
     foreign = sum(number not in known for number in decay)
     if foreign:
@@ -68,13 +72,55 @@ def translated(optimizer: Any, module: Any) -> Translated:
         )
     chosen = {name: one for name, one in named.items() if id(one) in decay}
     own = [0.0 if decoupled else decay[id(one)] for one in chosen.values()]
-    return Translated(make(groups[0], decoupled), chosen, own)
+    rates = GroupRates.of(groups)
+    factor = {id(one): own for own, group in zip(rates.factors, groups) for one in group["params"]}
+    factors = [factor[id(one)] for one in chosen.values()]
+    return Translated(make(rates.reference, decoupled), chosen, own, factors)
+
+
+@dataclass(frozen=True)
+class GroupRates:
+    """The learning rates of param_groups as one, that of ``reference``, and what multiplies it in each."""
+
+    groups: Sequence[dict[str, Any]]
+    reference: dict[str, Any]
+    factors: list[float]
+
+    @classmethod
+    def of(cls, groups: Sequence[dict[str, Any]]) -> GroupRates:
+        """Return those of an optimizer; a scheduler may have changed its rates, even to 0.
+
+        >>> GroupRates.of([{"lr": 0.0, "initial_lr": 0.1}, {"lr": 0.0, "initial_lr": 0.05}]).factors
+        [1.0, 0.5]
+        """
+        rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
+        number = next((number for number, rate in enumerate(rates) if rate), 0)
+        return cls(groups, groups[number], [rate / rates[number] if rate else rate for rate in rates])
+
+    @property
+    def rate(self) -> float:
+        """The rate now; raises InvalidArgumentError if the others are not to it as they were."""
+        rate = float(self.reference["lr"])
+        for group, factor in zip(self.groups, self.factors, strict=True):
+            if abs(float(group["lr"]) - rate * factor) > 1e-6 * rate * factor:
+                raise InvalidArgumentError(
+                    f"the param_groups had rates of {self.factors} to each other, and have "
+                    f"{[float(one['lr']) for one in self.groups]}: a strategy changes one rate, so give all "
+                    "groups the same schedule"
+                )
+        return rate
+
+    def change(self, rate: float) -> None:
+        """Give the reference this rate, and the others theirs."""
+        for group, factor in zip(self.groups, self.factors, strict=True):
+            group["lr"] = rate * factor
 
 
 def _sgd(group: dict[str, Any], decoupled: bool) -> Optimizer:
     if group["dampening"] and group["momentum"]:
         raise _untranslated("SGD", "dampening", group["dampening"], "0")
-    return SGD(float(group["lr"]), momentum=float(group["momentum"]), nesterov=bool(group["nesterov"]))
+    momentum = float(group["momentum"])
+    return SGD(float(group["lr"]), momentum, bool(group["nesterov"]), rate_after_momentum=bool(momentum))
 
 
 def _adam(group: dict[str, Any], decoupled: bool) -> Optimizer:
@@ -90,22 +136,45 @@ def _adam(group: dict[str, Any], decoupled: bool) -> Optimizer:
     return AdamW(**settings, weight_decay=float(group["weight_decay"])) if decoupled else Adam(**settings)
 
 
-RULES: dict[str, Callable[[dict[str, Any], bool], Optimizer]] = {"SGD": _sgd, "Adam": _adam, "AdamW": _adam}
+def _rmsprop(group: dict[str, Any], decoupled: bool) -> Optimizer:
+    return RMSprop(
+        float(group["lr"]),
+        float(group["alpha"]),
+        momentum := float(group["momentum"]),
+        float(group["eps"]),
+        bool(group["centered"]),
+        epsilon_outside_root=True,
+        rate_after_momentum=bool(momentum),
+    )
+
+
+def _adagrad(group: dict[str, Any], decoupled: bool) -> Optimizer:
+    if group["lr_decay"]:
+        raise _untranslated("Adagrad", "lr_decay", group["lr_decay"], "0")
+    start, epsilon = float(group["initial_accumulator_value"]), float(group["eps"])
+    return Adagrad(float(group["lr"]), start, epsilon, epsilon_outside_root=True)
+
+
+RULES: dict[str, Callable[[dict[str, Any], bool], Optimizer]] = {
+    "SGD": _sgd, "Adam": _adam, "AdamW": _adam, "RMSprop": _rmsprop, "Adagrad": _adagrad,
+}  # fmt: skip
 """How the optimizer of a class of torch.optim is made from a group's settings, and whether decay is apart."""
 
-HARMLESS = {"params", "foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names"}
-"""What changes no update, and a scheduler's note."""
+HARMLESS = {"foreach", "fused", "capturable", "differentiable"}
+"""Settings that change no update."""
 
 
-def _require_equal(kind: str, groups: list[dict[str, Any]], decoupled: bool) -> None:
+def _require_equal(optimizer: Any, decoupled: bool) -> None:
     """Raise InvalidArgumentError for settings that differ between groups, or that no rule knows."""
+    kind, groups = type(optimizer).__name__, optimizer.param_groups
+    may_differ = HARMLESS | ({"lr"} if kind == "SGD" else set()) | (set() if decoupled else {"weight_decay"})
     for group in groups:
         if group.get("maximize"):
             raise _untranslated(kind, "maximize", True, "False: negate the loss instead")
-        for name in sorted(group.keys() - HARMLESS - (set() if decoupled else {"weight_decay"})):
-            if group[name] != groups[0].get(name):
+        for name in sorted(optimizer.defaults.keys() - may_differ):  # schedulers add notes of their own
+            if group[name] != groups[0][name]:
                 raise InvalidArgumentError(
-                    f"the param_groups of {kind} have {name}={groups[0].get(name)!r} and {group[name]!r}, "
+                    f"the param_groups of {kind} have {name}={groups[0][name]!r} and {group[name]!r}, "
                     f"and a strategy updates all parameters alike. Supported: {SUPPORTED}"
                 )
 

@@ -15,6 +15,7 @@ from nbdist.errors import InvalidArgumentError, MissingExtra, choices
 from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import Step, TorchModel
 from nbdist.frameworks.torch.optimizers import translated
+from nbdist.frameworks.torch.schedulers import Plateau, ScheduledRates, checked_scheduler
 from nbdist.frameworks.torch.weights import count_training
 from nbdist.graph.backend import Array
 from nbdist.numbers import is_whole
@@ -43,6 +44,8 @@ def fit(
     loss: Callable[[Any, Any], Any] | None = None,
     training_step: Callable[[Any], Any] | None = None,
     metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    scheduler: Any = None,
+    scheduler_interval: str = "epoch",
     epochs: int = 1,
     batch_size: int | None = None,
     steps_per_epoch: int | None = None,
@@ -64,14 +67,18 @@ def fit(
       Buffers, such as BatchNorm's means, are each replica's own
     - ``data``: a DataLoader or Dataset of PyTorch, an ``nb.data.Dataset`` of batches, or a tuple of arrays or
       tensors (rows, ...), which are shuffled
-    - ``optimizer``: a torch optimizer (SGD, Adam, AdamW) of the model's parameters, one of ``nb.optim``, or
-      its name, such as "adam". The state of a torch optimizer is neither read nor changed
+    - ``optimizer``: a torch optimizer (SGD, Adam, AdamW, RMSprop, Adagrad) of the model's parameters, one of
+      ``nb.optim``, or its name, such as "adam". The state of a torch optimizer is neither read nor changed
     - ``loss``: a loss module or function of (outputs, targets), such as ``nn.CrossEntropyLoss()``, which
       returns the mean (or with ``reduction="sum"`` the sum) over the batch. The last part of a batch is the
       target, and the others are the model's arguments
     - ``training_step``: in place of ``loss``, a function of a batch, of tensors on the model's device, that
       returns the mean loss
     - ``metrics``: functions of (outputs, targets) by name, with ``loss``; each returns a mean over the batch
+    - ``scheduler``: one of ``torch.optim.lr_scheduler``, of this optimizer, which the loop steps, or None.
+      ReduceLROnPlateau gets the validation loss of each epoch, or without validation the loss
+    - ``scheduler_interval``: "epoch" or "step": after which of them the scheduler is stepped. A step is an
+      update; asynchronous replicas make them together
     - ``epochs``: how often to go through the data, 1 or more; ``--epochs`` overrides it
     - ``batch_size``: examples of a batch, where the data has none; None for 32
     - ``steps_per_epoch``: steps of an epoch, 1 or more; None for one pass through the data
@@ -121,13 +128,20 @@ def fit(
         )
     if not isinstance(callbacks, (list, tuple)) or not all(isinstance(one, Callback) for one in callbacks):
         raise InvalidArgumentError(f"fit: callbacks is a list of nb.train.Callback, got {callbacks!r}")
+    rate_at, watching = None, list[Callback]()
+    if scheduler is not None:
+        checked_scheduler(scheduler, optimizer, scheduler_interval)
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            watching = [Plateau(scheduler, "loss" if validation_data is None else "val_loss")]
+        else:
+            rate_at = ScheduledRates(scheduler, scheduler_interval)
+    elif any("initial_lr" in group for group in getattr(optimizer, "param_groups", ())):
+        raise InvalidArgumentError(
+            "the optimizer has a scheduler of torch, which nothing steps: give it to fit as scheduler=, or "
+            "write the loop with nb.frameworks.torch.wrap"
+        )
     context = scoped() or current()
     batches, rule = training_data(data, batch_size), translated(optimizer, model)
-    if any("initial_lr" in group for group in getattr(optimizer, "param_groups", ())):
-        raise InvalidArgumentError(
-            "the optimizer has a scheduler of torch, and fit calls no scheduler.step(): give an optimizer "
-            "without one, or write the loop with nb.frameworks.torch.wrap, where schedulers work"
-        )
     held_out = None if validation_data is None else training_data(validation_data, shuffle=False)
     trainable = TorchModel(
         model,
@@ -136,6 +150,7 @@ def fit(
         rule.parameters,
         metric_names=list(metrics or {}),
         decay=rule.decay,
+        factors=rule.factors,
         accumulate=accumulate,
         clip_norm=clip_norm,
         autocast=autocast_dtype(context.precision if precision is None else precision),
@@ -162,9 +177,10 @@ def fit(
                 epochs=epochs,
                 steps_per_epoch=steps_per_epoch,
                 validate=None if held_out is None else validate,
-                callbacks=callbacks,
+                callbacks=[*watching, *callbacks],
                 nan=nan,
                 save=trainable.write,
+                rate_at=rate_at,
             )
     finally:
         trainable.release()
