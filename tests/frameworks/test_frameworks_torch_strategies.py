@@ -231,7 +231,7 @@ def test_training_continues_from_a_state(cluster: Cluster, tmp_path: Path) -> No
             "SGD = lambda values, lr: StepLR(torch.optim.SGD(values, lr), 1).optimizer",
             r"the optimizer has a scheduler of torch, which nothing steps: give it to fit",
         ),
-        ("x = x.bfloat16()", r"the data have a tensor of torch\.bfloat16.*convert it, by float\(\)"),
+        ("x = x.bfloat16()", r"the data have a tensor of torch\.bfloat16.*convert it \(float\(\)\)"),
         (
             "plan = lambda sgd: torch.optim.lr_scheduler.OneCycleLR(sgd, 0.1, 9)\n"
             "SGD = lambda parameters, lr: torch.optim.SGD(parameters, lr, 0.9)",
