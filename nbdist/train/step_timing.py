@@ -13,13 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbdist.metrics.ring_log import RingLog, Row
 from nbdist.metrics.timeline import BY_EVENTS, Span
 from nbdist.train.strategy import Replica
+
+Part: TypeAlias = tuple[str, str, float, float]
+"""A part of a step: its kind, one of `nbdist.metrics.timeline.KINDS`, its name, and its begin and end."""
 
 SHORTEST = 10e-6  # seconds; what is over sooner between the steps is not noted
 
@@ -152,9 +155,14 @@ class StepLog:
         """Take note of what pulls and pushes are in the training that begins."""
         self._pull, self._push, self._program = replica.pull_is, replica.push_is, replica.program_is
 
-    def add_parts(self, step: int, parts: tuple[tuple[str, str, float, float], ...], ended: float) -> None:
-        """Record a step whose parts are known one by one: (kind, name, begun, ended) of each, in order."""
-        self._parts.add((step, parts, ended))
+    def add_parts(
+        self, step: int, begun: float, parts: tuple[Part, ...], updating: float, ended: float
+    ) -> None:
+        """Record a step from ``begun`` to ``ended``, with ``parts`` in order.
+
+        Between the parts it computes, and from ``updating`` on it applies gradients.
+        """
+        self._parts.add((step, begun, parts, updating, ended))
 
     def note(self, kind: str, name: str, begun: float, ended: float) -> None:
         """Record what was done between steps."""
@@ -171,11 +179,28 @@ class StepLog:
             *step_spans(self._ring_log.rows(), task, self.lane, self._pull, self._push, self._program),
             *(
                 Span(task, self.lane, kind, name, begun, ended - begun, step)
-                for step, parts, _ in self._parts.rows()
-                for kind, name, begun, ended in parts
+                for step, *times in self._parts.rows()
+                for kind, name, begun, ended in filled(*times)
             ),
             *between,
         ]
+
+
+def filled(begun: float, parts: Iterable[Part], updating: float, ended: float) -> Iterator[Part]:
+    """Yield the parts of a step in order, with what it does between them: "compute", then "apply".
+
+    >>> [kind for kind, *_ in filled(1.0, [("wait", "all-reduce", 2.0, 3.0)], updating=4.0, ended=5.0)]
+    ['compute', 'wait', 'compute', 'apply']
+    """
+    at = begun
+    for part in [*parts, ("", "", ended, ended)]:
+        if at < min(part[2], updating):
+            yield "compute", "step", at, min(part[2], updating)
+        if max(at, updating) < part[2]:
+            yield "apply", "gradients", max(at, updating), part[2]
+        if part[0]:
+            yield part
+        at = max(at, part[3])
 
 
 def step_spans(

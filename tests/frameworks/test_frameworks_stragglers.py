@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from waiting import until
 
-from nbdist.frameworks.torch.step_parts import WAIT, Part, filled
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -18,19 +15,7 @@ if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
 
 
-@given(st.lists(st.integers(0, 30), max_size=8, unique=True), st.integers(0, 30))
-def test_the_parts_of_a_step_follow_each_other_without_gaps(times: list[int], updating: int) -> None:
-    times = sorted(times)[: len(times) // 2 * 2]
-    waits: list[Part] = [
-        (WAIT, "", since, until) for since, until in zip(times[::2], times[1::2], strict=True)
-    ]
-    parts = filled(waits, 0, updating, 30)
-    assert [part for part in parts if part[0] == WAIT] == waits
-    assert [since for _, _, since, _ in parts] == [0, *(until for *_, until in parts[:-1])]
-    assert parts[-1][3] == 30
-    assert all(until <= updating for kind, _, _, until in parts if kind == "compute")
-    assert all(since >= updating for kind, _, since, _ in parts if kind == "apply")
-
+pytestmark = [pytest.mark.engines, pytest.mark.frameworks]
 
 SLEEPS = 0.03  # seconds of each rank's data; those of rank 1 take 4 times as long, at the first learning rate
 ENDLESS = f"""
@@ -70,8 +55,6 @@ def stragglers(run: Run) -> list[int]:
     return [rank for rank, replica in enumerate(replicas) if replica.state == "straggler"]
 
 
-@pytest.mark.engines
-@pytest.mark.frameworks
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rank_that_the_others_wait_for_is_named(cluster: Cluster, kind: str) -> None:
     model, reduces, waits = KINDS[kind]

@@ -7,13 +7,15 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nbdist.data import Dataset
 from nbdist.metrics.timeline import Timeline
 from nbdist.nn import Dense, Sequential
 from nbdist.optim import SGD
 from nbdist.train.context import Context, use
-from nbdist.train.step_timing import SHORTEST, StepLog, step_spans
+from nbdist.train.step_timing import SHORTEST, Part, StepLog, filled, step_spans
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 Y = np.arange(40) % 3
@@ -104,3 +106,17 @@ def test_it_is_read_while_it_is_written() -> None:
     finally:
         stop.set()
         writer.join()
+
+
+@given(st.lists(st.integers(0, 30), max_size=8, unique=True), st.integers(0, 30))
+def test_the_parts_of_a_step_follow_each_other_without_gaps(times: list[int], updating: int) -> None:
+    times = sorted(times)[: len(times) // 2 * 2]
+    waits: list[Part] = [
+        ("wait", "", since, until) for since, until in zip(times[::2], times[1::2], strict=True)
+    ]
+    parts = list(filled(0, waits, updating, 30))
+    assert [part for part in parts if part[0] == "wait"] == waits
+    assert [since for _, _, since, _ in parts] == [0, *(until for *_, until in parts[:-1])]
+    assert parts[-1][3] == 30
+    assert all(until <= updating for kind, _, _, until in parts if kind == "compute")
+    assert all(since >= updating for kind, _, since, _ in parts if kind == "apply")

@@ -32,13 +32,10 @@ from importlib import import_module
 from threading import get_ident
 from time import perf_counter
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 from nbdist.frameworks.patches import Change, Patches
-from nbdist.train.step_timing import SHORTEST, StepLog
-
-Part: TypeAlias = tuple[str, str, float, float]
-"""A kind of `nbdist.metrics.timeline.KINDS`, a name, when it began and when it ended."""
+from nbdist.train.step_timing import SHORTEST, Part, StepLog
 
 MOST_PARTS = 256  # of a step in a timeline: of more, the latest
 DATA, WAIT = "data", "wait"
@@ -74,6 +71,7 @@ class StepParts:
         self._seconds = {DATA: 0.0, WAIT: 0.0}
         self._parts: deque[Part] = deque(maxlen=MOST_PARTS)
         self._within = self._reduces = False
+        self._own_end = 0.0
         self.changes: dict[str, Change] = {
             "torch.distributed": self._time_collectives,
             "torch.distributed._functional_collectives": self._time_tensors,
@@ -107,7 +105,7 @@ class StepParts:
         if self._log is not None:
             parts = tuple(self._parts)
             drawn_from = parts[0][2] if len(parts) == MOST_PARTS else begun
-            self._log.add_parts(step, tuple(filled(parts, drawn_from, self._updating, ended)), ended)
+            self._log.add_parts(step, drawn_from, parts, self._updating, ended)
 
     def _add(self, kind: str, name: Callable[[], str], begun: float, ended: float) -> None:
         self._seconds[kind] += ended - begun
@@ -179,43 +177,29 @@ class StepParts:
 
         queue = Variable._execution_engine.queue_callback
 
+        def at_loss(gradients: Any) -> None:
+            queue(self._end_own)
+
         def backward(tensors: Any, *args: Any, **options: Any) -> Any:
             first = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
             root = getattr(first, "grad_fn", None)
             if root is None or is_compiling() or self._within or get_ident() != self._thread:
                 return original(tensors, *args, **options)
-            computed: list[float] = []
-
-            def own_end() -> None:
-                self._within = True
-                computed.append(perf_counter())
-
-            at_loss = root.register_prehook(lambda gradients: queue(own_end))
+            hook, self._own_end = root.register_prehook(at_loss), 0.0
             try:
                 return original(tensors, *args, **options)
             finally:
-                at_loss.remove()
+                hook.remove()
                 self._within = False
-                if computed:
-                    self._add(WAIT, lambda: GRADIENTS, computed[0], perf_counter())
+                if self._own_end:
+                    self._add(WAIT, _gradients, self._own_end, perf_counter())
 
         return backward
 
+    def _end_own(self) -> None:
+        """Note that this rank has all gradients of its own; its reducer waits for those of the others."""
+        self._within, self._own_end = True, perf_counter()
 
-def filled(parts: Sequence[Part], begun: float, updating: float, ended: float) -> list[Part]:
-    """Return the parts of a step in order, with what it does between them: "compute", then "apply".
 
-    >>> filled([("wait", "all-reduce", 2.0, 3.0)], begun=1.0, updating=4.0, ended=5.0)[::2]
-    [('compute', 'step', 1.0, 2.0), ('compute', 'step', 3.0, 4.0)]
-    """
-    found: list[Part] = []
-    at = begun
-    for part in [*parts, ("", "", ended, ended)]:
-        if at < min(part[2], updating):
-            found.append(("compute", "step", at, min(part[2], updating)))
-        if max(at, updating) < part[2]:
-            found.append(("apply", "gradients", max(at, updating), part[2]))
-        if part[0]:
-            found.append(part)
-        at = max(at, part[3])
-    return found
+def _gradients() -> str:
+    return GRADIENTS
