@@ -62,8 +62,10 @@ class Setting:
             raise InvalidArgumentError(f"{self.flag} is {self.expected}, got {value!r}")
 
 
-def whole_number(name: str, shows: str, help: str, least: int, **options: Any) -> Setting:
-    """Return a setting that is a whole number of ``least`` or more.
+def whole_number(
+    name: str, shows: str, help: str, least: int, most: int | None = None, **options: Any
+) -> Setting:
+    """Return a setting that is a whole number of ``least`` or more, and of ``most`` at most.
 
     >>> whole_number("every", "TAU", "steps", 1).check(0)
     Traceback (most recent call last):
@@ -71,9 +73,9 @@ def whole_number(name: str, shows: str, help: str, least: int, **options: Any) -
     """
 
     def is_valid(value: Any) -> bool:
-        return is_whole(value, least)
+        return is_whole(value, least) and (most is None or value <= most)
 
-    expected = f"a whole number of {least} or more"
+    expected = f"a whole number of {least} or more" if most is None else f"a whole number, {least} to {most}"
     return Setting(name, help, int, shows, is_valid=is_valid, expected=expected, **options)
 
 

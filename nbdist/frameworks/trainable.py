@@ -23,6 +23,7 @@ that others can change (JAX) takes the values in ``bind`` as they are at each ``
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,8 +35,11 @@ from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.train.context import MODEL
-from nbdist.train.strategy import Trainable
-from nbdist.train.tensorfile import write_tensors
+from nbdist.train.resume import MODEL as ABOUT_MODEL
+from nbdist.train.strategy import Parts, Trainable
+from nbdist.train.tensorfile import TensorFile, write_tensors
+
+NAMES = "arrays"
 
 
 class FrameworkModel(Trainable):
@@ -132,11 +136,14 @@ class FrameworkModel(Trainable):
         """Return the parameters, then the states."""
         return [*values, *(array for _, array in self.states)]
 
+    def to_config(self) -> dict[str, Any]:
+        """Return the names of parameters and states, in order: what a state of the training says of it."""
+        return {NAMES: [name for name, _ in (*self.variables, *self.states)]}
+
     def write(self, values: Sequence[Array], folder: Path) -> Path:
         """Write a checkpoint: ``values`` for the parameters, and the states, by name."""
-        names = [name for name, _ in (*self.variables, *self.states)]
         path = folder / MODEL
-        write_tensors(path, dict(zip(names, self.all_arrays(values), strict=True)), {})
+        write_tensors(path, dict(zip(self.to_config()[NAMES], self.all_arrays(values), strict=True)), {})
         return path
 
     def remember(self) -> Callable[[], object]:
@@ -149,12 +156,34 @@ class FrameworkModel(Trainable):
 
         return restore
 
+    def parts(self, xla: bool = False) -> Parts:
+        """Raise InvalidArgumentError: there is no graph that another program could be made of."""
+        raise InvalidArgumentError(
+            "--strategy tpu compiles models of nb.nn, whose steps are graphs, and this one is of another "
+            "framework: take --strategy multi_worker, or another one (jax.jit and a mesh of your own use "
+            "all devices in a plain cell)"
+        )
+
     def twin(self) -> Trainable:
         """Raise InvalidArgumentError: a framework's model is one object, for one replica of a process."""
         raise InvalidArgumentError(
             "a model of another framework is trained by one replica in each process: use a strategy of a "
             "run's workers, without devices="
         )
+
+
+def weights_in(path: Path) -> dict[str, Array] | None:
+    """Return parameters and states by name, from the state of a training of a `FrameworkModel`.
+
+    None if the training was of another model. Raises DataLossError for a file that is damaged.
+    """
+    with TensorFile(path, "the state of a training") as file:
+        try:
+            names = json.loads(file.texts[ABOUT_MODEL]).get(NAMES)
+            known = None if names is None else [str(name) for name in names]
+        except (LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise file.damaged(error) from None
+        return None if known is None else {name: file.read(f"{i:04d}", name) for i, name in enumerate(known)}
 
 
 def _are_numbers(dtype: np.dtype[Any]) -> bool:

@@ -58,7 +58,12 @@ def load(path: str | Path) -> Model:
         raise NotFoundError(f"no model file at {str(path)!r}")
     with TensorFile(path, "a model saved by nbdist") as file:
         try:
-            config: Any = json.loads(file.texts["nbdist"])
+            config: Any = json.loads(file.texts.get("nbdist", "{}"))
+            if "layers" not in config:
+                raise ValueError(
+                    "it has no layers. Weights of PyTorch, JAX and Keras are read by "
+                    "safetensors.numpy.load_file"
+                )
             model = Sequential.from_config(config | {"input_shape": None})
             if config["input_shape"] is None:
                 raise ValueError("it has no shape of examples")

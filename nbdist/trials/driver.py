@@ -399,9 +399,9 @@ class CircuitBreaker:
 def all_failed(first: Trial, count: int) -> WorkerError:
     """Return the error for a sweep in which all trials have failed, with the first trial's traceback."""
     given = " ".join(f"{name}={value!r}" for name, value in first.parameters.items())
+    failed = "the first trial" if count == 1 else f"all of the first {count} trials"
     error = WorkerError(
-        f"all of the first {count} trials failed, and the sweep has ended. "
-        f"Trial {first.number} ({given}):\n{first.error}"
+        f"{failed} failed, and the sweep has ended. Trial {first.number} ({given}):\n{first.error}"
     )
     error.ename, error.evalue = last_line(first.error)
     return error

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.frameworks.torch.trial_state import read_model
+from nbdist.frameworks.trainable import weights_in
 from nbdist.metrics.table import table
 from nbdist.run.delivery import Delivery, Given, missing_name
 from nbdist.run.options import select
@@ -259,12 +260,15 @@ class Sweep:
     def model(self, number: int | None = None) -> Any:
         """Return the trained model of trial ``number`` (None: the best); raises what `checkpoint` raises.
 
-        With ``framework="torch"`` these are the weights: arrays by their names in the ``state_dict``.
+        Of a module of PyTorch, a function of JAX or a model of Keras these are the weights: arrays by name.
         """
         from nbdist.nn import load
 
         path = self.checkpoint(number)
-        return read_model(path) if self.spec.framework else load(path)
+        if self.spec.framework:
+            return read_model(path)
+        weights = weights_in(path)
+        return load(path) if weights is None else weights
 
     def output(self, number: int) -> str:
         """Return what trial ``number`` has printed so far; of a long text the end."""

@@ -68,6 +68,19 @@ def test_a_promoted_trial_of_torch_continues_exactly(cluster: Cluster) -> None:
     assert (first["0.weight"] != part.model(0)["0.weight"]).any()
 
 
+def test_a_trial_of_fit_has_its_weights_by_name(cluster: Cluster) -> None:
+    trial = """
+import torch
+model = torch.nn.Linear(2, 1)
+history = nb.frameworks.torch.fit(
+    model, (torch.ones(8, 2), torch.ones(8, 1)), optimizer="sgd", loss=torch.nn.MSELoss(), epochs=epochs
+)
+"""
+    options: dict[str, Any] = {"metric": "loss", "cluster": cluster, "on": "worker:0", "sampler": "grid"}
+    sweep = finished(start_sweep(trial, "epochs=[1]", **options))
+    assert {name: one.shape for name, one in sweep.model(0).items()} == {"weight": (1, 2), "bias": (1,)}
+
+
 def test_a_stopped_trial_continues_its_schedule_at_another_rate(cluster: Cluster) -> None:
     sweep = start_sweep(
         TRIAL, "lr=[0.1] epochs=4 waits=0.1", metric="rate", framework="torch", sampler="grid",

@@ -105,3 +105,5 @@ def test_what_no_strategy_can_train_is_refused() -> None:
     towers = Context(strategy=MirroredStrategy(["CPU:0", "CPU:0"]), quiet=True)
     with pytest.raises(InvalidArgumentError, match=r"one replica in each process.*without devices="):
         fit(Linear(), Dataset.from_arrays(X, Y).batch(4), context=towers)
+    with pytest.raises(InvalidArgumentError, match=r"--strategy tpu compiles models of nb\.nn"):
+        Linear().parts(xla=True)

@@ -77,7 +77,9 @@ def described(devices: Sequence[Any]) -> str:
         return f"XLA on {count} TPU core{'s' * (count > 1)} ({devices[0].device_kind})"
     what = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU"}.get(platform, platform)
     return f"there is no TPU in this process: XLA on {count} {what} device{'s' * (count > 1)}" + (
-        " of this host, which share its cores: for tests and teaching" if what == "CPU" else ""
+        f" of this host{', which share its cores' * (count > 1)}: for tests and teaching"
+        if what == "CPU"
+        else ""
     )
 
 

@@ -145,6 +145,7 @@ HOST_DEVICES: Setting = whole_number(
     "N",
     "compute on N devices of the host's CPU in place of TPUs, for teaching",
     least=1,
+    most=1024,  # each takes threads and milliseconds
 )
 SPEC = StrategySpec(
     TPUStrategy.name,

@@ -133,6 +133,7 @@ def fit(
             callbacks=callbacks,
             nan=nan,
             save=model.write,
+            config=model.to_config,
         )
     if kept is None:
         return Fitted(parameters.arrays(), history)

@@ -104,6 +104,7 @@ def fit(
                 callbacks=[*adapters, *own],
                 nan=nan,
                 save=trained.write,
+                config=trained.to_config,
                 rate_at=rate_at,
             )
     finally:

@@ -181,6 +181,7 @@ def fit(
                 nan=nan,
                 save=trainable.write,
                 rate_at=rate_at,
+                config=trainable.to_config,
             )
     finally:
         trainable.release()
