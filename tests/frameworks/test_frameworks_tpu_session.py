@@ -175,7 +175,7 @@ def test_what_a_tpu_lacks_is_an_error_or_runs_on_the_cpu(tpus: Cluster) -> None:
         with device(f"{TWO}/device:TPU:0"):
             w = Variable(np.arange(9.0), name="w")
             distinct = record("distinct_rows", ids, rows=9)
-            picked = record("gather_rows", w, distinct) * 2
+            picked = record("gather_rows", w * 2, distinct)
         with device(f"{ONE}/device:TPU:8"):
             ninth = w + 1
         feeds = {ids: [5, 2, 5, 8]}
@@ -194,7 +194,8 @@ def test_what_a_tpu_lacks_is_an_error_or_runs_on_the_cpu(tpus: Cluster) -> None:
             np.testing.assert_array_equal(session.run(picked, feeds), [4, 10, 16])
             plan = session.plan(picked, feeds)
             assert plan.placement[distinct.name].endswith("task:1/device:CPU:0")
-            assert plan.placement[picked.name].endswith("task:1/device:TPU:0")
+            assert plan.placement[picked.name].endswith("task:1/device:CPU:0")
+            assert plan.placement[picked.inputs[0].name].endswith("task:1/device:TPU:0")
             np.testing.assert_array_equal(session.run(ninth), np.arange(9) + 1)
 
 

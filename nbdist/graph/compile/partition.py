@@ -129,12 +129,15 @@ class _Partitioner:
 
     def _choose(self, t: Tensor) -> str:
         device = self._chosen(t, t.device)
-        if not is_tpu(device) or not (reason := self._why_not_on_xla(t)):
+        if not is_tpu(device) or t.op is None or t.op.external or t in self.feeds:
             return device
-        if self.soft:
+        reason, exact = refusal(t, self.specs), all(map(self.specs.exact, t.inputs))
+        if self.soft and (reason or not exact):  # a program for each size would be compiled in each step
             return self._chosen(t, replace(DeviceSpec.from_string(device), **ON_CPU).to_string())
+        if not reason or not exact:  # then it is an input that is refused
+            return device
         raise InvalidArgumentError(
-            f"{describe(t)} cannot be placed on {device}: it {reason}. Or put it on the CPU, with "
+            f"{describe(t)} cannot be placed on {device}: it {reason}. Put it on the CPU, with "
             "nb.device('/device:CPU:0'), or let all such ops run there with allow_soft_placement=True"
         )
 
@@ -145,11 +148,6 @@ class _Partitioner:
             except InvalidArgumentError as error:
                 raise InvalidArgumentError(f"{describe(t)} cannot be placed: {error}") from None
         return self.chosen[wanted]
-
-    def _why_not_on_xla(self, t: Tensor) -> str:
-        """Return why an op does not run on a TPU, where the sizes of its inputs are known."""
-        computes = t.op is not None and not t.op.external and t not in self.feeds
-        return refusal(t, self.specs) if computes and all(map(self.specs.exact, t.inputs)) else ""
 
     def _value(self, wanted: Tensor, device: str) -> Item:
         """Return the item that provides a value on a device; makes it, and the items that it needs."""

@@ -14,12 +14,12 @@ import re
 from contextlib import AbstractContextManager
 from typing import Any
 
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
+from nbdist.errors import InvalidArgumentError, MissingExtra
 from nbdist.graph.backend import Array
 
 HOST_DEVICES = "xla_force_host_platform_device_count"
-_in_use: list[Any] = []
-"""The devices that sessions of this process have used."""
+_tpus: list[Any] = []
+"""The devices of this process for sessions, once one has asked. They stay the same if others are opened."""
 
 
 def jax_module() -> Any:
@@ -47,17 +47,9 @@ def wanted_host_devices(flags: str) -> int:
 
 
 def devices_of_host(count: int) -> list[Any]:
-    """Return so many devices that JAX makes of this host's CPU.
-
-    Raises FailedPreconditionError if sessions of this process use another number of them.
-    """
+    """Return so many devices that JAX makes of this host's CPU."""
     jax = jax_module()
     if len(jax.local_devices(backend="cpu")) != count:
-        if _in_use:
-            raise FailedPreconditionError(
-                f"sessions of this process have variables on {len(_in_use)} devices of its CPU, and {count} "
-                f"were asked for: use host_devices={len(_in_use)}, or another process (%cluster restart)"
-            )
         from jax.extend.backend import clear_backends
 
         clear_backends()  # the number is read when a backend opens
@@ -70,12 +62,12 @@ def tpu_devices() -> list[Any]:
 
     Takes seconds at the first call, which loads JAX and opens the devices.
     """
-    if not _in_use:
+    if not _tpus:
         jax = jax_module()
         found = [device for device in jax.local_devices() if device.platform == "tpu"]
         count = wanted_host_devices(os.environ.get("XLA_FLAGS", ""))
-        _in_use[:] = found or (devices_of_host(count) if count else [])
-    return list(_in_use)
+        _tpus[:] = found or (devices_of_host(count) if count else [])
+    return list(_tpus)
 
 
 def why_no_tpu() -> str:
@@ -85,7 +77,7 @@ def why_no_tpu() -> str:
             return ""
     except MissingExtra as error:
         return str(error)
-    except (RuntimeError, FailedPreconditionError) as error:  # of JAX: a TPU that another process has, say
+    except RuntimeError as error:  # of JAX: a TPU that another process has, say
         return f"JAX cannot open its devices: {str(error).splitlines()[0]}"
     return f"JAX has no TPU; XLA_FLAGS=--{HOST_DEVICES}=8, set before the process starts, makes 8 of its CPU"
 

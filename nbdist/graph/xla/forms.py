@@ -37,8 +37,8 @@ def refusal(node: Tensor, specs: Specs) -> str:
         return "changes a variable in a way that XLA cannot compile"
     if node.op.has_value and not specs.exact(node):
         return (
-            f"has the shape {show(specs[node].shape)}, with a size that depends on values; XLA compiles "
-            "static shapes. Use np.where in place of a mask as an index, say"
+            f"has the shape {show(specs[node].shape)}, with a size that depends on values, and XLA compiles "
+            "static shapes"
         )
     return ""
 

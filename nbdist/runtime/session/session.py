@@ -25,7 +25,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph import ops as _ops  # fills the op table
 from nbdist.graph.compile.partition import Plan, partition
 from nbdist.graph.compile.specs import value_order
-from nbdist.graph.device import choose_device
+from nbdist.graph.device import choose_device, is_tpu
 from nbdist.graph.op import Shape, require_range
 from nbdist.graph.scopes import Scope, sessions
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, default_graph
@@ -122,7 +122,7 @@ class Session:
         self._store = Store()
         self._sources = Sources(self._store)  # of this process, where there is no cluster
         self._files = VariableFiles(self._store, "localhost")
-        self._shapes: dict[Any, set[Any]] = {}
+        self._shapes: dict[Any, set[Any] | None] = {}  # None: each is planned
         self._setters: dict[Variable, tuple[Placeholder, Tensor]] = {}
         self._free: list[SessionThread] = []
         self._busy: set[SessionThread] = set()
@@ -318,9 +318,17 @@ class Session:
             return session_thread.run(key, lambda: self._cut(wanted, feeds, shapes), arrays, spans)
 
     def _planned_shapes(self, wanted: list[Tensor], feeds: list[Tensor], arrays: list[Array]) -> list[Shape]:
-        """Return the shapes to plan for: those of the arrays, or the declared ones if these keep changing."""
+        """Return the shapes to plan for: those of the arrays, or the declared ones if these keep changing.
+
+        On a TPU they are always those of the arrays: XLA compiles static shapes.
+        """
         shapes: list[Shape] = [a.shape for a in arrays]
-        seen = self._shapes.setdefault((tuple(wanted), tuple(feeds)), set())
+        key = (tuple(wanted), tuple(feeds))
+        if key not in self._shapes:
+            self._shapes[key] = None if any(is_tpu(t.device) for t in value_order(wanted)) else set()
+        seen = self._shapes[key]
+        if seen is None:
+            return shapes
         if len(seen) < MOST_SHAPES:
             seen.add(tuple(shapes))
         return shapes if tuple(shapes) in seen else [feed.shape for feed in feeds]
