@@ -70,7 +70,7 @@ trainer = Trainer(
     model,
     TrainingArguments(
         "fine-tuned",
-        num_train_epochs=2,
+        num_train_epochs=4,
         per_device_train_batch_size=16,
         learning_rate=3e-3,
         logging_steps=5,
