@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.data.dataset import Dataset
+from nbdist.data.recipe import describe
+from nbdist.errors import InvalidArgumentError, OutOfRangeError
 from nbdist.graph.ops.accumulators import ConditionalAccumulator
+from nbdist.graph.ops.datasets import DatasetSource
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, constant, placeholder, record
 from nbdist.graph.variables import get_variable, global_variables_initializer
@@ -159,6 +162,19 @@ def test_accumulators_on_a_tpu_give_values_there(tpus: Cluster) -> None:
             session.run(global_variables_initializer(graph))
             session.run(given)
             np.testing.assert_array_equal(session.run(taken), [3, 6])
+
+
+def test_a_dataset_is_read_on_the_host_for_a_tpu(tpus: Cluster) -> None:
+    steps, arrays = describe(Dataset.from_arrays(ROWS).batch(20))
+    with Graph().as_default() as graph, device(f"{TWO}/device:TPU:1"):
+        source = DatasetSource(steps, arrays)
+        total = np.sum(np.square(source.part(source.next(), 0, (None, 12), np.float32)))
+        with Session(tpus.target, graph, allow_soft_placement=True) as session:
+            found = [session.run(total) for _ in range(2)]
+            with pytest.raises(OutOfRangeError, match="has ended after 2 batches"):
+                session.run(total)
+            assert session.plan(total).placement[total.name].endswith("task:1/device:TPU:1")
+    np.testing.assert_allclose(found, [np.sum(ROWS[:20] ** 2), np.sum(ROWS[20:] ** 2)], rtol=1e-5)
 
 
 def test_graphs_that_differ_in_a_constant_are_two_programs(tpus: Cluster) -> None:

@@ -69,6 +69,8 @@ class _Partitioner:
         self.chosen: dict[str, str] = {}
         self.ranks: dict[Tensor, int] = {}
         self.portable: set[Tensor] = set()
+        self.refused: dict[Tensor, str] = {}
+        """Why XLA cannot compile an op; empty for one that it would compile for each size of an input."""
         self.items: list[Item] = []
         self.values: dict[tuple[Tensor, str], Item] = {}
         self.signals: dict[tuple[Tensor, str], Item] = {}
@@ -78,6 +80,8 @@ class _Partitioner:
         for t in fetches[:1]:
             t.graph.check_half()
         self._find_portable(fetches)
+        if any(map(is_tpu, self.devices)):
+            self._find_refused(fetches)
         results = [self._fetched(t) for t in fetches]
         for effect in self._all_of(t for t in fetches if t.op is not None and not t.op.has_value):
             self._value(effect, self._task_device(effect))
@@ -129,13 +133,11 @@ class _Partitioner:
 
     def _choose(self, t: Tensor) -> str:
         device = self._chosen(t, t.device)
-        if not is_tpu(device) or t.op is None or t.op.external or t in self.feeds:
+        reason = self.refused.get(t)
+        if reason is None or not is_tpu(device) or not (reason or self.soft):
             return device
-        reason, exact = refusal(t, self.specs), all(map(self.specs.exact, t.inputs))
-        if self.soft and (reason or not exact):  # a program for each size would be compiled in each step
+        if self.soft:
             return self._chosen(t, replace(DeviceSpec.from_string(device), **ON_CPU).to_string())
-        if not reason or not exact:  # then it is an input that is refused
-            return device
         raise InvalidArgumentError(
             f"{describe(t)} cannot be placed on {device}: it {reason}. Put it on the CPU, with "
             "nb.device('/device:CPU:0'), or let all such ops run there with allow_soft_placement=True"
@@ -182,6 +184,18 @@ class _Partitioner:
                 portable = made_of and self.specs.exact(t) and size_of(self.specs[t]) <= PORTABLE_BYTES
             if portable:
                 self.portable.add(t)
+
+    def _find_refused(self, fetches: list[Tensor]) -> None:
+        """Find the ops that XLA cannot compile, with the reasons, and those that take their sizes from one.
+
+        XLA would compile the latter once for each size, perhaps in each step.
+        """
+        for t in value_order(fetches, self.specs, self.feeds):
+            if t.op is None or t.op.external or t in self.feeds:
+                continue
+            reason = refusal(t, self.specs)
+            if reason or any(i in self.refused and not self.specs.exact(i) for i in t.inputs):
+                self.refused[t] = reason
 
     def _needs(self, node: Tensor, place: str) -> list[tuple[Tensor, str]]:
         if self._local(node):

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.specs import Specs
-from nbdist.graph.op import OPS, show
+from nbdist.graph.op import OPS, Spec, show
 from nbdist.graph.ops.classify import TINY
 from nbdist.graph.ops.indexing import full_key
 from nbdist.graph.ops.random import PER_COUNT, mask_scale, mask_threshold
@@ -35,12 +36,24 @@ def refusal(node: Tensor, specs: Specs) -> str:
     assert node.op is not None
     if node.op.writes and node.op.name not in FORMS and node.op.name not in UPDATES:
         return "changes a variable in a way that XLA cannot compile"
-    if node.op.has_value and not specs.exact(node):
+    if node.op.has_value and _values_decide(node, specs):
         return (
             f"has the shape {show(specs[node].shape)}, with a size that depends on values, and XLA compiles "
             "static shapes"
         )
     return ""
+
+
+def _values_decide(node: Tensor, specs: Specs) -> bool:
+    """Whether a size of an op's value depends on values, also if all sizes of its inputs were known."""
+    assert node.op is not None
+    if specs.exact(node):
+        return False
+    known = [Spec(tuple(n or 1 for n in specs[i].shape), specs[i].dtype) for i in node.inputs]
+    try:
+        return None in node.op.spec(*known, **node.attrs).shape
+    except InvalidArgumentError:  # these sizes do not fit each other
+        return False
 
 
 def form(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
