@@ -69,8 +69,8 @@ class Place:
 class Framework(ABC):
     """What a task does for a framework around one body.
 
-    It is made before the body begins, on any thread, as are ``serve`` and ``withdraw`` called. ``abort`` is
-    called on another thread, all else on the body's.
+    The object is made before the body begins, on any thread, which also calls ``serve`` and ``withdraw``.
+    Another thread than the body's calls ``abort``; the body's own thread calls all other methods.
     """
 
     name: ClassVar[str]

@@ -102,6 +102,11 @@ def test_replicas_in_step_train_as_keras_does(
     results = start_run(body(backend, optimizer, TRAINED), options, cluster=cluster).wait().results
     require_equal(results["weights"], expected)
     assert list(results["history"].history) == ["loss", "mae"]
+    names = [
+        f"sequential/{layer}/{weight}" for layer in ("dense", "dense_1") for weight in ("kernel", "bias")
+    ]
+    assert list(results["model"]) == names
+    np.testing.assert_array_equal(results["model"][names[0]], results["weights"][0])
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -193,7 +198,7 @@ def test_callbacks_see_and_restore_the_weights_of_a_model_of_several_inputs(
         ("keras.optimizers.Lion(0.1)", "", "has none of Keras's Lion"),
         ("keras.optimizers.SGD(0.1, clipnorm=1.0)", "", r"SGD\(clipnorm=1.0\) has no equal here"),
         ("'sgd'", "initial_epoch=1", "initial_epoch is not known under a strategy"),
-        ("'sgd', keras.losses.MeanSquaredError('sum')", "", r"reduction='sum'\) is no mean"),
+        ("'sgd', keras.losses.MeanSquaredError('sum')", "", r"reduction='sum'\) is not a mean"),
         ("'sgd'", "validation_split=0.99", "leaves examples on both sides, got 0.99 of 24 examples"),
     ],
     ids=["optimizer", "setting", "argument", "loss", "split"],

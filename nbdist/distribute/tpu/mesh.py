@@ -41,7 +41,7 @@ def checked_shape(shape: Mapping[str, Any]) -> dict[str, int]:
 
 
 def checked_layout(layout: Mapping[str, str], shape: Mapping[str, int] | None) -> dict[str, str]:
-    """Return the rules of a layout; InvalidArgumentError for a dimension that the mesh has not.
+    """Return the rules of a layout; InvalidArgumentError for a dimension that the mesh does not have.
 
     >>> checked_layout({"batch": "rows"}, {"rows": 2, "cols": 4})
     {'batch': 'rows'}

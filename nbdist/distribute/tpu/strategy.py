@@ -83,7 +83,7 @@ class TPUStrategy(Strategy):
         - ``rules``: by name of a dimension, the dimension of the mesh. ``batch`` is the first dimension of
           what is fed; layers name those of weights: ``Dense(512, "relu", dimension="hidden")``
 
-        Raises InvalidArgumentError for a dimension that the mesh has not.
+        Raises InvalidArgumentError for a dimension that the mesh does not have.
         """
         self._layout, self._mesh = checked_layout(rules, self._shape), None
         return self

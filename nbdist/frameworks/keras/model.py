@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -231,3 +231,25 @@ def copies(variables: dict[str, Any]) -> list[tuple[str, Array]]:
     return [
         (name, np.array(keras.ops.convert_to_numpy(variable.value))) for name, variable in variables.items()
     ]
+
+
+def weights_of(model: Any) -> dict[str, Array]:
+    """Return copies of all variables of a model by name; InvalidArgumentError if it has none yet."""
+    trained, others = named(model)
+    found = dict(copies(trained | others))
+    if not found:
+        raise InvalidArgumentError("a model without weights stays where it is")
+    return found
+
+
+def take_weights(model: Any, weights: Mapping[str, Array]) -> bool:
+    """Give a model's variables these values, if names and shapes are the same; return whether they are."""
+    trained, others = named(model)
+    variables = trained | others
+    if {name: tuple(one.shape) for name, one in variables.items()} != {
+        n: a.shape for n, a in weights.items()
+    }:
+        return False
+    for name, variable in variables.items():
+        variable.assign(weights[name])
+    return True

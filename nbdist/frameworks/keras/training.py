@@ -175,6 +175,6 @@ def require_mean(model: Any, weighted: bool, context: Context) -> None:
         reduction = getattr(loss, "reduction", "mean")
         if reduction in ("sum", "none", None) or (weighted and reduction == "mean_with_sample_weight"):
             raise InvalidArgumentError(
-                f"{type(loss).__name__}(reduction={reduction!r}) is no mean over the examples, of which each "
-                "replica has a share: compile the model with reduction='sum_over_batch_size'"
+                f"{type(loss).__name__}(reduction={reduction!r}) is not a mean over the examples, of which "
+                "each replica has a share: compile the model with reduction='sum_over_batch_size'"
             )

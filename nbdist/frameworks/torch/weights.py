@@ -50,16 +50,30 @@ class StateDict(dict[str, Array]):
 
 
 def is_module(value: Any) -> bool:
-    """Return whether a value is an nn.Module; torch is not imported for that."""
-    nn = sys.modules.get("torch.nn")  # by type(): isinstance would load a lazy module
-    return nn is not None and hasattr(nn, "Module") and issubclass(type(value), nn.Module)
+    """Return whether a value is an nn.Module or a model of Keras; neither is imported for that."""
+    return _is_of(value, "torch.nn", "Module") or is_keras(value)
+
+
+def is_keras(value: Any) -> bool:
+    """Return whether a value is a model of Keras, which with torch as its backend is an nn.Module as well."""
+    return _is_of(value, "keras", "Model")
+
+
+def _is_of(value: Any, module: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and issubclass(type(value), kind)  # isinstance would load a lazy module
 
 
 def state_of(module: Any) -> dict[str, Array]:
     """Return copies of a module's parameters and buffers by name; InvalidArgumentError if NumPy has no such.
 
-    The state of a module that is wrapped in DistributedDataParallel is that of the module itself.
+    The state of a module that is wrapped in DistributedDataParallel is that of the module itself. A model of
+    Keras has the names of its variables: ``sequential/dense/kernel``.
     """
+    if is_keras(module):
+        from nbdist.frameworks.keras.model import weights_of
+
+        return weights_of(module)
     inner = module.module if type(module).__name__ == "DistributedDataParallel" else module
     found = {}
     for name, value in inner.state_dict().items():
@@ -72,8 +86,7 @@ def state_of(module: Any) -> dict[str, Array]:
 
 def is_tensor(value: Any) -> bool:
     """Return whether a value is a tensor of torch; torch is not imported for that."""
-    torch = sys.modules.get("torch")
-    return torch is not None and hasattr(torch, "Tensor") and issubclass(type(value), torch.Tensor)
+    return _is_of(value, "torch", "Tensor")
 
 
 def array_of(value: Any) -> Array:
@@ -109,7 +122,12 @@ def loaded(results: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str
     found = dict(results)
     for name, value in results.items():
         module: Any = namespace.get(name)
-        if isinstance(value, StateDict) and is_module(module):
+        if isinstance(value, StateDict) and is_keras(module):
+            from nbdist.frameworks.keras.model import take_weights
+
+            if take_weights(module, value):
+                found[name] = module
+        elif isinstance(value, StateDict) and is_module(module):
             own = module.state_dict()
             if {n: tuple(t.shape) for n, t in own.items()} == {n: a.shape for n, a in value.items()}:
                 module.load_state_dict(value.tensors())
