@@ -59,6 +59,7 @@ class AllReduceStrategy(GroupStrategy):
 
     name = "all_reduce"
     continues = True
+    has_sums = True
     takes_rows = True
 
     def __init__(self, collective: str = "auto", *, world: World | None = None) -> None:
@@ -254,6 +255,8 @@ class AllReduceReplica(GroupReplica):
 
     def _apply(self) -> None:
         """Change the parameters by the sums of the gradients."""
+        if self.before_update is not None:
+            self.before_update(self._gradients, self.values)
         own, sums = self._owned(self._flats), self._sums()
         for flat, row, slots in zip(own, sums, self._slots, strict=True):
             self._optimizer.apply(flat, row, slots, self.global_step)

@@ -81,6 +81,7 @@ class ShardedStrategy(AllReduceStrategy):
     """
 
     name = "sharded"
+    has_sums = False  # each replica has a part of them
 
     def __init__(
         self, collective: str = "auto", stage: int | None = None, *, world: World | None = None

@@ -71,6 +71,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 NO_IDS = np.zeros(0, np.int64)
 Validate = Callable[[Sequence[Array]], dict[str, float]]
 Save = Callable[[Sequence[Array], Path], Path]
+BeforeUpdate = Callable[[Sequence[Array], Sequence[Array]], object]
 
 
 def train(
@@ -86,6 +87,7 @@ def train(
     save: Save | None = None,
     config: Config | None = None,
     rate_at: RateAt | None = None,
+    before_update: BeforeUpdate | None = None,
 ) -> History:
     """Train ``model`` under the strategy of the current context; its variables end with the final values.
 
@@ -94,6 +96,7 @@ def train(
     part of the step is left out. ``save`` writes a checkpoint with given values into a folder; without it the
     variables are written by name. ``config`` says what the model is, for the state in which it ends.
     ``rate_at`` returns the learning rate of an update (see `RateSchedule`); None for the optimizer's.
+    ``before_update`` may change the gradients of each update, where the strategy ``has_sums``.
     """
     context = current()
     one = partial(
@@ -105,6 +108,7 @@ def train(
         skip_nan=check_policy(nan),
         config=config,
         rate_at=rate_at,
+        before_update=before_update,
     )
     strategy = context.strategy
     if nan == "skip" and not strategy.skips:
@@ -153,6 +157,7 @@ def _train(
     save: Save | None = None,
     config: Config | None = None,
     rate_at: RateAt | None = None,
+    before_update: BeforeUpdate | None = None,
 ) -> History:
     """Train one replica."""
     epochs = context.epochs or epochs
@@ -173,7 +178,7 @@ def _train(
         return History((), context, model.metric_names)
     opened: EpochBatches | None = None
     try:
-        own.withholds = skip_nan
+        own.withholds, own.before_update = skip_nan, before_update
         if own.joined is None:
             resume.resume(own, history, epochs)
         else:

@@ -147,6 +147,12 @@ class Replica(ABC):
     withholds = False
     """Whether no gradient of a step is sent before ``push``, because this replica may leave its part out."""
 
+    before_update: Callable[[Sequence[Array], Sequence[Array]], object] | None = None
+    """Is called with the gradients of an update and the parameters, by variable; it may change the gradients.
+
+    Only replicas of strategies with ``has_sums`` call it.
+    """
+
     def want(self, ids: Sequence[Array]) -> None:
         """Request the rows of each table that the next step reads; call it before ``pull``."""
         return
@@ -322,6 +328,8 @@ class Strategy(ABC):
     """What the next replica begins with if the training continues, where servers keep the slots."""
     enters_training = False
     """Whether the next replica of a loop takes part in a training that the others have begun."""
+    has_sums = False
+    """Whether a replica has the whole gradient of each of its updates: see ``Replica.before_update``."""
     alone = False
     """Whether there are no other replicas, so that none is waited for."""
     no_loops: ClassVar[str] = ""
@@ -800,6 +808,8 @@ class OneDevice(Replica):
     def push(self) -> None:
         """Apply the gradients."""
         self.global_step += 1
+        if self.before_update is not None:
+            self.before_update(self._gradients, self.values)
         for parameters, gradient, slots in self._flats:
             self._optimizer.apply(parameters, gradient, slots, self.global_step)
         if self._taken:
@@ -864,6 +874,7 @@ class OneDeviceStrategy(Strategy):
 
     name = "one_device"
     alone = True
+    has_sums = True
     continues = True
     takes_rows = True
 

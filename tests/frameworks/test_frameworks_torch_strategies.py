@@ -36,7 +36,7 @@ loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch
 scheduler, interval = {scheduler}
 history = nb.frameworks.torch.fit(
     model, loader, optimizer=optimizer, loss=torch.nn.CrossEntropyLoss(), epochs=3, accumulate={accumulate},
-    scheduler=scheduler, scheduler_interval=interval,
+    scheduler=scheduler, scheduler_interval=interval, clip_norm={clip},
 )
 weights = [one.detach().numpy() for one in model.parameters()]
 """
@@ -51,6 +51,8 @@ for epoch in range(3):
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(features), targets)
         loss.backward()
+        if {clip}:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), {clip})
         optimizer.step()
         total += loss.item() * len(features)
         if interval == "step":
@@ -75,6 +77,7 @@ OPTIMIZERS = {
         GROUPS,
         'torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.04, 0.2], 20, cycle_momentum=False), "step"',
     ),
+    "clipped": (GROUPS, 'None, "epoch"'),
     "rmsprop": (RMSPROP, 'torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), "epoch"'),
     "adagrad": (
         ADAGRAD,
@@ -82,11 +85,13 @@ OPTIMIZERS = {
     ),
 }
 """Optimizers, and schedulers with their intervals."""
+CLIP = {"clipped": 0.05}
+"""The largest norm of the summed gradients."""
 
 
 def with_optimizer(text: str, name: str, **more: Any) -> str:
     optimizer, scheduler = OPTIMIZERS[name]
-    return text.format(optimizer=optimizer, scheduler=scheduler, **more)
+    return text.format(optimizer=optimizer, scheduler=scheduler, clip=CLIP.get(name), **more)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +117,9 @@ def plain(cluster: Cluster) -> dict[str, Any]:
         ({"strategy": "ps", "synchronous": True}, "adam", 1),
         ({"strategy": "multi_worker"}, "groups", 1),
         ({"strategy": "ps", "synchronous": True}, "groups", 1),
+        ({"strategy": "multi_worker"}, "clipped", 1),
+        ({"strategy": "mirrored", "collective": "ring"}, "clipped", 2),
+        ({"strategy": "one_device", "on": "worker:0"}, "clipped", 1),
         ({"strategy": "multi_worker"}, "rmsprop", 1),
         ({"strategy": "mirrored"}, "adagrad", 2),
     ],

@@ -11,6 +11,7 @@ import pytest
 from nbdist.data import Dataset
 from nbdist.distribute import MirroredStrategy
 from nbdist.errors import InvalidArgumentError, NanLossError
+from nbdist.frameworks.clipping import clipped_by_norm, clipped_by_value
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.optim import SGD
 from nbdist.train.context import Context, use
@@ -85,6 +86,21 @@ def test_each_update_is_made_at_its_scheduled_rate_times_what_a_user_asks_for() 
     fit(model, data, context=context, rate_at=lambda updates, epoch: (1 + 9 * epoch) / 2**updates)
     # The fifth would be 10 / 16, the sixth 10 / 32: 0.8 takes the place of the fifth one.
     assert rates == pytest.approx([1, 1 / 2, 1 / 4, 10 / 8, 0.8, 0.4])
+
+
+def test_the_gradients_of_an_update_can_be_changed_as_a_whole() -> None:
+    seen: list[float] = []
+
+    def clip(gradients: Sequence[Any], values: Sequence[Any]) -> None:
+        assert values[0] is model.w
+        clipped_by_norm(1.0, gradients, values)
+        clipped_by_value(0.5, gradients, values)
+        seen.append(float(np.abs(gradients[0]).max()))
+
+    model, before = Linear(), np.zeros(2, np.float32)
+    fit(model, Dataset.from_arrays(X, Y).batch(10), before_update=clip)
+    assert seen == [0.5, 0.5]
+    assert np.abs(model.variables[0][1] - before).max() == pytest.approx(2 * 0.01 * 0.5)
 
 
 def test_a_gradient_that_is_no_number_is_never_applied() -> None:

@@ -5,11 +5,16 @@ Schedules of their learning rates are followed step by step: `scheduled_rate`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nbdist import optim
 from nbdist.errors import InvalidArgumentError
+from nbdist.frameworks.clipping import ClippedSums, clipped_by_norm, clipped_by_value
 from nbdist.optim import Optimizer
+from nbdist.train.context import Context
+from nbdist.train.loop import BeforeUpdate
 from nbdist.train.schedule import RateAt
 
 OPTIMIZERS: dict[str, tuple[type[Optimizer], tuple[str, ...]]] = {
@@ -20,10 +25,13 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], tuple[str, ...]]] = {
     "Adagrad": (optim.Adagrad, ("initial_accumulator_value", "epsilon")),
 }
 """The optimizers of Keras that have an equal one here, and the settings of both."""
-EXTRAS = (
-    "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "loss_scale_factor", "weight_decay",
-    "gradient_accumulation_steps",
-)  # fmt: skip
+EXTRAS = ("use_ema", "loss_scale_factor", "weight_decay", "gradient_accumulation_steps")
+CLIPS: dict[str, Callable[[float], BeforeUpdate]] = {
+    "clipnorm": lambda largest: partial(clipped_by_norm, largest),
+    "clipvalue": lambda largest: partial(clipped_by_value, largest),
+    "global_clipnorm": ClippedSums,
+}
+"""What the settings for clipping do with the gradients of an update."""
 
 
 def translated(optimizer: Any) -> Optimizer:
@@ -43,6 +51,24 @@ def translated(optimizer: Any) -> Optimizer:
                 f"{name}({extra}={config[extra]!r}) has no equal here: compile the model without {extra}"
             )
     return kind(float(optimizer.learning_rate), **{setting: config[setting] for setting in names})
+
+
+def clipping(optimizer: Any, context: Context) -> BeforeUpdate | None:
+    """Return what clips the gradients of each update as an optimizer of Keras would; None for none.
+
+    Raises InvalidArgumentError where no replica has the sums of all gradients.
+    """
+    config = optimizer.get_config()
+    for name, make in CLIPS.items():
+        if config.get(name) is not None:
+            if not context.strategy.has_sums:
+                raise InvalidArgumentError(
+                    f"{type(optimizer).__name__}({name}={config[name]!r}) clips the sum of all gradients, "
+                    f"and strategy {context.strategy.name} has no place where it is whole: take --strategy "
+                    f"multi_worker or mirrored, or compile the model without {name}"
+                )
+            return make(float(config[name]))
+    return None
 
 
 def scheduled_rate(optimizer: Any) -> RateAt | None:

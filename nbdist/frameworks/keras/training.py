@@ -20,7 +20,7 @@ from nbdist.frameworks.keras.callbacks import KerasCallbacks
 from nbdist.frameworks.keras.data import training_data
 from nbdist.frameworks.keras.data import validation_data as held_out_data
 from nbdist.frameworks.keras.model import KERAS_MODELS
-from nbdist.frameworks.keras.optimizers import scheduled_rate, translated
+from nbdist.frameworks.keras.optimizers import clipping, scheduled_rate, translated
 from nbdist.graph.backend import Array
 from nbdist.numbers import is_whole
 from nbdist.train.callbacks import Callback, History
@@ -106,6 +106,7 @@ def fit(
                 save=trained.write,
                 config=trained.to_config,
                 rate_at=rate_at,
+                before_update=clipping(model.optimizer, context),
             )
     finally:
         trained.release()

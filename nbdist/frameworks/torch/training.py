@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import InvalidArgumentError, MissingExtra, choices
+from nbdist.frameworks.clipping import ClippedSums
 from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import Step, TorchModel
 from nbdist.frameworks.torch.optimizers import translated
@@ -86,7 +87,8 @@ def fit(
     - ``callbacks``: a list of ``nb.train.Callback``
     - ``accumulate``: parts into which each share is cut, 1 or more: their gradients are added up before the
       update, which needs less memory. BatchNorm sees the parts
-    - ``clip_norm``: the largest norm of a replica's gradient before it is sent, above 0; None for any
+    - ``clip_norm``: the largest norm of the gradient of an update, above 0, or None for any. No replica has
+      the sums under synchronous ps, central and sharded: there each one's own gradient is clipped
     - ``precision``: "float32", "bfloat16" (torch.autocast), or "mixed_float16" (autocast with a loss scale
       that is found at run time); None for the run's ``--precision``
     - ``nan``: for steps with a NaN or infinite loss or gradient, which are never applied: "stop" raises
@@ -142,6 +144,9 @@ def fit(
         )
     context = scoped() or current()
     batches, rule = training_data(data, batch_size), translated(optimizer, model)
+    sums = None
+    if clip_norm is not None and context.strategy.has_sums:
+        sums = ClippedSums(clip_norm, rule.decay, rule.factors)
     held_out = None if validation_data is None else training_data(validation_data, shuffle=False)
     trainable = TorchModel(
         model,
@@ -149,10 +154,10 @@ def fit(
         batches.opened,
         rule.parameters,
         metric_names=list(metrics or {}),
-        decay=rule.decay,
-        factors=rule.factors,
+        decay=() if sums else rule.decay,
+        factors=() if sums else rule.factors,
         accumulate=accumulate,
-        clip_norm=clip_norm,
+        clip_norm=None if sums else clip_norm,
         autocast=autocast_dtype(context.precision if precision is None else precision),
         sums=getattr(loss, "reduction", "mean") == "sum",
     )
@@ -182,6 +187,7 @@ def fit(
                 save=trainable.write,
                 rate_at=rate_at,
                 config=trainable.to_config,
+                before_update=sums,
             )
     finally:
         trainable.release()
