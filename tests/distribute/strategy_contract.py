@@ -22,7 +22,7 @@ from waiting import until
 
 from nbdist.data import Dataset
 from nbdist.distribute import Strategy
-from nbdist.errors import InvalidArgumentError, NanLossError
+from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError, UnavailableError
 from nbdist.graph.tensor import Variable
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, load, losses
 from nbdist.optim import SGD, Adam, LossScaleOptimizer, Optimizer
@@ -61,8 +61,9 @@ def everywhere(world: World, body: Callable[[Strategy, Context], Any]) -> list[A
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive(), "a replica hangs"
-    if errors:
-        raise errors[0]
+    if errors:  # others fail because one has, and may be first
+        causes = [error for error in errors if not isinstance(error, (AbortedError, UnavailableError))]
+        raise (causes or errors)[0]
     return results
 
 
