@@ -502,9 +502,11 @@ BENCHMARKS: list[Benchmark | Survey] = [
         for stage, value, what, unit, bars in (
             (2, "memory", "memory of a training on a worker", "MB", {1: 1.05, 2: 0.75, 4: 0.6}),
             (2, "step", "a step", "ms", {1: 1.05, 2: 1.15, 4: 1.15}),
+            (3, "memory", "memory of a training of PyTorch on a worker", "MB", {1: 1.05, 2: 0.75, 4: 0.6}),
+            (3, "step", "a step of PyTorch", "ms", {1: 1.05, 2: 1.5, 4: 1.5}),
         )
         for workers, most in bars.items()
-        for given in [("--stage", stage, "--workers", workers)]
+        for given in [("--stage", stage, "--workers", workers, "--model", "nn" if stage == 2 else "torch")]
     ),
     *GPU_BENCHMARKS,
 ]

@@ -21,7 +21,7 @@ leaving  A replica that is to leave says so with its next push, in a control val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -43,11 +43,12 @@ from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
 CONTROL = "control"
-COUNT = 16  # all exact in a float of any size:
+COUNT = 17  # all exact in a float of any size:
 STOP, HAS_RATE, RATE = 0, 1, slice(2, 10)  # whether to stop; a learning rate
 JOINS, LEAVES = 10, 11  # whether others join; how many leave
 OVERFLOWS = 12  # how many have a gradient that overflowed: all leave the step out
 ASKS_STATE = 13  # whether the chief wants what only others have of the optimizer's state
+ASKS_VALUES = 16  # whether the chief wants all parameters
 NONFINITE, SKIPS = 14, 15  # how many have sums that are not finite, and a loss that is not: as OVERFLOWS
 
 
@@ -131,8 +132,8 @@ class AllReduceReplica(GroupReplica):
             if self.is_new:
                 self.take_all()
             else:
-                for flat in [*self._flats, *own]:
-                    self._group.broadcast(flat, root=0, out=flat)
+                for table in own:
+                    self._group.broadcast(table, root=0, out=table)
                 self._share_out()
         except BaseException as error:
             self.abort(error)
@@ -146,9 +147,19 @@ class AllReduceReplica(GroupReplica):
         tensors = [(name, value) for name, (_, value) in zip(self._names, variables, strict=True)]
         self._plan = self._plan_of(tensors)
         self._flats = [self._parameters(bucket) for bucket in self._plan]
-        for view, (_, value) in zip(self._cut(self._flats), variables, strict=True):
-            view[...] = to_device(value, self._xp)
-        self._slots = [self._optimizer.new_slots(flat) for flat in self._owned(self._flats)]
+        values = dict(zip(self._names, (value for _, value in variables), strict=True))
+        for number in range(len(self._plan)):
+            self._fill(number, values)
+        self._slots = [self._optimizer.new_slots(flat) for flat in self._owned()]
+
+    def _fill(self, number: int, values: Mapping[str, Array]) -> None:
+        """Have a bucket begin with the chief's values, given this replica's by name."""
+        flat = self._flats[number]
+        for place in self._plan[number].places:
+            if place.name in values:
+                flat[place.start : place.stop] = to_device(values[place.name].reshape(-1), self._xp)
+        if not self.is_new:  # which takes the newest values of the others
+            self._group.broadcast(flat, root=0, out=flat)
 
     def _plan_of(self, tensors: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
         return _plan(tensors, with_control=not self.controls_apart)
@@ -157,9 +168,9 @@ class AllReduceReplica(GroupReplica):
         """Return zeros for the parameters of a bucket."""
         return _aligned(bucket.count, bucket.dtype, self._xp)
 
-    def _owned(self, flats: Sequence[Array]) -> Sequence[Array]:
-        """Return what this replica updates of flat arrays, one for each bucket: all."""
-        return flats
+    def _owned(self) -> Sequence[Array]:
+        """Return what this replica updates of the parameters, one flat array for each bucket: all."""
+        return self._flats
 
     def _cut(self, flats: Sequence[Array]) -> list[Array]:
         """Return one array per variable, in the memory of flat arrays, one for each bucket."""
@@ -257,8 +268,7 @@ class AllReduceReplica(GroupReplica):
         """Change the parameters by the sums of the gradients."""
         if self.before_update is not None:
             self.before_update(self._gradients, self.values)
-        own, sums = self._owned(self._flats), self._sums()
-        for flat, row, slots in zip(own, sums, self._slots, strict=True):
+        for flat, row, slots in zip(self._owned(), self._sums(), self._slots, strict=True):
             self._optimizer.apply(flat, row, slots, self.global_step)
 
     def _sums(self) -> Sequence[Array]:

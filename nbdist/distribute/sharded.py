@@ -2,10 +2,10 @@
 
     strategy = ShardedStrategy(stage=2)        # in a run; `%%distribute --strategy sharded --stage 2`
 
-                                    stage 1         stage 2
-    slots of the optimizer          a part          a part
-    sums of gradients               all             a part
-    parameters                      all             all
+                                    stage 1         stage 2         stage 3
+    slots of the optimizer          a part          a part          a part
+    sums of gradients               all             a part          a part
+    parameters                      all             all             a part
 
 A step is that of `nbdist.distribute.all_reduce`, with the all-reduce cut in two. A reduce-scatter gives each
 replica the sums of its part of the gradients; it applies them with the optimizer's slots of that part, which
@@ -22,22 +22,35 @@ back (`nbdist.wire.pages`). A replica's own gradients are then gone before all o
 cannot look at them for NaN. It looks at the sums of its part, and the control values of the push say to all
 what each has found: a step is left out by all or by none.
 
+Stage 3. A replica has its part of the parameters between two steps, and gathers the others' while it needs
+them (`nbdist.distribute.gathers`). Only models whose program says when that is are trained. Where all of them
+are needed at one time, for validation, callbacks, a checkpoint or at the end, they are gathered into the
+arrays that the model has in any case.
+
 States. A state has the slots of all parts, and the chief writes it. The chief asks for them with the control
-values of a push, and all replicas gather them before the next step (`ask_state`). A state continues on any
-number of replicas, and in any stage: each takes its part.
+values of a push, and all replicas gather them before the next step (`ask_state`; in stage 3 parameters, too).
+A state continues on any number of replicas, and in any stage: each takes its part.
 
 Deaths. The slots of a lost replica are nowhere else, so the run ends, and continues from its last state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbdist.distribute.all_reduce import ASKS_STATE, NONFINITE, SKIPS, AllReduceReplica, AllReduceStrategy
+from nbdist.distribute.all_reduce import (
+    ASKS_STATE,
+    ASKS_VALUES,
+    NONFINITE,
+    SKIPS,
+    AllReduceReplica,
+    AllReduceStrategy,
+)
+from nbdist.distribute.gathers import ParameterGathers
 from nbdist.distribute.spec import COLLECTIVE, Setting, StrategySpec
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from nbdist.graph.backend import to_device
@@ -47,17 +60,18 @@ from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.boundary import all_finite
-from nbdist.train.strategy import Nonfinite, Replica, by_variable
+from nbdist.train.strategy import Nonfinite, ParameterReads, Replica, Trainable, by_variable
 from nbdist.wire.collective.buckets import Bucket, Buckets
+from nbdist.wire.pages import TransientBuffer
 
 Array: TypeAlias = np.ndarray[Any, Any]
-STAGES = (1, 2)
+STAGES = (1, 2, 3)
 STAGE = Setting(
     "stage",
-    "what is divided: 1 the optimizer's slots (default), 2 gradients, too",
+    "what is divided: 1 slots (default), 2 gradients, 3 parameters, too",
     shows="|".join(map(str, STAGES)),
     is_valid=lambda value: is_whole(value, 1) and value in STAGES,
-    expected=" or ".join(map(str, STAGES)),
+    expected="1, 2 or 3",
 )
 
 
@@ -71,10 +85,12 @@ class ShardedStrategy(AllReduceStrategy):
       "hierarchical"; and NCCL if each worker has a GPU), or one of "shm" (one host), "ring", "hierarchical",
       "nccl", "mpi"
     - ``stage``: 1: each worker has a part of the optimizer's slots. 2: of the sums of the gradients, too; a
-      step with a NaN gradient is then left out by all workers together. Workers on GPUs take stage 1
+      step with a NaN gradient is then left out by all workers together. 3: of the parameters, too. Workers on
+      GPUs take stage 1
     - ``world``: the replicas; None for those of the surrounding run
 
-    Raises InvalidArgumentError for another stage, and for stage 2 with workers on GPUs.
+    Raises InvalidArgumentError for another stage, for stages 2 and 3 with workers on GPUs, and for stage 3
+    with a model that computes with all of its parameters at one time.
 
     >>> ShardedStrategy(stage=2).num_replicas_in_sync    # outside of a run: a world of one
     1
@@ -89,6 +105,8 @@ class ShardedStrategy(AllReduceStrategy):
         STAGE.check(stage)
         super().__init__(collective, world=world)
         self.stage = 1 if stage is None else stage
+        self.reads: ParameterReads | None = None
+        """When a step of the model that begins to be trained reads which variables, if it says so."""
         if self.stage > 1 and any("GPU" in device for device in self.devices):
             raise InvalidArgumentError(
                 f"--stage {self.stage} gives memory of the host back between two uses, and replicas on GPUs "
@@ -110,7 +128,17 @@ class ShardedStrategy(AllReduceStrategy):
                 f"{type(optimizer).__name__} takes all of them at once: give an optimizer of nb.optim, or "
                 "its name, such as 'adam', or take --strategy multi_worker"
             )
+        if self.stage == 3 and self.reads is None and self.num_replicas_in_sync > 1:
+            raise InvalidArgumentError(
+                "--stage 3 gathers parameters layer by layer, as nb.frameworks.torch.fit has modules of "
+                "PyTorch do; here a step computes with all parameters at one time: take --stage 2"
+            )
         return ShardedReplica(self, variables, optimizer, tables)
+
+    def begin(self, model: Trainable, optimizer: Optimizer) -> Replica:
+        """Begin to train ``model``, which says when it reads which variables if it can train in stage 3."""
+        self.reads = model.parameter_reads
+        return super().begin(model, optimizer)
 
     def shrink(self, admits: Sequence[int] = (), leaves: bool = False) -> list[TaskInfo]:
         """Return that training continues without none: a lost replica has had a part of the slots."""
@@ -129,20 +157,58 @@ class ShardedReplica(AllReduceReplica):
     """Whether the chief asks for the slots of all replicas, with its next push."""
     _whole: list[dict[str, Array]] | None = None
     """On the chief, the slots of all replicas, by bucket, if they are those of this step."""
+    _gathers: ParameterGathers | None = None
+    """In stage 3, the parameters."""
+    _asks_values = False
+    """Whether the chief asks for all parameters, with its next push."""
     _skips = False
     """Whether all are to leave out this step, because the loss is no finite number here."""
 
     def _plan_of(self, tensors: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
         return tuple(bucket.padded(self._group.size, ALIGNMENT) for bucket in super()._plan_of(tensors))
 
+    def __init__(
+        self,
+        strategy: ShardedStrategy,
+        variables: Sequence[tuple[str, Array]],
+        optimizer: Optimizer,
+        tables: Sequence[int] = (),
+    ) -> None:
+        super().__init__(strategy, variables, optimizer, tables)
+        self._views = self.values
+        """The parameters as the program reads them."""
+        if self._gathers is not None:  # all of them have only the place that the model has for them
+            self.values = [value for _, value in variables]
+
+    def _make_arrays(self, variables: Sequence[tuple[str, Array]]) -> None:
+        # One replica has the one part of everything: it has nothing to give back.
+        self._stage = self._strategy.stage if self._group.size > 1 else 1
+        self._memory, self._parts = list[TransientBuffer](), list[Array]()
+        super()._make_arrays(variables)
+        if self._stage == 3:
+            group = self._strategy.world.group("parameters", self._strategy.collective)
+            reads = self._strategy.reads
+            assert reads is not None, "stage 3 begins with a model that says what it reads"
+            own = [value for _, value in variables]
+            self._gathers = ParameterGathers(group, self._plan, self._memory, self._parts, own, reads)
+
     def _parameters(self, bucket: Bucket) -> Array:
+        if self._stage == 3:
+            self._memory.append(TransientBuffer(bucket.count, bucket.dtype))
+            return self._memory[-1].array
         if self.resident:
             return super()._parameters(bucket)
         return self._group.symmetric_buffer((bucket.count,), bucket.dtype)
 
+    def _fill(self, number: int, values: Mapping[str, Array]) -> None:
+        super()._fill(number, values)
+        own = self._by_rank(self._flats[number])[self._group.rank]
+        self._parts.append(own.copy() if self._stage == 3 else own)
+        if self._stage == 3:
+            self._memory[number].release()
+
     def _make_buckets(self, overlap: bool) -> Buckets:
-        # One replica has the one part of everything: nothing is released.
-        self._transient = self._strategy.stage > 1 and self._group.size > 1
+        self._transient = self._stage > 1
         return Buckets(
             self._group,
             self._plan,
@@ -187,31 +253,62 @@ class ShardedReplica(AllReduceReplica):
             self.nonfinite = Nonfinite("a gradient is NaN or infinite", scaled=True)
         return super()._leaves_out() or self.nonfinite is not None
 
-    def _owned(self, flats: Sequence[Array]) -> Sequence[Array]:
-        """Return this replica's part of each bucket."""
-        return [self._by_rank(flat)[self._group.rank] for flat in flats]
+    def _owned(self) -> Sequence[Array]:
+        return self._parts
 
     def _by_rank(self, flat: Array) -> Array:
         """Return a bucket as one row for each rank."""
         return flat.reshape(self._group.size, -1)
 
+    def pull(self) -> None:
+        """Begin a step: in stage 3 without the parameters of others."""
+        if self._gathers is not None:
+            self._gathers.begin_step()
+
+    def program(
+        self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
+    ) -> Callable[..., tuple[Array, ...]]:
+        """Return the step's program, which in stage 3 gathers what it reads."""
+        if self._gathers is None:
+            return super().program(model, shapes)
+        return model.training_program(shapes, self._views, self._ready, gathers=self._gathers)
+
     def push(self) -> None:
         """Receive the sums of this replica's part, apply them, and gather the new parameters."""
         self._whole = None
-        self._control[ASKS_STATE] = self._asks_state
+        self._control[ASKS_STATE], self._control[ASKS_VALUES] = self._asks_state, self._asks_values
         with _fatal_losses():
+            if self._gathers is not None:
+                self._gathers.end_step()
             super().push()
             if self._control[ASKS_STATE]:
                 self._gather_slots()
+            if self._gathers is not None and (self._control[ASKS_STATE] or self._control[ASKS_VALUES]):
+                self._asks_values = False
+                self._gathers.gather_all(keeps=self._group.rank == 0)
 
     def _apply(self) -> None:
         super()._apply()
-        if self._group.size == 1:
+        if self._group.size == 1 or self._gathers is not None:
             return
         waited = self._group.waited
-        for flat, own in zip(self._flats, self._owned(self._flats), strict=True):
+        for flat, own in zip(self._flats, self._parts, strict=True):
             self._group.all_gather(own, out=self._by_rank(flat))
         self.waited += self._group.waited - waited
+
+    def fetch_together(self, wanted: bool) -> None:
+        """Bring all parameters to the replicas that want them; in stage 3 all replicas call it."""
+        if self._gathers is None:
+            super().fetch_together(wanted)
+            return
+        with _fatal_losses():
+            if self._group.all_reduce(np.array(wanted), "max"):
+                self._gathers.gather_all(keeps=wanted)
+
+    def ask_values(self) -> bool:
+        """Return whether all parameters are here; if not, the next push brings them."""
+        self._asks_values = self._gathers is not None and not self._gathers.is_whole
+        return not self._asks_values
 
     def end_epoch(self, stop: bool) -> bool:
         """Return whether any replica wants to end the training."""
@@ -231,6 +328,14 @@ class ShardedReplica(AllReduceReplica):
         with _fatal_losses():
             if self._group.all_reduce(np.array(self._asks_state), "max"):
                 self._gather_slots()
+            if self._gathers is not None:
+                self._gathers.gather_all(keeps=True)
+
+    def close(self) -> None:
+        """Leave the groups."""
+        super().close()
+        if self._gathers is not None:
+            self._gathers.close()
 
     def _gather_slots(self) -> None:
         """Have the chief receive the slots of all replicas, bucket by bucket."""

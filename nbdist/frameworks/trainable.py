@@ -36,7 +36,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.train.context import MODEL
 from nbdist.train.resume import MODEL as ABOUT_MODEL
-from nbdist.train.strategy import Parts, Trainable
+from nbdist.train.strategy import Gathers, Parts, Trainable
 from nbdist.train.tensorfile import TensorFile, write_tensors
 
 NAMES = "arrays"
@@ -92,6 +92,10 @@ class FrameworkModel(Trainable):
         The loss is the mean over the share's examples, a number, neither weighted nor scaled.
         """
 
+    def gather_with(self, gathers: Gathers) -> None:
+        """Have each parameter be there while it is read; only a model with ``parameter_reads`` is asked."""
+        raise NotImplementedError(f"{type(self).__name__} computes with all parameters at one time")
+
     def opened(self, batch: tuple[Array, ...]) -> Any:
         """Return one replica's share of a batch, read and in the form that ``compute`` takes."""
         return batch
@@ -116,9 +120,12 @@ class FrameworkModel(Trainable):
         values: Sequence[Array],
         ready: Callable[[int], object] | None = None,
         tables: Sequence[int] = (),
+        gathers: Gathers | None = None,
     ) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(*batch, scale, [drawn,] *gradients) -> (loss, *metrics)``."""
         self.bind(values)
+        if gathers is not None:
+            self.gather_with(gathers)
         count, mark = len(shapes), ready or _unmarked
         fed = count + 1 + self.draws
 

@@ -26,7 +26,7 @@ from nbdist.nn.layers import Layer, Training
 from nbdist.nn.measures import Measure, one_per_example
 from nbdist.nn.stages import Pipeline
 from nbdist.optim.precision import BFLOAT16, LossScale
-from nbdist.train.strategy import Parts, Trainable
+from nbdist.train.strategy import Gathers, Parts, Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 FLOAT = np.dtype(np.float32)
@@ -334,6 +334,7 @@ class Objective(Trainable):
         values: Sequence[Array],
         ready: Callable[[int], object] | None = None,
         tables: Sequence[int] = (),
+        gathers: Gathers | None = None,
     ) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(x, y, scale, [draw,] *gradients) -> (loss, *metrics, *rows)``; it moves states."""
         if self.network.precision == BFLOAT16:

@@ -39,6 +39,8 @@ class Boundary:
     ) -> None:
         self._context, self._replicas, self._step, self._save = context, replicas, step, save
         self.handled, self.rested = 0, context.control.rested()
+        self._waits = False
+        """Whether something is left to be done after the next step."""
         answered = context.progress.checkpoint
         self._answered: int = 0 if answered is None else answered["number"]
 
@@ -49,7 +51,7 @@ class Boundary:
         Raises StepStopped if the replicas' next step cannot be made any more.
         """
         control, progress, begun = self._context.control, self._context.progress, time.perf_counter()
-        state = progress.state
+        state, self._waits = progress.state, False
         while True:
             self.handled = control.messages
             if not self._rests():
@@ -72,6 +74,8 @@ class Boundary:
                 replica.set_learning_rate(control.rate)
             self.show_rate()
         self._save_if_asked()
+        if self._waits:  # for values that come with the next step
+            self.handled -= 1
         self.rested = control.rested()
         return time.perf_counter() - begun
 
@@ -87,10 +91,18 @@ class Boundary:
             together = context.strategy.keeps_pace
             if together and not context.is_chief:
                 return False
+            if not self._have_values():  # a checkpoint may be asked for during the pause
+                return False
             control.rest(control.pause_number)
             if together and context.rest_everywhere is not None:
                 context.rest_everywhere(control.pause_number)
         return True
+
+    def _have_values(self) -> bool:
+        """Return whether all values are here; if not, the next step brings them."""
+        asked = [replica.ask_values() for replica in self._replicas()] if self._context.is_chief else []
+        self._waits = self._waits or not all(asked)
+        return all(asked)
 
     def paused_since(self) -> float:
         """Return the seconds for which the control was paused since it was handled last."""
@@ -111,6 +123,8 @@ class Boundary:
             return
         begun = time.perf_counter()
         if not final:
+            if not self._have_values():
+                return
             for replica in self._replicas():
                 replica.newest()
         step, path, wrong = self._step(), None, None

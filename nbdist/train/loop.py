@@ -217,18 +217,19 @@ def _train(
             batches.end_epoch(loop.steps_in_epoch, whole=continues)
             loop.begun_at = loop.step
             validates = validate is not None and context.is_chief
-            if continues and (validates or callbacks):
+            wanted = validates or bool(callbacks)
+            if continues:
                 try:
-                    replica.fetch()
+                    replica.fetch_together(wanted)
                 except StepStopped:
                     continues = False
-                else:
-                    if callbacks:  # which may look at the model
-                        _copy_to_model(model, replica)
-                    if validate is not None and validates:
-                        with _timed(context, "compute", "validation"):
-                            logs = validate(replica.values)
-                        history.validated(logs, loop.of_all())
+            if continues and wanted:
+                if callbacks:  # which may look at the model
+                    _copy_to_model(model, replica)
+                if validate is not None and validates:
+                    with _timed(context, "compute", "validation"):
+                        logs = validate(replica.values)
+                    history.validated(logs, loop.of_all())
             history.end_epoch(epoch, whole=continues)
             if history.stop_training and context.end_everywhere is not None and context.is_chief:
                 context.end_everywhere(context.trainings)

@@ -84,6 +84,43 @@ class JoinedState:
 
 
 @dataclass(frozen=True)
+class ParameterReads:
+    """Which variables, by number, the forward passes of a step read, and which the backward passes.
+
+    A step has at most ``passes`` of each.
+    """
+
+    forward: frozenset[int]
+    backward: frozenset[int]
+    passes: int = 1
+
+
+class Gathers(ABC):
+    """Parameters that are here for a while, unit by unit; see :mod:`nbdist.distribute.gathers`."""
+
+    units: Mapping[int, int]
+    """The unit of each variable, by number."""
+    present: list[bool]
+    """Whether a unit is here."""
+    watch: Callable[[int, bool], object]
+    """Is called with a unit when it has come, and when it has gone."""
+    watch_whole: Callable[[], object]
+    """Is called when the model's own arrays have got all newest values, until the next step."""
+
+    @abstractmethod
+    def need(self, unit: int) -> None:
+        """Have a unit be here."""
+
+    @abstractmethod
+    def release(self, unit: int, again: bool = False) -> None:
+        """Let go of a unit; ``again`` if this pass may read it again."""
+
+    @abstractmethod
+    def end_pass(self) -> None:
+        """End a forward and backward pass of a step that has several."""
+
+
+@dataclass(frozen=True)
 class Nonfinite:
     """Why all replicas have left out a step: what is NaN or infinite in it, in words.
 
@@ -169,6 +206,11 @@ class Replica(ABC):
         """Bring the newest parameters into ``values`` in any case."""
         self.pull()
 
+    def fetch_together(self, wanted: bool) -> None:
+        """Bring the newest parameters where they are wanted; replicas in step all call it after an epoch."""
+        if wanted:
+            self.fetch()
+
     def newest(self) -> None:
         """Bring the newest parameters, which a checkpoint is made of, between two steps.
 
@@ -242,6 +284,10 @@ class Replica(ABC):
 
         Only the chief is asked. Before the last step is finished it makes ``finish`` bring what is needed.
         """
+        return True
+
+    def ask_values(self) -> bool:
+        """Return whether ``values`` are whole now; if not, the next step brings them. Only the chief asks."""
         return True
 
     def restore_slots(self, slots: Sequence[Mapping[str, Array]]) -> None:
@@ -663,6 +709,11 @@ class Trainable(ABC):
         """Numbers of the variables that a step uses only through row lookups."""
         return ()
 
+    @property
+    def parameter_reads(self) -> ParameterReads | None:
+        """When its program reads which variables; None if it needs all of them all the time."""
+        return None
+
     def lookups(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(*batch)``, which returns the row numbers that a batch looks up in each table."""
         raise NotImplementedError(f"{type(self).__name__} has no tables")
@@ -709,6 +760,7 @@ class Trainable(ABC):
         values: Sequence[Array],
         ready: Callable[[int], object] | None = None,
         tables: Sequence[int] = (),
+        gathers: Gathers | None = None,
     ) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(*batch, scale, [draw,] *gradients) -> (loss, *metrics, *rows)``.
 
@@ -717,6 +769,9 @@ class Trainable(ABC):
 
         ``ready`` is called with the number of a variable as soon as its gradient is there; those of the last
         layers come first.
+
+        With ``gathers`` the program has each unit of parameters be here while it reads it; only models with
+        :attr:`parameter_reads` get them.
 
         ``scale`` is one over the size of the global batch; the loss is the sum over the examples times it,
         so that gradients (and losses) of replicas add up. Metrics are means over the replica's examples.

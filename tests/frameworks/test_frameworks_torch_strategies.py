@@ -113,6 +113,8 @@ def plain(cluster: Cluster) -> dict[str, Any]:
         ({"strategy": "mirrored"}, "sgd", 2),
         ({"strategy": "sharded"}, "adam", 1),
         ({"strategy": "sharded", "stage": 2, "collective": "ring"}, "sgd", 2),
+        ({"strategy": "sharded", "stage": 3}, "sgd", 1),
+        ({"strategy": "sharded", "stage": 3, "collective": "ring"}, "adam", 2),
         ({"strategy": "central"}, "sgd", 1),
         ({"strategy": "ps", "synchronous": True}, "adam", 1),
         ({"strategy": "multi_worker"}, "groups", 1),
@@ -261,3 +263,53 @@ nb.frameworks.torch.fit(model, (x, y), optimizer=sgd, loss=loss, scheduler=plan(
     )
     with pytest.raises(WorkerError, match=message):
         start_run(body, Options(strategy="multi_worker"), cluster=cluster).wait()
+
+
+def test_modules_that_read_parameters_of_others_train_in_stage_3(cluster: Cluster) -> None:
+    """Attention reads those of a layer that it does not call; a layer is called twice, and one is unused.
+
+    One batch has fewer examples than workers; callbacks and validation find all parameters.
+    """
+    body = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(3, 8)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.recurrent = torch.nn.LSTM(8, 8, batch_first=True)
+        self.wide, self.last = torch.nn.Linear(8, 40000), torch.nn.Linear(40000, 2)
+        self.scale = torch.nn.Parameter(torch.ones(8))
+        self.unused = torch.nn.Linear(2, 2)
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        h = self.scale * (h + self.attention(h, h, h, need_weights=False)[0])
+        h = self.recurrent(h)[0] + self.first(x)
+        return self.last(torch.relu(self.wide(h.mean(1))))
+torch.manual_seed(1)
+model, seen = Net(), []
+g = torch.Generator().manual_seed(0)
+x, y = torch.rand(17, 4, 3, generator=g), torch.randint(0, 2, (17,), generator=g)
+class Look(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        with torch.no_grad():
+            seen.append(float(model(x).sum()))
+history = nb.frameworks.torch.fit(
+    model, torch.utils.data.TensorDataset(x, y), batch_size=8, epochs=2, validation_data=(x, y),
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01), clip_norm=0.5,
+    loss=torch.nn.functional.cross_entropy, callbacks=[Look()] if nb.task.is_chief else [],
+)
+weights = [one.detach().numpy() for one in model.parameters()]
+kinds = sorted({type(one._parameters).__name__ for one in model.modules()})
+"""
+    expected, found = (
+        start_run(
+            body, Options(seed=1, fetch=("seen", "weights", "kinds"), **options), cluster=cluster
+        ).wait()
+        for options in ({"strategy": "sharded"}, {"strategy": "sharded", "stage": 3})
+    )
+    for ours, theirs in zip(found.results["weights"], expected.results["weights"], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found.results["seen"], expected.results["seen"], rtol=1e-4)
+    np.testing.assert_allclose(found.history["val_loss"], expected.history["val_loss"], rtol=1e-5)
+    assert found.results["kinds"] == ["dict"]

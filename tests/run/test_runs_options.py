@@ -90,7 +90,7 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
         ({"staleness": 1.5}, "--staleness is a whole number of 0 or more, got 1.5"),
         ({"every": 0}, "--every is a whole number of 1 or more, got 0"),
         ({"alpha": 2.0}, "--alpha is a number above 0 and at most 1, got 2.0"),
-        ({"stage": 4}, "--stage is 1 or 2, got 4"),
+        ({"stage": 4}, "--stage is 1, 2 or 3, got 4"),
         ({"collective": "smoke"}, "no --collective 'smoke'; choose from auto, local, shm, ring"),
         ({"replication": "in-graph", "data": "disk"}, "no --data 'disk'; choose from client, workers"),
         ({"data": "workers"}, "--data workers belongs to --replication in-graph; .* drop --data"),

@@ -82,7 +82,7 @@ def wrap(
     if found.note:
         context.note(found.note)
     trainable = TorchModel(
-        model, _no_step, found.opened, rule.parameters, decay=rule.decay, factors=rule.factors
+        model, _no_step, found.opened, rule.parameters, decay=rule.decay, factors=rule.factors, whole=True
     )
     with use_here(context), device_scope(context.device):
         try:

@@ -15,16 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
+from nbdist.frameworks.torch.gathers import ModuleGathers
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
 from nbdist.optim.precision import LossScale
+from nbdist.train.strategy import Gathers, ParameterReads
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +48,7 @@ class TorchModel(FrameworkModel):
     - ``clip_norm``: the largest norm of the gradient of a share; None for any
     - ``autocast``: the dtype that torch.autocast computes in; None for none
     - ``sums``: whether the loss is a sum over examples, and not a mean
+    - ``whole``: whether all parameters have to be here at all times, because others call the module
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class TorchModel(FrameworkModel):
         clip_norm: float | None = None,
         autocast: Any = None,
         sums: bool = False,
+        whole: bool = False,
     ) -> None:
         import torch
 
@@ -84,6 +88,7 @@ class TorchModel(FrameworkModel):
         self._places: list[Any] = [None] * len(named)
         """The gradients' places in the strategy's buffers, as tensors."""
         self._multiply, self._factor, self._weight = torch.mul, 1.0, 1.0
+        self._whole, self._units = whole, cast(ModuleGathers | None, None)
         self._ready: Callable[[int], object] | None = None
         """What is called with a gradient's number; None while gradients only accumulate."""
         self._waiting: set[int] = set()
@@ -91,6 +96,22 @@ class TorchModel(FrameworkModel):
             parameter.register_post_accumulate_grad_hook(partial(self._accumulated, number))
             for number, parameter in enumerate(self._parameters)
         ]
+
+    @property
+    def parameter_reads(self) -> ParameterReads | None:
+        """Every pass may read all parameters, forward and backward; None in a loop of one's own."""
+        if self._whole:
+            return None
+        everything = frozenset(range(len(self._parameters)))
+        return ParameterReads(everything, everything, passes=self._accumulate)
+
+    def gather_with(self, gathers: Gathers) -> None:
+        """Have each parameter be here while the module reads it; the parameters are bound."""
+        if self._units is not None:
+            self._units.close()
+        views = [parameter.data for parameter in self._parameters]
+        whole = [tensor_of(array) for _, array in self.variables]
+        self._units = ModuleGathers(self.module, self._parameters, gathers, views, whole)
 
     def bind(self, values: Sequence[Array]) -> None:
         """Have the parameters be tensors on the memory of ``values``."""
@@ -103,6 +124,8 @@ class TorchModel(FrameworkModel):
 
         for hook in self._hooks:
             hook.remove()
+        if self._units is not None:
+            self._units.close()
         for parameter, own, (_, array) in zip(self._parameters, self._own, self.variables, strict=True):
             trained = torch.from_numpy(array)
             if own.data_ptr() != trained.data_ptr():
@@ -131,11 +154,15 @@ class TorchModel(FrameworkModel):
         for number, (part, fraction) in enumerate(parts):
             if number == len(parts) - 1 and self._clip_norm is None:
                 self._ready = ready
-            with self._computing():
+            with self._computing(), nullcontext() if self._units is None else self._units.forward():
                 own, measured = self._step(part)
+            if self._units is not None:
+                self._units.backward()
             if fraction != 1.0 and not self._sums:
                 own = own * fraction
             (own if loss_scale == 1.0 else own * loss_scale).backward()
+            if self._units is not None:
+                self._units.end(last=number == len(parts) - 1)
             loss += own.item()
             metrics = [total + fraction * float(one) for total, one in zip(metrics, measured, strict=True)]
         if self._clip_norm is not None:
@@ -207,6 +234,8 @@ class TorchModel(FrameworkModel):
         if self._ready is not None:
             self._waiting.discard(number)
             self._hand_over(number, parameter)
+        if self._units is not None and (self._ready is not None or not self._decay[number]):
+            self._units.complete(number)
 
     def _hand_over(self, number: int, parameter: Any) -> None:
         """Write a parameter's gradient to its place: zeros if the loss does not depend on it."""
@@ -219,6 +248,8 @@ class TorchModel(FrameworkModel):
                 gradient = gradient.to_dense()
             self._multiply(gradient, self._factor * factor, out=place)
             if decay:
+                if self._units is not None:
+                    self._units.need(number)
                 place.add_(parameter.data, alpha=decay * self._weight * factor)
         parameter.grad = None
         assert self._ready is not None

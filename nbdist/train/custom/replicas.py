@@ -28,7 +28,7 @@ from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
 from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.step_timing import StepAccount, StepEvents
-from nbdist.train.strategy import Replica, Trainable
+from nbdist.train.strategy import Gathers, Replica, Trainable
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.call import cupy_of, is_on_device
 
@@ -280,6 +280,7 @@ class NoVariables(Trainable):
         values: Sequence[Array],
         ready: Ready | None = None,
         tables: Sequence[int] = (),
+        gathers: Gathers | None = None,
     ) -> Program:
         """Refuse: there is nothing to train."""
         raise FailedPreconditionError("there are no variables to train")
@@ -384,6 +385,7 @@ class TracedStep(NoVariables):
         values: Sequence[Array],
         ready: Ready | None = None,
         tables: Sequence[int] = (),
+        gathers: Gathers | None = None,
     ) -> Program:
         """Return the program, whose last arguments are the arrays for this replica's gradients."""
         return self._compiled(values, ready)
