@@ -39,13 +39,15 @@ def test_the_caller_neither_encodes_nor_writes(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Histogram, "messages", encode)
     monkeypatch.setattr(log.os, "pwrite", write)
+    before = set(threading.enumerate())
     writer = summary.FileWriter(tmp_path, flush_secs=0)
     for step in range(3):
         writer.add_summary({"w": Histogram.of("w", np.ones(3))}, step)
     writer._encoder.flush()
     assert threads == {"nbdist-summaries"}
     writer.close()
-    assert "nbdist-summaries" not in {thread.name for thread in threading.enumerate()}
+    started = set(threading.enumerate()) - before
+    assert "nbdist-summaries" not in {thread.name for thread in started}
 
 
 def test_a_full_disk_is_said_once_and_made_good(
