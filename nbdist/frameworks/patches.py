@@ -22,10 +22,14 @@ Change: TypeAlias = Callable[[ModuleType, "Patches"], object]
 
 
 class Patches(MetaPathFinder):
-    """Calls ``changes`` of modules when these are imported, and undoes them at the end of a ``with``."""
+    """Calls ``changes`` of modules when these are imported, and undoes them at the end of a ``with``.
 
-    def __init__(self, changes: Mapping[str, Change]) -> None:
-        self._changes = dict(changes)
+    Some names that they change are private to a package, and another version may not have them. The body
+    matters more than how it is seen: it runs, and ``report`` gets a sentence.
+    """
+
+    def __init__(self, changes: Mapping[str, Change], report: Callable[[str], object] = print) -> None:
+        self._changes, self._report = dict(changes), report
         self._finding: set[str] = set()
         self._undo: list[Callable[[], object]] = []
 
@@ -74,8 +78,15 @@ class Patches(MetaPathFinder):
 
     def apply(self, module: ModuleType) -> None:
         """Change a module that has been imported."""
-        if self in sys.meta_path:
+        if self not in sys.meta_path:
+            return
+        try:
             self._changes[module.__name__](module, self)
+        except (AttributeError, ImportError) as error:
+            self._report(
+                f"this version of {module.__name__.partition('.')[0]} differs from those that nbdist knows: "
+                f"the view does not show all that it does ({error})"
+            )
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

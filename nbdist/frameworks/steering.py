@@ -25,10 +25,10 @@ def seen_and_steered(framework: str, context: Context) -> Iterator[None]:
     """
     states, state = context.states, None
     with ExitStack() as stack:
-        stack.enter_context(Patches(CHANGES))
+        stack.enter_context(Patches(CHANGES, context.note))
         if framework == "torch":
             parts = StepParts(context.progress.spent, context.step_log)
-            stack.enter_context(Patches(parts.changes))
+            stack.enter_context(Patches(parts.changes, context.note))
             optimizers = stack.enter_context(TorchOptimizers(context, parts))
             if states is not None:  # a trial of a sweep: its states are torch's, not those of nbdist's models
                 context.states = None
