@@ -6,8 +6,8 @@ of the parameters: 4 with copies (parameters, gradients and Adam's two slots), 2
 stage 2 1 + 3/N, beside the gradients of the layers that are exchanged just then; in stage 3 4/N, beside these
 and the parameters that are in use.
 
-Stage 1 trains 3 layers, of 8.4, 16.8 and 8.4 MB. Later stages exchange single layers, and train 8 of 4.2 MB,
-in stage 3 a module of PyTorch, with which a worker takes memory for gradients and libraries besides.
+Stage 1 trains 3 layers, of 8.4, 16.8 and 8.4 MB. Later stages exchange single layers, and train 8 of 4.2 MB.
+With ``--model torch`` a worker takes memory for gradients and libraries besides.
 """
 
 from __future__ import annotations

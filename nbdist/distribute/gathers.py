@@ -11,7 +11,7 @@ units around the forward and the backward pass alike.
 
 Why replicas cannot wait for each other for ever. All replicas make the same gathers in the same order, which
 follows from the variables alone (`schedule_of`): units from the first layer to the last, then back. What a
-replica computes, and in which order, only decides when it goes on in that order: ``need`` gathers all units
+replica computes, and in which order, only decides when it continues in that order: ``need`` gathers all units
 up to the one that is asked for, and ``end_step`` those that are left. A module that uses its layers in
 another order, or not all of them, takes more memory for a while, and gets right results; a replica without an
 example gathers as the others do. Gathers have a group of their own, for gradients are reduced on another
@@ -92,7 +92,7 @@ class ParameterGathers(Gathers):
                     "a step reads parameters after their gradients are complete, and --stage 3 has given "
                     "their memory back: take --stage 2"
                 )
-            self._go_on()
+            self._gather_next()
 
     def release(self, unit: int, again: bool = False) -> None:
         """Give a unit's memory back, unless it is read ``again`` and this pass gathers it no more."""
@@ -111,7 +111,7 @@ class ParameterGathers(Gathers):
         """Make the gathers of this pass that are left, and release all units."""
         while self._next < len(self._schedule):
             unit = self._schedule[self._next]
-            self._go_on()
+            self._gather_next()
             self._set(unit, False)
         for unit, present in enumerate(self.present):
             if present:
@@ -139,7 +139,7 @@ class ParameterGathers(Gathers):
         """Leave the group."""
         self._group.close()
 
-    def _go_on(self) -> None:
+    def _gather_next(self) -> None:
         self._gather(self._schedule[self._next])
         self._next += 1
 

@@ -130,8 +130,9 @@ class ShardedStrategy(AllReduceStrategy):
             )
         if self.stage == 3 and self.reads is None and self.num_replicas_in_sync > 1:
             raise InvalidArgumentError(
-                "--stage 3 gathers parameters layer by layer, as nb.frameworks.torch.fit has modules of "
-                "PyTorch do; here a step computes with all parameters at one time: take --stage 2"
+                "--stage 3 gathers parameters layer by layer, in fit of models of nb.nn and in "
+                "nb.frameworks.torch.fit; here a step computes with all parameters at one time: take "
+                "--stage 2"
             )
         return ShardedReplica(self, variables, optimizer, tables)
 
@@ -265,13 +266,22 @@ class ShardedReplica(AllReduceReplica):
         if self._gathers is not None:
             self._gathers.begin_step()
 
+    def newest(self) -> None:
+        """Do nothing: in stage 3 `ask_values` has said that they are here, and no step begins."""
+
     def program(
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
     ) -> Callable[..., tuple[Array, ...]]:
         """Return the step's program, which in stage 3 gathers what it reads."""
         if self._gathers is None:
             return super().program(model, shapes)
-        return model.training_program(shapes, self._views, self._ready, gathers=self._gathers)
+        program = model.training_program(shapes, self._views, self._ready, gathers=self._gathers)
+
+        def gathering(*arrays: Array) -> tuple[Array, ...]:
+            with _fatal_losses():
+                return program(*arrays)
+
+        return gathering
 
     def push(self) -> None:
         """Receive the sums of this replica's part, apply them, and gather the new parameters."""

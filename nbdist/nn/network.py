@@ -16,7 +16,9 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import all_to_host, backend_of, scoped_device
+from nbdist.graph.compile.gathered import Gathered
 from nbdist.graph.compile.program import Program, compile_program, value_order
+from nbdist.graph.compile.specs import Specs
 from nbdist.graph.gradients import Gradient, gradients
 from nbdist.graph.op import Shape
 from nbdist.graph.sparse import IndexedSlices, dense
@@ -26,7 +28,7 @@ from nbdist.nn.layers import Layer, Training
 from nbdist.nn.measures import Measure, one_per_example
 from nbdist.nn.stages import Pipeline
 from nbdist.optim.precision import BFLOAT16, LossScale
-from nbdist.train.strategy import Gathers, Parts, Trainable
+from nbdist.train.strategy import Gathers, ParameterReads, Parts, Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 FLOAT = np.dtype(np.float32)
@@ -302,6 +304,19 @@ class Objective(Trainable):
         """Numbers of the weights used only through row lookups with indices computed from the examples."""
         return self._tables
 
+    @property
+    def parameter_reads(self) -> ParameterReads:
+        """What the loss and the metrics read, and what only the gradients do, whatever a batch's shape."""
+        numbers: dict[Tensor, int] = {v: number for number, v in enumerate(self.network.trainable)}
+        specs, roots = Specs({}), dict[Tensor, Tensor]()
+        first = set(value_order([self._loss, *self._metrics]))
+        forward, backward = set[int](), set[int]()
+        for t in value_order([self._loss, *self._metrics, *self._gradients]):
+            roots[t] = roots[t.inputs[0]] if t.op is not None and t.op.view and t.inputs else t
+            read = {numbers[roots[i]] for i in specs.reads(t) if roots.get(i) in numbers}
+            (forward if t in first else backward).update(read)
+        return ParameterReads(frozenset(forward), frozenset(backward))
+
     def lookups(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(x, y)``, which returns the row numbers that a batch looks up in each table."""
         wanted = [self._rows_of(i).indices for i in self._tables]
@@ -364,6 +379,7 @@ class Objective(Trainable):
             written=None
             if ready is None
             else {g: partial(ready, number) for number, g in reversed(numbered)},
+            gathered=None if gathers is None else self._gathered(gathers),
         )
         if not updates and ready is None:
             return program
@@ -377,6 +393,12 @@ class Objective(Trainable):
             return program(*arrays[:fed], *arrays[fed:][::forward], *targets)
 
         return stateful
+
+    def _gathered(self, gathers: Gathers) -> Gathered:
+        units: dict[Tensor, int] = {
+            v: gathers.units[number] for number, v in enumerate(self.network.trainable)
+        }
+        return Gathered(units, gathers.need, gathers.release)
 
     def _states_of(self, xp: ModuleType) -> dict[Variable, Array]:
         """Return the states on the device that this thread works for; a GPU's are those of all programs."""

@@ -102,7 +102,7 @@ def launch(
       the run, 0 or more; None is 3
     - for "elastic": ``every``, ``alpha``
     - for "sharded": ``stage``, what each worker keeps a part of: 1 the optimizer's slots, 2 the sums of
-      gradients, too, 3 (modules of PyTorch) parameters, too
+      gradients, too, 3 (in fit) parameters, too
     - for "tpu": ``host_devices``, on how many devices of the host's CPU it computes in place of TPUs
     - ``data``: what reads the batches: "client" (each worker its own; in-graph, this notebook), in-graph
       "workers", or "service": the cluster's data tasks read and transform for the workers (docs/data.md)

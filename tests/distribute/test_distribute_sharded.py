@@ -14,15 +14,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_contract import PATIENCE, everywhere, fitted, model, points
 from test_distribute_resume import PatientWriter, copies
-from test_distribute_strategies import multi_worker, sharded
+from test_distribute_strategies import multi_worker, sharded, small_units
 
 from nbdist.data import Dataset
-from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy, Strategy
+from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy, Strategy, all_reduce
 from nbdist.distribute.gathers import ParameterGathers
-from nbdist.errors import InvalidArgumentError, NanLossError, UnavailableError
-from nbdist.nn import BatchNorm, Dense, Sequential, compute_average_loss, losses
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NanLossError, UnavailableError
+from nbdist.nn import (
+    BatchNorm,
+    Conv2D,
+    Dense,
+    Dropout,
+    Embedding,
+    Flatten,
+    LayerNorm,
+    MaxPool2D,
+    Sequential,
+    compute_average_loss,
+    losses,
+)
 from nbdist.optim import OPTIMIZERS, SGD, Adam, Optimizer
 from nbdist.train import epochs
+from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context
 from nbdist.train.custom.api import end_loops
 from nbdist.train.resume import TrainingStates, read_state
@@ -111,6 +124,19 @@ def test_a_state_continues_on_another_number_of_replicas(
     assert read_state(state_files(tmp_path / "again")[0]).updates == 15
 
 
+def test_a_state_of_stage_3_continues_in_stage_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_reduce, "plan_buckets", small_units)
+    make = lambda place: ShardedStrategy(stage=3, world=place)
+    expected = copies(1, tmp_path / "whole", None, False, make)[0][0]
+    with pytest.raises(BaseException):  # noqa: B017  # of whichever replica ends first
+        copies(2, tmp_path / "first", None, True, make)
+    assert 0 < read_state(state_files(tmp_path / "first")[0]).step < 15
+    for weights, steps in copies(3, tmp_path / "again", tmp_path / "first", False, make):
+        assert steps == 15
+        for ours, theirs in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
 def looped(size: int, folder: Path, read: Path | None, dies: int | None) -> list[Any]:
     """Train three epochs in a loop of one's own, with a state in every second step; ends after ``dies``."""
     folder.mkdir()
@@ -169,8 +195,8 @@ def test_a_lost_replica_ends_the_training_with_the_remedy() -> None:
         everywhere(sharded(2), body)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_a_nan_on_one_replica_is_left_out_by_all_in_stage_2(scaled: bool) -> None:
+@pytest.mark.parametrize(("stage", "scaled"), [(2, False), (2, True), (3, False), (3, True)])
+def test_a_nan_on_one_replica_is_left_out_by_all(stage: int, scaled: bool) -> None:
     """The first replica's share of the second batch has a NaN; moving means do not keep it."""
     x, y = points(60)
     x[20] = np.nan
@@ -186,7 +212,7 @@ def test_a_nan_on_one_replica_is_left_out_by_all_in_stage_2(scaled: bool) -> Non
         seen.append((here.progress.step, here.progress.skipped))
         return made.get_weights()
 
-    results = everywhere(sharded(2, stage=2), body)
+    results = everywhere(sharded(2, stage=stage), body)
     assert seen[0] == seen[1]
     assert seen[0] == (3, 1) or scaled  # the first scales are too large as well
     for ours, theirs in zip(*results, strict=True):
@@ -200,7 +226,7 @@ def test_a_nan_on_one_replica_is_left_out_by_all_in_stage_2(scaled: bool) -> Non
         made.fit(Dataset.from_arrays(x, y).batch(20), epochs=1)
 
     with pytest.raises(NanLossError, match="the loss is NaN at step 2"):
-        everywhere(sharded(2, stage=2), stops)
+        everywhere(sharded(2, stage=stage), stops)
 
 
 def test_gradients_of_stage_2_give_their_memory_back() -> None:
@@ -228,9 +254,91 @@ def test_a_stage_is_one_of_them() -> None:
         ShardedStrategy(stage=4)
 
 
-def test_a_model_that_computes_with_all_parameters_is_refused_in_stage_3() -> None:
+def test_a_loop_of_ones_own_is_refused_in_stage_3() -> None:
+    def body(strategy: Strategy, _: Context) -> None:
+        with strategy.scope():
+            made, optimizer = model(), Adam(0.1)
+
+        def step(x: Any, y: Any) -> None:
+            each = losses.sparse_categorical_crossentropy(y, made(x, training=True))
+            optimizer.minimize(compute_average_loss(each, 10))
+
+        for batch in strategy.distribute_dataset(Dataset.from_arrays(*points(20)).batch(10)):
+            strategy.run(step, batch)
+
     with pytest.raises(InvalidArgumentError, match=r"gathers parameters layer by layer, .* take --stage 2"):
-        everywhere(sharded(2, stage=3), lambda strategy, _: fitted(strategy, Adam(0.1), 20, 10))
+        everywhere(sharded(2, stage=3), body)
+
+
+@pytest.mark.parametrize("precision", [None, "mixed_float16"])
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        (
+            lambda: [Conv2D(4, 3, activation="relu"), BatchNorm(), MaxPool2D(2), Flatten(), Dense(3)],
+            (6, 6, 2),
+        ),
+        (lambda: [Embedding(9, 5), LayerNorm(), Flatten(), Dense(7, "tanh"), Dropout(0.3), Dense(3)], (4,)),
+    ],
+    ids=["images", "tokens"],
+)
+def test_layers_train_in_stage_3_as_with_copies(
+    layers: Callable[[], Any], shape: Any, precision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last batch leaves a replica without an example; the chief validates after each epoch."""
+    rng = np.random.default_rng(0)
+    y = np.arange(32) % 3
+    x = rng.normal(size=(32, *shape)).astype(np.float32)
+    if len(shape) == 1:
+        x = rng.integers(0, 9, size=(32, *shape))
+
+    def body(strategy: Strategy, _: Context) -> Any:
+        with strategy.scope():
+            made = Sequential(layers(), seed=1)
+            made.compile(Adam(0.01), "sparse_categorical_crossentropy", ["accuracy"], precision=precision)
+        data = Dataset.from_arrays(x, y).batch(10)
+        history = made.fit(data, epochs=2, validation_data=(x, y))
+        return made.get_weights(), history.history.get("val_loss", []), made.evaluate(x, y)["loss"]
+
+    expected = everywhere(sharded(3), body)
+    monkeypatch.setattr(all_reduce, "plan_buckets", small_units)
+    for ours, theirs in zip(everywhere(sharded(3, stage=3), body), expected, strict=True):
+        for a, b in zip(ours[0], theirs[0], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert ours[1] == pytest.approx(theirs[1], rel=1e-5)
+        assert ours[2] == pytest.approx(theirs[2], rel=1e-5)
+
+
+def test_what_only_the_forward_pass_reads_is_gathered_once() -> None:
+    made = Sequential([Embedding(9, 5), Flatten(), Dense(4, "tanh"), Dense(3)], seed=1)
+    made.compile(Adam(0.01), "sparse_categorical_crossentropy")
+    objective = made._objective_for(Dataset.from_arrays(np.zeros((2, 2), np.int64), np.zeros(2)).batch(2))
+    assert objective.parameter_reads == ParameterReads(frozenset(range(5)), frozenset([1, 3]))
+
+
+def test_a_lost_replica_ends_the_step_that_gathers_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_reduce, "plan_buckets", small_units)
+
+    def body(strategy: Strategy, here: Context) -> None:
+        class Leave(Callback):
+            def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+                gathers[strategy.replica_index].close()  # as at the end of its process
+
+        ends = UnavailableError if here.is_chief else FailedPreconditionError
+        with pytest.raises(
+            ends, match="slots of its part are lost .* with --resume" if here.is_chief else None
+        ):
+            fitted(strategy, SGD(0.1), 60, 20, callbacks=[] if here.is_chief else [Leave()])
+
+    gathers: list[Any] = [None, None]
+    own = ParameterGathers.__init__
+
+    def noted(self: ParameterGathers, group: Collective, *rest: Any) -> None:
+        own(self, group, *rest)
+        gathers[group.rank] = self
+
+    monkeypatch.setattr(ParameterGathers, "__init__", noted)
+    everywhere(sharded(2, stage=3), body)
 
 
 @settings(max_examples=examples(30), deadline=None)

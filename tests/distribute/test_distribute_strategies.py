@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from parameter_town import Town
-from strategy_contract import SEED, StrategyContract, World, everywhere
+from strategy_contract import (
+    SEED,
+    StrategyContract,
+    World,
+    alone,
+    assert_alike,
+    everywhere,
+    overflowing,
+)
 from thread_worlds import worlds
 
 from nbdist.distribute import all_reduce
@@ -22,6 +31,7 @@ from nbdist.runtime import groups
 from nbdist.train.context import Context
 from nbdist.train.custom.api import end_loops
 from nbdist.train.strategy import OneDeviceStrategy
+from nbdist.wire.collective.buckets import plan_buckets
 
 
 def context(strategy: Any, world: groups.World | None = None, **options: Any) -> Context:
@@ -73,6 +83,40 @@ class TestSharded(StrategyContract):
     @pytest.fixture(params=[(2, 1), (3, 1), (3, 2)])
     def world(self, request: pytest.FixtureRequest) -> World:
         return sharded(*request.param)
+
+
+class TestShardedParameters:
+    """Stage 3, which trains by fit: each variable is a unit, and most parts are of 64 bytes."""
+
+    @pytest.fixture(params=[2, 3])
+    def world(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
+        monkeypatch.setattr(all_reduce, "plan_buckets", small_units)
+        return sharded(request.param, stage=3)
+
+    test_fit_is_that_of_one_device = StrategyContract.test_fit_is_that_of_one_device
+    test_fit_with_adam_and_dropout = StrategyContract.test_fit_with_adam_and_dropout
+    test_callbacks_find_the_newest_weights_in_the_model = (
+        StrategyContract.test_callbacks_find_the_newest_weights_in_the_model
+    )
+    test_fit_stops_everywhere = StrategyContract.test_fit_stops_everywhere
+    test_a_rate_changes_between_the_same_two_steps = (
+        StrategyContract.test_a_rate_changes_between_the_same_two_steps
+    )
+    test_a_checkpoint_is_of_its_step = StrategyContract.test_a_checkpoint_is_of_its_step
+    test_a_paused_training_writes_checkpoints = StrategyContract.test_a_paused_training_writes_checkpoints
+
+    def test_a_gradient_that_overflows_on_one_replica_is_left_out_on_all(self, world: World) -> None:
+        (weights, scale), *others = everywhere(world, lambda strategy, _: overflowing(strategy, loop=False))
+        expected, alike = alone(lambda strategy, _: overflowing(strategy, loop=False))
+        assert scale == alike == 2048
+        assert_alike(weights, expected, rtol=1e-3)
+        for theirs, also in others:
+            assert also == scale
+            assert_alike(theirs, weights, rtol=0, atol=0)
+
+
+small_units = partial(plan_buckets, limit=64, first=64)
+"""Units of one variable each, of which small models have several."""
 
 
 def sharded(size: int, stage: int = 1) -> list[tuple[Context, ShardedStrategy]]:

@@ -76,6 +76,8 @@ def one_device_weights(cluster: Cluster) -> list[np.ndarray[Any, Any]]:
         {"strategy": "sharded"},
         {"strategy": "sharded", "collective": "ring"},
         {"strategy": "sharded", "stage": 2},
+        {"strategy": "sharded", "stage": 3},
+        {"strategy": "sharded", "stage": 3, "collective": "ring"},
         {"strategy": "central"},
         {"strategy": "central", "transport": "socket"},
         {"strategy": "central", "replication": "in-graph"},

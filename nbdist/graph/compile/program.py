@@ -14,7 +14,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -25,6 +25,7 @@ from nbdist.graph.backend import Array
 from nbdist.graph.compile.buffers import slab
 from nbdist.graph.compile.capture import Captured, CaptureRules, Text, captures, check_capture
 from nbdist.graph.compile.elementwise import BlockSizes, Blockwise, find_chains
+from nbdist.graph.compile.gathered import Gathered, runs_of
 from nbdist.graph.compile.locking import Lock, Locks
 from nbdist.graph.compile.memory import lay_out, settled_after, unneeded_after
 from nbdist.graph.compile.memory_order import may_be_reordered, thrifty_order
@@ -170,6 +171,7 @@ def compile_program(
     written: Written | None = None,
     locks: Locks | None = None,
     fence: Lock | None = None,
+    gathered: Gathered | None = None,
 ) -> Program:
     """Compile what ``fetches`` and ``into`` need, for feeds of exactly these shapes.
 
@@ -180,15 +182,16 @@ def compile_program(
     holds functions that are called as soon as a value of ``into`` is in its array, and is not read there any
     more: gradients of a bucket can be sent while others are computed. ``locks`` are held while their
     variables are read or changed. ``fence`` is entered for each change of a variable: it raises if the step
-    may no longer change variables. ``capture`` makes CUDA graphs of a CuPy program; with None only where that
-    is possible, and not with ``NBDIST_CUDA_GRAPHS=0``; see :mod:`nbdist.graph.compile.capture`.
+    may no longer change variables. ``gathered`` variables are here only while the program reads them.
+    ``capture`` makes CUDA graphs of a CuPy program; with None only where that is possible, and not with
+    ``NBDIST_CUDA_GRAPHS=0``; see :mod:`nbdist.graph.compile.capture`.
     """
     for t in (*fetches[:1], *into[:1]):
         t.graph.check_half()
     wanted = _Wanted(tuple(fetches), tuple(into), tuple(feeds), Specs.fed(feeds, shapes), values or {}, xp)
     plan = _plan(wanted, order, blocks)
     if not captures(xp, capture):
-        return plan.program(kernels, memory, written or {}, locks or {}, fence)
+        return plan.program(kernels, memory, written or {}, locks or {}, fence, gathered)
     problem = ""
     try:
         check_capture(dict.fromkeys([*wanted.feeds, *plan.order]), wanted.specs)
@@ -198,7 +201,7 @@ def compile_program(
                 f"{error}, so the program cannot be a CUDA graph; compile it without capture=True"
             ) from None
         problem = str(error)
-    program = plan.program(kernels, memory, written or {}, locks or {}, fence)
+    program = plan.program(kernels, memory, written or {}, locks or {}, fence, gathered)
     text = Text.of(program.function, program.source, program.nodes, program.scope)
     fed = [wanted.specs[t] for t in feeds]
     views = [t for t, kind in plan.values.kinds.items() if kind is ValueKind.VIEW]
@@ -236,6 +239,10 @@ class _Wanted:
         return Values(order, self.specs, frozenset(self.feeds), self.held, wanted, targets, self.xp)
 
 
+class _Calls(dict[int, list[Callable[[], object]]]):
+    """Calls by the number of a step."""
+
+
 class _Plan:
     """A program that has no memory yet: its steps in order, and the plan of their memory."""
 
@@ -269,10 +276,11 @@ class _Plan:
         written: Written,
         locks: Locks,
         fence: Lock | None = None,
+        gathered: Gathered | None = None,
     ) -> Program:
         """Allocate the memory; return the program."""
         try:
-            return self._program(kernels, memory, written, locks, fence)
+            return self._program(kernels, memory, written, locks, fence, gathered)
         except MemoryError as error:
             error.add_note(self.largest_buffers())
             raise
@@ -284,6 +292,7 @@ class _Plan:
         written: Written,
         locks: Locks,
         fence: Lock | None,
+        gathered: Gathered | None,
     ) -> Program:
         wanted = self.wanted
         source = FunctionSource(
@@ -300,16 +309,22 @@ class _Plan:
         )
         unneeded, settled = unneeded_after(self.steps, self.values), settled_after(self.steps, self.values)
         runs: dict[Tensor, Blockwise] = {}
+        needed, released = self._calls_of(gathered)
         for now, step in enumerate(self.steps):
             chain = self.chains.get(step[-1])
+            source.call_before("need", needed.get(now, []))
             if chain is not None and chain.bounds:
                 runs[step[-1]] = source.add_chain(chain)
             elif chain is not None:
                 source.add_fused(chain)
             else:
                 source.add(step[-1])
+            source.call_after("release", released.get(now, []))
             source.settle(settled.get(now, []))
             source.forget(unneeded.get(now, []))
+        source.call_before("need", needed.get(len(self.steps), []))
+        source.copy_rest()
+        source.call_after("release", released.get(len(self.steps), []))
         text = source.finish(wanted.fetches)
         return Program(
             source=text,
@@ -325,3 +340,26 @@ class _Plan:
             fenced=frozenset(source.fenced),
             note=self.largest_buffers(),
         )
+
+    def _calls_of(self, gathered: Gathered | None) -> tuple[_Calls, _Calls]:
+        """Return what has gathered variables be here before each step, and what releases them after it.
+
+        The copies to targets that no kernel can write are a step after the last.
+        """
+        needed, released = _Calls(), _Calls()
+        if gathered is None:
+            return needed, released
+        values, units = self.values, gathered.units
+        for t in self.wanted.fetches:
+            if values.roots[t] in units:
+                raise InvalidArgumentError(
+                    f"a program returns {t.name!r} itself, which is here only while the program reads it: "
+                    "fetch a value that is computed from it"
+                )
+        reads = [[i for node in step for i in (*values.reads(node), node)] for step in self.steps]
+        reads.append(list(self.wanted.into))
+        roots = [{values.roots[i] for i in one} for one in reads]
+        for run in runs_of([{units[root] for root in one if root in units} for one in roots]):
+            needed.setdefault(run.first, []).append(partial(gathered.need, run.unit))
+            released.setdefault(run.last, []).append(partial(gathered.release, run.unit, run.again))
+        return needed, released

@@ -2,6 +2,7 @@
 
 source = FunctionSource(order, values, layout, feeds, into, kernels, memory)
 source.add(node)
+source.copy_rest()
 text = source.finish([loss])
 """
 
@@ -66,6 +67,7 @@ class FunctionSource:
         self._written, self._locks, self._fence = dict(written), locks, fence
         self.scope: dict[str, Any] = {"copyto": values.xp.copyto}
         self.lines: list[str] = []
+        self._before: list[str] = []  # what the next line begins with
         self.nodes: list[Tensor] = []
         """The tensor that each line computes."""
         self.uncaptured: set[Tensor] = set()
@@ -175,11 +177,14 @@ class FunctionSource:
         names = ", ".join(self._name(t) for t in operands)
         self._write(f"{self._kernel('fused', call)}({names})", chain.members[-1])
 
-    def finish(self, fetches: Sequence[Tensor]) -> str:
-        """Write the copies to the remaining targets; return the function's text."""
+    def copy_rest(self) -> None:
+        """Write the copies to the targets that no line has written."""
         for j, t in enumerate(self.into):
             if self._name(t) != f"o{j}":
                 self._write(f"copyto(o{j}, {self._name(t)})", t)
+
+    def finish(self, fetches: Sequence[Tensor]) -> str:
+        """Call what waits for the remaining targets; return the function's text."""
         for t in dict.fromkeys(self.into):
             self._call_written(t)
         result = "".join(f"{self._name(t)}, " for t in fetches)
@@ -192,8 +197,18 @@ class FunctionSource:
         if names:
             self.lines[-1] += f"; del {', '.join(names)}"
 
+    def call_before(self, name: str, calls: Sequence[Callable[[], object]]) -> None:
+        """Make these calls before the line that is written next."""
+        self._before += [f"{self._kernel(name, call)}()" for call in calls]
+
+    def call_after(self, name: str, calls: Sequence[Callable[[], object]]) -> None:
+        """Make these calls after the line that was written last."""
+        for call in calls:
+            self.lines[-1] += f"; {self._kernel(name, call)}()"
+
     def _write(self, line: str, node: Tensor) -> None:
-        self.lines.append(line)
+        self.lines.append("; ".join([*self._before, line]))
+        self._before.clear()
         self.nodes.append(node)
 
     def settle(self, targets: Sequence[Tensor]) -> None:
@@ -207,7 +222,7 @@ class FunctionSource:
 
     def _call_written(self, target: Tensor) -> None:
         if target in self._written:
-            self.lines[-1] += f"; {self._kernel('written', self._written.pop(target))}()"
+            self.call_after("written", [self._written.pop(target)])
 
     def _kernel(self, name: str, kernel: Any) -> str:
         full = f"{name if name.isidentifier() else 'call'}_{len(self.lines)}"
