@@ -223,8 +223,7 @@ class AllReduceReplica(GroupReplica):
     def push(self) -> None:
         """Sum the gradients over all replicas, and apply them."""
         waited = self._group.waited
-        for name in self._unmarked:
-            self._buckets.mark(name)
+        self._mark_rest()
         if self._wanted is not None:
             self._control[HAS_RATE] = 1
             self._control[RATE] = np.frombuffer(np.float64(self._wanted).tobytes(), np.uint8)
@@ -399,6 +398,12 @@ class AllReduceReplica(GroupReplica):
     def _ready(self, number: int) -> None:
         if not self.withholds:  # others would have what `skip` takes back
             self._mark(str(number))
+
+    def _mark_rest(self) -> None:
+        """Mark the gradients that no program has marked; this step writes no others."""
+        for name in self._unmarked:
+            self._buckets.mark(name, waits=False)
+        self._unmarked = set()
 
     def _mark(self, name: str) -> None:
         """Have a gradient's bucket be reduced once it is full."""

@@ -289,6 +289,7 @@ class ShardedReplica(AllReduceReplica):
         self._control[ASKS_STATE], self._control[ASKS_VALUES] = self._asks_state, self._asks_values
         with _fatal_losses():
             if self._gathers is not None:
+                self._mark_rest()  # others, which still compute, wait for both
                 self._gathers.end_step()
             super().push()
             if self._control[ASKS_STATE]:

@@ -41,6 +41,7 @@ from nbdist.train.custom.api import end_loops
 from nbdist.train.resume import TrainingStates, read_state
 from nbdist.train.state_writer import parse_interval, state_files
 from nbdist.train.strategy import ParameterReads
+from nbdist.wire.collective import buckets
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import plan_buckets
 from nbdist.wire.collective.local import thread_group
@@ -307,6 +308,14 @@ def test_layers_train_in_stage_3_as_with_copies(
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
         assert ours[1] == pytest.approx(theirs[1], rel=1e-5)
         assert ours[2] == pytest.approx(theirs[2], rel=1e-5)
+
+
+def test_a_replica_without_an_example_holds_no_other_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends its zeros before it gathers: others wait for both while they compute."""
+    monkeypatch.setattr(all_reduce, "plan_buckets", small_units)
+    monkeypatch.setattr(buckets, "MOST_PENDING", 1)
+    monkeypatch.setattr(buckets, "LONGEST_WAIT", 2 * PATIENCE)
+    everywhere(sharded(3, stage=3), lambda strategy, _: fitted(strategy, SGD(0.1), 5, 2))
 
 
 def test_what_only_the_forward_pass_reads_is_gathered_once() -> None:

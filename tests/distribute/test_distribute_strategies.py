@@ -154,7 +154,7 @@ def test_no_gradient_leaves_a_replica_that_may_skip_before_its_push(monkeypatch:
         variables = [("v", np.zeros(1 << 18, np.float32)), ("w", np.zeros(3, np.float32))]
         replica = strategy.replica(variables, SGD(1.0))
         names, mark = list[str](), replica._buckets.mark
-        replica._buckets.mark = lambda name: (names.append(name), mark(name))
+        replica._buckets.mark = lambda name, **how: (names.append(name), mark(name, **how))
         for withholds in (False, True):
             replica.withholds = withholds
             names.clear()

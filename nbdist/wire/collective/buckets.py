@@ -194,20 +194,23 @@ class Buckets:
         np.copyto(place, gradient, casting="same_kind")
         self._note(name, number)
 
-    def mark(self, name: str) -> None:
-        """Mark this step's tensor of a name as written to its view in ``views``."""
+    def mark(self, name: str, waits: bool = True) -> None:
+        """Mark this step's tensor of a name as written to its view in ``views``.
+
+        Without ``waits`` it waits for no rank; it is for tensors after which the step writes no others.
+        """
         if not self._put:
             self._begin()
-        self._note(name, self._places[name][0])
+        self._note(name, self._places[name][0], waits)
 
-    def _note(self, name: str, number: int) -> None:
+    def _note(self, name: str, number: int, waits: bool = True) -> None:
         self._put.add(name)
         self._missing[number] -= 1
         if not self._missing[number] and self._overlap:
             if self._stream is not None:
                 self._stream.filled(number)
             self._full[number].set()
-            if self._memory:
+            if self._memory and waits:
                 with self._progress:
                     self._progress.wait_for(self._has_room, LONGEST_WAIT)
 
