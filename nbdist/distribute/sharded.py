@@ -163,7 +163,7 @@ class ShardedReplica(AllReduceReplica):
     _asks_values = False
     """Whether the chief asks for all parameters, with its next push."""
     _skips = False
-    """Whether all are to leave out this step, because the loss is no finite number here."""
+    """Whether all are to leave out this step, because the loss is not a finite number here."""
 
     def _plan_of(self, tensors: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
         return tuple(bucket.padded(self._group.size, ALIGNMENT) for bucket in super()._plan_of(tensors))

@@ -13,19 +13,12 @@ from nbdist.graph.backend import Array
 from nbdist.graph.tensor import Variable
 from nbdist.graph.xla.devices import jax_module, wide_types
 from nbdist.optim import Optimizer
-from nbdist.train.strategy import Held, Parts, Replica, ReplicaState, Trainable, WholeStep
+from nbdist.train.compiled_replica import CompiledReplica
+from nbdist.train.strategy import Held, Parts, Trainable, WholeStep
 
 
-class MeshReplica(Replica):
-    """Steps on a mesh. ``values`` are copies on the host, as of the last fetch.
-
-    A step is one function with the update in it (`step.compiled_step`), so that a push only counts.
-    """
-
-    pull_is = None
-    program_is = ("compute", "step and update")
-    push_is = ("apply", "count")
-    computes_elsewhere = True
+class MeshReplica(CompiledReplica):
+    """Steps on a mesh, by `step.compiled_step`."""
 
     def __init__(
         self,
@@ -36,13 +29,11 @@ class MeshReplica(Replica):
         notes: Sequence[str],
         parts: Parts | None = None,
     ) -> None:
-        optimizer.to_config()  # raises for a learning rate that only a graph computes
-        self.optimizer, self.notes, self._mesh, self._parts = optimizer, notes, mesh, parts
-        self.values = [np.array(value) for _, value in variables]
+        values = [np.array(value) for _, value in variables]
+        super().__init__(optimizer, values, [optimizer.new_slots(value) for value in values])
+        self.notes, self._mesh, self._parts = notes, mesh, parts
         self.states: dict[Variable, Array] = {} if parts is None else parts.states
         """The arrays on the host of what a step changes beside parameters, such as moving averages."""
-        self._slots = [optimizer.new_slots(value) for value in self.values]
-        self._flag = np.zeros(1)
         whole = mesh.placed(())
         places = [
             mesh.weights(name, names, value.shape)
@@ -52,13 +43,13 @@ class MeshReplica(Replica):
             "values": places,
             "slots": [
                 {name: place if one.shape == value.shape else whole for name, one in slots.items()}
-                for place, slots, value in zip(places, self._slots, self.values, strict=True)
+                for place, slots, value in zip(places, self.host_slots, self.values, strict=True)
             ],
             "states": [whole for _ in self.states],
         }
         self.on_mesh: Any = None
         """Values, slots and states on the mesh."""
-        self._upload()
+        self.upload()
 
     @property
     def numbers(self) -> tuple[Any, Any]:
@@ -67,24 +58,21 @@ class MeshReplica(Replica):
 
     def take_over(self, state: Any) -> None:
         """Hold what a step has returned; what the host has is old from now on."""
-        self.on_mesh, self._is_home = state, False
-
-    def pull(self) -> None:
-        """Do nothing: the step reads what is on the mesh."""
+        self.on_mesh, self.is_home = state, False
 
     def fetch(self) -> None:
         """Copy parameters, slots and states to the host, if a step has changed them."""
-        if self._is_home:
+        if self.is_home:
             return
         state = self.on_mesh
         for own, value in zip(self.values, state["values"], strict=True):
             np.copyto(own, np.asarray(value))
-        for mine, theirs in zip(self._slots, state["slots"], strict=True):
+        for mine, theirs in zip(self.host_slots, state["slots"], strict=True):
             for name, one in mine.items():
                 np.copyto(one, np.asarray(theirs[name]))
         for array, value in zip(self.states.values(), state["states"], strict=True):
             np.copyto(array, np.asarray(value))
-        self._is_home = True
+        self.is_home = True
 
     def program(
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
@@ -104,52 +92,12 @@ class MeshReplica(Replica):
         program = compiled_step(step, self._mesh)
         return lambda *arrays: program(*(value.array(np) for _, value in scale), *arrays)
 
-    @property
-    def learning_rate(self) -> float | None:
-        """The rate of the next update."""
-        rate: float = self.optimizer.learning_rate
-        return rate
-
-    def set_learning_rate(self, rate: float) -> None:
-        """Make updates at another rate from the next step on; nothing is compiled again."""
-        self.optimizer.learning_rate = rate
-
-    @property
-    def slots(self) -> list[dict[str, Array]]:
-        """What the optimizer keeps for each variable, on the host; `resume` brings changes to the mesh."""
-        self.fetch()
-        return self._slots
-
-    def state(self) -> ReplicaState:
-        """Return what continues the training."""
-        self.fetch()
-        return super().state()
-
-    def resume(self, updates: int, rate: float, mark: int) -> None:
-        """Continue after so many updates, at a learning rate, with the slots as they are on the host."""
-        self.global_step, self.optimizer.learning_rate = updates, rate
-        self._upload()
-
-    def gradients(self) -> Sequence[Array]:
-        """Return one number: 0 if all gradients of the step were finite, else NaN or infinity."""
-        return [self._flag]
-
-    def push(self) -> None:
-        """Count the update that the step has made."""
-        self.global_step += 1
-
-    def skip(self) -> None:
-        """Count nothing: the step has left the parameters as they were."""
-
-    def finish(self) -> None:
-        """Bring the final parameters to the host."""
-        self.fetch()
-
     def close(self) -> None:
         """Release the memory of the devices."""
         self.on_mesh = None
 
-    def _upload(self) -> None:
-        state = {"values": self.values, "slots": self._slots, "states": list(self.states.values())}
+    def upload(self) -> None:
+        """Place the host's parameters, slots and states on the mesh."""
+        state = {"values": self.values, "slots": self.host_slots, "states": list(self.states.values())}
         with wide_types():
-            self.on_mesh, self._is_home = jax_module().device_put(state, self.placement), True
+            self.on_mesh, self.is_home = jax_module().device_put(state, self.placement), True

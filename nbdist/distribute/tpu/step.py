@@ -27,7 +27,7 @@ from nbdist.graph.op import show
 from nbdist.graph.tensor import Variable
 from nbdist.graph.xla.cache import compile_once
 from nbdist.graph.xla.devices import jax_module, wide_types
-from nbdist.graph.xla.functional import FunctionalArray
+from nbdist.graph.xla.functional import FunctionalArray, updated
 from nbdist.graph.xla.trace import pure_function
 from nbdist.train.context import current
 from nbdist.train.strategy import WholeStep
@@ -133,13 +133,9 @@ def _updated(
     optimizer.learning_rate = rate
     new: dict[str, list[Any]] = {"values": [], "slots": []}
     for value, slot, place in zip(values, slots, replica.placement["values"], strict=True):
-        # Flat, as everywhere, but for what is split: its parts would have to be brought together.
-        shape = (-1,) if place.is_fully_replicated else value.shape
-        p, g = (FunctionalArray(one.reshape(shape)) for one in (value, next(gradients)))
-        state = {name: FunctionalArray(one.reshape(shape)) for name, one in slot.items()}
-        optimizer.apply(p, g, state, step)  # type: ignore[arg-type]  # in place of arrays
-        new["values"].append(p.value.reshape(value.shape))
-        new["slots"].append({name: one.value.reshape(slot[name].shape) for name, one in state.items()})
+        after, kept = updated(optimizer, value, next(gradients), slot, step, place.is_fully_replicated)
+        new["values"].append(after)
+        new["slots"].append(kept)
     return new
 
 

@@ -206,7 +206,7 @@ class TorchModel(FrameworkModel):
 
         if self._autocast is None:
             return nullcontext()
-        return torch.autocast(self._device, dtype=self._autocast)  # type: ignore[no-any-return]
+        return torch.autocast(self._device, dtype=self._autocast)  # type: ignore[no-any-return]  # not typed
 
     def _parts(self, batch: Any) -> list[tuple[Any, float]]:
         """Return the parts of a share, as tensors, with the part of its examples that each has."""

@@ -15,7 +15,7 @@ that it is combined with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -98,6 +98,23 @@ class FunctionalArray(NDArrayOperatorsMixin):
         )
 
     __bool__ = __float__ = __int__ = __index__ = _concrete
+
+
+def updated(
+    optimizer: Any, value: Any, gradient: Any, slots: Mapping[str, Any], step: Any, flat: bool = True
+) -> tuple[Any, dict[str, Any]]:
+    """Return a parameter and its slots after an update, by the optimizer's own code.
+
+    ``optimizer`` has a learning rate that is a `FunctionalArray`, as is ``step``, the update's number. It
+    gets everything ``flat``, as everywhere, but for what is split among devices: its parts would have to be
+    brought together.
+    """
+    shape = (-1,) if flat else value.shape
+    p, g = (FunctionalArray(one.reshape(shape)) for one in (value, gradient))
+    state = {name: FunctionalArray(one.reshape(shape)) for name, one in slots.items()}
+    optimizer.apply(p, g, state, step)
+    after = {name: one.value.reshape(slots[name].shape) for name, one in state.items()}
+    return p.value.reshape(value.shape), after
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,96 @@
+"""`CompiledReplica`: a replica whose step is one function that XLA compiles, with the update in it.
+
+    class Mine(CompiledReplica):
+        def fetch(self): ...        # copy what is on the device to the host, if it is newer
+        def upload(self): ...       # copy what the host has to the device
+        def program(self, model, shapes): ...       # the step; it clears `is_home`
+
+Parameters, slots and states are on the device from step to step, and the host has copies as of the last
+fetch. A push only counts. An update that is not finite is not made: the step returns the old values, and a
+number in ``gradients()``, where the training loop looks, that is not finite.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from nbdist.graph.backend import Array
+from nbdist.optim import Optimizer
+from nbdist.train.strategy import Replica, ReplicaState
+
+
+class CompiledReplica(Replica):
+    """Parameters on a device of XLA; ``values`` are copies on the host, as of the last fetch.
+
+    - ``values``: the parameters' first values
+    - ``slots``: what the optimizer keeps for each of them
+    """
+
+    pull_is = None
+    program_is = ("compute", "step and update")
+    push_is = ("apply", "count")
+    computes_elsewhere = True
+
+    def __init__(
+        self, optimizer: Optimizer, values: Sequence[Array], slots: Sequence[dict[str, Array]]
+    ) -> None:
+        optimizer.to_config()  # raises for a learning rate that only a graph computes
+        self.optimizer, self.values, self.host_slots = optimizer, list(values), list(slots)
+        self.flag = np.zeros(1)
+        self.is_home = True
+        """Whether the host has what the device has."""
+
+    @abstractmethod
+    def fetch(self) -> None:
+        """Copy parameters, slots and states to the host, if a step has changed them."""
+
+    @abstractmethod
+    def upload(self) -> None:
+        """Copy parameters, slots and states to the device."""
+
+    def pull(self) -> None:
+        """Do nothing: the step reads what is on the device."""
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update."""
+        rate: float = self.optimizer.learning_rate
+        return rate
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Make updates at another rate from the next step on; nothing is compiled again."""
+        self.optimizer.learning_rate = rate
+
+    @property
+    def slots(self) -> list[dict[str, Array]]:
+        """What the optimizer keeps for each variable, on the host; `resume` brings changes to the device."""
+        self.fetch()
+        return self.host_slots
+
+    def state(self) -> ReplicaState:
+        """Return what continues the training."""
+        self.fetch()
+        return super().state()
+
+    def resume(self, updates: int, rate: float, mark: int) -> None:
+        """Continue after so many updates, at a learning rate, with values and slots as the host has them."""
+        self.global_step, self.optimizer.learning_rate = updates, rate
+        self.upload()
+
+    def gradients(self) -> Sequence[Array]:
+        """Return one number, which is finite if all gradients of the step were."""
+        return [self.flag]
+
+    def push(self) -> None:
+        """Count the update, which the step has made."""
+        self.global_step += 1
+
+    def skip(self) -> None:
+        """Count nothing: the step has left everything as it was."""
+
+    def finish(self) -> None:
+        """Bring the final parameters to the host."""
+        self.fetch()
