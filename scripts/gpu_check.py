@@ -2,10 +2,13 @@
 
     python scripts/gpu_check.py                    # on a machine with a GPU
     python scripts/gpu_check.py --on-cpu           # rehearses it with NumPy: what needs a GPU is left out
+    python scripts/gpu_check.py --only "torch: fit" --report torch.txt      # some of the checks
 
 1. The checks, a PASS or FAIL line each: CUDA, its compiler and NCCL; every op and kernel against NumPy; a
    compiled program, also as a CUDA graph; `fit` on one GPU, by NCCL on all of this process, and in float16; a
-   cluster with a worker for each GPU, with its environment, cores, memory limit and NCCL; NVML.
+   cluster with a worker for each GPU, with its environment, cores, memory limit and NCCL; NVML. Then
+   trainings on a worker (gpu_trainings.py), and of PyTorch, JAX and Keras (gpu_torch.py, gpu_jax.py), of
+   which those that are not installed are left out.
 2. The tests that need a GPU.
 3. The benchmarks g1 (a step against PyTorch), g2 (all-reduce against NCCL) and g3 (training on two GPUs
    against PyTorch's DDP), see bench/table_gpu.py. What cannot be measured here is said.
@@ -20,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import io
 import os
 import platform
@@ -27,14 +31,15 @@ import re
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import gpu_jax
+import gpu_torch
+import gpu_trainings
 import numpy as np
+from gpu_machine import Machine, Report, require
 
 import nbdist as nb
 from nbdist.cluster.gpus import list_gpus
@@ -56,7 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--report", type=Path, default=REPORT, help=f"the report file (default {REPORT})")
     parser.add_argument("--tests", default="tests", help="where to look for tests that need a GPU")
     parser.add_argument("--benchmarks", nargs="*", default=["g1", "g2", "g3"], help="which to run")
+    parser.add_argument("--only", nargs="+", metavar="CHECK", help="run these checks, and nothing else")
+    parser.add_argument("--leave-out", nargs="+", metavar="CHECK", default=[], help="leave these checks out")
     options = parser.parse_args(arguments)
+    for name in {*(options.only or ()), *options.leave_out} - set(CHECKS):
+        parser.error(f"no check {name!r}; they are {', '.join(CHECKS)}")
     if not options.on_cpu and not list_gpus():
         parser.error(
             "this host has no GPU that this process may use (see nvidia-smi -L and CUDA_VISIBLE_DEVICES); "
@@ -68,58 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not machine.on_gpu:
         report.say("REHEARSAL WITHOUT A GPU: it shows that this script works, and nothing about a GPU")
     report.say(", ".join(f"{name} {version}" for name, version in versions().items()))
-    for name, check in CHECKS.items():
-        if machine.on_gpu or name not in ONLY_ON_GPU:
-            report.run(name, check, machine)
-    report.run("tests that need a GPU", lambda machine: run_tests(options.tests), machine)
-    if options.benchmarks:
-        run_benchmarks(report, machine, options.benchmarks)
-    report.say("P15 is left out: there is no code that trains a torch module yet")
-    run_profile(report)
+    chosen = [one for one in options.only or CHECKS if one not in options.leave_out]
+    for name in chosen:
+        if not machine.on_gpu and name in ONLY_ON_GPU:
+            continue
+        if absent := [one for one in NEEDS.get(name, ()) if importlib.util.find_spec(one) is None]:
+            report.say(f"{name} is left out: {' and '.join(absent)} is not installed")
+        else:
+            report.run(name, CHECKS[name], machine)
+    if options.only is None:
+        report.run("tests that need a GPU", lambda machine: run_tests(options.tests), machine)
+        if options.benchmarks:
+            run_benchmarks(report, machine, options.benchmarks)
+        run_profile(report)
     options.report.parent.mkdir(exist_ok=True)
     options.report.write_text("\n".join(report.lines) + "\n")
     print(f"report: {options.report}")
     return 1 if report.failed else 0
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The array module that the checks run on."""
-
-    xp: ModuleType
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.xp is not np
-
-    @property
-    def devices(self) -> list[str]:
-        """The devices of this process."""
-        if not self.on_gpu:
-            return ["CPU:0", "CPU:0"]
-        return [f"GPU:{number}" for number in range(self.xp.cuda.runtime.getDeviceCount())]
-
-
-@dataclass
-class Report:
-    """The lines of the report, which are also printed."""
-
-    lines: list[str] = field(default_factory=list)
-    failed: int = 0
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-        print(line, flush=True)
-
-    def run(self, name: str, check: Callable[[Machine], object], machine: Machine) -> None:
-        """Run a check; it passes unless it raises."""
-        try:
-            self.say(f"PASS {name}: {check(machine)}")
-        except Exception as error:
-            self.failed += 1
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(frame.filename).name}:{frame.lineno}"
-            self.say(f"FAIL {name}: {type(error).__name__}: {str(error)[:400]} ({where})")
 
 
 def check_cuda(machine: Machine) -> str:
@@ -415,12 +389,6 @@ def run_profile(report: Report) -> None:
         report.say(f"profile: {problem}")
 
 
-def require(condition: object, problem: str) -> None:
-    """Raise unless a condition holds; an ``assert`` would vanish under ``python -O``."""
-    if not condition:
-        raise RuntimeError(problem)
-
-
 CHECKS: dict[str, Callable[[Machine], object]] = {
     "cuda": check_cuda,
     "ops": check_ops,
@@ -432,7 +400,18 @@ CHECKS: dict[str, Callable[[Machine], object]] = {
     "fit in mixed precision": check_mixed_precision,
     "cluster and NCCL": check_cluster,
     "NVML": check_nvml,
+    **gpu_trainings.CHECKS,
+    **gpu_torch.CHECKS,
+    **gpu_jax.JAX_CHECKS,
+    **gpu_jax.KERAS_CHECKS,
 }
+NEEDS = {
+    **dict.fromkeys(gpu_torch.CHECKS, ("torch",)),
+    **dict.fromkeys(gpu_jax.JAX_CHECKS, ("jax",)),
+    "keras on torch": ("keras", "torch"),
+    "keras on jax": ("keras", "jax"),
+}
+"""The packages that checks need beside nbdist's own."""
 ONLY_ON_GPU = {"cuda", "kernels", "CUDA graph", "NVML"}
 
 if __name__ == "__main__":

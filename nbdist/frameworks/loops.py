@@ -24,12 +24,13 @@ from nbdist.data import Dataset
 from nbdist.data.meter import Meter
 from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, NanLossError
 from nbdist.frameworks.trainable import FrameworkModel
-from nbdist.graph.backend import Array, to_host
+from nbdist.graph.backend import Array, backend_of, device_scope, to_device, to_host
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.boundary import Boundary, describe_nonfinite, read_step
 from nbdist.train.context import current
 from nbdist.train.custom.replicas import StepRecorder, StepTimes
+from nbdist.train.device import on_device
 from nbdist.train.strategy import Replica, RetryStep
 
 Program = Any
@@ -72,8 +73,10 @@ class ReplicaLoop:
         context.metric_names = list(self.model.metric_names)
         self._updates_before = context.progress.global_step
         self._first_step = context.progress.step
-        self._replica = replica = context.strategy.begin(self.model, self._optimizer)
-        context.see_arrays(replica.values)
+        with device_scope(context.device):
+            begun = context.strategy.begin(self.model, self._optimizer)
+        self._replica = replica = on_device(begun, context.device)
+        context.see_arrays(replica.computed_with)
         context.progress.by_updates = replica.by_updates
         if context.step_log is not None:
             context.step_log.begin(replica)
@@ -145,7 +148,8 @@ class ReplicaLoop:
             )
         while True:
             try:
-                return self._step(tuple(batch), size)
+                with device_scope(self.context.device):
+                    return self._step(tuple(batch), size)
             except RetryStep:  # replicas were lost: the others share the batch anew
                 batch, size = self.context.strategy.batch()
 
@@ -163,7 +167,8 @@ class ReplicaLoop:
             gradients = replica.gradients()
             results: Sequence[Any] = [np.nan] * (1 + len(model.metric_names))
             if mine:
-                arrays = model.prepare(batch)
+                xp = backend_of(replica.values[0])
+                arrays = tuple(to_device(one, xp) for one in model.prepare(batch))
                 draw = (model.draw(self.steps, context.strategy.first_example(size)),) if model.draws else ()
                 scale = np.asarray(1 / size, np.float32)
                 found = self._program(arrays)(*arrays, scale, *draw, *gradients)

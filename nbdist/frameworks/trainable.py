@@ -141,6 +141,7 @@ class FrameworkModel(Trainable):
 
     def all_arrays(self, values: Sequence[Array]) -> list[Array]:
         """Return the parameters, then the states."""
+        self.fetch_states()
         return [*values, *(array for _, array in self.states)]
 
     def to_config(self) -> dict[str, Any]:

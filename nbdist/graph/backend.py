@@ -145,13 +145,19 @@ def backend_of(array: Any) -> ModuleType:
     return _jax_numpy() if _is_of_jax(array) else _cupy()
 
 
-def device_of_array(array: Array) -> str:
+def device_of_array(array: Any) -> str:
     """Return the device that holds an array.
 
     >>> device_of_array(np.zeros(1))
     'CPU:0'
     """
-    return "CPU:0" if isinstance(array, np.ndarray) else f"GPU:{array.device.id}"
+    if isinstance(array, np.ndarray):
+        return "CPU:0"
+    if _is_of_jax(array):
+        device = next(iter(array.devices()))
+        kind = device.platform.upper()
+        return "CPU:0" if kind == "CPU" else f"{kind}:{device.local_hardware_id}"
+    return f"GPU:{array.device.id}"
 
 
 def to_device(array: Array, xp: ModuleType) -> Array:

@@ -184,7 +184,7 @@ def _train(
         else:
             cursor = resume.join(own.joined, history)
         replica = on_device(own, context.device)
-        context.see_arrays(replica.values)
+        context.see_arrays(replica.computed_with)
         context.progress.by_updates = replica.by_updates
         if own.joins_at is not None:
             context.progress.step += own.joins_at

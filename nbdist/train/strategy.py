@@ -190,6 +190,11 @@ class Replica(ABC):
     Only replicas of strategies with ``has_sums`` call it.
     """
 
+    @property
+    def computed_with(self) -> Sequence[Array]:
+        """The parameters where steps compute with them: ``values``, or arrays of XLA on its devices."""
+        return self.values
+
     def want(self, ids: Sequence[Array]) -> None:
         """Request the rows of each table that the next step reads; call it before ``pull``."""
         return

@@ -56,6 +56,12 @@ class MeshReplica(CompiledReplica):
         """The learning rate and the number of the next update."""
         return np.float64(self.optimizer.learning_rate), np.int64(self.global_step + 1)
 
+    @property
+    def computed_with(self) -> Sequence[Array]:
+        """The parameters on the mesh."""
+        values: Sequence[Array] = self.on_mesh["values"]
+        return values
+
     def take_over(self, state: Any) -> None:
         """Hold what a step has returned; what the host has is old from now on."""
         self.on_mesh, self.is_home = state, False

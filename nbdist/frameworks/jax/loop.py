@@ -21,6 +21,7 @@ from nbdist.frameworks.jax.training import (
 )
 from nbdist.frameworks.jax.tree import State
 from nbdist.frameworks.loops import ReplicaLoop
+from nbdist.graph.backend import to_host
 from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
 
@@ -76,7 +77,7 @@ class LoopOfSteps:
             return self._parameters.arrays()
         import jax.numpy as jnp
 
-        return self._parameters.tree([jnp.array(value) for value in self._loop.fetch()])
+        return self._parameters.tree([jnp.array(to_host(value)) for value in self._loop.fetch()])
 
     @property
     def state(self) -> Any:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.frameworks.jax.tree import Parameters, name_of, shared
-from nbdist.graph.backend import Array
+from nbdist.frameworks.jax.tree import Parameters, given, name_of, put, shared
+from nbdist.graph.backend import Array, backend_of
 from nbdist.optim import Optimizer
 
 RATE = "learning_rate"
@@ -89,12 +89,14 @@ class OptaxOptimizer(Optimizer):
             return
         found = steps.take([one for one in self._leaves if one.kind == "slot"])
         state = self._state(steps, found, step)
-        params, state = self._update(steps.shared, found.gradients, state)
+        params, state = self._update(
+            *(list(map(given, one)) for one in (steps.shared, found.gradients, state))
+        )
         for target, source in zip(steps.values, params, strict=True):
-            np.copyto(target, np.asarray(source))
+            put(target, source)
         for one, leaf in zip(self._leaves, state, strict=True):
             if one.kind == "slot":
-                np.copyto(found.slots[one.slot, one.variable], np.asarray(leaf))
+                put(found.slots[one.slot, one.variable], leaf)
         steps.others = [leaf for one, leaf in zip(self._leaves, state, strict=True) if one.kind == "other"]
 
     def first_state(self, values: Sequence[Array]) -> tuple[list[dict[str, Array]], list[Array]]:
@@ -133,7 +135,7 @@ class OptaxOptimizer(Optimizer):
         """Return the leaves of optax's state before the first step."""
         import jax
 
-        found = self._transformation.init(self._parameters.trained_tree(values))
+        found = self._transformation.init(self._parameters.trained_tree(list(map(given, values))))
         return jax.tree.leaves(found)  # type: ignore[no-any-return]  # jax is Any to mypy here
 
     def _state(self, steps: _Steps, found: _Step, step: int) -> list[Any]:
@@ -145,7 +147,7 @@ class OptaxOptimizer(Optimizer):
             if one.kind == "slot":
                 slot = found.slots[one.slot, one.variable]
                 if first is not None and step == 1:  # not every slot begins with zeros
-                    np.copyto(slot, np.asarray(first[number]))
+                    put(slot, first[number])
                 leaves.append(slot)
             elif one.kind == "count":
                 leaves.append(np.asarray(step - 1, one.dtype))
@@ -270,6 +272,11 @@ def place_in(array: Array, flat: Array) -> int | None:
     >>> place_in(flat[4:6], flat), place_in(np.zeros(2), flat)
     (4, None)
     """
-    distance = array.ctypes.data - flat.ctypes.data
+    distance = _address(array) - _address(flat)
     inside = distance >= 0 and distance + array.nbytes <= flat.nbytes and array.dtype == flat.dtype
     return distance // flat.itemsize if inside else None
+
+
+def _address(array: Any) -> int:
+    """Return where the memory of an array of NumPy or CuPy begins."""
+    return int(array.ctypes.data if backend_of(array) is np else array.data.ptr)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.backend import Array
+from nbdist.graph.backend import Array, backend_of
 from nbdist.runtime.layout import ALIGNMENT
 
 TRAINED = (np.float32, np.float64)
@@ -175,9 +175,34 @@ def shared(array: Array) -> Any:
     """
     import jax
 
+    if backend_of(array) is not np:  # CuPy's: `given` shares it in each step
+        return array
     if array.ctypes.data % ALIGNMENT or not array.flags.writeable or not array.size:
         return array
     return jax.dlpack.from_dlpack(array, copy=False)
+
+
+def given(array: Any) -> Any:
+    """Return an array as a function of JAX takes it: those of CuPy are shared, in their GPU's memory.
+
+    JAX's stream waits until CuPy's has written the array, which DLPack demands at each such call.
+    """
+    import jax
+
+    if isinstance(array, (np.ndarray, jax.Array)) or not hasattr(array, "__cuda_array_interface__"):
+        return array
+    narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)  # float64 may be off
+    return jax.dlpack.from_dlpack(narrow)
+
+
+def put(target: Array, found: Any, factor: float = 1.0) -> None:
+    """Copy an array of JAX, times a number, into one of NumPy or CuPy."""
+    xp = backend_of(target)
+    source = np.asarray(found) if xp is np else xp.from_dlpack(found)
+    if factor == 1.0:
+        target[...] = source
+    else:
+        xp.multiply(source, factor, out=target)
 
 
 def copy_leaves(targets: Any, sources: Any) -> None:

@@ -20,9 +20,9 @@ from nbdist.data import Dataset
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.keras.data import HeldOut
-from nbdist.frameworks.torch.model import TorchModel, array_of
+from nbdist.frameworks.torch.model import TorchModel
 from nbdist.frameworks.trainable import FrameworkModel
-from nbdist.graph.backend import Array
+from nbdist.graph.backend import Array, to_host
 
 Opened = Callable[[tuple[Array, ...]], Any]
 """Returns a batch of flat arrays in the form that the model takes."""
@@ -105,7 +105,7 @@ class KerasOnTorch(TorchModel):
         self.compiled = compiled = Compiled(model, spec)
         parameters = {name: variable.value for name, variable in compiled.trained.items()}
         super().__init__(model, self._loss, opened, parameters, metric_names=compiled.metric_names)
-        self.states = [(name, array_of(variable.value)) for name, variable in compiled.states.items()]
+        self.keep_states({name: variable.value for name, variable in compiled.states.items()})
         model.train()
 
     def _loss(self, batch: Any) -> tuple[Any, list[float]]:
@@ -171,10 +171,13 @@ class KerasOnJax(FrameworkModel):
         ready: Callable[[int], object],
     ) -> Sequence[Any]:
         """Return loss and metrics of a share, and write its gradients."""
+        from nbdist.frameworks.jax.tree import given, put
+
         states = [array for _, array in self.states]
-        (loss, (predicted, changed)), found = self._step(self._values, states, *batch)
+        values, batch = list(map(given, self._values)), rebuild(batch, list(map(given, leaves_of(batch))))
+        (loss, (predicted, changed)), found = self._step(values, states, *batch)
         for number in range(len(gradients) - 1, -1, -1):
-            np.multiply(np.asarray(found[number]), weight, out=gradients[number])
+            put(gradients[number], found[number], weight)
             ready(number)
         for array, new in zip(states, changed, strict=True):
             np.copyto(array, np.asarray(new))
@@ -203,7 +206,7 @@ class KerasOnJax(FrameworkModel):
     def show(self) -> None:
         """Give the model's variables the newest parameters."""
         if self._values:  # else it has made no step yet
-            self._assign(list(map(np.asarray, self._values)))
+            self._assign(list(map(to_host, self._values)))
 
     def unbind(self) -> None:
         """Give the model's variables the newest parameters: they have memory of their own."""
@@ -216,7 +219,7 @@ class KerasOnJax(FrameworkModel):
     def _assign(self, values: Sequence[Array]) -> None:
         variables = [*self.compiled.trained.values(), *self.compiled.states.values()]
         for variable, array in zip(variables, self.all_arrays(values), strict=True):
-            variable.assign(array.copy())  # JAX may use memory that it is given
+            variable.assign(to_host(array).copy())  # JAX may use memory that it is given
 
 
 KerasModel = KerasOnTorch | KerasOnJax

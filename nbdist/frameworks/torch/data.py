@@ -110,7 +110,7 @@ def _by_row(
         at = batch[0]
         if type(source) is torch_data.TensorDataset and collate is torch_data.default_collate:
             places = torch.tensor(at)
-            return tuple(tensor[places].numpy() for tensor in source.tensors)
+            return tuple(tensor[places].cpu().numpy() for tensor in source.tensors)
         chosen = at.tolist()
         many = getattr(source, "__getitems__", None)
         return to_numpy(collate(many(chosen) if many else [source[number] for number in chosen]))

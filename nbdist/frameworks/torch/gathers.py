@@ -50,7 +50,7 @@ class ModuleGathers:
         import torch
 
         self._parameters, self.gathers, self._views, self._whole = parameters, gathers, views, whole
-        self._absent = [torch.full((), torch.nan, dtype=one.dtype).expand(one.shape) for one in views]
+        self._absent = [one.new_full((), torch.nan).expand(one.shape) for one in views]
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._by_address = {view.data_ptr(): number for number, view in enumerate(views) if view.numel()}
         units = gathers.units

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -30,7 +29,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.frameworks.torch.data import training_data
-from nbdist.frameworks.torch.model import TorchModel, tensor_of
+from nbdist.frameworks.torch.model import TorchModel
 from nbdist.frameworks.torch.optimizers import GroupRates, translated
 from nbdist.frameworks.torch.weights import count_training
 from nbdist.graph.backend import device_scope, to_host
@@ -135,7 +134,7 @@ class Batches:
         seed = None if context.seed is None else context.seed + context.trainings - 1
         self._dataset = context.served(strategy.dataset(dataset, seed)).ahead_of_training()
         self._replica = on_device(strategy.begin(model, rule), context.device)
-        context.see_arrays(self._replica.values)
+        context.see_arrays(self._replica.computed_with)
         for note in self._replica.notes:
             print(note)
         self._rate, self._rates = rule.learning_rate, GroupRates.of(optimizer.param_groups)
@@ -167,7 +166,7 @@ class Batches:
                 break
             self._weight = len(arrays[0]) / size
             element = self._model.opened(arrays)
-            yield rebuild(element, [tensor_of(np.asarray(leaf)) for leaf in leaves_of(element)])
+            yield self._model.tensors(element)
             self._weight = 0.0
         try:
             if not ended:

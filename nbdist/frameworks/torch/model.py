@@ -74,12 +74,16 @@ class TorchModel(FrameworkModel):
         check_parameters(named)
         self._parameters = list(named.values())
         self._own = [parameter.data for parameter in self._parameters]
-        self._device = self._own[0].device.type if self._own else "cpu"
         super().__init__(
-            [(name, array_of(tensor)) for name, tensor in zip(named, self._own, strict=True)],
-            metric_names,
-            [(name, array_of(tensor)) for name, tensor in module.named_buffers()],
+            [(name, array_of(tensor)) for name, tensor in zip(named, self._own, strict=True)], metric_names
         )
+        trained = set(map(id, self._parameters))
+        self._frozen = [(one, one.data) for one in module.parameters() if id(one) not in trained]
+        """Parameters that no update changes, and their own memory."""
+        self._changed: list[tuple[Any, Any]] = []
+        """Tensors that a step changes without gradients, and their own memory."""
+        self._are_placed = False
+        self.keep_states(dict(module.named_buffers()))
         self._decay = list(decay) or [0.0] * len(named)
         self._factors = list(factors) or [1.0] * len(named)
         self._accumulate, self._clip_norm, self._autocast, self._sums = accumulate, clip_norm, autocast, sums
@@ -113,13 +117,45 @@ class TorchModel(FrameworkModel):
         whole = [tensor_of(array) for _, array in self.variables]
         self._units = ModuleGathers(self.module, self._parameters, gathers, views, whole)
 
+    @property
+    def device(self) -> Any:
+        """The torch.device that the module computes on."""
+        return self._parameters[0].device
+
+    def keep_states(self, changed: Mapping[str, Any]) -> None:
+        """Take these tensors, by name, for what a step changes without gradients."""
+        self._changed = [(tensor, tensor.data) for tensor in changed.values()]
+        self.states = [(name, array_of(tensor)) for name, tensor in changed.items()]
+
     def bind(self, values: Sequence[Array]) -> None:
-        """Have the parameters be tensors on the memory of ``values``."""
+        """Have the parameters be tensors on the memory of ``values``, and all others be on their device."""
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.data = tensor_of(value)
+        if not self._are_placed:
+            self._are_placed = True
+            for tensor, own in self._frozen:
+                tensor.data = own.to(self.device)
+            for (tensor, _), (_, array) in zip(self._changed, self.states, strict=True):
+                tensor.data = tensor_of(array).to(self.device)  # a state of a training may have restored it
+
+    def fetch_states(self) -> None:
+        """Copy to the host what steps on a GPU have changed."""
+        for (tensor, _), (_, array) in zip(self._changed, self.states, strict=True):
+            if tensor.device.type != "cpu":
+                np.copyto(array, array_of(tensor))
+
+    def remember(self) -> Callable[[], object]:
+        """Return what gives the states the values back that they have now."""
+        before = [(tensor, tensor.detach().clone()) for tensor, _ in self._changed]
+
+        def restore() -> None:
+            for tensor, kept in before:
+                tensor.data.copy_(kept)
+
+        return restore
 
     def release(self) -> None:
-        """Give the parameters their own memory back, with the trained values; remove the hooks."""
+        """Give the module its own memory back, with the trained values; remove the hooks."""
         import torch
 
         for hook in self._hooks:
@@ -131,6 +167,12 @@ class TorchModel(FrameworkModel):
             if own.data_ptr() != trained.data_ptr():
                 own.copy_(trained)
             parameter.data, parameter.grad = own, None
+        for tensor, own in self._changed:
+            if own.data_ptr() != tensor.data_ptr():
+                own.copy_(tensor.data)
+            tensor.data = own
+        for tensor, own in self._frozen:
+            tensor.data = own
 
     def opened(self, batch: tuple[Array, ...]) -> Any:
         """Return a batch as the data's reader gives it."""
@@ -173,6 +215,10 @@ class TorchModel(FrameworkModel):
         self._ready = None
         return loss, *metrics
 
+    def tensors(self, element: Any) -> Any:
+        """Return a batch of arrays as tensors on the module's device."""
+        return rebuild(element, [tensor_of(leaf).to(self.device) for leaf in leaves_of(element)])
+
     def evaluate(
         self, values: Sequence[Array], dataset: Dataset, opened: Callable[[tuple[Array, ...]], Any]
     ) -> dict[str, float]:
@@ -189,7 +235,7 @@ class TorchModel(FrameworkModel):
                 for batch in dataset.iterate(reuse_buffers=True):
                     arrays = batch if isinstance(batch, tuple) else (batch,)
                     rows, element = len(arrays[0]), opened(arrays)
-                    tensors = rebuild(element, [tensor_of(leaf) for leaf in leaves_of(element)])
+                    tensors = self.tensors(element)
                     with self._computing():
                         loss, measured = self._step(tensors)
                     own = float(loss) * (1 if self._sums else rows)
@@ -206,7 +252,7 @@ class TorchModel(FrameworkModel):
 
         if self._autocast is None:
             return nullcontext()
-        return torch.autocast(self._device, dtype=self._autocast)  # type: ignore[no-any-return]  # not typed
+        return torch.autocast(self.device.type, dtype=self._autocast)  # type: ignore[no-any-return]  # not typed
 
     def _parts(self, batch: Any) -> list[tuple[Any, float]]:
         """Return the parts of a share, as tensors, with the part of its examples that each has."""

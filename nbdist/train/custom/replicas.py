@@ -343,7 +343,7 @@ class VariableGroup(NoVariables):
             replica.close()
             raise FailedPreconditionError(refused)
         replica = on_device(replica, context.device)
-        context.see_arrays(replica.values)
+        context.see_arrays(replica.computed_with)
         return replica
 
     @property
