@@ -17,8 +17,8 @@ from bench.script import need_jax
 
 
 def main() -> None:
-    jax = need_jax()
     options = sync_work.options()
+    jax = need_jax(options.device)
     work, loss = sync_work.scaled(options), LOSSES[options.work]
 
     def step(params: Any, batch: Any) -> Any:

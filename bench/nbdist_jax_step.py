@@ -17,12 +17,12 @@ from nbdist.train.context import Context, use
 
 
 def main() -> None:
-    need_jax()
     options = sync_work.options()
+    need_jax(options.device)
     work = sync_work.scaled(options)
     batches = nb.data.Dataset.from_arrays(*work.data()).batch(sync_work.BATCH).repeat()
     clock = Clock(lambda: [np.asarray(weight) for weight in clock.model()])
-    with use(Context(quiet=True)):  # what fit prints belongs to no step
+    with use(Context(quiet=True, device=options.device)):  # what fit prints belongs to no step
         nb.frameworks.jax.fit(
             LOSSES[options.work],
             list(work.first_weights()),

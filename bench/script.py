@@ -42,13 +42,20 @@ def need_torch(device: str) -> tuple[Any, str]:
     return torch, f"cuda:{device.partition(':')[2] or 0}"
 
 
-def need_jax() -> Any:
-    """Return JAX, computing in one thread of the CPU."""
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+def need_jax(device: str) -> Any:
+    """Return JAX: in one thread of the CPU, or on a GPU, with float32 products not rounded to TF32."""
+    on_gpu = device.startswith("GPU")
+    if not on_gpu:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     try:
         import jax
     except ImportError:
         raise not_measured("jax is not installed") from None
+    if on_gpu and jax.default_backend() != "gpu":
+        raise not_measured("jax is installed without CUDA")
+    if on_gpu:
+        jax.config.update("jax_default_matmul_precision", "highest")
     return jax
 
 

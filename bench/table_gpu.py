@@ -1,7 +1,7 @@
-"""The benchmarks that need GPUs: G1 and G2, and P3 and P4 on GPUs (g3).
+"""The benchmarks that need GPUs: G1 and G2, P3 and P4 on GPUs (g3), models of PyTorch and JAX on one (g4).
 
-python -m bench g1 g2 g3                                # on a machine with GPUs
-NBDIST_BENCH_REHEARSAL=1 python -m bench g1 g2 g3       # on the host, few steps: the scripts, no figures
+python -m bench g1 g2 g3 g4                             # on a machine with GPUs
+NBDIST_BENCH_REHEARSAL=1 python -m bench g1 g2 g3 g4    # on the host, few steps: the scripts, no figures
 """
 
 from __future__ import annotations
@@ -70,6 +70,23 @@ GPU_BENCHMARKS: list[Benchmark] = [
             elsewhere("torch_data_parallel", *steps(work, FEW_STEPS)),
             bar(4 if work == "mlp" else 0.9),
             close(1e-3 if work == "mlp" else 5e-3),
+        )
+        for work, what in WORKS
+    ),
+    *(
+        Benchmark(
+            f"g4.{framework}-{work}",
+            f"{NAME}a model of {name} on one GPU, {what.replace('Adam', optimizer)}, batch 100, no TF32",
+            "images/s",
+            peer,
+            here(f"nbdist_{framework}_step", *steps(work)),
+            elsewhere(f"{framework}_step", *steps(work)),
+            None,
+            close(1e-3 if work == "mlp" else 5e-3),
+        )
+        for framework, name, optimizer, peer in (
+            ("torch", "PyTorch", "Adam", "PyTorch, eager"),
+            ("jax", "JAX", "SGD", "plain JAX, one jitted step, parameters donated"),
         )
         for work, what in WORKS
     ),

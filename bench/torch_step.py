@@ -1,4 +1,4 @@
-"""Peer of G1: images per second of the same training in PyTorch, eager, on one device."""
+"""Peer of G1 and g4: images per second of the same training in PyTorch, eager, on one device."""
 
 from __future__ import annotations
 

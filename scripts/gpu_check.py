@@ -10,8 +10,9 @@
    trainings on a worker (gpu_trainings.py), and of PyTorch, JAX and Keras (gpu_torch.py, gpu_jax.py), of
    which those that are not installed are left out.
 2. The tests that need a GPU.
-3. The benchmarks g1 (a step against PyTorch), g2 (all-reduce against NCCL) and g3 (training on two GPUs
-   against PyTorch's DDP), see bench/table_gpu.py. What cannot be measured here is said.
+3. The benchmarks g1 (a step against PyTorch), g2 (all-reduce against NCCL), g3 (training on two GPUs
+   against PyTorch's DDP) and g4 (models of PyTorch and JAX on one GPU against their own loops), see
+   bench/table_gpu.py. What cannot be measured here is said.
 4. Host waits, copies and launches of a step, by Nsight Systems.
 
 The exit status is 1 if a check or a test fails, or if both sides of a benchmark computed different things,
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--on-cpu", action="store_true", help="rehearse the checks with NumPy")
     parser.add_argument("--report", type=Path, default=REPORT, help=f"the report file (default {REPORT})")
     parser.add_argument("--tests", default="tests", help="where to look for tests that need a GPU")
-    parser.add_argument("--benchmarks", nargs="*", default=["g1", "g2", "g3"], help="which to run")
+    parser.add_argument("--benchmarks", nargs="*", default=["g1", "g2", "g3", "g4"], help="which to run")
     parser.add_argument("--only", nargs="+", metavar="CHECK", help="run these checks, and nothing else")
     parser.add_argument("--leave-out", nargs="+", metavar="CHECK", default=[], help="leave these checks out")
     options = parser.parse_args(arguments)

@@ -145,6 +145,18 @@ def workers(machine: Machine, count: int = 1, ps: int = 1) -> Iterator[nb.Cluste
         cluster.stop()
 
 
+@contextmanager
+def stopped_if_it_fails(run: nb.Run) -> Iterator[None]:
+    """Stop a run in the background if the block fails: the next case needs its workers."""
+    try:
+        yield
+    except BaseException:
+        if not run.over:
+            run.stop()
+            run.wait()
+        raise
+
+
 def wait_for(condition: Callable[[], object], run: nb.Run, what: str) -> None:
     """Wait until something holds while a run is under way; raise if it never does."""
     deadline = time.monotonic() + PATIENCE

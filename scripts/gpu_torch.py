@@ -10,7 +10,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gpu_machine import OF_ITS_OWN, STRATEGIES, Machine, require, run_all, wait_for, workers
+from gpu_machine import (
+    OF_ITS_OWN,
+    STRATEGIES,
+    Machine,
+    require,
+    run_all,
+    stopped_if_it_fails,
+    wait_for,
+    workers,
+)
 
 import nbdist as nb
 
@@ -29,7 +38,7 @@ def new_model():
     return torch.nn.Sequential(torch.nn.Linear(8, 32), norm, torch.nn.Tanh(), torch.nn.Linear(32, 3))
 
 def sgd(module):
-    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5)  # with 0.9 old gradients may diverge
 
 plain = new_model()
 optimizer, losses = sgd(plain), []
@@ -51,8 +60,7 @@ if {made_there}:
     model.to(device)
 def look(module, given, output):
     seen.update(one.device.type for one in (*given, output, *module.parameters(), *module.buffers()))
-for layer in (model[1], model[3]):
-    layer.register_forward_hook(look)
+hooks = [layer.register_forward_hook(look) for layer in (model[1], model[3])]
 optimizer = sgd(model)
 """
 FIT = """
@@ -76,8 +84,11 @@ with nb.frameworks.torch.wrap(model, optimizer, data) as batches:
             nb.log(loss=loss)
             total += loss.item() / 4
         found.append(total)
+for hook in hooks:
+    hook.remove()  # the module is home again: on a worker with a GPU, where it was made
 model.eval()
-validated = float(cross_entropy(model(x.to(next(model.parameters()).device)), y.to(next(model.parameters()).device)))
+with torch.no_grad():
+    validated = float(cross_entropy(model(x.to(next(model.parameters()).device)), y.to(next(model.parameters()).device)))
 """  # noqa: E501
 COMPARE = """
 pairs = zip(model.state_dict().values(), plain.state_dict().values())
@@ -372,18 +383,19 @@ def steer(body: str, cluster: nb.Cluster, how: dict[str, Any], what: str) -> str
     def step() -> int:
         return min((replica.step for replica in run.standing().replicas), default=0)
 
-    wait_for(lambda: run.trains and step() > 3, run, f"{what} trains")
-    run.pause()
-    wait_for(lambda: run.standing().state == "paused", run, f"{what} pauses")
-    at = step()
-    run.set(learning_rate=0.02)
-    wait_for(lambda: run.standing().learning_rate == 0.02, run, f"{what} has another rate")
-    saved = run.checkpoint()
-    require(saved.exists() and saved.stat().st_size, f"nothing was saved in {saved}")
-    run.resume()
-    wait_for(lambda: step() > at + 3, run, f"{what} continues")
-    run.stop()
-    run.wait()
+    with stopped_if_it_fails(run):
+        wait_for(lambda: run.trains and step() > 3, run, f"{what} trains")
+        run.pause()
+        wait_for(lambda: run.standing().state == "paused", run, f"{what} pauses")
+        at = step()
+        run.set(learning_rate=0.02)
+        saved = run.checkpoint()
+        require(saved.exists() and saved.stat().st_size, f"nothing was saved in {saved}")
+        run.resume()  # the next step is the first at that rate
+        wait_for(lambda: run.standing().learning_rate == 0.02, run, f"{what} has another rate")
+        wait_for(lambda: step() > at + 3, run, f"{what} continues")
+        run.stop()
+        run.wait()
     require(run.status == "stopped", f"{what} is {run.status} after Stop")
     return f"stopped after {step()} steps"
 

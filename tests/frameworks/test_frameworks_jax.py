@@ -37,6 +37,7 @@ float(summed(x + 1))
 )
 
 
+@pytest.mark.usefixtures("no_gpus")
 def test_processes_sum_in_each_cell_also_after_one_has_failed(cluster: Cluster) -> None:
     def begin(body: str, **options: str) -> Run:
         return start_run(body, Options(on="worker:0-1", **options), cluster=cluster)  # type: ignore[arg-type]

@@ -85,6 +85,7 @@ def check_trained(run: Run) -> Run:
     return run
 
 
+@pytest.mark.usefixtures("no_gpus")
 def test_a_plain_script_trains_as_under_torchrun_in_one_cell_after_another(begin: Callable[..., Run]) -> None:
     for _ in range(2):
         run = check_trained(begin(TRAIN, framework="torch"))

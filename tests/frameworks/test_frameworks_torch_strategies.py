@@ -127,8 +127,15 @@ def plain(cluster: Cluster) -> dict[str, Any]:
     ],
 )
 def test_synchronous_replicas_train_as_one_device_does(
-    cluster: Cluster, plain: dict[str, Any], options: dict[str, Any], optimizer: str, accumulate: int
+    cluster: Cluster,
+    plain: dict[str, Any],
+    request: pytest.FixtureRequest,
+    options: dict[str, Any],
+    optimizer: str,
+    accumulate: int,
 ) -> None:
+    if options.get("stage", 1) > 1:
+        request.getfixturevalue("no_gpus")
     body = MODEL.format(seed="nb.task.index") + with_optimizer(TRAIN, optimizer, accumulate=accumulate)
     run = start_run(body, Options(**options), cluster=cluster).wait()
     weights, losses = plain[optimizer]
@@ -265,6 +272,7 @@ nb.frameworks.torch.fit(model, (x, y), optimizer=sgd, loss=loss, scheduler=plan(
         start_run(body, Options(strategy="multi_worker"), cluster=cluster).wait()
 
 
+@pytest.mark.usefixtures("no_gpus")
 def test_modules_that_read_parameters_of_others_train_in_stage_3(cluster: Cluster) -> None:
     """Attention reads those of a layer that it does not call; a layer is called twice, and one is unused.
 

@@ -19,6 +19,7 @@ from nbdist.distribute import (
     MirroredStrategy,
     OneDeviceStrategy,
     Strategy,
+    TPUStrategy,
     central,
     get_replica_context,
 )
@@ -44,6 +45,7 @@ from nbdist.train import Callback
 from nbdist.train import context as contexts
 from nbdist.train.context import Checkpoints
 from nbdist.train.custom.api import local_results
+from nbdist.train.custom.replicas import LocalReplica
 from nbdist.train.device import on_device
 from nbdist.train.step_timing import StepEvents, StepLog
 from nbdist.train.strategy import OneDevice
@@ -163,6 +165,12 @@ def test_a_custom_loop_on_devices_equals_one_on_the_host(fake_gpu: None, devices
     host, device = results
     for a, b in zip(host, device, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_the_strategy_compiles_is_fed_from_the_host(fake_gpu: None) -> None:
+    """JAX takes no arrays of CuPy; it places what it is given."""
+    context = contexts.Context(quiet=True, device="GPU:0", strategy=TPUStrategy())
+    assert LocalReplica(context, 0).xp is np
 
 
 @pytest.mark.parametrize("devices", [["GPU:0"], ["GPU:0", "GPU:1"], ["CPU:0", "CPU:0"]], ids=str)
