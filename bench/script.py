@@ -70,6 +70,11 @@ def elsewhere(module: str, *arguments: object, timeout: float = 300) -> Callable
     return lambda: outcome(os.environ.get("NBDIST_PEERS_PYTHON", sys.executable), module, arguments, timeout)
 
 
+def python_path() -> str:
+    """Return where a script finds modules: this checkout first, then where this process does."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 def outcome(python: str, module: str, arguments: tuple[object, ...], timeout: float) -> Outcome:
     """Run a script to its end and return the JSON object on the last line of its output."""
     if not (ROOT / "bench" / f"{module}.py").is_file():
@@ -77,7 +82,7 @@ def outcome(python: str, module: str, arguments: tuple[object, ...], timeout: fl
     process = subprocess.Popen(
         [python, "-m", f"bench.{module}", *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": python_path()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -27,7 +27,7 @@ layers = [
     {norm}nb.nn.Dropout(0.2), nb.nn.Dense(3, "softmax"),
 ]
 model = nb.nn.Sequential(layers, seed=1)
-model.compile(nb.optim.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
+model.compile(nb.optim.SGD({rate}), "sparse_categorical_crossentropy", metrics=["accuracy"])
 data = nb.data.Dataset.from_arrays(x, y).batch(24)
 history = model.fit(data, epochs=3, validation_data=nb.data.Dataset.from_arrays(x, y).batch(48))
 result = model.get_weights(), history.history["loss"]
@@ -56,6 +56,19 @@ for epoch in range(3):
 result = model.get_weights(), losses
 """
 
+COUNTED = """
+import numpy as np
+import nbdist as nb
+
+model = nb.nn.Sequential([nb.nn.Dense(1 << 14, use_bias=False, kernel_initializer="zeros")])
+model.compile(nb.optim.SGD(2.0**13), "mae")
+rows, labels = np.ones((16, 16), "f4"), np.full((16, 1 << 14), -4096, "f4")
+history = model.fit(nb.data.Dataset.from_arrays(rows, labels).batch(16), epochs={steps})
+result = model.get_weights(), history.history["loss"]
+"""
+"""Every gradient is 2**-14, whatever the parameters are: after n updates each of them is -n / 2, and the loss
+is 4096 - 8 * n, if it is one of parameters between two updates."""
+
 
 def here(body: str) -> Any:
     """Return what a body results in in this process, on the CPU."""
@@ -81,17 +94,42 @@ def train(
 
 def check_strategies(machine: Machine, count: int = 1) -> str:
     """`fit` of a CNN, and loops of one's own, on workers that have the first GPU, under every strategy."""
-    body = FIT.format(norm="nb.nn.BatchNorm(), " if count == 1 else "")
+    norm = "nb.nn.BatchNorm(), " if count == 1 else ""
+    exact, of_its_own = (FIT.format(norm=norm, rate=rate) for rate in ("0.1, momentum=0.9", "0.02"))
     with workers(machine, count) as cluster:
         cases = {
-            name: partial(train, cluster, machine, how, body, exact=name not in OF_ITS_OWN)
+            name: partial(train, cluster, machine, how, exact)
             for name, how in STRATEGIES.items()
+            if name not in OF_ITS_OWN
         }
+        cases |= {  # with momentum, old gradients of a second replica can make the loss rise
+            name: partial(train, cluster, machine, STRATEGIES[name], of_its_own, exact=False)
+            for name in sorted(OF_ITS_OWN)
+        }
+        cases["ps, async, counted"] = partial(count_updates, cluster, machine, count)
         cases |= {
             f"loop under {name}": partial(train, cluster, machine, how, LOOP, exact=name not in OF_ITS_OWN)
             for name, how in STRATEGIES.items()
         }
         return run_all(cases)
+
+
+def count_updates(cluster: nb.Cluster, machine: Machine, replicas: int, steps: int = 100) -> str:
+    """Check that asynchronous replicas lose no gradient, apply none twice, and read whole parameters."""
+    how = {**STRATEGIES["ps, async"], "locking": True}
+    run = nb.launch(COUNTED.format(steps=steps), fetch=("result",), cluster=cluster, live=False, **how)
+    ((weights,), losses) = run.results["result"]
+    device = "GPU:0" if machine.on_gpu else "CPU"
+    require(device in run.trained_on, f"trained on {run.trained_on}, not {device}")
+    updates = np.unique(-2 * weights)
+    require(updates.tolist() == [replicas * steps], f"{replicas * steps} updates were made, found {updates}")
+    seen = (4096 - np.array(losses)) / 8
+    require(
+        bool((np.abs(seen - np.round(seen)) < 0.01).all()),
+        f"parameters of several updates were mixed: {seen}",
+    )
+    require(bool((np.diff(seen) > -0.01).all()), f"a replica has read older parameters again: {seen}")
+    return f"({replicas * steps} updates)"
 
 
 ESTIMATOR = """

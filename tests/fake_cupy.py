@@ -647,6 +647,10 @@ class Function:
         check_recording(self._real)
         if self._real is cupy.linalg.solve:
             check_solve(*args)
+        if self._real is cupy.min and kwargs.get("out") is not None:  # CUB is given it as a dtype
+            raise TypeError(
+                "operand type(s) all returned NotImplemented from __array_ufunc__(<ufunc 'equal'>"
+            )
         try:
             return on_device(self._numpy, *args, **kwargs)
         except np.linalg.LinAlgError:

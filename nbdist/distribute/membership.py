@@ -26,6 +26,7 @@ import numpy as np
 
 from nbdist.distribute.agreement import digest_of
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
+from nbdist.graph.backend import to_host
 from nbdist.runtime.groups import LOOPS, World, described
 from nbdist.runtime.ps.client import TrainingOver
 from nbdist.runtime.task import TaskInfo
@@ -338,7 +339,7 @@ def pack_joined(joined: JoinedState) -> bytes:
     >>> unpack_joined(pack_joined(state))
     JoinedState(state={'step': 7}, arrays=[array([0., 1., 2.])])
     """
-    arrays = [np.ascontiguousarray(array) for array in joined.arrays]
+    arrays = [np.ascontiguousarray(to_host(array)) for array in joined.arrays]
     header = {"state": joined.state, "arrays": [[str(array.dtype), array.shape] for array in arrays]}
     text = json.dumps(header).encode()
     return b"".join([len(text).to_bytes(8, "little"), text, *(array.tobytes() for array in arrays)])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -67,6 +67,16 @@ def device_scope(device: str) -> Iterator[None]:
                 yield
     finally:
         _thread.device = before
+
+
+def gpu_scope(device: str) -> AbstractContextManager[None]:
+    """Return the scope of a GPU; a context that does nothing for another device.
+
+    >>> with gpu_scope("CPU:0"):
+    ...     backend(scoped_device()).zeros(2)
+    array([0., 0.])
+    """
+    return device_scope(device) if _kind_and_index(device)[0] == "GPU" else nullcontext()
 
 
 def scoped_device() -> str:

@@ -62,8 +62,8 @@ GPU_LOST_ADVICE = (
     "one is free"
 )
 BROKEN_ADVICE = (
-    "No later call of this process can use the GPU: give the task another process with %cluster restart, or "
-    "restart the kernel"
+    "No later call of this process can use the GPU: give the task another process by its name, as with "
+    "%cluster restart worker:0, or restart the kernel"
 )
 SMALLER = "Use a smaller batch, or a smaller model"
 

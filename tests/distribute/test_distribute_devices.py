@@ -32,6 +32,7 @@ from nbdist.distribute import (
     ShardedStrategy,
     Strategy,
 )
+from nbdist.distribute.membership import pack_joined, unpack_joined
 from nbdist.estimator import Estimator, EstimatorSpec, RunConfig
 from nbdist.graph import backend
 from nbdist.graph.variables import get_or_create_global_step
@@ -40,6 +41,7 @@ from nbdist.nn.functional import sparse_softmax_cross_entropy
 from nbdist.optim import SGD, Adam, LossScaleOptimizer
 from nbdist.train.context import Context, use
 from nbdist.train.custom.api import end_loops
+from nbdist.train.strategy import JoinedState
 
 GRADIENTS = 4 * (784 * 100 + 112 + 1008 + 16)
 """Bytes of the gradients of 784-100-10: each variable begins at a multiple of 64 bytes."""
@@ -348,3 +350,9 @@ def test_a_loop_waits_once_for_what_a_step_returns() -> None:
             }
 
     assert cost_of_a_step("one_device", steps)["host wait"] == 1
+
+
+def test_a_process_that_joins_a_loop_receives_what_the_gpu_has() -> None:
+    held = backend.backend("GPU:0").asarray(np.arange(3.0))
+    (received,) = unpack_joined(pack_joined(JoinedState({"step": 7}, [held]))).arrays
+    np.testing.assert_array_equal(received, [0, 1, 2])

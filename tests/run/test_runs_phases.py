@@ -62,10 +62,10 @@ TRAININGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def cluster(own_home: Path) -> Iterator[Cluster]:
-    """A cluster of this module: its tasks die."""
+    """A cluster of this module: its tasks die, on CPUs: a GPU that is lost has no successor here."""
     from nbdist.cluster.launch import start_cluster
 
-    cluster = start_cluster(workers=3, ps=1, report=None)
+    cluster = start_cluster(workers=3, ps=1, gpus="none", report=None)
     yield cluster
     cluster.stop()
 

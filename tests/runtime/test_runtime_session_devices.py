@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupy import FakeCupy, counts
+from fake_cupy import FakeCupy, bytes_made, counts
 from runtime_tasks import ONE, PS, Tasks, all_ways, begin
 from waiting import until
 
@@ -181,3 +181,23 @@ def test_a_monitored_session_makes_synchronous_steps_on_a_gpu(graph: Graph, task
         value, made = after.run([w, steps])
     assert made >= 4
     np.testing.assert_array_equal(value, np.array([1.0, 2.0]) / 2**made)
+
+
+@all_ways
+def test_a_piece_computes_on_the_gpu_that_it_names(
+    graph: Graph, tasks: Tasks, gpu: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current GPU is a property of a thread, and an executor's thread begins with GPU 0."""
+    monkeypatch.setattr(tasks["worker0"].sessions, "kinds", ("CPU:0", "GPU:0", "GPU:1"))
+    made = bytes_made[1]
+    with device(f"{ONE}/device:GPU:1"):
+        w = Variable(np.array([1.0, 2.0]), name="w")
+        on_second = w * 3
+        trained = w.assign_add(on_second)
+    with device(f"{ONE}/device:GPU:0"):
+        on_first = trained * 2
+    with tasks.session() as session:
+        begin(session)
+        np.testing.assert_array_equal(session.run(on_first), [8, 16])
+        assert bytes_made[1] > made
+        np.testing.assert_array_equal(session.run(w), [4, 8])

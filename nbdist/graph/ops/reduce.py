@@ -73,7 +73,15 @@ def _define(
                 reduce(x, axes, None, out, keepdims)
 
         function = getattr(xp, name)
-        return run if xp is np else lambda x, out: function(x, axis=axes, out=out, keepdims=keepdims)
+
+        def copied(x: Array, out: Array) -> None:
+            out[...] = function(x, axis=axes, keepdims=keepdims)
+
+        if xp is np:
+            return run
+        if name == "min":  # CuPy 14's `min` gives CUB its `out` as a dtype, and fails
+            return copied
+        return lambda x, out: function(x, axis=axes, out=out, keepdims=keepdims)
 
     register(
         Op(

@@ -40,7 +40,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from nbdist.errors import AbortedError, DataLossError, FailedPreconditionError, UnavailableError
-from nbdist.graph.backend import Array, to_device, to_host
+from nbdist.graph.backend import Array, gpu_scope, to_device, to_host
 from nbdist.graph.compile.partition import Piece
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Tensor
@@ -227,7 +227,8 @@ class Executor:
 
             return send
 
-        program = PieceProgram(piece, self.store, containers, kernels, self._scratch, self.fence)
+        with gpu_scope(kind):
+            program = PieceProgram(piece, self.store, containers, kernels, self._scratch, self.fence)
         self._plans[plan] = Running(program, rendezvous, piece.graph)
         return program
 
@@ -244,11 +245,14 @@ class Executor:
         self._waiting.begin()
         try:
             self._check_aborted()
+            scope = gpu_scope(running.program.device)
             if spans is None:
-                return running.program.run(feeds)
+                with scope:
+                    return running.program.run(feeds)
             marks: list[Mark] = []
             running.rendezvous.arrived.clear()
-            results = running.program.run(feeds, marks)
+            with scope:
+                results = running.program.run(feeds, marks)
             spans += spans_of(running.program.device, step, marks, running.rendezvous.arrived)
             return results
         except BaseException as error:

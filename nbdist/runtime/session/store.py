@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from nbdist.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
-from nbdist.graph.backend import Array, backend
+from nbdist.graph.backend import Array, backend, gpu_scope
 from nbdist.graph.compile.specs import size_of
 from nbdist.graph.device import is_tpu
 from nbdist.graph.op import Spec, show
@@ -43,7 +43,8 @@ class Cell:
     def write(self, fill: Callable[[Array], object]) -> None:
         """Have ``fill(array)`` write a new value; on a TPU into memory of the host, which is then sent."""
         if not is_tpu(self.device):
-            fill(self.array)
+            with gpu_scope(self.device):
+                fill(self.array)
             return
         new = np.empty(self.array.shape, self.array.dtype)
         fill(new)
@@ -92,7 +93,8 @@ class Store:
 
     def _new_cell(self, container: str, name: str, spec: Spec, device: str) -> Cell:
         if not is_tpu(device):
-            return Cell(container, name, backend(device).empty(spec.shape, spec.dtype), device=device)
+            with gpu_scope(device):
+                return Cell(container, name, backend(device).empty(spec.shape, spec.dtype), device=device)
         # A program replaces the arrays of its variables: others look at them when it is done.
         lock = self._device_locks.setdefault(device, threading.Lock())
         array = on_device(np.zeros(spec.shape, spec.dtype), device)
