@@ -199,8 +199,9 @@ def _train(
         loop = _Loop(model, replica, context, history, skip_nan, save)
         loop.schedule = None if rate_at is None else RateSchedule(rate_at, context)
         batches = opened = EpochBatches(
-            context.strategy, dataset, steps_per_epoch, cursor, context.control.check, context.input_meter
-        )
+            context.strategy, dataset, steps_per_epoch, cursor, context.control.check, context.input_meter,
+            reuse_buffers=not replica.reads_late,
+        )  # fmt: skip
         if own.joins_at:
             batches.advance(own.joins_at)
         resume.loss_scale = loop.scaling.state
@@ -334,6 +335,18 @@ def _unmarked(place: int) -> None:
     """Record nothing: the host's clock measures what a CPU computes."""
 
 
+class _Step:
+    """A step that has begun: its share of a batch, and what its program returns."""
+
+    __slots__ = ("begun", "gradients", "mine", "pulled", "restore", "size", "values", "waited")
+
+    def __init__(self, size: int, mine: int, begun: float, waited: float, pulled: float) -> None:
+        self.size, self.mine, self.begun, self.waited, self.pulled = size, mine, begun, waited, pulled
+        self.values: tuple[Array, ...] = ()
+        self.gradients: Sequence[Array] = ()
+        self.restore: Callable[[], object] | None = None
+
+
 class _Loop:
     """Steps of one training on one replica."""
 
@@ -379,19 +392,26 @@ class _Loop:
                 self._events.flush()
 
     def _steps(self, batches: Iterator[tuple[tuple[Array, ...], int]]) -> bool:
-        replica, control, progress = self.replica, self.context.control, self.context.progress
-        log, prepare = self.history.step, self.model.prepare
-        tables, counted = replica.tables, 1 + len(self.model.metric_names)
-        batch: tuple[Array, ...] = ()
+        """Make a step for each batch.
+
+        Where XLA makes the steps, the results of one are read when the next one has begun: the host's work
+        between two steps, and the wait for the loss, take no time of the device.
+        """
+        replica, control = self.replica, self.context.control
+        tables, prepare = replica.tables, self.model.prepare
         draws, first_example = self.model.draws, self.context.strategy.first_example
         started, number = self.step, self.context.trainings
         clock, xp = time.perf_counter, backend_of(replica.values[0])
         mark = self._events.mark if self._events is not None else _unmarked
-        account = StepAccount(progress.spent, self.context.step_log, self._events)
+        account = StepAccount(self.context.progress.spent, self.context.step_log, self._events)
         account.start()
-        boundary = self.boundary
+        boundary, end = self.boundary, partial(self._end_step, account)
         handled, save_state = boundary.handled, self.save_state
+        late = replica.reads_late and self.schedule is None and save_state is None
+        under_way: _Step | None = None
         for arrays, size in self._repeated(batches):
+            if under_way is not None and (control.messages != handled or control.stop_requested):
+                under_way = end(under_way)
             if control.messages != handled:
                 try:
                     account.exclude(boundary.handle())
@@ -405,6 +425,8 @@ class _Loop:
                 except StepStopped:
                     return self._ended()
             if replica.agree(control.stop_requested or control.ended_training == number):
+                if under_way is not None:
+                    end(under_way)
                 return self._ended()
             control.check()
             if replica.admit(control.leave_requested):
@@ -412,6 +434,7 @@ class _Loop:
                 continue
             begun, waited = clock(), replica.waited
             mine = len(arrays[0])
+            batch: tuple[Array, ...] = ()
             if tables:  # the pull needs the row numbers first
                 batch = prepare(arrays) if mine else ()
                 replica.want(self._lookups(batch)(*batch) if mine else [NO_IDS] * len(tables))
@@ -421,61 +444,36 @@ class _Loop:
                     self.schedule.follow(replica)
             except StepStopped:
                 return self._ended()
-            pulled, waited = clock(), replica.waited - waited
+            step = _Step(size, mine, begun, replica.waited - waited, clock())
             mark(StepEvents.PULLED)
             self.scaling.update()
-            gradients, wrong, overflow = replica.gradients(), "", False
-            loss, restore = 0.0, None
+            step.gradients = gradients = replica.gradients()
             if mine:
-                restore = self.model.remember() if self.skip_nan else None
+                step.restore = self.model.remember() if self.skip_nan else None
                 batch = batch if tables else prepare(arrays)
                 if xp is not np:
                     batch = tuple(to_device(a, xp) for a in batch)
-                draw = (to_device(self.model.draw(self.step, first_example(size)), xp),) if draws else ()
-                values = self._program(batch)(*batch, self._scale(size), *draw, *gradients)
+                made = self.step + (under_way is not None)
+                draw = (to_device(self.model.draw(made, first_example(size)), xp),) if draws else ()
+                step.values = self._program(batch)(*batch, self._scale(size), *draw, *gradients)
                 mark(StepEvents.COMPUTED)
-                rows = values[counted:]  # of each table: gradients, and where they belong
-                results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])
-                loss = float(results[0]) * (size / mine)
-                overflow = self.scaling.has_overflowed(loss, squares)
-                if not overflow:
-                    wrong = describe_nonfinite(loss, squares, [*gradients, *rows[::2]])
-                if tables and not wrong and not overflow:
-                    replica.take([gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)])
-                if wrong and not self.skip_nan:
-                    raise self._nonfinite(wrong)
             else:  # a last batch smaller than the number of replicas leaves some without an example
                 for gradient in gradients:
                     gradient.fill(0)
                 mark(StepEvents.COMPUTED)
-            computed, late = clock(), replica.waited
-            mark(StepEvents.PUSHING)
+            if late:
+                if under_way is not None:
+                    if replica.is_computed(under_way.values):
+                        under_way.begun = begun  # the device has waited for this batch
+                    end(under_way)
+                under_way = step
+                continue
             try:
-                if overflow:
-                    replica.overflow()
-                elif wrong:
-                    assert restore is not None
-                    self._skip(wrong, restore)
-                else:
-                    replica.push()
-                    if replica.nonfinite is not None:
-                        self._take_back(replica.nonfinite, loss, restore)
+                end(step)
             except RetryStep:
                 self._retry = True
-                continue
-            pushed, late = clock(), replica.waited - late
-            mark(StepEvents.PUSHED)
-            paused = boundary.paused_since() if control.messages != handled else 0.0
-            self.step += 1
-            self.scaling.record_step(self.step)
-            rest = account.add(self.step, begun, waited, pulled, computed, late, pushed, paused)
-            progress.step = self.step
-            progress.examples += mine
-            progress.global_step = self.updates_before + replica.global_step
-            progress.dropped = self.dropped_before + replica.dropped
-            self._last_examples, self._last_logged = mine, bool(mine and not wrong)
-            if self._last_logged:
-                log(self.of_all(1), loss, results, replica.staleness, pushed - begun - rest, mine)
+        if under_way is not None:
+            end(under_way)
         if self.step == started:
             raise InvalidArgumentError("the dataset ended before this epoch: there is nothing to train on")
         try:
@@ -484,6 +482,54 @@ class _Loop:
             return self._ended()
         self.scaling.update()
         return True
+
+    def _end_step(self, account: StepAccount, step: _Step) -> None:
+        """Read what a step has computed, check it, push its gradients and record it."""
+        replica, progress, clock = self.replica, self.context.progress, time.perf_counter
+        mark = self._events.mark if self._events is not None else _unmarked
+        counted, size, mine = 1 + len(self.model.metric_names), step.size, step.mine
+        results: Sequence[Array] = ()
+        loss, wrong, overflow = 0.0, "", False
+        if mine:
+            values = replica.results(step.values)
+            rows = values[counted:]  # of each table: gradients, and where they belong
+            results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])
+            loss = float(results[0]) * (size / mine)
+            overflow = self.scaling.has_overflowed(loss, squares)
+            if not overflow:
+                wrong = describe_nonfinite(loss, squares, [*step.gradients, *rows[::2]])
+            if replica.tables and not wrong and not overflow:
+                replica.take([gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)])
+            if wrong and not self.skip_nan:
+                raise self._nonfinite(wrong)
+        computed, late = clock(), replica.waited
+        mark(StepEvents.PUSHING)
+        if overflow:
+            replica.overflow()
+        elif wrong:
+            assert step.restore is not None
+            self._skip(wrong, step.restore)
+        else:
+            replica.push()
+            if replica.nonfinite is not None:
+                self._take_back(replica.nonfinite, loss, step.restore)
+        pushed, late = clock(), replica.waited - late
+        mark(StepEvents.PUSHED)
+        boundary = self.boundary
+        paused = boundary.paused_since() if self.context.control.messages != boundary.handled else 0.0
+        self.step += 1
+        self.scaling.record_step(self.step)
+        begun = step.begun if account.ended is None else max(step.begun, account.ended)
+        pulled = max(begun, step.pulled)
+        rest = account.add(self.step, begun, step.waited, pulled, computed, late, pushed, paused)
+        progress.step = self.step
+        progress.examples += mine
+        progress.global_step = self.updates_before + replica.global_step
+        progress.dropped = self.dropped_before + replica.dropped
+        self._last_examples, self._last_logged = mine, bool(mine and not wrong)
+        if self._last_logged:
+            seconds = pushed - begun - rest
+            self.history.step(self.of_all(1), loss, results, replica.staleness, seconds, mine)
 
     def _ended(self) -> bool:
         """Take a last step back that the others' end has left unmade; return that training does not continue.

@@ -380,7 +380,10 @@ class DataCursor:
 
 
 class EpochBatches:
-    """One pass over ``dataset`` for each epoch, or one for all if it is endless."""
+    """One pass over ``dataset`` for each epoch, or one for all if it is endless.
+
+    With ``reuse_buffers`` a batch is valid until the next one is taken.
+    """
 
     def __init__(
         self,
@@ -390,14 +393,16 @@ class EpochBatches:
         cursor: DataCursor,
         check: Callable[[], object],
         meter: Meter | None = None,
+        reuse_buffers: bool = True,
     ) -> None:
+        self._reuse = reuse_buffers
         self._strategy, self._dataset, self._steps, self._check = strategy, dataset, steps, check
         self._meter = meter
         if cursor.opened is not None:
             dataset.reopen(cursor.opened)
         self._opened, self._epoch, self._batches = dataset.opened, cursor.epoch, cursor.batches
         self._within = False
-        self._endless = strategy.batches(dataset, meter) if dataset.endless else None
+        self._endless = strategy.batches(dataset, meter, reuse_buffers) if dataset.endless else None
         self._current = self._endless
         self._over = cursor.batches
         if self._endless is not None:
@@ -455,7 +460,7 @@ class EpochBatches:
         batches = self._endless
         if batches is None:
             self._opened = self._dataset.opened
-            batches = self._strategy.batches(self._dataset, self._meter)
+            batches = self._strategy.batches(self._dataset, self._meter, self._reuse)
             self.close()
             self._current = batches
         for number in range(self._over):  # skipped, so that the batches after them are those that followed

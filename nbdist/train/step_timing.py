@@ -37,16 +37,17 @@ class StepAccount:
         self, spent: dict[str, float], log: StepLog | None, events: StepEvents | None = None
     ) -> None:
         self._spent, self._record, self._events = spent, None if log is None else log.add, events
-        self._ended: float | None = None
+        self.ended: float | None = None
+        """When the last step ended, or the count began."""
 
     def start(self) -> None:
         """Count the time from now to the next step as time for its data."""
-        self._ended = time.perf_counter()
+        self.ended = time.perf_counter()
 
     def exclude(self, seconds: float) -> None:
         """Exclude a time between two steps, such as a pause."""
-        if self._ended is not None:
-            self._ended += seconds
+        if self.ended is not None:
+            self.ended += seconds
 
     def add(
         self,
@@ -65,8 +66,8 @@ class StepAccount:
         ``late`` are the seconds that the pull and the push waited for other replicas, and ``paused`` those
         for which the run was paused during the step.
         """
-        data = 0.0 if self._ended is None else max(0.0, begun - self._ended)
-        self._ended = pushed
+        data = 0.0 if self.ended is None else max(0.0, begun - self.ended)
+        self.ended = pushed
         late = min(late, pushed - computed)
         rest = min(paused, waited + late)
         spent = self._spent

@@ -190,6 +190,17 @@ class Replica(ABC):
     Only replicas of strategies with ``has_sums`` call it.
     """
 
+    reads_late = False
+    """Whether the results of a step may be read when the next one has begun."""
+
+    def results(self, values: Sequence[Array]) -> Sequence[Array]:
+        """Return as arrays what a step's program has returned; it waits for them. Steps are read in order."""
+        return values
+
+    def is_computed(self, values: Sequence[Array]) -> bool:
+        """Return whether a step is over, given what its program has returned."""
+        return True
+
     @property
     def computed_with(self) -> Sequence[Array]:
         """The parameters where steps compute with them: ``values``, or arrays of XLA on its devices."""
@@ -474,20 +485,21 @@ class Strategy(ABC):
         return own + self.share(size).start  # type: ignore[no-any-return]
 
     def batches(
-        self, dataset: Dataset, meter: Meter | None = None
+        self, dataset: Dataset, meter: Meter | None = None, reuse_buffers: bool = True
     ) -> Iterator[tuple[tuple[Array, ...], int]]:
         """Yield this replica's part of each batch of one epoch, with the size of the whole batch.
 
-        The arrays are valid until the next batch is asked for. A ``meter`` measures the dataset's stages.
+        With ``reuse_buffers`` the arrays are valid until the next batch is asked for. A ``meter`` measures
+        the dataset's stages.
         """
         self._pieces = None
         if dataset.apart:
             self.begin_together(dataset)
-            own = dataset.iterate(reuse_buffers=True, meter=meter)
+            own = dataset.iterate(reuse_buffers=reuse_buffers, meter=meter)
             for piece, size in self.together(own, (np.empty(0),)):
                 yield piece if isinstance(piece, tuple) else (piece,), size
             return
-        for batch in dataset.iterate(reuse_buffers=True, meter=meter):
+        for batch in dataset.iterate(reuse_buffers=reuse_buffers, meter=meter):
             self._batch = batch if isinstance(batch, tuple) else (batch,)
             yield self.batch()
 

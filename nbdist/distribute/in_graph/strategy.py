@@ -113,11 +113,11 @@ class InGraphStrategy(Strategy):
         return dataset if seed is None else dataset.with_seed(seed, self.replica_index)
 
     def batches(
-        self, dataset: Dataset, meter: Meter | None = None
+        self, dataset: Dataset, meter: Meter | None = None, reuse_buffers: bool = True
     ) -> Iterator[tuple[tuple[Array, ...], int]]:
         """Yield the batches of one epoch; arrays that take no memory where the towers read the batches."""
         if self.data == "client":
-            yield from super().batches(dataset, meter)
+            yield from super().batches(dataset, meter, reuse_buffers)
             return
         assert self._joint is not None, "begin() comes first"
         if self.reading is None or self.reading.dataset is not dataset:

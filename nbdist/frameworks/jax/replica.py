@@ -5,8 +5,8 @@ is one pass through memory. Parameters, slots and states stay on JAX's device: t
 come out of it changed, in the same memory (donated buffers).
 
 JAX takes 5 to 10 us to bring an array of the host to the device. So the learning rate is brought there when
-it changes, and updates are counted there. What a step has returned is kept until the next one runs: to
-release it takes a few us, which are free while XLA computes.
+it changes, and updates are counted there. A step's results are read when the next one has begun
+(``reads_late``), so that XLA computes while the host does its work between two steps.
 
 The number that says whether all is finite is a sum of each column of the gradients, a product of a matrix and
 a vector: 20 us, where XLA's own reductions take 35 to 75.
@@ -45,6 +45,8 @@ def makes_updates(optimizer: Optimizer) -> bool:
 class JaxReplica(CompiledReplica):
     """Steps of a `LossFunction` on JAX's device."""
 
+    reads_late = True
+
     def __init__(self, model: LossFunction, optimizer: Optimizer) -> None:
         import jax
 
@@ -56,7 +58,6 @@ class JaxReplica(CompiledReplica):
         super().__init__(optimizer, values, slots)
         self._model = model
         self._held: Any = {}
-        self._results: Any = ()
         self._rate: Any = None
         self._rate_of: Any = None
         self._step = jax.jit(self._stepped, donate_argnums=0)
@@ -80,19 +81,30 @@ class JaxReplica(CompiledReplica):
     def program(
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
     ) -> Callable[..., tuple[Array, ...]]:
-        """Return ``program(*batch, scale, [key words,] flag) -> (loss, *metrics)``, which updates as well."""
+        """Return ``program(*batch, scale, [key words,] flag)``, which updates as well, and waits for nothing.
+
+        It returns (loss, *metrics, number that says if all is finite), for `results`.
+        """
         count, last = len(shapes), len(shapes) + 1 + model.draws
 
         def program(*arrays: Array) -> tuple[Array, ...]:
             self._held, results, total = self._step(
                 self._held, arrays[:count], self._rate_on_device(), *arrays[count + 1 : last]
             )
-            self._results = results, total
             self.is_home = False
-            arrays[last][...] = np.asarray(total)
-            return tuple(np.asarray(result) for result in results)
+            return *results, total
 
         return program
+
+    def results(self, values: Sequence[Array]) -> Sequence[Array]:
+        """Return loss and metrics of a step, and set the flag to the number that says if all was finite."""
+        *found, total = map(np.asarray, values)
+        self.flag[...] = total
+        return found
+
+    def is_computed(self, values: Sequence[Any]) -> bool:
+        """Return whether XLA has made a step."""
+        return bool(values[-1].is_ready())
 
     def abort(self, error: BaseException) -> None:
         """Bring the newest parameters to the host, if an interrupted step has left them."""
@@ -103,7 +115,7 @@ class JaxReplica(CompiledReplica):
 
     def close(self) -> None:
         """Release the memory of the device."""
-        self._held, self._results = {}, ()
+        self._held = {}
 
     def upload(self) -> None:
         """Copy the host's parameters, slots and states to the device."""
