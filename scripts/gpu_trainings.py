@@ -62,12 +62,12 @@ import nbdist as nb
 
 model = nb.nn.Sequential([nb.nn.Dense(1 << 14, use_bias=False, kernel_initializer="zeros")])
 model.compile(nb.optim.SGD(2.0**13), "mae")
-rows, labels = np.ones((16, 16), "f4"), np.full((16, 1 << 14), -4096, "f4")
+rows, labels = np.ones((16, 16), "f4"), np.full((16, 1 << 14), -16384, "f4")
 history = model.fit(nb.data.Dataset.from_arrays(rows, labels).batch(16), epochs={steps})
 result = model.get_weights(), history.history["loss"]
 """
 """Every gradient is 2**-14, whatever the parameters are: after n updates each of them is -n / 2, and the loss
-is 4096 - 8 * n, if it is one of parameters between two updates."""
+is 16384 - 8 * n, if it is one of parameters between two updates. n is at most 2048."""
 
 
 def here(body: str) -> Any:
@@ -123,7 +123,7 @@ def count_updates(cluster: nb.Cluster, machine: Machine, replicas: int, steps: i
     require(device in run.trained_on, f"trained on {run.trained_on}, not {device}")
     updates = np.unique(-2 * weights)
     require(updates.tolist() == [replicas * steps], f"{replicas * steps} updates were made, found {updates}")
-    seen = (4096 - np.array(losses)) / 8
+    seen = (16384 - np.array(losses)) / 8
     require(
         bool((np.abs(seen - np.round(seen)) < 0.01).all()),
         f"parameters of several updates were mixed: {seen}",
