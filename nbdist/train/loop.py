@@ -69,6 +69,7 @@ from nbdist.train.strategy import Nonfinite, Replica, ReplicaLeft, RetryStep, Tr
 
 Array: TypeAlias = np.ndarray[Any, Any]
 NO_IDS = np.zeros(0, np.int64)
+READ_AT_ONCE = 2  # steps of an epoch, of which the first may be compiled
 Validate = Callable[[Sequence[Array]], dict[str, float]]
 Save = Callable[[Sequence[Array], Path], Path]
 BeforeUpdate = Callable[[Sequence[Array], Sequence[Array]], object]
@@ -347,6 +348,18 @@ class _Step:
         self.restore: Callable[[], object] | None = None
 
 
+def begun_late(step: _Step, ended: float, now: float, alone: float) -> float:
+    """Return from when on to count a step that was over before the next batch was there, at ``now``.
+
+    The device has waited for that batch. The step lasted as long as one that was read at once, ``alone``; the
+    one before was read at ``ended``. All are seconds.
+
+    >>> begun_late(_Step(8, 8, begun=1.0, waited=0.0, pulled=1.0), ended=1.5, now=5.0, alone=3.0)
+    2.5
+    """
+    return min(now, max(step.begun, ended) + max(0.0, now - step.pulled - alone))
+
+
 class _Loop:
     """Steps of one training on one replica."""
 
@@ -395,7 +408,8 @@ class _Loop:
         """Make a step for each batch.
 
         Where XLA makes the steps, the results of one are read when the next one has begun: the host's work
-        between two steps, and the wait for the loss, take no time of the device.
+        between two steps, and the wait for the loss, take no time of the device. The first `READ_AT_ONCE` of
+        an epoch are read before the next one begins, which tells how long a step takes.
         """
         replica, control = self.replica, self.context.control
         tables, prepare = replica.tables, self.model.prepare
@@ -409,9 +423,11 @@ class _Loop:
         handled, save_state = boundary.handled, self.save_state
         late = replica.reads_late and self.schedule is None and save_state is None
         under_way: _Step | None = None
+        alone = 0.0  # seconds of a step that is read at once
         for arrays, size in self._repeated(batches):
             if under_way is not None and (control.messages != handled or control.stop_requested):
-                under_way = end(under_way)
+                end(under_way)
+                under_way = None
             if control.messages != handled:
                 try:
                     account.exclude(boundary.handle())
@@ -461,10 +477,10 @@ class _Loop:
                 for gradient in gradients:
                     gradient.fill(0)
                 mark(StepEvents.COMPUTED)
-            if late:
+            if late and self.step - started >= READ_AT_ONCE:
                 if under_way is not None:
                     if replica.is_computed(under_way.values):
-                        under_way.begun = begun  # the device has waited for this batch
+                        under_way.begun = begun_late(under_way, account.ended, begun, alone)
                     end(under_way)
                 under_way = step
                 continue
@@ -472,6 +488,7 @@ class _Loop:
                 end(step)
             except RetryStep:
                 self._retry = True
+            alone = clock() - step.pulled
         if under_way is not None:
             end(under_way)
         if self.step == started:
@@ -519,7 +536,7 @@ class _Loop:
         paused = boundary.paused_since() if self.context.control.messages != boundary.handled else 0.0
         self.step += 1
         self.scaling.record_step(self.step)
-        begun = step.begun if account.ended is None else max(step.begun, account.ended)
+        begun = max(step.begun, account.ended)
         pulled = max(begun, step.pulled)
         rest = account.add(self.step, begun, step.waited, pulled, computed, late, pushed, paused)
         progress.step = self.step

@@ -9,6 +9,7 @@ for batch in batches:
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -37,8 +38,8 @@ class StepAccount:
         self, spent: dict[str, float], log: StepLog | None, events: StepEvents | None = None
     ) -> None:
         self._spent, self._record, self._events = spent, None if log is None else log.add, events
-        self.ended: float | None = None
-        """When the last step ended, or the count began."""
+        self.ended = math.inf
+        """When the last step ended, or the count began; infinite before both."""
 
     def start(self) -> None:
         """Count the time from now to the next step as time for its data."""
@@ -46,8 +47,7 @@ class StepAccount:
 
     def exclude(self, seconds: float) -> None:
         """Exclude a time between two steps, such as a pause."""
-        if self.ended is not None:
-            self.ended += seconds
+        self.ended += seconds
 
     def add(
         self,
@@ -66,7 +66,7 @@ class StepAccount:
         ``late`` are the seconds that the pull and the push waited for other replicas, and ``paused`` those
         for which the run was paused during the step.
         """
-        data = 0.0 if self.ended is None else max(0.0, begun - self.ended)
+        data = max(0.0, begun - self.ended)
         self.ended = pushed
         late = min(late, pushed - computed)
         rest = min(paused, waited + late)

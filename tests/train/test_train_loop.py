@@ -22,6 +22,8 @@ from nbdist.train import Callback, EarlyStopping
 from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context, get_strategy
+from nbdist.train.loop import READ_AT_ONCE
+from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy, Replica, Strategy
 
 Array = np.ndarray[Any, Any]
@@ -344,3 +346,102 @@ def test_the_parts_of_a_step_add_up_to_its_time() -> None:
     assert spent["compute"] > 0
     assert spent["data"] > 0
     assert spent["wait"] == 0  # one device never waits
+
+
+class Late(Watched):
+    """A replica whose steps are read when the next one has begun, as those that XLA makes."""
+
+    reads_late = True
+    is_fast = False
+    on_begin: Any = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.made: list[list[Array]] = []
+
+    def program(self, model: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:
+        program = super().program(model, shapes)
+
+        def run(*arrays: Array) -> Sequence[Array]:
+            self.calls.append("begin")
+            if self.on_begin is not None:
+                self.on_begin(self.calls.count("begin"))
+            found = program(*arrays)
+            self.made.append([gradient.copy() for gradient in self.gradients()])
+            return found
+
+        return run
+
+    def results(self, values: Sequence[Array]) -> Sequence[Array]:
+        self.calls.append("read")
+        for gradient, own in zip(self.gradients(), self.made.pop(0), strict=True):
+            np.copyto(gradient, own)
+        return values
+
+    def is_computed(self, values: Sequence[Array]) -> bool:
+        return self.is_fast
+
+    def pull(self) -> None:
+        self.pulls += 1
+
+
+class LateStrategy(Strategy):
+    name = "late"
+
+    def __init__(self, is_fast: bool = False, on_begin: Any = None) -> None:
+        super().__init__()
+        self.is_fast, self.on_begin = is_fast, on_begin
+
+    def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Any) -> Replica:
+        self.made = Late(variables, optimizer)
+        self.made.is_fast, self.made.on_begin = self.is_fast, self.on_begin
+        return self.made
+
+
+def test_a_step_is_read_when_the_next_one_has_begun() -> None:
+    strategy = LateStrategy()
+    with contexts.use(Context(strategy=strategy, quiet=True)) as context:
+        history = model().fit(data(), epochs=2)
+    at_once, epoch = ["begin", "read", "push"], ["begin", "begin", "read", "push", "read", "push"]
+    epoch = [*at_once * READ_AT_ONCE, *epoch]
+    assert strategy.made.calls == [*epoch, *epoch, "finish", "close"]
+    assert history.global_step == context.progress.step == 8
+    assert context.progress.examples == 40
+
+
+def test_the_step_under_way_is_read_before_a_training_stops() -> None:
+    def on_begin(number: int) -> None:
+        context.control.stop_requested = number == 4
+
+    strategy = LateStrategy(on_begin=on_begin)
+    with contexts.use(Context(strategy=strategy, quiet=True)) as context:
+        history = model().fit(data(40))
+    assert strategy.made.calls[-5:] == ["read", "push", "read", "push", "finish", "close"][-5:]
+    assert history.global_step == context.progress.step == strategy.made.calls.count("begin") == 4
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_loss_that_is_not_finite_belongs_to_its_own_step(
+    skips: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.ones((20, 3), np.float32)
+    x[13] = np.nan
+    batches = Dataset.from_arrays(x, np.arange(20) % 2).batch(5)
+    with contexts.use(Context(strategy=LateStrategy(), quiet=True)) as context:
+        if skips:
+            assert model().fit(batches, nan="skip").global_step == 3
+        else:
+            with pytest.raises(NanLossError, match="at step 3;"):
+                model().fit(batches)
+    assert context.progress.step == (4 if skips else 2)
+    assert ("step 3: " in capsys.readouterr().out) == skips
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_a_device_waits_for_a_batch_only_if_its_step_is_over(is_fast: bool) -> None:
+    context = Context(strategy=LateStrategy(is_fast), quiet=True)
+    context.step_log = StepLog("CPU:0")
+    with contexts.use(context):
+        model().fit(data(30))
+    waits = {span.step for span in context.step_log.spans("task") if span.kind == "data"}
+    assert {1, 2, 3} <= waits <= ({1, 2, 3, 4, 5} if is_fast else {1, 2, 3})
