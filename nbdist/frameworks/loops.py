@@ -172,7 +172,7 @@ class ReplicaLoop:
                 draw = (model.draw(self.steps, context.strategy.first_example(size)),) if model.draws else ()
                 scale = np.asarray(1 / size, np.float32)
                 found = self._program(arrays)(*arrays, scale, *draw, *gradients)
-                results, squares = read_step(replica.results(found), replica.flat_gradients())
+                results, squares = read_step(replica.read_results(found), replica.flat_gradients())
                 loss = float(results[0]) * (size / mine)
                 if wrong := describe_nonfinite(loss, squares, gradients):
                     raise self._nonfinite(wrong)

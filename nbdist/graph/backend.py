@@ -156,7 +156,7 @@ def backend_of(array: Any) -> ModuleType:
 
 
 def device_of_array(array: Any) -> str:
-    """Return the device that holds an array.
+    """Return the device that holds an array, such as "GPU:0"; of an array on several devices the first one.
 
     >>> device_of_array(np.zeros(1))
     'CPU:0'
@@ -164,7 +164,7 @@ def device_of_array(array: Any) -> str:
     if isinstance(array, np.ndarray):
         return "CPU:0"
     if _is_of_jax(array):
-        device = next(iter(array.devices()))
+        device = min(array.devices(), key=lambda one: one.id)
         kind = device.platform.upper()
         return "CPU:0" if kind == "CPU" else f"{kind}:{device.local_hardware_id}"
     return f"GPU:{array.device.id}"

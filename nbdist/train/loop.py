@@ -1,6 +1,8 @@
 """The training loop of ``fit``, the same for every strategy: `train`.
 
-A step is: pull, run the program, push. The loop does not know which strategy it runs.
+A step is: pull, run the program, push. The loop does not know which strategy it runs. Where a replica
+``overlaps_steps`` (JAX on one device), step k + 1 is dispatched before the results of step k are read. The
+step in flight is read before a message is handled, at a stop, at the end of an epoch and after an error.
 
 Why replicas that step together cannot deadlock. Every call that waits for other replicas stands at a fixed
 point of this order, the same on all of them, and each point is reached a number of times that all agree on:
@@ -69,7 +71,7 @@ from nbdist.train.strategy import Nonfinite, Replica, ReplicaLeft, RetryStep, Tr
 
 Array: TypeAlias = np.ndarray[Any, Any]
 NO_IDS = np.zeros(0, np.int64)
-READ_AT_ONCE = 2  # steps of an epoch, of which the first may be compiled
+SYNCHRONOUS_STEPS = 2  # of an epoch; the first may be compiled
 Validate = Callable[[Sequence[Array]], dict[str, float]]
 Save = Callable[[Sequence[Array], Path], Path]
 BeforeUpdate = Callable[[Sequence[Array], Sequence[Array]], object]
@@ -201,7 +203,7 @@ def _train(
         loop.schedule = None if rate_at is None else RateSchedule(rate_at, context)
         batches = opened = EpochBatches(
             context.strategy, dataset, steps_per_epoch, cursor, context.control.check, context.input_meter,
-            reuse_buffers=not replica.reads_late,
+            reuse_buffers=not replica.overlaps_steps,
         )  # fmt: skip
         if own.joins_at:
             batches.advance(own.joins_at)
@@ -337,27 +339,36 @@ def _unmarked(place: int) -> None:
 
 
 class _Step:
-    """A step that has begun: its share of a batch, and what its program returns."""
+    """A step that has been dispatched.
+
+    ``size`` is the number of examples in the whole batch, ``mine`` in this replica's share; ``begun`` and
+    ``pulled`` are times of time.perf_counter, ``waited`` seconds.
+    """
 
     __slots__ = ("begun", "gradients", "mine", "pulled", "restore", "size", "values", "waited")
 
     def __init__(self, size: int, mine: int, begun: float, waited: float, pulled: float) -> None:
         self.size, self.mine, self.begun, self.waited, self.pulled = size, mine, begun, waited, pulled
-        self.values: tuple[Array, ...] = ()
+        self.values: Sequence[Array] = ()
         self.gradients: Sequence[Array] = ()
         self.restore: Callable[[], object] | None = None
 
 
-def begun_late(step: _Step, ended: float, now: float, alone: float) -> float:
-    """Return from when on to count a step that was over before the next batch was there, at ``now``.
+def compute_began(step: _Step, ended: float, now: float, step_seconds: float) -> float:
+    """Return the time from which a step counts that was ready before the next batch came, at ``now``.
 
-    The device has waited for that batch. The step lasted as long as one that was read at once, ``alone``; the
-    one before was read at ``ended``. All are seconds.
+    The device was idle while it waited for that batch. ``step_seconds`` is how long a step takes that is read
+    at once; the step before was read at ``ended``. Times are of time.perf_counter, in seconds.
 
-    >>> begun_late(_Step(8, 8, begun=1.0, waited=0.0, pulled=1.0), ended=1.5, now=5.0, alone=3.0)
+    >>> one = _Step(8, 8, begun=1.0, waited=0.0, pulled=1.0)
+    >>> compute_began(one, ended=1.5, now=5.0, step_seconds=3.0)       # it waited for a second
     2.5
+    >>> compute_began(one, ended=1.5, now=3.0, step_seconds=3.0)       # it computed all the time
+    1.5
+    >>> compute_began(one, ended=4.5, now=5.0, step_seconds=0.1)
+    5.0
     """
-    return min(now, max(step.begun, ended) + max(0.0, now - step.pulled - alone))
+    return min(now, max(step.begun, ended) + max(0.0, now - step.pulled - step_seconds))
 
 
 class _Loop:
@@ -381,6 +392,8 @@ class _Loop:
         self._programs: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._ids: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._scales: dict[int, Array] = {}
+        self._in_flight: _Step | None = None
+        """The step that XLA computes, and whose results are not read yet."""
         self._events = StepEvents.of(backend_of(replica.values[0]), context.step_log)
         self._save = save
         self.scaling = LossScaling(model.loss_scale, [replica], context)
@@ -405,30 +418,40 @@ class _Loop:
                 self._events.flush()
 
     def _steps(self, batches: Iterator[tuple[tuple[Array, ...], int]]) -> bool:
-        """Make a step for each batch.
+        """Make a step for each batch; return False if the training ends before the batches do.
 
-        Where XLA makes the steps, the results of one are read when the next one has begun: the host's work
-        between two steps, and the wait for the loss, take no time of the device. The first `READ_AT_ONCE` of
-        an epoch are read before the next one begins, which tells how long a step takes.
+        XLA dispatches asynchronously, so a replica that ``overlaps_steps`` gets step k + 1 before the loss of
+        step k is read: the device does not wait for the host. The first `SYNCHRONOUS_STEPS` of each epoch are
+        read at once, which tells how long a step takes.
         """
+        account = StepAccount(self.context.progress.spent, self.context.step_log, self._events)
+        account.start()
+        try:
+            return self._dispatched(batches, account)
+        except NanLossError:
+            self._in_flight = None  # it has changed nothing
+            raise
+        except BaseException:
+            with contextlib.suppress(Exception):  # its update is made: count it, and raise the first error
+                self._drain(account)
+            raise
+
+    def _dispatched(self, batches: Iterator[tuple[tuple[Array, ...], int]], account: StepAccount) -> bool:
         replica, control = self.replica, self.context.control
         tables, prepare = replica.tables, self.model.prepare
         draws, first_example = self.model.draws, self.context.strategy.first_example
         started, number = self.step, self.context.trainings
         clock, xp = time.perf_counter, backend_of(replica.values[0])
         mark = self._events.mark if self._events is not None else _unmarked
-        account = StepAccount(self.context.progress.spent, self.context.step_log, self._events)
-        account.start()
-        boundary, end = self.boundary, partial(self._end_step, account)
+        boundary = self.boundary
         handled, save_state = boundary.handled, self.save_state
-        late = replica.reads_late and self.schedule is None and save_state is None
-        under_way: _Step | None = None
-        alone = 0.0  # seconds of a step that is read at once
+        overlaps = replica.overlaps_steps and self.schedule is None and save_state is None
+        step_seconds = 0.0  # of one that was read at once
         for arrays, size in self._repeated(batches):
-            if under_way is not None and (control.messages != handled or control.stop_requested):
-                end(under_way)
-                under_way = None
-            if control.messages != handled:
+            asked = control.messages != handled  # read once: the server's thread changes it
+            if asked or control.stop_requested:
+                self._drain(account)
+            if asked:
                 try:
                     account.exclude(boundary.handle())
                 except StepStopped:
@@ -441,8 +464,7 @@ class _Loop:
                 except StepStopped:
                     return self._ended()
             if replica.agree(control.stop_requested or control.ended_training == number):
-                if under_way is not None:
-                    end(under_way)
+                self._drain(account)
                 return self._ended()
             control.check()
             if replica.admit(control.leave_requested):
@@ -469,7 +491,7 @@ class _Loop:
                 batch = batch if tables else prepare(arrays)
                 if xp is not np:
                     batch = tuple(to_device(a, xp) for a in batch)
-                made = self.step + (under_way is not None)
+                made = self.step + (self._in_flight is not None)
                 draw = (to_device(self.model.draw(made, first_example(size)), xp),) if draws else ()
                 step.values = self._program(batch)(*batch, self._scale(size), *draw, *gradients)
                 mark(StepEvents.COMPUTED)
@@ -477,20 +499,20 @@ class _Loop:
                 for gradient in gradients:
                     gradient.fill(0)
                 mark(StepEvents.COMPUTED)
-            if late and self.step - started >= READ_AT_ONCE:
-                if under_way is not None:
-                    if replica.is_computed(under_way.values):
-                        under_way.begun = begun_late(under_way, account.ended, begun, alone)
-                    end(under_way)
-                under_way = step
+            if overlaps and mine and self.step - started >= SYNCHRONOUS_STEPS:
+                before, self._in_flight = self._in_flight, step
+                if before is not None:
+                    if replica.is_ready(before.values):
+                        before.begun = compute_began(before, account.ended, begun, step_seconds)
+                    self._end_step(account, before)
                 continue
+            self._drain(account)
             try:
-                end(step)
+                self._end_step(account, step)
             except RetryStep:
                 self._retry = True
-            alone = clock() - step.pulled
-        if under_way is not None:
-            end(under_way)
+            step_seconds = account.ended - step.pulled
+        self._drain(account)
         if self.step == started:
             raise InvalidArgumentError("the dataset ended before this epoch: there is nothing to train on")
         try:
@@ -500,6 +522,12 @@ class _Loop:
         self.scaling.update()
         return True
 
+    def _drain(self, account: StepAccount) -> None:
+        """Read and record the step that is in flight, if one is; raises what `_end_step` does."""
+        step, self._in_flight = self._in_flight, None
+        if step is not None:
+            self._end_step(account, step)
+
     def _end_step(self, account: StepAccount, step: _Step) -> None:
         """Read what a step has computed, check it, push its gradients and record it."""
         replica, progress, clock = self.replica, self.context.progress, time.perf_counter
@@ -508,7 +536,7 @@ class _Loop:
         results: Sequence[Array] = ()
         loss, wrong, overflow = 0.0, "", False
         if mine:
-            values = replica.results(step.values)
+            values = replica.read_results(step.values)
             rows = values[counted:]  # of each table: gradients, and where they belong
             results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])
             loss = float(results[0]) * (size / mine)
@@ -519,7 +547,7 @@ class _Loop:
                 replica.take([gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)])
             if wrong and not self.skip_nan:
                 raise self._nonfinite(wrong)
-        computed, late = clock(), replica.waited
+        computed, waited = clock(), replica.waited
         mark(StepEvents.PUSHING)
         if overflow:
             replica.overflow()
@@ -530,7 +558,7 @@ class _Loop:
             replica.push()
             if replica.nonfinite is not None:
                 self._take_back(replica.nonfinite, loss, step.restore)
-        pushed, late = clock(), replica.waited - late
+        pushed, waited = clock(), replica.waited - waited
         mark(StepEvents.PUSHED)
         boundary = self.boundary
         paused = boundary.paused_since() if self.context.control.messages != boundary.handled else 0.0
@@ -538,7 +566,7 @@ class _Loop:
         self.scaling.record_step(self.step)
         begun = max(step.begun, account.ended)
         pulled = max(begun, step.pulled)
-        rest = account.add(self.step, begun, step.waited, pulled, computed, late, pushed, paused)
+        rest = account.add(self.step, begun, step.waited, pulled, computed, waited, pushed, paused)
         progress.step = self.step
         progress.examples += mine
         progress.global_step = self.updates_before + replica.global_step

@@ -39,7 +39,7 @@ class StepAccount:
     ) -> None:
         self._spent, self._record, self._events = spent, None if log is None else log.add, events
         self.ended = math.inf
-        """When the last step ended, or the count began; infinite before both."""
+        """When the last step ended, or `start` was called (time.perf_counter); infinite before."""
 
     def start(self) -> None:
         """Count the time from now to the next step as time for its data."""

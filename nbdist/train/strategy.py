@@ -190,20 +190,28 @@ class Replica(ABC):
     Only replicas of strategies with ``has_sums`` call it.
     """
 
-    reads_late = False
-    """Whether the results of a step may be read when the next one has begun."""
+    overlaps_steps = False
+    """Whether the loop dispatches the next step before it reads the results of this one.
 
-    def results(self, values: Sequence[Array]) -> Sequence[Array]:
-        """Return as arrays what a step's program has returned; it waits for them. Steps are read in order."""
+    Only for replicas that train alone: `pull`, `push`, `agree` and `admit` wait for no other replica, and
+    raise neither RetryStep nor StepStopped. ``program`` returns at once, and its batch is not overwritten. A
+    step that is dispatched after one that is not finite changes nothing, unless the replica ``withholds``.
+    """
+
+    def read_results(self, values: Sequence[Array]) -> Sequence[Array]:
+        """Return the arrays (loss, *metrics, ...) that a step's program has returned, after waiting for them.
+
+        It is called once for each step with examples, in order.
+        """
         return values
 
-    def is_computed(self, values: Sequence[Array]) -> bool:
-        """Return whether a step is over, given what its program has returned."""
+    def is_ready(self, values: Sequence[Array]) -> bool:
+        """Return whether the device has finished a step, given what its program has returned."""
         return True
 
     @property
     def computed_with(self) -> Sequence[Array]:
-        """The parameters where steps compute with them: ``values``, or arrays of XLA on its devices."""
+        """The parameters that steps compute with: ``values``, or XLA's arrays on its devices."""
         return self.values
 
     def want(self, ids: Sequence[Array]) -> None:

@@ -83,7 +83,7 @@ def optimizers() -> list[Any]:
 def test_step_and_update_as_one_give_what_they_give_apart() -> None:
     for one in optimizers():
         apart = Context(strategy=MirroredStrategy(["CPU:0"]), quiet=True, seed=5)
-        both = [fit(squared, START, BATCHES, optimizer=one, epochs=3, context=c) for c in (None, apart)]
+        both = [fit(squared, START, BATCHES * 3, optimizer=one, epochs=2, context=c) for c in (None, apart)]
         np.testing.assert_allclose(both[0].params["w"], both[1].params["w"], rtol=1e-4, err_msg=repr(one))
         np.testing.assert_allclose(both[0].history["loss"], both[1].history["loss"], rtol=1e-4)
 
@@ -107,6 +107,25 @@ def test_an_update_with_a_gradient_that_is_nan_is_not_made() -> None:
     with pytest.raises(NanLossError, match="at step 3"):
         fit(squared, START, wrong, epochs=1, optimizer=Adam(0.1), callbacks=[seen])
     np.testing.assert_array_equal(seen.model()["w"], good)
+
+
+def test_a_step_that_is_dispatched_after_one_with_nan_is_not_made() -> None:
+    before, wrong, seen = BATCHES * 2, (np.full_like(X, np.inf), Y), Callback()
+    with pytest.raises(NanLossError, match="at step 5"):
+        fit(squared, START, [*before, wrong, *BATCHES], epochs=1, optimizer=Adam(0.1), callbacks=[seen])
+    good = fit(squared, START, before, epochs=1, optimizer=Adam(0.1)).params["w"]
+    np.testing.assert_array_equal(seen.model()["w"], good)
+    skipped = fit(squared, START, [*before, wrong, *BATCHES], epochs=1, optimizer=Adam(0.1), nan="skip")
+    all_good = fit(squared, START, BATCHES * 3, epochs=1, optimizer=Adam(0.1))
+    np.testing.assert_array_equal(skipped.params["w"], all_good.params["w"])
+
+
+def test_a_batch_without_examples_makes_no_update() -> None:
+    nothing = (X[:0], Y[:0])
+    batches = [*BATCHES, nothing, *BATCHES, nothing, *BATCHES]
+    both = [fit(squared, START, data, epochs=1, optimizer=Adam(0.1)) for data in (batches, BATCHES * 3)]
+    np.testing.assert_array_equal(both[0].params["w"], both[1].params["w"])
+    assert [one.history.global_step for one in both] == [6, 6]
 
 
 def test_a_training_continues_from_its_state(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from nbdist.train import Callback, EarlyStopping
 from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context, get_strategy
-from nbdist.train.loop import READ_AT_ONCE
+from nbdist.train.loop import SYNCHRONOUS_STEPS
 from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy, Replica, Strategy
 
@@ -351,8 +351,7 @@ def test_the_parts_of_a_step_add_up_to_its_time() -> None:
 class Late(Watched):
     """A replica whose steps are read when the next one has begun, as those that XLA makes."""
 
-    reads_late = True
-    is_fast = False
+    overlaps_steps = True
     on_begin: Any = None
 
     def __init__(self, *args: Any) -> None:
@@ -372,14 +371,14 @@ class Late(Watched):
 
         return run
 
-    def results(self, values: Sequence[Array]) -> Sequence[Array]:
+    def read_results(self, values: Sequence[Array]) -> Sequence[Array]:
         self.calls.append("read")
         for gradient, own in zip(self.gradients(), self.made.pop(0), strict=True):
             np.copyto(gradient, own)
         return values
 
-    def is_computed(self, values: Sequence[Array]) -> bool:
-        return self.is_fast
+    def is_ready(self, values: Sequence[Array]) -> bool:
+        return False
 
     def pull(self) -> None:
         self.pulls += 1
@@ -388,13 +387,13 @@ class Late(Watched):
 class LateStrategy(Strategy):
     name = "late"
 
-    def __init__(self, is_fast: bool = False, on_begin: Any = None) -> None:
+    def __init__(self, on_begin: Any = None) -> None:
         super().__init__()
-        self.is_fast, self.on_begin = is_fast, on_begin
+        self.on_begin = on_begin
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Any) -> Replica:
         self.made = Late(variables, optimizer)
-        self.made.is_fast, self.made.on_begin = self.is_fast, self.on_begin
+        self.made.on_begin = self.on_begin
         return self.made
 
 
@@ -403,7 +402,7 @@ def test_a_step_is_read_when_the_next_one_has_begun() -> None:
     with contexts.use(Context(strategy=strategy, quiet=True)) as context:
         history = model().fit(data(), epochs=2)
     at_once, epoch = ["begin", "read", "push"], ["begin", "begin", "read", "push", "read", "push"]
-    epoch = [*at_once * READ_AT_ONCE, *epoch]
+    epoch = [*at_once * SYNCHRONOUS_STEPS, *epoch]
     assert strategy.made.calls == [*epoch, *epoch, "finish", "close"]
     assert history.global_step == context.progress.step == 8
     assert context.progress.examples == 40
@@ -416,7 +415,7 @@ def test_the_step_under_way_is_read_before_a_training_stops() -> None:
     strategy = LateStrategy(on_begin=on_begin)
     with contexts.use(Context(strategy=strategy, quiet=True)) as context:
         history = model().fit(data(40))
-    assert strategy.made.calls[-5:] == ["read", "push", "read", "push", "finish", "close"][-5:]
+    assert strategy.made.calls[-5:] == ["push", "read", "push", "finish", "close"]
     assert history.global_step == context.progress.step == strategy.made.calls.count("begin") == 4
 
 
@@ -437,11 +436,33 @@ def test_a_loss_that_is_not_finite_belongs_to_its_own_step(
     assert ("step 3: " in capsys.readouterr().out) == skips
 
 
-@pytest.mark.parametrize("is_fast", [False, True])
-def test_a_device_waits_for_a_batch_only_if_its_step_is_over(is_fast: bool) -> None:
-    context = Context(strategy=LateStrategy(is_fast), quiet=True)
+def test_a_device_that_computes_does_not_wait_for_batches() -> None:
+    context = Context(strategy=LateStrategy(), quiet=True)
     context.step_log = StepLog("CPU:0")
     with contexts.use(context):
         model().fit(data(30))
     waits = {span.step for span in context.step_log.spans("task") if span.kind == "data"}
-    assert {1, 2, 3} <= waits <= ({1, 2, 3, 4, 5} if is_fast else {1, 2, 3})
+    assert waits == {1, 2, 3}
+
+
+@pytest.mark.parametrize("fails", ["data", "abort", ""])
+def test_a_step_in_flight_is_counted_before_an_error(fails: str) -> None:
+    def on_begin(number: int) -> None:
+        if fails == "abort" and number == 5:
+            context.control.aborted = "another replica failed"
+
+    def batches() -> Iterator[tuple[Array, Array]]:
+        for number in range(8):
+            if fails == "data" and number == 5:
+                raise ValueError("no such file")
+            yield np.ones((5, 3), np.float32), np.zeros(5, np.int64)
+
+    strategy = LateStrategy(on_begin=on_begin)
+    with contexts.use(Context(strategy=strategy, quiet=True)) as context:
+        if not fails:
+            model().fit(Dataset.from_generator(batches))
+        else:
+            with pytest.raises((ValueError, AbortedError)):
+                model().fit(Dataset.from_generator(batches))
+    assert context.progress.step == strategy.made.calls.count("begin") == (8 if not fails else 5)
+    assert strategy.made.calls.count("push") == strategy.made.calls.count("begin")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.frameworks.jax.tree import Parameters, given, name_of, put, shared
+from nbdist.frameworks.jax.tree import Parameters, copy_from_jax, name_of, shared, to_jax
 from nbdist.graph.backend import Array, backend_of
 from nbdist.optim import Optimizer
 
@@ -90,13 +90,13 @@ class OptaxOptimizer(Optimizer):
         found = steps.take([one for one in self._leaves if one.kind == "slot"])
         state = self._state(steps, found, step)
         params, state = self._update(
-            *(list(map(given, one)) for one in (steps.shared, found.gradients, state))
+            *(list(map(to_jax, one)) for one in (steps.shared, found.gradients, state))
         )
         for target, source in zip(steps.values, params, strict=True):
-            put(target, source)
+            copy_from_jax(target, source)
         for one, leaf in zip(self._leaves, state, strict=True):
             if one.kind == "slot":
-                put(found.slots[one.slot, one.variable], leaf)
+                copy_from_jax(found.slots[one.slot, one.variable], leaf)
         steps.others = [leaf for one, leaf in zip(self._leaves, state, strict=True) if one.kind == "other"]
 
     def first_state(self, values: Sequence[Array]) -> tuple[list[dict[str, Array]], list[Array]]:
@@ -135,7 +135,7 @@ class OptaxOptimizer(Optimizer):
         """Return the leaves of optax's state before the first step."""
         import jax
 
-        found = self._transformation.init(self._parameters.trained_tree(list(map(given, values))))
+        found = self._transformation.init(self._parameters.trained_tree(list(map(to_jax, values))))
         return jax.tree.leaves(found)  # type: ignore[no-any-return]  # jax is Any to mypy here
 
     def _state(self, steps: _Steps, found: _Step, step: int) -> list[Any]:
@@ -147,7 +147,7 @@ class OptaxOptimizer(Optimizer):
             if one.kind == "slot":
                 slot = found.slots[one.slot, one.variable]
                 if first is not None and step == 1:  # not every slot begins with zeros
-                    put(slot, first[number])
+                    copy_from_jax(slot, first[number])
                 leaves.append(slot)
             elif one.kind == "count":
                 leaves.append(np.asarray(step - 1, one.dtype))

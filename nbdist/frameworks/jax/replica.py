@@ -4,9 +4,10 @@ A step is one compiled function: forward, backward, the check for NaN, and the u
 is one pass through memory. Parameters, slots and states stay on JAX's device: they go into the function and
 come out of it changed, in the same memory (donated buffers).
 
-JAX takes 5 to 10 us to bring an array of the host to the device. So the learning rate is brought there when
-it changes, and updates are counted there. A step's results are read when the next one has begun
-(``reads_late``), so that XLA computes while the host does its work between two steps.
+A transfer of a host array to the device takes JAX 5 to 10 us. The learning rate is therefore transferred
+only when it changes, and updates are counted on the device. Results of a step are read after the next one is
+dispatched (``overlaps_steps``), so that XLA computes while the host works. Where a step that is not finite
+ends the training, the one that has been dispatched after it changes nothing.
 
 The number that says whether all is finite is a sum of each column of the gradients, a product of a matrix and
 a vector: 20 us, where XLA's own reductions take 35 to 75.
@@ -45,7 +46,7 @@ def makes_updates(optimizer: Optimizer) -> bool:
 class JaxReplica(CompiledReplica):
     """Steps of a `LossFunction` on JAX's device."""
 
-    reads_late = True
+    overlaps_steps = True
 
     def __init__(self, model: LossFunction, optimizer: Optimizer) -> None:
         import jax
@@ -59,7 +60,11 @@ class JaxReplica(CompiledReplica):
         self._model = model
         self._held: Any = {}
         self._rate: Any = None
-        self._rate_of: Any = None
+        self._uploaded_rate: Any = None
+        self._fine = jax.numpy.float32(0.0)
+        self._unread = self._fine
+        """The number that the last step returns, until it is read."""
+        self._was_read = False
         self._step = jax.jit(self._stepped, donate_argnums=0)
         self.upload()
 
@@ -81,30 +86,43 @@ class JaxReplica(CompiledReplica):
     def program(
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
     ) -> Callable[..., tuple[Array, ...]]:
-        """Return ``program(*batch, scale, [key words,] flag)``, which updates as well, and waits for nothing.
+        """Return ``program(*batch, scale, [key words,] flag)``, which updates as well.
 
-        It returns (loss, *metrics, number that says if all is finite), for `results`.
+        It returns (loss, *metrics, number that is not finite if a gradient or the loss is not), for
+        `read_results`, before XLA has computed them.
         """
         count, last = len(shapes), len(shapes) + 1 + model.draws
 
         def program(*arrays: Array) -> tuple[Array, ...]:
-            self._held, results, total = self._step(
-                self._held, arrays[:count], self._rate_on_device(), *arrays[count + 1 : last]
+            self._held, results, number = self._step(
+                self._held, arrays[:count], self._rate_on_device(), self._unread, *arrays[count + 1 : last]
             )
+            self._unread = self._fine if self.withholds else number
             self.is_home = False
-            return *results, total
+            return *results, number
 
         return program
 
-    def results(self, values: Sequence[Array]) -> Sequence[Array]:
+    def read_results(self, values: Sequence[Array]) -> Sequence[Array]:
         """Return loss and metrics of a step, and set the flag to the number that says if all was finite."""
-        *found, total = map(np.asarray, values)
-        self.flag[...] = total
+        *found, number = map(np.asarray, values)
+        if values[-1] is self._unread:
+            self._unread = self._fine
+        self.flag[...], self._was_read = number, True
         return found
 
-    def is_computed(self, values: Sequence[Any]) -> bool:
-        """Return whether XLA has made a step."""
+    def is_ready(self, values: Sequence[Any]) -> bool:
+        """Return whether XLA has finished the step that has returned ``values``."""
         return bool(values[-1].is_ready())
+
+    def push(self) -> None:
+        """Count the update; a batch without examples has made none."""
+        self.global_step += self._was_read
+        self._was_read = False
+
+    def skip(self) -> None:
+        """Count nothing: the step has left everything as it was."""
+        self._was_read = False
 
     def abort(self, error: BaseException) -> None:
         """Bring the newest parameters to the host, if an interrupted step has left them."""
@@ -115,7 +133,7 @@ class JaxReplica(CompiledReplica):
 
     def close(self) -> None:
         """Release the memory of the device."""
-        self._held = {}
+        self._held, self._unread = {}, self._fine
 
     def upload(self) -> None:
         """Copy the host's parameters, slots and states to the device."""
@@ -132,22 +150,28 @@ class JaxReplica(CompiledReplica):
     def _rate_on_device(self) -> Any:
         """Return the rate of the next update, as an array of JAX."""
         rate = self.optimizer.learning_rate
-        if rate is not self._rate_of:
-            self._rate, self._rate_of = jax_module().numpy.float32(rate), rate
+        if rate is not self._uploaded_rate:
+            self._rate, self._uploaded_rate = jax_module().numpy.float32(rate), rate
         return self._rate
 
-    def _stepped(self, held: Any, batch: Any, rate: Any, words: Any = None) -> Any:
-        """Return what is held after a step, (loss, *metrics), and a number that says if all is finite."""
+    def _stepped(self, held: Any, batch: Any, rate: Any, unread: Any, words: Any = None) -> Any:
+        """Return what is held after a step, (loss, *metrics), and a number that says if all is finite.
+
+        It is 0, or NaN or infinite. If it is so for the step before, ``unread``, it is for this one, too.
+        """
         import jax
 
+        jnp = jax.numpy
         results, states, gradients = self._model.results_and_gradients(
             held["values"], held["states"], batch, 1.0, words
         )
         total = sum(map(total_of, gradients)) + results[0] * SMALL
+        number = jnp.where(jnp.isfinite(total), 0.0, total).astype(np.float32)
+        number = jnp.where(jnp.isfinite(unread), number, unread)
         updates = held["updates"] + 1
         new = {**self._updated(held, gradients, rate, updates), "states": states, "updates": updates}
-        fine = jax.numpy.isfinite(total)
-        return jax.tree.map(lambda a, b: jax.numpy.where(fine, a, b), new, held), results, total
+        fine = jnp.isfinite(number)
+        return jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, held), results, number
 
     def _updated(self, held: Any, gradients: Any, rate: Any, step: Any) -> Any:
         """Return what is held after an update, by the optimizer's own code."""

@@ -18,7 +18,7 @@ import numpy as np
 from nbdist.data.structure import ElementSpec, leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.jax.replica import JaxReplica, makes_updates
-from nbdist.frameworks.jax.tree import Parameters, State, copy_leaves, given, put, shared
+from nbdist.frameworks.jax.tree import Parameters, State, copy_from_jax, copy_leaves, shared, to_jax
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
@@ -83,12 +83,12 @@ class LossFunction(FrameworkModel):
         ready: Callable[[int], object],
     ) -> Sequence[Any]:
         """Return loss and metrics of a share, and write its gradients."""
-        fed = [given(self.drawn)] if self.draws else []
+        fed = [to_jax(self.drawn)] if self.draws else []
         states = [array for _, array in self.states]
-        values, batch = list(map(given, self._values)), tuple(map(given, batch))
+        values, batch = list(map(to_jax, self._values)), tuple(map(to_jax, batch))
         results, changed, found = self._step(values, states, batch, np.asarray(weight, np.float32), *fed)
         for number in range(len(gradients) - 1, -1, -1):
-            put(gradients[number], found[number])
+            copy_from_jax(gradients[number], found[number])
             ready(number)
         copy_leaves(states, changed)
         return [np.asarray(result) for result in results]  # float() of an array of JAX takes 30 us
@@ -108,7 +108,7 @@ class LossFunction(FrameworkModel):
 
         The states are as they are now, and stay so.
         """
-        parameters, sums, count = [given(shared(value)) for value in values], None, 0
+        parameters, sums, count = [to_jax(shared(value)) for value in values], None, 0
         states = [array for _, array in self.states]
         for element in batches:
             batch = self.prepare(tuple(np.asarray(leaf) for leaf in leaves_of(element)))

@@ -175,17 +175,18 @@ def shared(array: Array) -> Any:
     """
     import jax
 
-    if backend_of(array) is not np:  # CuPy's: `given` shares it in each step
+    if backend_of(array) is not np:  # CuPy's: `to_jax` shares it in each step
         return array
     if array.ctypes.data % ALIGNMENT or not array.flags.writeable or not array.size:
         return array
     return jax.dlpack.from_dlpack(array, copy=False)
 
 
-def given(array: Any) -> Any:
-    """Return an array as a function of JAX takes it: those of CuPy are shared, in their GPU's memory.
+def to_jax(array: Any) -> Any:
+    """Return an array in the form that a jitted function takes.
 
-    JAX's stream waits until CuPy's has written the array, which DLPack demands at each such call.
+    Those of NumPy and JAX are as they are; CuPy's is a view by DLPack (no copy; float64 becomes float32 where
+    JAX has no 64-bit types). DLPack makes JAX's stream wait for CuPy's.
     """
     import jax
 
@@ -195,8 +196,8 @@ def given(array: Any) -> Any:
     return jax.dlpack.from_dlpack(narrow)
 
 
-def put(target: Array, found: Any, factor: float = 1.0) -> None:
-    """Copy an array of JAX, times a number, into one of NumPy or CuPy."""
+def copy_from_jax(target: Array, found: Any, factor: float = 1.0) -> None:
+    """Copy ``factor`` times an array of JAX into ``target``, of NumPy or CuPy and of the same shape."""
     xp = backend_of(target)
     source = np.asarray(found) if xp is np else xp.from_dlpack(found)
     if factor == 1.0:

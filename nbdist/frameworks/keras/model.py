@@ -171,13 +171,13 @@ class KerasOnJax(FrameworkModel):
         ready: Callable[[int], object],
     ) -> Sequence[Any]:
         """Return loss and metrics of a share, and write its gradients."""
-        from nbdist.frameworks.jax.tree import given, put
+        from nbdist.frameworks.jax.tree import copy_from_jax, to_jax
 
         states = [array for _, array in self.states]
-        values, batch = list(map(given, self._values)), rebuild(batch, list(map(given, leaves_of(batch))))
+        values, batch = list(map(to_jax, self._values)), rebuild(batch, list(map(to_jax, leaves_of(batch))))
         (loss, (predicted, changed)), found = self._step(values, states, *batch)
         for number in range(len(gradients) - 1, -1, -1):
-            put(gradients[number], found[number], weight)
+            copy_from_jax(gradients[number], found[number], weight)
             ready(number)
         for array, new in zip(states, changed, strict=True):
             np.copyto(array, np.asarray(new))

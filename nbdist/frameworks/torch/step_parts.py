@@ -20,9 +20,10 @@ A rank waits where torch's CPU collectives block the thread that trains:
 So a rank's own time is what is left: the slow rank computes for long, and the others wait for it. A transfer
 that backward does not hide is in the wait, of all ranks (see `Stragglers` in `nbdist.run.progress`).
 
-Measuring takes 0.1 to 0.3 ms of a step of DistributedDataParallel, where Python runs in the middle of C++. Of
-steps that are shorter than `SHORT` one in `EVERY` is measured, the same one on all ranks, and the others are
-divided as it was.
+Sampling costs 0.1 to 0.3 ms in a step of DistributedDataParallel, because Python is called from C++. Of steps
+shorter than `SHORT_STEP`, one in `SAMPLE_EVERY` is sampled, by the step's number, so that ranks sample the
+same ones; the seconds of the others are divided in the proportions of the last sample. A step that has become
+long without being sampled counts as computation.
 
 NCCL's collectives are queued on the GPU, and no thread waits in them: the host sees the time of the slowest
 rank wherever it reads a result. It is the same on all ranks, so that none is named.
@@ -42,8 +43,8 @@ from nbdist.frameworks.patches import Change, Patches
 from nbdist.train.step_timing import SHORTEST, Part, StepLog
 
 MOST_PARTS = 256  # of a step in a timeline: of more, the latest
-SHORT = 0.02  # seconds of a step
-EVERY = 7  # short steps, of which one is measured; no divisor of the 10 or 100 steps between two logs
+SHORT_STEP = 0.02  # seconds
+SAMPLE_EVERY = 7  # short steps per sample, about
 DATA, WAIT = "data", "wait"
 NAMES = {
     "ALLREDUCE": "all-reduce",
@@ -59,7 +60,7 @@ NAMES = {
     "RECV": "receive",
     "RECVANYSOURCE": "receive",
 }
-NOT_DIVIDED = "step (its parts are not measured)"
+NOT_SAMPLED = "step (its parts are not sampled)"
 GRADIENTS, BUFFERS, OTHER = "gradients of the other ranks", "buffers", "collective"
 NEXT = "next batch"
 
@@ -78,7 +79,7 @@ class StepParts:
         self._seconds = {DATA: 0.0, WAIT: 0.0}
         self._parts: deque[Part] = deque(maxlen=MOST_PARTS)
         self._shares = {DATA: 0.0, WAIT: 0.0}
-        self._measures = True
+        self._samples = True
         self._within = self._reduces = False
         self._own_end = 0.0
         self.changes: dict[str, Change] = {
@@ -108,11 +109,12 @@ class StepParts:
         if computes:
             self._updating = ended
         parts, seconds = tuple(self._parts), ended - begun
-        if self._measures:
-            self._shares = {kind: min(1.0, of_it / seconds) for kind, of_it in self._seconds.items()}
+        if self._samples:
+            self._shares = {kind: one / max(seconds, 1e-9) for kind, one in self._seconds.items()}
         else:
-            parts = (("compute", NOT_DIVIDED, begun, self._updating),)
-        data, waited = self._shares[DATA] * seconds, self._shares[WAIT] * seconds
+            parts = (("compute", NOT_SAMPLED, begun, self._updating),)
+        known = self._samples or seconds < SHORT_STEP
+        data, waited = (self._shares[kind] * seconds if known else 0.0 for kind in (DATA, WAIT))
         spent = self._spent
         spent["data"] += data
         spent["compute"] += seconds - data - waited
@@ -120,7 +122,7 @@ class StepParts:
         if self._log is not None:
             drawn_from = parts[0][2] if len(parts) == MOST_PARTS else begun
             self._log.add_parts(step, drawn_from, parts, self._updating, ended)
-        self._measures = is_measured(step + 1, seconds)
+        self._samples = is_sampled(step + 1, seconds)
 
     def _add(self, kind: str, name: Callable[[], str], begun: float, ended: float) -> None:
         self._seconds[kind] += ended - begun
@@ -138,7 +140,7 @@ class StepParts:
 
             # pybind11 finds a subclass's own method by the name of its code and its first argument.
             def wait(self_: Any, *args: Any, **options: Any) -> Any:
-                if not self._measures or self._within or is_compiling() or get_ident() != self._thread:
+                if not self._samples or self._within or is_compiling() or get_ident() != self._thread:
                     return original(self_, *args, **options)
                 self._within, begun = True, perf_counter()
                 try:
@@ -196,7 +198,7 @@ class StepParts:
             queue(self._end_own)
 
         def backward(tensors: Any, *args: Any, **options: Any) -> Any:
-            if not self._measures or self._within or is_compiling() or get_ident() != self._thread:
+            if not self._samples or self._within or is_compiling() or get_ident() != self._thread:
                 return original(tensors, *args, **options)
             first = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
             root = getattr(first, "grad_fn", None)
@@ -218,13 +220,15 @@ class StepParts:
         self._within, self._own_end = True, perf_counter()
 
 
-def is_measured(step: int, seconds: float) -> bool:
-    """Return whether the parts of a step are measured, after one of so many ``seconds``.
+def is_sampled(step: int, seconds: float) -> bool:
+    """Return whether to sample step number ``step`` (from 1), after one that took ``seconds``.
 
-    >>> is_measured(8, 0.5), is_measured(8, 0.005), is_measured(14, 0.005)
-    (True, False, True)
+    The steps that are sampled have no period, which could be that of the batches of an epoch.
+
+    >>> is_sampled(8, 0.5), [step for step in range(1, 40) if is_sampled(step, 0.005)]
+    (True, [5, 13, 18, 26, 34, 39])
     """
-    return seconds >= SHORT or step % EVERY == 0
+    return seconds >= SHORT_STEP or step * 0x9E3779B1 % 2**32 < 2**32 // SAMPLE_EVERY
 
 
 def _gradients() -> str:
