@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not machine.on_gpu and name in ONLY_ON_GPU:
             continue
         if absent := [one for one in NEEDS.get(name, ()) if importlib.util.find_spec(one) is None]:
-            report.say(f"{name} is left out: {' and '.join(absent)} is not installed")
+            report.say(f"{name} is left out: not installed: {', '.join(absent)}")
         else:
             report.run(name, CHECKS[name], machine)
     if options.only is None:

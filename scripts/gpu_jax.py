@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gpu_machine import OF_ITS_OWN, STRATEGIES, Machine, require, run_all, workers
+from gpu_machine import INDEPENDENT, STRATEGIES, Machine, require, run_all, workers
 
 import nbdist as nb
 
@@ -22,7 +22,6 @@ x = rng.normal(size=(96, 8)).astype("f4")
 y = np.tanh(x.sum(1)).astype("f4")
 params = {"w": rng.normal(size=(8, 16)).astype("f4") / 4, "v": np.full(16, 0.1, "f4")}
 state = {"mean": np.zeros(8, "f4")}
-traced = []
 
 def loss(params, state, batch):
     features, targets = batch
@@ -94,7 +93,7 @@ def check_fit(machine: Machine, count: int = 1) -> str:
     """`fit` and loops of a function of JAX under every strategy that takes them, against JAX alone."""
     with workers(machine, count) as cluster:
         cases: dict[str, Callable[[], object]] = {
-            name: partial(train, cluster, machine, STRATEGIES[name], exact=name not in OF_ITS_OWN)
+            name: partial(train, cluster, machine, STRATEGIES[name], exact=name not in INDEPENDENT)
             for name in STRATEGIES
         }
         cases |= {

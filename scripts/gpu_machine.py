@@ -33,12 +33,12 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "elastic": {"strategy": "elastic"},
 }
 """What ``nb.launch`` is given."""
-OF_ITS_OWN = {"ps, async", "elastic"}
+INDEPENDENT = {"ps, async", "elastic"}
 """Those whose replicas do not make the steps of one device."""
 
-CASE_SECONDS = 90
+CASE_SECONDS = 300
 """How long a case may take, the first import of a framework included."""
-PATIENCE = 60.0  # seconds in which what is waited for has to be
+PATIENCE = 120.0  # seconds in which what is waited for has to be
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Report:
             traceback.print_exception(error)  # the report has its first line only
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(frame.filename).name}:{frame.lineno}"
-            self.say(f"FAIL {name}: {what_is_wrong(error)[:400]} ({where})")
+            self.say(f"FAIL {name}: {one_line(error)[:400]} ({where})")
 
 
 def require(condition: object, problem: str) -> None:
@@ -88,7 +88,7 @@ def require(condition: object, problem: str) -> None:
         raise RuntimeError(problem)
 
 
-def what_is_wrong(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error in one line; of a task's traceback the line with its error."""
     first, *others = str(error).splitlines() or [""]
     if first.startswith("Traceback"):
@@ -96,16 +96,16 @@ def what_is_wrong(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}"
 
 
-class Overdue(KeyboardInterrupt):
+class CaseTimeout(KeyboardInterrupt):
     """A case takes too long: a run that it waits for is stopped, as by the user."""
 
 
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raise Overdue in the block after so many seconds; for the main thread."""
+    """Raise CaseTimeout in the block after so many seconds; for the main thread."""
 
     def expire(number: int, frame: object) -> None:
-        raise Overdue(f"not over after {seconds} s")
+        raise CaseTimeout(f"not over after {seconds} s")
 
     before = signal.signal(signal.SIGALRM, expire)
     signal.alarm(seconds)
@@ -127,10 +127,10 @@ def run_all(cases: Mapping[str, Callable[[], object]]) -> str:
             with time_limit(CASE_SECONDS):
                 found.append(f"{name} {result}" if (result := case()) else name)
             print(f"    {found[-1]}", flush=True)
-        except (Exception, Overdue) as error:
+        except (Exception, CaseTimeout) as error:
             print(f"    {name} has failed:", flush=True)
             traceback.print_exception(error)
-            wrong.append(f"{name}: {what_is_wrong(error)[:160]}")
+            wrong.append(f"{name}: {one_line(error)[:160]}")
     require(not wrong, f"{len(wrong)} of {len(cases)}: " + " | ".join(wrong))
     return ", ".join(found)
 

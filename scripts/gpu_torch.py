@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from gpu_machine import (
-    OF_ITS_OWN,
+    INDEPENDENT,
     STRATEGIES,
     Machine,
     require,
@@ -129,7 +129,7 @@ def check_fit(machine: Machine) -> str:
     """`fit` of a module with BatchNorm on one worker, under every strategy, against torch alone."""
     with workers(machine) as cluster:
         cases: dict[str, Callable[[], object]] = {
-            name: partial(train, cluster, machine, how, exact=name not in OF_ITS_OWN)
+            name: partial(train, cluster, machine, how, exact=name not in INDEPENDENT)
             for name, how in STRATEGIES.items()
         }
         for stage in (2, 3):
@@ -153,7 +153,7 @@ def check_shared_gpu(machine: Machine) -> str:
     with workers(machine, 2) as cluster:
         return run_all(
             {
-                name: partial(train, cluster, machine, how, exact=name not in OF_ITS_OWN, norm="LayerNorm")
+                name: partial(train, cluster, machine, how, exact=name not in INDEPENDENT, norm="LayerNorm")
                 for name, how in STRATEGIES.items()
             }
         )

@@ -91,21 +91,24 @@ class ReplicaLoop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         replica = self.replica
-        try:
-            if error is not None:
-                self.context.on_error(error)
-                replica.abort(error)
-            else:
-                self._finish()
-        except BaseException as wrong:
-            replica.abort(wrong)
-            raise
-        finally:
-            self.model.fetch_states()
-            for (_, own), value in zip(self.model.variables, replica.values, strict=True):
-                np.copyto(own, to_host(value))
-            self._replica = None
-            replica.close()
+        with device_scope(self.context.device):
+            try:
+                if error is not None:
+                    self.context.on_error(error)
+                    replica.abort(error)
+                else:
+                    self._finish()
+            except BaseException as wrong:
+                replica.abort(wrong)
+                raise
+            finally:
+                self._replica = None
+                try:
+                    self.model.fetch_states()
+                    for (_, own), value in zip(self.model.variables, replica.values, strict=True):
+                        np.copyto(own, to_host(value))
+                finally:
+                    replica.close()
 
     @property
     def replica(self) -> Replica:
@@ -155,7 +158,8 @@ class ReplicaLoop:
 
     def fetch(self) -> list[Array]:
         """Return the newest values of the parameters."""
-        self.replica.fetch()
+        with device_scope(self.context.device):
+            self.replica.fetch()
         return self.replica.values
 
     def _step(self, batch: tuple[Array, ...], size: int) -> tuple[float, ...]:
@@ -216,7 +220,8 @@ class ReplicaLoop:
         context, replica = self.context, self.replica
         if context.control.messages != self._boundary.handled:
             try:
-                self._recorder.exclude(self._boundary.handle())
+                with device_scope(context.device):  # it may write a checkpoint
+                    self._recorder.exclude(self._boundary.handle())
             except StepStopped:
                 self.ended = True
                 return True

@@ -70,7 +70,7 @@ def device_scope(device: str) -> Iterator[None]:
 
 
 def gpu_scope(device: str) -> AbstractContextManager[None]:
-    """Return the scope of a GPU; a context that does nothing for another device.
+    """Return `device_scope` of a GPU such as "GPU:1"; for other devices a context manager that does nothing.
 
     >>> with gpu_scope("CPU:0"):
     ...     backend(scoped_device()).zeros(2)

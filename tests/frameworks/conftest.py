@@ -24,11 +24,10 @@ def cluster(own_home: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def no_gpus(cluster: Cluster) -> None:
-    """Skips a test on a machine with a GPU, which all workers share there; most tests compute on it.
+    """Skip a test if the workers share a GPU.
 
-    With it go tests of what such workers refuse (stages 2 and 3 of ``sharded``), of how they are described
-    to launchers (each is a node of one GPU), and of JAX's collectives, which are NCCL's: two ranks of NCCL
-    cannot have the same GPU.
+    Such workers refuse stages 2 and 3 of ``sharded``, are described to launchers as nodes of one GPU each,
+    and cannot form an NCCL group (two ranks on one GPU).
     """
     if any(task.device != "CPU:0" for task in cluster.tasks):
         pytest.skip("the workers share a GPU")

@@ -62,7 +62,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def cluster(own_home: Path) -> Iterator[Cluster]:
-    """A cluster of this module: its tasks die, on CPUs: a GPU that is lost has no successor here."""
+    """A cluster for this module, whose tasks are killed. It has no GPUs: a lost one could not be replaced."""
     from nbdist.cluster.launch import start_cluster
 
     cluster = start_cluster(workers=3, ps=1, gpus="none", report=None)

@@ -123,12 +123,12 @@ class TorchModel(FrameworkModel):
         return self._parameters[0].device
 
     def keep_states(self, changed: Mapping[str, Any]) -> None:
-        """Take these tensors, by name, for what a step changes without gradients."""
+        """Register the tensors, by name, that a step changes without gradients (buffers)."""
         self._changed = [(tensor, tensor.data) for tensor in changed.values()]
         self.states = [(name, array_of(tensor)) for name, tensor in changed.items()]
 
     def bind(self, values: Sequence[Array]) -> None:
-        """Have the parameters be tensors on the memory of ``values``, and all others be on their device."""
+        """Point the parameters at ``values``, and move buffers and frozen parameters to their device."""
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.data = tensor_of(value)
         if not self._are_placed:
@@ -145,7 +145,7 @@ class TorchModel(FrameworkModel):
                 np.copyto(array, array_of(tensor))
 
     def remember(self) -> Callable[[], object]:
-        """Return what gives the states the values back that they have now."""
+        """Return a function that restores the buffers to their present values (for nan='skip')."""
         before = [(tensor, tensor.detach().clone()) for tensor, _ in self._changed]
 
         def restore() -> None:

@@ -79,7 +79,7 @@ def _define(
 
         if xp is np:
             return run
-        if name == "min":  # CuPy 14's `min` gives CUB its `out` as a dtype, and fails
+        if name == "min":  # CuPy 14 passes `out` of `min` to CUB as the dtype, and raises TypeError
             return copied
         return lambda x, out: function(x, axis=axes, out=out, keepdims=keepdims)
 
