@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 from typing import Any
@@ -30,6 +31,15 @@ from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 
 
+def held_port(address: str) -> socket.socket:
+    """Return a socket that keeps a free port from other processes, and accepts nothing."""
+    host, _, port = address.rpartition(":")
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, int(port)))
+    return held
+
+
 def test_a_task_that_is_not_there_is_waited_for_and_named(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,6 +47,7 @@ def test_a_task_that_is_not_there_is_waited_for_and_named(
     tasks = open_tasks(workers=2, ps=1)
     closed = tasks["worker1"]
     closed.close()
+    held = held_port(closed.address)
     said: list[str] = []
     with device(PS):
         w = Variable(1.0, name="w")
@@ -59,6 +70,7 @@ def test_a_task_that_is_not_there_is_waited_for_and_named(
             assert f"waiting for /job:worker/task:1 at {closed.address}" in said[0]
         with pytest.raises(DeadlineExceededError, match="/job:worker/task:1"):
             tasks.session(report=said.append, timeout=0.5)  # its graph needs it now
+        held.close()
         helper = threading.Thread(
             target=lambda: (
                 until(lambda: len(said) > 3)
@@ -71,6 +83,7 @@ def test_a_task_that_is_not_there_is_waited_for_and_named(
             assert session.run(y) == 2
         helper.join()
     finally:
+        held.close()
         for server in tasks.servers.values():
             server.close()
 
