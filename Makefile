@@ -1,36 +1,33 @@
 # make demo   sets everything up and runs the quickstart on a local cluster
-# make test   sets everything up and passes all tests
+# make test   sets everything up and passes the tests; make test-all: each of them over its whole matrix
 # make check  the fast inner loop; make lab, make bench: see README.md
 
 PYTHON ?= python3
 BIN := .venv/bin
 # Jupyter refuses to run as root without --allow-root; in a container root is often the only user.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
-# Processes for the fast tests. Some of them wait for timeouts, so there is one more than CI has cores.
-# Each process imports and collects its own share of the files only (tests/conftest.py), whose part of the whole
-# a percentage would not show.
-SHARED := -n 3 --dist each -o console_output_style=classic
-FAST := not engines and not browser and not netns and not processes
-# The share of each property's examples that the fast tests take; make test takes them all.
-EXAMPLES := 0.15
+# Runs layers of the suite and prints their times beside their budgets.
+LAYERS := $(BIN)/python scripts/run_layer.py
 # Byte code is kept, so that each of the many processes of the tests starts without compiling the project.
 export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check check-types check-widget check-labextension check-doctests lab bench format lock clean chromium gpu
+.PHONY: demo test test-all check check-types check-widget check-labextension check-doctests lab bench format lock clean chromium gpu
 
 demo: .venv/demo.stamp
 	$(BIN)/python scripts/demo.py
 
-test: EXAMPLES := 1
-test: check chromium
-	$(BIN)/python -m pytest tests -m "(engines or netns or processes) and not browser" --durations=5
-	$(BIN)/python -m pytest tests -m browser --durations=5
+SETUP := .venv/test.stamp widget/node_modules/.package-lock.json labextension/node_modules/.package-lock.json
 
-# Each of the first four keeps one core busy, so two run at a time.
-check: .venv/test.stamp widget/node_modules/.package-lock.json labextension/node_modules/.package-lock.json
-	$(MAKE) --jobs=2 check-labextension check-types check-widget check-doctests
-	NBDIST_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q $(SHARED) tests --ignore tests/browser -m "$(FAST)"
+# Each behaviour once. test-all: over its whole matrix of strategies, transports and faults, too.
+test: $(SETUP) chromium
+	$(LAYERS) checks fast engines browser
+
+test-all: $(SETUP) chromium
+	$(LAYERS) --all checks fast engines browser
+
+check: $(SETUP)
+	$(LAYERS) checks fast
 
 check-types:
 	$(BIN)/ruff format --check nbdist tests bench scripts

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 __version__ = "0.2.0"
@@ -74,6 +75,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "clean": ("nbdist.run.history", "clean"),
     "Run": ("nbdist.run.run", "Run"),
     "timeline": ("nbdist.ui.timeline.view", "timeline"),
+    "testing": ("nbdist.testing", None),
 }
 
 __all__ = ["__version__", "task", *_NAMES]
@@ -92,7 +94,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    loads = find_spec("pytest") and find_spec("hypothesis")  # help(nb) loads all that is listed
+    return sorted(name for name in __all__ if loads or name != "testing")
 
 
 def load_ipython_extension(shell: Any) -> None:

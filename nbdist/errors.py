@@ -109,11 +109,17 @@ class WorkerError(NbdistError):
 
 
 class MissingExtra(NbdistError, ImportError):
-    """An optional dependency is not installed; the message is the command that installs it."""
+    """An optional dependency is not installed; the message is the command that installs it.
 
-    def __init__(self, extra: str, needed_for: str = "") -> None:
+    - ``extra``: the extra of nbdist that has it
+    - ``needed_for``: what it is needed for, in words
+    - ``packages``: the packages to install, where no extra has them
+    """
+
+    def __init__(self, extra: str, needed_for: str = "", packages: str = "") -> None:
         reason = f" (needed for {needed_for})" if needed_for else ""
-        super().__init__(f'pip install "nbdist[{extra}]"{reason}')
+        what = packages or f'"nbdist[{extra}]"'
+        super().__init__(f"pip install {what}{reason}")
         self.extra = extra
 
 

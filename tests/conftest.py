@@ -18,9 +18,10 @@ import psutil
 import pytest
 from examples import examples
 from hypothesis import HealthCheck, settings
-from waiting import SLACK_SECONDS
+from machine_speed import SAMPLER
 
 if TYPE_CHECKING:
+    from cluster_pool import ClusterPool
     from xdist.workermanage import WorkerController
 
     from nbdist.cluster.cluster import Cluster
@@ -74,10 +75,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not of_another_worker(item.path, config)]
 
 
-def pytest_report_header() -> str | None:
-    return f"assertions about time have {SLACK_SECONDS:g} s of slack" if SLACK_SECONDS else None
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has no CUDA GPU")
@@ -87,6 +84,13 @@ def pytest_collection_finish() -> None:
     """Exclude the collected tests and all modules from garbage collections."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def measured_speed() -> Iterator[None]:
+    """Measure the machine's speed beside the tests: their limits follow it."""
+    with SAMPLER.running():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -121,20 +125,36 @@ def cluster(own_home: Path) -> Iterator[Cluster]:
     cluster.stop()
 
 
+@pytest.fixture(scope="session")
+def cluster_pool(own_home: Path) -> Iterator[ClusterPool]:
+    """Clusters that tests may break, kept for the next test."""
+    from cluster_pool import ClusterPool
+
+    pool = ClusterPool()
+    yield pool
+    pool.close()
+
+
 @pytest.fixture
-def start(own_home: Path) -> Iterator[Callable[..., Cluster]]:
-    """Start small clusters that a test may break; all are stopped when it ends."""
+def start(cluster_pool: ClusterPool) -> Iterator[Callable[..., Cluster]]:
+    """Start small clusters that a test may break; one with options is started for the test alone."""
     from nbdist.cluster.launch import start_cluster
 
+    taken: list[tuple[tuple[int, int], Cluster]] = []
     started: list[Cluster] = []
 
     def start_one(workers: int = 1, ps: int = 0, **options: object) -> Cluster:
+        if not options:
+            taken.append(((workers, ps), cluster_pool.take((workers, ps))))
+            return taken[-1][1]
         started.append(start_cluster(workers, ps, **{"report": None, **options}))  # type: ignore[arg-type]  # a test knows
         return started[-1]
 
     yield start_one
     for one in started:
         one.stop()
+    for shape, cluster in taken:
+        cluster_pool.give(shape, cluster)
 
 
 def lasting(found: Callable[[], list[str]], seconds: float = 10.0) -> list[str]:

@@ -1,9 +1,9 @@
-"""The number of examples of a property test: all in `make test`, a sixth of them in `make check`.
+"""The number of examples of a property test: a sixth of them in `make test`, all in `make test-all`.
 
     @settings(max_examples=examples(300))
 
-``NBDIST_TEST_EXAMPLES`` is the share, 1 by default; `make check` sets it to stay quick. Hypothesis
-draws new examples in every run, except in CI.
+``NBDIST_TEST_EXAMPLES`` is the share, 1 by default; `scripts/run_layer.py` sets it. Hypothesis draws new
+examples in every run, except in CI.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The code of README and docs: the blocks of a page run in order, in one new kernel."""
+"""The code of README and docs: the blocks of a page run in order, in one new kernel.
+
+The first tier trains for fewer epochs where a page trains for long, the second one runs such a page as it is.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from tiers import exhaustive
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -19,6 +23,28 @@ PAGES = [
 ]
 OTHER_KERNEL = "# in a new notebook, after the kernel has ended\n"
 """The first line of a block that another kernel runs; the blocks after it run there, too."""
+SHORTER = {
+    "README": {
+        "%cluster start --workers 3 ": "%cluster start --workers 2 ",  # each imports torch
+        "model.fit(batches, epochs=120, ": "model.fit(batches, epochs=3, ",
+        "model.fit(batches, epochs=20)": "model.fit(batches, epochs=1)",
+        "run.wait_until(step=100)": "run.wait_until(step=10)",
+        "batch_size=batch, epochs=60, ": "batch_size=batch, epochs=9, ",
+        "epochs=80)": "epochs=12)",
+    },
+    "live": {"epochs=300": "epochs=30"},
+    "tpu": {".batch(256), epochs=3": ".batch(256, drop_remainder=True), epochs=1"},  # compiles one shape
+}
+"""Texts of pages, and what the first tier runs instead of them."""
+
+
+def shortened(page: Path) -> str:
+    """Return a page's text with its changes for the first tier."""
+    text = page.read_text()
+    for old, new in SHORTER.get(page.stem, {}).items():
+        assert old in text, f"{page.name} has no {old!r} (any more)"
+        text = text.replace(old, new)
+    return text
 
 
 def kernels(page: str) -> list[list[str]]:
@@ -42,11 +68,25 @@ def test_the_first_block_of_a_page_imports_what_it_uses() -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_blocks(shortened(page), tmp_path, monkeypatch)
+
+
+@exhaustive
+@pytest.mark.engines
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem in SHORTER], ids=lambda page: page.stem)
+def test_a_page_that_trains_for_long_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_blocks(page.read_text(), tmp_path, monkeypatch)
+
+
+def run_blocks(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nbclient import NotebookClient
 
     monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    for blocks in kernels(page.read_text()):
+    for blocks in kernels(page):
         notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(block) for block in blocks])
         folder = {"metadata": {"path": os.fspath(tmp_path)}}
         NotebookClient(notebook, timeout=300, kernel_name="python3", resources=folder).execute()

@@ -17,7 +17,10 @@ import nbdist as nb
 from nbdist.errors import NbdistError
 
 PUBLIC = sorted(set(nb.__all__) - {"__version__", "task"})
-HEAVY = ("numpy", "matplotlib", "ipywidgets", "anywidget", "sklearn", "ipyparallel", "zmq", "IPython")
+HEAVY = (
+    "numpy", "matplotlib", "ipywidgets", "anywidget", "sklearn", "ipyparallel", "zmq", "IPython", "pytest",
+    "hypothesis",
+)  # fmt: skip
 
 
 def python(code: str) -> str:
@@ -57,7 +60,7 @@ def public_objects() -> Iterator[tuple[str, Any]]:
                 inner = getattr(attribute, "__func__", attribute)
                 if isinstance(inner, property):
                     inner = inner.fget
-                if not member.startswith("_") and inspect.isfunction(inner):
+                if not member.startswith(("_", "test_")) and inspect.isfunction(inner):
                     yield f"{name}.{member}", inner
         elif callable(value):
             yield name, value
@@ -98,6 +101,7 @@ def test_every_error_is_public_and_an_nbdist_error() -> None:
     assert issubclass(nb.errors.InvalidArgumentError, ValueError)
     assert str(nb.errors.NotFoundError("no run 'x'")) == "no run 'x'"
     assert str(nb.errors.MissingExtra("gpu", "GPUs")) == 'pip install "nbdist[gpu]" (needed for GPUs)'
+    assert str(nb.errors.MissingExtra("", packages="pytest hypothesis")) == "pip install pytest hypothesis"
 
 
 def test_every_module_has_a_docstring() -> None:
@@ -122,6 +126,22 @@ def test_the_task_is_the_current_one() -> None:
 def test_importing_it_imports_nothing_heavy() -> None:
     code = f"import sys, nbdist; print([n for n in {HEAVY} if n in sys.modules])"
     assert python(code) == "[]"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("missing", ["pytest", "hypothesis"])
+def test_contracts_without_pytest_say_what_to_install(missing: str) -> None:
+    code = f"""
+import sys; sys.modules[{missing!r}] = None
+import inspect, nbdist as nb
+try: nb.testing
+except nb.errors.MissingExtra as error: print(error)
+print("testing" in dir(nb), len(inspect.getmembers(nb)) > 50)
+"""
+    assert python(code).split("\n") == [
+        "pip install pytest hypothesis (needed for nbdist.testing)",
+        "False True",
+    ]
 
 
 @pytest.mark.processes

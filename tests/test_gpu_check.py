@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_cupy import FakeCupy, bytes_made
 from fake_nccl import FakeNccl
+from tiers import exhaustive
 
 from nbdist.graph import backend
 
@@ -43,6 +44,7 @@ def test_every_check_that_needs_no_gpu_passes(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@exhaustive  # the frame of checks is the same as above, the trainings are those of tests/frameworks
 @pytest.mark.engines
 @pytest.mark.frameworks
 @pytest.mark.timeout(400)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -19,12 +20,17 @@ FLOORS = {
     "trials": 5.5,
     "ui": 6,
     "lab": 6.5,
+    "testing": 7,
 }  # fmt: skip
 
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    gc.disable()  # else it looks at each node of all modules again and again: four fifths of the time
+    try:
+        return ast.parse(path.read_text())
+    finally:
+        gc.enable()
 
 
 @cache

@@ -465,6 +465,8 @@ class RunMonitor:
                 seconds = time.monotonic() - since
                 self._budget.spent += 1
                 self._take_server(Replaced(old, new, lost.how, seconds, self._budget.spent, since))
+            elif self.interrupted:  # a task that did not stop was replaced: its new process runs no body
+                self._end_rank(rank)
             elif self._recovery is not None and self._renewed is not None:
                 self._restart(self._recovery.observe(old, new, lost.how, since, self._renewed(rank)))
                 self._positions[rank].last = -math.inf  # subscribe at once

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tiers import exhaustive
 
 from bench.faults import FAULTS, Injection, cost_of, line
 from bench.kills import Outcome
@@ -30,6 +31,7 @@ def test_bounds_that_are_not_kept_are_named() -> None:
     assert line(fault, [cost]).endswith("NOT MET: " + "; ".join(cost.wrong))
 
 
+@exhaustive
 @pytest.mark.engines
 def test_a_worker_of_asynchronous_servers_dies() -> None:
     """The command with one fault: its bounds hold."""

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tiers import exhaustive
 
 from bench.kills import PROGRAMS, Outcome, left_over, report, resources
 
@@ -40,11 +41,15 @@ def test_a_run_fails(accuracy: float, error: str, left: list[str], good: bool) -
     assert report("session", Counter(worker=2), Outcome(accuracy, error, left), Outcome(0.965, "")) is good
 
 
+@exhaustive
 @pytest.mark.engines
 @pytest.mark.timeout(400)
-def test_a_minute_of_random_kills() -> None:
-    """All programs, for 10 s each: the chief, another worker and a server die, 2 s apart (by the seed)."""
-    command = [sys.executable, "-m", "bench", "kills", "--seconds", "60", "--mean", "2.5", "--seed", "159"]
-    done = subprocess.run([*command, "--least", "500"], capture_output=True, text=True, timeout=380)
+@pytest.mark.parametrize("program", ["replicated-ps", "all"])
+def test_a_minute_of_random_kills(program: str) -> None:
+    """Each program for 10 s: the chief, another worker and a server die, 2 s apart (by the seed)."""
+    programs = len(PROGRAMS) if program == "all" else 1
+    command = [sys.executable, "-m", "bench", "kills", "--program", program, "--seconds", str(10 * programs)]
+    command += ["--mean", "2.5", "--seed", "159", "--least", "500"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("left over: nothing") == len(PROGRAMS)
+    assert done.stdout.count("left over: nothing") == programs

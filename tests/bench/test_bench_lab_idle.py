@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from tiers import exhaustive
 
 from bench import lab_idle
 from bench.table import chosen
 
 
+@exhaustive
 @pytest.mark.engines
 def test_what_the_server_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)

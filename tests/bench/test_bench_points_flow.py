@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiers import exhaustive
 
 from bench import points_flow
 from bench.points_flow import Sample
@@ -37,6 +38,7 @@ def test_what_is_steady_and_what_is_in_the_middle() -> None:
     assert points_flow.middle(np.sort([1.0] * 19 + [100.0])) == 1.0
 
 
+@exhaustive
 @pytest.mark.engines
 def test_every_point_arrives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

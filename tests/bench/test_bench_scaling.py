@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiers import matrix
 
 from bench import scaling
 from nbdist.distribute.simulation import Cost
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("transport", ["auto", "socket"])
+@pytest.mark.parametrize("transport", matrix(["auto"], rest=["socket"]))
 def test_a_cluster_sends_what_is_simulated(
     transport: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

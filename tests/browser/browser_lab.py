@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import secrets
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import nbformat
-from browser_server import PATIENCE, ROOT, LabServer
-from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, Playwright, ViewportSize
+import pytest
+from browser_server import NO_SUBSHELLS, NOT_DRAWN, PATIENCE, ROOT, LabServer
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Dialog,
+    Error,
+    Locator,
+    Page,
+    Playwright,
+    ViewportSize,
+)
 
 ARTIFACTS = ROOT / "artifacts"
 FLAGS = [
@@ -23,13 +36,56 @@ OPENED = (
     " && panel.context.isReady && panel.content.widgets.length > 0 }"
 )  # the notebook of that name is in the tab
 
+# The page's configuration is changed before JupyterLab reads it: its scripts are deferred.
+CONFIGURE = """document.addEventListener('readystatechange', () => {
+  const node = document.getElementById('jupyter-config-data');
+  if (!node) return;
+  const config = JSON.parse(node.textContent);
+  const known = config.disabledExtensions ?? [];
+  config.disabledExtensions = [...(Array.isArray(known) ? known : Object.keys(known)), ...NAMES];
+  // The server adds to a page of Notebook 7 what a JupyterLab was last asked to open.
+  if (location.pathname.startsWith('/notebooks')) delete config.treePath;
+  node.textContent = JSON.stringify(config);
+}, {once: true})"""
+LOADED = "window.jupyterapp?.shell && !document.querySelector('.jp-SplashScreen, #galaxy')"
+# Ends what a test has opened in a JupyterLab that others use as well; false if they cannot use it.
+LEAVE = """async () => {
+  const {shell, commands} = window.jupyterapp;
+  for (const area of ['main', 'down']) for (const widget of [...shell.widgets(area)]) {
+    await widget.sessionContext?.shutdown().catch(() => null);
+    widget.dispose();
+  }
+  localStorage.clear(); sessionStorage.clear();
+  delete window.first;
+  if (document.body.dataset.jpThemeLight !== 'true')
+    await commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'});
+  return !document.querySelector('.jp-Dialog, .lm-Menu');
+}"""
+ALONE = """() => { const {shell} = window.jupyterapp, {currentWidget} = shell;
+  for (const one of [...shell.widgets('main')]) if (one !== currentWidget) one.dispose() }"""
+
+FAILED = pytest.StashKey[bool]()  # of a test's item
 LIVE = "section.nbdist-live"
+# JupyterLab lays a notebook out after it is there and has its size: what was scrolled to before moves away.
+AT_REST = """async (node, block) => {
+  let top;
+  do {
+    top = node.getBoundingClientRect().top;
+    node.scrollIntoView({block});
+    await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+  } while (Math.abs(node.getBoundingClientRect().top - top) > 1);
+}"""
+
+
+def bring_into_view(shown: Locator, block: str = "start") -> None:
+    """Scroll to something, and wait until it stays there: the page may still be laid out."""
+    shown.evaluate(AT_REST, block)
 
 
 def wait_for_curve(page: Page) -> None:
     """Bring the run's view onto the screen, without which nothing is sent, and wait for its points."""
     page.wait_for_selector(LIVE, state="attached")
-    page.locator(LIVE).first.evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(page.locator(LIVE).first)
     page.wait_for_function(
         f"() => /at [a-z]+ [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)"
     )
@@ -38,9 +94,12 @@ def wait_for_curve(page: Page) -> None:
 def record(name: str, value: object) -> None:
     """Write a figure that was measured into artifacts/latencies.json; nothing is asserted of it."""
     ARTIFACTS.mkdir(exist_ok=True)
-    path = ARTIFACTS / "latencies.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**known, name: value}, indent=1, sort_keys=True) + "\n")
+    with (ARTIFACTS / "latencies.json").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # other test processes write into it, too
+        file.seek(0)
+        known = json.loads(file.read() or "{}")
+        file.truncate(0)
+        file.write(json.dumps({**known, name: value}, indent=1, sort_keys=True) + "\n")
     print(f"{name}: {value}")
 
 
@@ -52,14 +111,56 @@ def start_chromium(playwright: Playwright) -> Browser:
     return playwright.chromium.launch(executable_path=path, args=FLAGS)
 
 
-class Lab:
-    """One notebook in one tab of the browser."""
+@dataclass
+class Tab:
+    """A browser tab with a loaded JupyterLab."""
 
-    def __init__(self, server: LabServer, browser: Browser) -> None:
+    context: BrowserContext
+    page: Page
+    alone: bool
+    """Whether the context has no pages of others."""
+    errors: list[str] = field(default_factory=list)
+    """What goes wrong in the tab is added here."""
+    kernel: bool = True
+    more: list[Page] = field(default_factory=list)
+    """Further pages that the test has opened."""
+
+
+class Lab:
+    """One notebook in one tab of the browser.
+
+    A Lab that ``keeps`` tabs uses a loaded JupyterLab of the server again, and leaves it for the next Lab: to
+    load one takes most of a short test's processor time.
+    """
+
+    application: ClassVar[str] = "jupyterlab"
+
+    def __init__(
+        self,
+        server: LabServer,
+        browser: Browser,
+        *,
+        draws: bool = True,
+        subshells: bool = True,
+        keeps: bool = False,
+    ) -> None:
         self.server = server
         self.browser = browser
-        self.context: BrowserContext | None = None
+        self.draws = draws
+        self.subshells = subshells
+        self.keeps = keeps
+        self.fresh = True
+        self.tab: Tab | None = None
         self.errors: list[str] = []
+
+    @property
+    def context(self) -> BrowserContext | None:
+        """The context of the open tab."""
+        return None if self.tab is None else self.tab.context
+
+    @context.setter
+    def context(self, context: BrowserContext) -> None:
+        self.tab = Tab(context, context.new_page(), True, self.errors)
 
     def write(self, name: str, cells: Sequence[str]) -> Path:
         """Write a notebook of code cells."""
@@ -72,34 +173,83 @@ class Lab:
         return path
 
     def open(
-        self, name: str, *, width: int = 1100, height: int = 1100, scale: float = 1, kernel: bool = True
+        self,
+        name: str,
+        *,
+        width: int = 1100,
+        height: int = 1100,
+        scale: float = 1,
+        kernel: bool = True,
+        fresh: bool = False,
     ) -> Page:
-        """Open a notebook in a new tab (which replaces the last one), with a kernel or without."""
+        """Open a notebook in place of the last one, with a kernel or without.
+
+        A ``fresh`` tab is one that no test has used, and none will use again.
+        """
         self.close()
         viewport: ViewportSize = {"width": width, "height": height}
-        self.context = self.browser.new_context(viewport=viewport, device_scale_factor=scale)
-        self.context.set_default_timeout(PATIENCE * 1000)
-        page = self.open_again(name, kernel=kernel)
+        self.fresh = fresh or not self.keeps
+        kept = None if self.fresh else self.server.tabs.pop(self.kind, None)
+        if kept is not None:
+            self.tab = kept
+            kept.errors, kept.kernel, self.page = self.errors, kernel, kept.page
+            self.page.set_viewport_size(viewport)
+            self.settle(name, kernel=kernel)
+            self.page.evaluate(ALONE)  # without the launcher, which came when nothing else was open
+        elif self.keeps:
+            context = self.server.context = self.server.context or self.new_context(viewport)
+            self.tab = Tab(context, context.new_page(), False, self.errors)
+            self.tab.page.set_viewport_size(viewport)
+            self.open_again(name, kernel=kernel)
+        else:
+            self.context = self.new_context(viewport, scale)
+            self.open_again(name, kernel=kernel)
         if kernel:
             self.wait_idle()
-        return page
+        return self.page
+
+    def new_context(self, viewport: ViewportSize, scale: float = 1) -> BrowserContext:
+        """Return a new context of the browser, with nothing in its cache."""
+        context = self.browser.new_context(viewport=viewport, device_scale_factor=scale)
+        context.set_default_timeout(PATIENCE * 1000)
+        return context
+
+    @property
+    def kind(self) -> str:
+        """The kind of tab; all tabs of a kind are alike."""
+        return f"{self.application}, {self.draws}, {self.subshells}"
 
     def open_again(self, name: str, *, kernel: bool = True) -> Page:
         """Open a notebook in one more tab; its kernel, if it has one, continues."""
-        assert self.context is not None
-        page = self.page = self.listened(self.context.new_page(), kernel)
+        page = self.page = self.new_page(kernel)
         # In a workspace of its own: a second tab in one would be sent elsewhere while the test looks at it.
         workspace = f"workspaces/{secrets.token_hex(4)}"
-        page.goto(f"{self.server.address}/lab/{workspace}?token={self.server.token}")
-        self.settle(name, kernel=kernel)
+        with self.server.settings({} if self.subshells else NO_SUBSHELLS):
+            page.goto(f"{self.server.address}/lab/{workspace}?token={self.server.token}")
+            self.settle(name, kernel=kernel)
         return page
 
-    def listened(self, page: Page, kernel: bool) -> Page:
+    def new_page(self, kernel: bool) -> Page:
+        """Return a page in the context, in which nothing is loaded."""
+        assert self.tab is not None
+        tab = self.tab
+        tab.kernel = kernel
+        page, size = tab.page, tab.page.viewport_size
+        if page.is_closed() or page.url != "about:blank":
+            page = tab.context.new_page()
+            tab.more.append(page)
+            if size is not None:
+                page.set_viewport_size(size)
+        page.add_init_script(CONFIGURE.replace("NAMES", json.dumps([] if self.draws else NOT_DRAWN)))
+        return self.listened(page, tab)
+
+    @staticmethod
+    def listened(page: Page, tab: Tab) -> Page:
         """Note what goes wrong in a tab."""
-        page.on("pageerror", lambda error: self._note(str(error.stack or error), kernel))
+        page.on("pageerror", lambda error: note(str(error.stack or error), tab))
 
         def dismiss(dialog: Dialog) -> None:
-            self.errors.append(f"dialog: {dialog.message}")
+            tab.errors.append(f"dialog: {dialog.message}")
             dialog.dismiss()
 
         page.on("dialog", dismiss)
@@ -108,23 +258,13 @@ class Lab:
     def settle(self, name: str, *, kernel: bool = True) -> None:
         """Wait for JupyterLab in a tab that was just loaded, and open the notebook in it."""
         page = self.page
-        page.wait_for_function(
-            "window.jupyterapp?.shell && !document.querySelector('.jp-SplashScreen, #galaxy')"
-        )
+        page.wait_for_function(LOADED)
         page.evaluate("window.jupyterapp.restored")
         self.command("application:set-mode", {"mode": "single-document"})
         page.evaluate("window.jupyterapp.shell.collapseLeft(), window.jupyterapp.shell.collapseRight()")
         start = {} if kernel else {"kernelPreference": {"shouldStart": False, "canStart": False}}
         self.command("docmanager:open", {"path": name, "factory": "Notebook", **start})
         page.wait_for_function(OPENED, arg=name)
-
-    def _note(self, error: str, kernel: bool) -> None:
-        # The widget manager itself stumbles over a notebook that has no session at all; and Notebook 7 over
-        # settings of parts that it does not have.
-        if "/notebook_core." in error and "reading 'schema'" in error:
-            return
-        if kernel or "/@jupyter-widgets/jupyterlab-manager/" not in error:
-            self.errors.append(error)
 
     def command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
         """Execute a command of JupyterLab."""
@@ -189,34 +329,79 @@ class Lab:
 
     def theme(self, name: str) -> None:
         """Switch to "JupyterLab Dark" or "JupyterLab Light"."""
+        if self.page.evaluate("document.body.dataset.jpThemeLight === 'true'") == ("Light" in name):
+            return
         self.command("apputils:change-theme", {"theme": name})
         light = str("Light" in name).lower()
         self.page.wait_for_selector(f'body[data-jp-theme-light="{light}"]', state="attached")
         self.page.wait_for_selector("#jupyterlab-splash", state="detached")
 
     def screenshot(self, name: str) -> Path:
-        """Write a picture of the tab into artifacts/."""
+        """Write a picture of the tab into artifacts/, unless this server's pictures are not wanted."""
         ARTIFACTS.mkdir(exist_ok=True)
         self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         path = ARTIFACTS / f"{name}.png"
-        self.page.screenshot(path=path)
+        if self.server.pictures:
+            self.page.screenshot(path=path)
         return path
 
-    def close(self) -> None:
-        """Close the tab and end its kernel."""
-        if self.context is not None:
-            self.context.close()
-            self.context = None
-            self.server.end_kernels()
+    def close(self, *, keep: bool = True) -> None:
+        """Close the notebook and end its kernel; without ``keep`` no other test gets the tab."""
+        tab, self.tab = self.tab, None
+        if tab is None:
+            return
+        if tab.alone:
+            tab.context.close()
+        elif not (keep and self._left_for_others(tab)):
+            for page in (tab.page, *tab.more):
+                page.close()
+        self.server.end_kernels()
+
+    def end_tabs(self, tab: Tab | None = None) -> None:
+        """Close all pages but the first one."""
+        tab = tab or self.tab
+        assert tab is not None
+        while tab.more:
+            tab.more.pop().close()
+        self.page = tab.page
+
+    def _left_for_others(self, tab: Tab) -> bool:
+        """Clean a tab up, and keep it for the next test."""
+        if self.fresh or self.kind in self.server.tabs or tab.page.is_closed():
+            return False
+        tab.errors = []
+        with suppress(Error):
+            self.end_tabs(tab)
+            tab.page.emulate_media(
+                media="null", reduced_motion="null", forced_colors="null", color_scheme="null"
+            )
+            if tab.page.evaluate(LEAVE):
+                self.server.tabs[self.kind] = tab
+                return True
+        return False
+
+
+def note(error: str, tab: Tab) -> None:
+    """Add an error of a page to the tab's."""
+    # The widget manager itself stumbles over a notebook that has no session at all, or whose session ends
+    # while it asks; and Notebook 7 over settings of parts that it does not have.
+    manager = "/@jupyter-widgets/jupyterlab-manager/" in error
+    if (manager and (not tab.kernel or "reading 'kernel'" in error)) or (
+        "/notebook_core." in error and "reading 'schema'" in error
+    ):
+        return
+    tab.errors.append(error)
 
 
 class Notebook(Lab):
     """One notebook in Jupyter Notebook 7, which is built from the same parts as JupyterLab."""
 
+    application = "notebook"
+
     def open_again(self, name: str, *, kernel: bool = True) -> Page:
         """Open a notebook in one more tab; its kernel, if it has one, continues."""
-        assert self.context is not None
-        page = self.page = self.listened(self.context.new_page(), kernel)
+        self.fresh = True  # a page of Notebook 7 is one notebook
+        page = self.page = self.new_page(kernel)
         page.goto(f"{self.server.address}/notebooks/{name}?token={self.server.token}")
         self.settle(name, kernel=kernel)
         return page

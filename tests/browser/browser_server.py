@@ -1,4 +1,4 @@
-"""A JupyterLab or Jupyter Notebook of our own, on a free port, that ends with the tests."""
+"""A JupyterLab with Jupyter Notebook 7 of our own, on a free port, that ends with the tests."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import psutil
 
+if TYPE_CHECKING:
+    from browser_lab import Tab
+    from playwright.sync_api import BrowserContext
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds for whatever a page is to show: a limit for a busy machine, and no promise
-ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/(?:lab|tree)\?token=")
+ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/lab\?token=")
 OWN_FOLDERS = (
     "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_WORKSPACES_DIR",
     "IPYTHONDIR", "NBDIST_HOME",
@@ -37,26 +41,22 @@ NO_SUBSHELLS = {"apputils-extension/kernels-settings": {"commsOverSubshells": "d
 
 
 class LabServer:
-    """A `jupyter lab` (or `jupyter notebook`) with its own configuration, run and workspace folders."""
+    """A `jupyter lab`, which serves Notebook 7 too, with its own configuration, run and workspace folders."""
 
-    def __init__(
-        self,
-        folder: Path,
-        application: Literal["jupyterlab", "notebook"] = "jupyterlab",
-        settings: Mapping[str, Mapping[str, object]] | None = None,
-        disabled: Sequence[str] = (),
-    ) -> None:
-        self.application = application
+    def __init__(self, folder: Path) -> None:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir(parents=True)
         self.home = folder / "nbdist_home"
-        for plugin, values in {**QUIET, **(settings or {})}.items():
-            path = folder / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        self.folder = folder
+        self.pictures = True
+        self.tabs: dict[str, Tab] = {}
+        """Loaded tabs that no test uses now, by their kind."""
+        self.context: BrowserContext | None = None
+        """What these tabs share: a cache of files and of compiled code."""
+        for plugin, values in QUIET.items():
+            path = self._settings_of(plugin)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
-        page = folder / OWN_FOLDERS[0].lower() / "labconfig" / "page_config.json"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(json.dumps({"disabledExtensions": dict.fromkeys(disabled, True)}))
         self.token = secrets.token_hex(16)
         environment = {
             **os.environ,
@@ -67,8 +67,9 @@ class LabServer:
             "OPENBLAS_NUM_THREADS": "1",
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", application, "--no-browser", "--allow-root", "--expose-app-in-browser",
-             "--ip=127.0.0.1", "--ServerApp.port=0", "--LabApp.collaborative=False",
+            [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser",
+             "--JupyterNotebookApp.expose_app_in_browser=True", "--ip=127.0.0.1",
+             "--ServerApp.port=0", "--LabApp.collaborative=False",
              f"--ServerApp.root_dir={self.notebooks}"],
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True,
@@ -89,6 +90,20 @@ class LabServer:
     def _read_rest(self) -> None:
         assert self.process.stdout is not None
         self.log.extend(self.process.stdout)
+
+    def _settings_of(self, plugin: str) -> Path:
+        return self.folder / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+
+    @contextmanager
+    def settings(self, settings: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
+        """Add settings of plugins for the pages that are loaded in the block."""
+        for plugin, values in settings.items():
+            self._settings_of(plugin).write_text(json.dumps(values))
+        try:
+            yield
+        finally:
+            for plugin in settings:
+                self._settings_of(plugin).unlink()
 
     def engines(self) -> list[psutil.Process]:
         """The living processes of the clusters that this server's notebooks have started."""

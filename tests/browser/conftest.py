@@ -1,28 +1,33 @@
-"""One Jupyter server of each kind and one Chromium for all browser tests; they end with the session."""
+"""One Jupyter server and one Chromium for all browser tests of a process; they end with the session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
-from browser_lab import Lab, Notebook, start_chromium
-from browser_server import NO_SUBSHELLS, NOT_DRAWN, PATIENCE, LabServer
+from browser_lab import FAILED, Lab, Notebook, start_chromium
+from browser_server import PATIENCE, LabServer
 from playwright.sync_api import Browser, expect, sync_playwright
 
 expect.set_options(timeout=PATIENCE * 1000)
 
 
-@pytest.fixture(scope="session")
-def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
-    server = LabServer(tmp_path_factory.mktemp("lab"), disabled=NOT_DRAWN)
-    yield server
-    server.close()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember a failure: no other test gets the tab."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
 
 
 @pytest.fixture(scope="session")
-def drawing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
-    """A JupyterLab that draws saved runs and sweeps, as an installation does."""
-    server = LabServer(tmp_path_factory.mktemp("drawing"))
+def lab_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[LabServer]:
+    server = LabServer(tmp_path_factory.mktemp("lab"))
+    # Pictures are for people, and nothing is asserted of them; the first tier has no time for them.
+    server.pictures = "not exhaustive" not in pytestconfig.option.markexpr
     yield server
     server.close()
 
@@ -36,45 +41,29 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def lab(lab_server: LabServer, chromium: Browser) -> Iterator[Lab]:
-    yield from closed_at_end(Lab(lab_server, chromium))
+def lab(lab_server: LabServer, chromium: Browser, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A JupyterLab where a saved output is its picture, as it is where our extension is not."""
+    yield from closed_at_end(Lab(lab_server, chromium, draws=False, keeps=True), request)
 
 
 @pytest.fixture
-def drawing_lab(drawing_server: LabServer, chromium: Browser) -> Iterator[Lab]:
-    yield from closed_at_end(Lab(drawing_server, chromium))
+def drawing_lab(lab_server: LabServer, chromium: Browser, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A JupyterLab that draws saved runs and sweeps, as an installation does."""
+    yield from closed_at_end(Lab(lab_server, chromium, keeps=True), request)
 
 
-def closed_at_end(opened: Lab) -> Iterator[Lab]:
+def closed_at_end(opened: Lab, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """Hand out a notebook's tab, and close it after the test; the test fails if its page had errors."""
     yield opened
-    opened.close()
+    opened.close(keep=not request.node.stash.get(FAILED, False))
     assert not opened.errors, opened.errors
 
 
-# The same test in each place where a notebook may be: each has a server of its own, for all its tests.
-
-
-@pytest.fixture(scope="session", params=["lab", "lab-without-subshells", "notebook"])
-def place_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LabServer]:
-    if request.param == "lab":
-        yield request.getfixturevalue("lab_server")
-        return
-    folder = tmp_path_factory.mktemp(request.param)
-    notebook = request.param == "notebook"
-    server = (
-        LabServer(folder, "notebook", disabled=NOT_DRAWN)
-        if notebook
-        else LabServer(folder, settings=NO_SUBSHELLS, disabled=NOT_DRAWN)
-    )
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def place(place_server: LabServer, chromium: Browser) -> Iterator[Lab]:
+@pytest.fixture(params=["lab", "lab-without-subshells", "notebook"])
+def place(lab_server: LabServer, chromium: Browser, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """A tab in JupyterLab, in JupyterLab without subshells, or in Notebook 7."""
-    kind = Notebook if place_server.application == "notebook" else Lab
-    yield from closed_at_end(kind(place_server, chromium))
+    kind = Notebook if request.param == "notebook" else Lab
+    subshells = request.param != "lab-without-subshells"
+    yield from closed_at_end(
+        kind(lab_server, chromium, draws=False, subshells=subshells, keeps=True), request
+    )

@@ -116,6 +116,13 @@ class Served:
         for stream in self.streams:
             stream.send(json.dumps({"kind": "changes", **changes}))
 
+    def begin_again(self) -> None:
+        """Forget all requests, and send the whole state to the pages."""
+        self.refuse = ""
+        self.requests.clear()
+        for stream in self.streams:
+            stream.send(json.dumps({"kind": "state", **self.state}))
+
     def _open(self, stream: WebSocketRoute) -> None:
         stream.on_message(lambda message: None)
         self.streams.append(stream)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from browser_lab import Lab
+from browser_lab import Lab, bring_into_view
 from browser_server import PATIENCE
 from playwright.sync_api import Locator, Page, expect
 
@@ -26,7 +26,7 @@ while True:
     nb.log(score=1 - 0.05 * abs(number - 2))
     if os.path.exists({gate!r}) or os.path.exists(f"{gate}-{{number}}"):
         break
-    time.sleep(0.01)  # so that a machine with few cores draws its pages as well
+    time.sleep(0.03)  # so that a machine with few cores draws its pages as well
 {then}"""
 END = """if "sweep" in globals():
     sweep.close()
@@ -103,7 +103,7 @@ class SweepPage:
     def show(self, grid: Locator) -> None:
         """Bring a grid onto the screen, without which it is sent nothing."""
         expect(grid).to_be_attached()
-        grid.evaluate("node => node.scrollIntoView({block: 'start'})")
+        bring_into_view(grid)
 
     def events(self, name: str) -> list[Event]:
         """What the log of a sweep says by now."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from browser_axe import violations
-from browser_lab import LIVE, Lab
+from browser_lab import LIVE, Lab, bring_into_view
 from playwright.sync_api import Page, expect
 from test_browser_live import SETUP, in_colour
+from tiers import matrix
 
 pytestmark = pytest.mark.browser
 
@@ -38,13 +39,13 @@ def shown(lab: Lab, name: str, replicas: int, until: str = "settled(view)") -> P
     page = lab.open(name, height=1400)
     lab.run(0)
     lab.run(1)
-    page.locator(LIVE).evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(page.locator(LIVE))
     lab.run(2, wait=until == "settled(view)")
     expect(page.locator(f"{LIVE} .nbd-card")).to_have_count(replicas)
     return page
 
 
-@pytest.mark.parametrize("replicas", [1, 3, 16])
+@pytest.mark.parametrize("replicas", matrix([3], rest=[1, 16]))
 def test_axe_finds_nothing_in_a_view(lab: Lab, replicas: int) -> None:
     page = shown(lab, f"axe-{replicas}.ipynb", replicas)
     found = {"folded": violations(page, LIVE)}
@@ -87,7 +88,7 @@ def press(page: Page, *keys: str) -> None:
         page.keyboard.press(key)
 
 
-@pytest.mark.parametrize("place_server", ["lab", "notebook"], indirect=True)
+@pytest.mark.parametrize("place", matrix(["lab"], rest=["notebook"]), indirect=True)
 def test_everything_works_by_keyboard(place: Lab) -> None:
     page = shown(place, "keys.ipynb", 2, until="('stop', None) in commands")
     view, chart = page.locator(LIVE), page.locator(f"{LIVE} .nbd-plot").first

@@ -10,10 +10,14 @@ pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
 LOAD = "import nbdist as nb\n%load_ext nbdist"
 TRAIN = """%%distribute --seed 1 --name {name} {flags}
+import time
+def slowly(*batch):
+    time.sleep(0.005)  # the page needs the cores, too
+    return batch
 x, y, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
-history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(100), epochs={epochs})"""
+history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(100).map(slowly), epochs={epochs})"""
 LONG = TRAIN.format(name="long", flags="", epochs=1_000_000)
 SHORT = TRAIN.format(name="short", flags="", epochs=3)
 BACKGROUND = TRAIN.format(name="behind", flags="--background", epochs=1_000_000)

@@ -11,6 +11,7 @@ import pytest
 from browser_lab import LIVE, Lab, record, wait_for_curve
 from playwright.sync_api import Page, expect
 from test_browser_runs import SETUP, TRAIN
+from tiers import matrix
 
 from nbdist.metrics.log import logs_in, read_log
 
@@ -81,6 +82,7 @@ def run_folder(lab: Lab) -> Path:
     return max(found)
 
 
+@pytest.mark.parametrize("place", matrix(["lab", "lab-without-subshells"], rest=["notebook"]), indirect=True)
 def test_controls_act_while_the_cell_is_running(training: Lab, request: pytest.FixtureRequest) -> None:
     page, folder, latencies = training.page, run_folder(training), {}
     chip, where = page.locator(f"{LIVE} .nbd-chip"), request.node.callspec.id

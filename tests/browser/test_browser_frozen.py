@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 from browser_axe import violations
-from browser_lab import LIVE, Lab, wait_for_curve
+from browser_lab import LIVE, Lab, bring_into_view, wait_for_curve
 from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
@@ -22,11 +21,15 @@ SETUP = """import nbdist as nb
 %load_ext nbdist
 nb.start_cluster(workers=2, ps=1, orphan_timeout=2, report=lambda line: None);"""
 TRAIN = """%%distribute --strategy ps --seed 1 --name {name}
+import time
+def slowly(*batch):
+    time.sleep(0.005)  # the page needs the cores, too
+    return batch
 x, y, x_test, y_test = nb.data.digits()
 print("<b>output</b> of", nb.task.rank)
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
-data = nb.data.Dataset.from_arrays(x, y).batch(50)
+data = nb.data.Dataset.from_arrays(x, y).batch(50).map(slowly)
 history = model.fit(data, epochs={epochs}, validation_data=(x_test, y_test))
 {then}"""
 CELLS = [
@@ -60,9 +63,9 @@ def ended(lab: Lab) -> Path:
     return path
 
 
-def look(lab: Lab, name: str) -> None:
+def look(lab: Lab, name: str, *, fresh: bool = False) -> None:
     """Every run shows its end as a picture and as text."""
-    page = lab.open(name, kernel=False, height=2600)
+    page = lab.open(name, kernel=False, height=2600, fresh=fresh)
     assert page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session") is None
     for number, headline in HEADLINES.items():
         picture = lab.output(number).locator("img[src^='data:image/png']")
@@ -82,7 +85,7 @@ def look(lab: Lab, name: str) -> None:
 def test_every_end_is_shown_without_a_kernel(lab: Lab, ended: Path, drawing_lab: Lab) -> None:
     notebook: Any = nbformat.read(ended, as_version=4)  # type: ignore[no-untyped-call]
     check_file(ended, notebook)
-    look(lab, "ended.ipynb")
+    look(lab, "ended.ipynb", fresh=True)  # in a page that has shown none of it live
     wrong = violations(lab.page, FRAMED)
     lab.screenshot("frozen-trusted")
     lab.theme("JupyterLab Dark")
@@ -97,7 +100,6 @@ def test_every_end_is_shown_without_a_kernel(lab: Lab, ended: Path, drawing_lab:
     lab.screenshot("frozen-untrusted")
     lab.close()
 
-    shutil.copy(ended, drawing_lab.server.notebooks)
     look_drawn(drawing_lab, "ended.ipynb")
 
 
@@ -106,7 +108,7 @@ def look_drawn(lab: Lab, name: str) -> None:
     lab.open(name, kernel=False, height=2600)
     for number, headline in HEADLINES.items():
         output = lab.output(number)
-        output.evaluate("node => node.scrollIntoView()")
+        bring_into_view(output)
         expect(output.locator(f"{LIVE} .nbd-chip")).to_contain_text(headline.split()[1])
         expect(output.locator(f"{LIVE} canvas")).to_have_count(2)
         expect(output.locator("img")).to_have_count(0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import pytest
 from browser_axe import violations
-from browser_lab import LIVE, Lab
+from browser_lab import LIVE, Lab, bring_into_view
 from playwright.sync_api import expect
 from test_browser_live import SETTLED, SETUP
+from tiers import matrix
 
 pytestmark = pytest.mark.browser
 
@@ -31,38 +31,37 @@ shown.finish(replace(summary("digits on GPUs", 3, 600), gpus=over_time, input=sl
 AS_WIDE = """selector => {
   const {right} = document.querySelector(selector).getBoundingClientRect();
   return right <= innerWidth && innerWidth - right < 100; }"""
-CENTRED = """async node => {
-  let top;
-  do {
-    top = node.getBoundingClientRect().top;
-    node.scrollIntoView({block: 'center'});
-    await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-  } while (node.getBoundingClientRect().top !== top); }"""
 WIDE_ENOUGH = """(selector) => [...document.querySelectorAll(`${selector} *`)].filter(node => {
   const [box, view] = [node.getBoundingClientRect(), node.closest('.nbdist-live').getBoundingClientRect()];
   return box.width && (box.left < view.left - 1 || box.right > view.right + 1);
 }).map(node => node.outerHTML.slice(0, 120))"""
 
 
-def look(lab: Lab, name: str) -> None:
-    """Take pictures in both themes, narrow and wide; all is within the view, and accessible."""
-    for theme in ("Dark", "Light"):
+def look(lab: Lab, name: str, looks: dict[str, list[int]]) -> None:
+    """Take pictures in themes and at widths; all is within the view, and accessible."""
+    for theme, widths in looks.items():
         lab.theme(f"JupyterLab {theme}")
-        for width in (430, 1100):
+        for width in widths:
             lab.page.set_viewport_size({"width": width, "height": 1300})
             lab.page.wait_for_function(AS_WIDE, arg=LIVE)
             lab.page.wait_for_function(SETTLED)
-            lab.page.locator(GPUS).evaluate(CENTRED)
+            bring_into_view(lab.page.locator(GPUS), "center")
             expect(lab.page.locator(GPUS)).to_be_in_viewport()
             lab.screenshot(f"gpus-{name}-{theme.lower()}-{width}")
             assert lab.page.evaluate(WIDE_ENOUGH, GPUS) == []
         assert violations(lab.page, LIVE) == []
 
 
-def test_gpus_are_seen_live_saved_and_without_a_kernel(lab: Lab, drawing_lab: Lab) -> None:
+FEW, ALL = {"Dark": [1100], "Light": [430, 1100]}, {"Dark": [430, 1100], "Light": [430, 1100]}
+
+
+@pytest.mark.parametrize("looks", matrix([FEW], rest=[ALL]), ids=["some looks", "all looks"])
+def test_gpus_are_seen_live_saved_and_without_a_kernel(
+    lab: Lab, drawing_lab: Lab, looks: dict[str, list[int]]
+) -> None:
     seen = lab.server.notebooks / SEEN
     seen.unlink(missing_ok=True)
-    path = lab.write("gpus.ipynb", [SETUP, RUN.format(seen=str(seen))])
+    lab.write("gpus.ipynb", [SETUP, RUN.format(seen=str(seen))])
     page = lab.open("gpus.ipynb")
     lab.run(0)
     lab.run(1, wait=False)
@@ -82,9 +81,11 @@ def test_gpus_are_seen_live_saved_and_without_a_kernel(lab: Lab, drawing_lab: La
     slow.locator("summary").click()
     expect(slow.locator("tr.nbd-slowest")).to_have_text(re.compile("1 thread.*4,000.*96%.*0.2 of 2"))
     expect(slow.locator("li").first).to_contain_text("num_parallel_calls=nb.data.AUTOTUNE")
-    look(lab, "live")
+    look(lab, "live", looks)
 
-    page.locator(GPUS).evaluate(CENTRED)  # a view out of sight draws nothing, and the cell waits until it has
+    bring_into_view(
+        page.locator(GPUS), "center"
+    )  # a view out of sight draws nothing, and the cell waits until it has
     seen.touch()
     lab.wait_done(1)
     expect(page.locator(LIVE)).to_have_count(0)
@@ -92,16 +93,15 @@ def test_gpus_are_seen_live_saved_and_without_a_kernel(lab: Lab, drawing_lab: La
     expect(lab.output(1).locator("table").nth(-2)).to_contain_text("peak temperature")
     expect(lab.output(1).locator("details").first).to_contain_text("training waits for data 61% of the time")
     lab.save()
-    page.locator(".jp-OutputArea table").last.evaluate("node => node.scrollIntoView({block: 'center'})")
+    bring_into_view(page.locator(".jp-OutputArea table").last, "center")
     lab.screenshot("gpus-saved-table")
     lab.shut_kernel_down()
     lab.close()
 
-    shutil.copy(path, drawing_lab.server.notebooks)
     page = drawing_lab.open("gpus.ipynb", kernel=False, height=1300)
-    drawing_lab.output(1).evaluate("node => node.scrollIntoView()")
+    bring_into_view(drawing_lab.output(1))
     expect(page.locator(f"{GPUS} .nbd-gpu")).to_have_count(2)
     expect(page.locator(GPUS)).to_contain_text("over 2 min 59 s")
     expect(page.locator(GPUS)).to_contain_text("use, mean")
     expect(page.get_by_text("trained on worker 0")).to_have_count(1)  # in the view, and not below it again
-    look(drawing_lab, "saved")
+    look(drawing_lab, "saved", looks)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
-from browser_lab import Lab
+from browser_lab import Lab, bring_into_view
 from playwright.sync_api import Locator, Page, expect
 
 from nbdist.graph.layout.collapse import Box
@@ -44,7 +44,7 @@ def op(page: Page, name: str) -> Locator:
 
 
 def look(lab: Lab, name: str, number: int = 0) -> None:
-    lab.page.locator(".nbdist-graph").nth(number).evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(lab.page.locator(".nbdist-graph").nth(number))
     lab.screenshot(name)
 
 
@@ -145,7 +145,7 @@ def test_a_reopened_notebook_shows_its_graph_without_a_kernel(lab: Lab) -> None:
     lab.save()
     path = lab.server.notebooks / "kept.ipynb"
     assert path.stat().st_size < 300_000
-    page = lab.open("kept.ipynb", kernel=False)  # the server has signed it: its script may run
+    page = lab.open("kept.ipynb", kernel=False, fresh=True)  # the server has signed it: its script may run
     page.wait_for_selector(DRAWN)
     expect(op(page, "w/assign_sub")).to_be_visible()
     scope(page, "update/").click()
@@ -166,7 +166,7 @@ def test_a_reopened_notebook_shows_its_graph_without_a_kernel(lab: Lab) -> None:
     expect(page.locator(".jp-OutputArea table")).to_contain_text("worker 1")
     lab.theme("JupyterLab Dark")
     look_at = page.locator(".jp-OutputArea-output").last
-    look_at.evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(look_at)
     lab.screenshot("graph-untrusted-dark")
     lab.theme("JupyterLab Light")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from browser_lab import LIVE, Lab, wait_for_curve
+from browser_lab import LIVE, Lab, bring_into_view, wait_for_curve
 from playwright.sync_api import Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
@@ -16,9 +16,13 @@ SETUP = """import nbdist as nb
 nb.start_cluster(workers=2, ps=1, orphan_timeout=2)
 x_train, y_train, x_test, y_test = nb.data.digits()"""
 TRAIN = """%%distribute --replication in-graph --sync --seed 1 --name towers
+import time
+def slowly(*batch):
+    time.sleep(0.005)  # the page needs the cores, too
+    return batch
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy", metrics=["accuracy"])
-history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(100), epochs=1_000_000)
+history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(100).map(slowly), epochs=1_000_000)
 """
 USE = "print(run.status, model is run.model, model.predict(x_test).shape, history.global_step > 0)"
 
@@ -40,7 +44,7 @@ def test_an_in_graph_cell_is_live_stops_and_freezes(lab: Lab) -> None:
     lab.run(0)
     lab.run(1, wait=False)
     page.wait_for_selector(LIVE, state="attached")
-    page.locator(LIVE).evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(page.locator(LIVE))
     expect(page.locator(f"{LIVE} .nbd-card .nbd-name")).to_have_text(["worker 0", "worker 1"])
     wait_for_curve(page)
     page.locator(f"{LIVE} .nbd-data summary").click()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from browser_lab import Lab
 from playwright.sync_api import Locator, Page, TimeoutError, expect
+from tiers import exhaustive
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
@@ -186,7 +187,7 @@ def test_without_a_notebook_attach_code_opens_one(own_settings: Lab) -> None:
     values_of(lab).parent.mkdir(exist_ok=True)
     values_of(lab).write_text('{"attachRuns": true}')
     lab.write("closed.ipynb", ["1"])
-    page = lab.open("closed.ipynb", kernel=False)
+    page = lab.open("closed.ipynb", kernel=False, fresh=True)
     page.evaluate("window.jupyterapp.shell.currentWidget.dispose()")
     page.evaluate("window.jupyterapp.commands.execute('nbdist:insert-attach', {code: 'attached = 1'}); null")
     dialog = page.get_by_role("dialog")
@@ -249,6 +250,7 @@ def test_a_run_is_shown_in_tensorboard_and_its_files_are_found(lab: Lab) -> None
         lab.run(cell)
     plain = lab.output(3).locator("pre").last.inner_text().strip("'")
     context = page.context
+    pages = context.pages
     in_palette(page, "Open a Run in TensorBoard").first.click()
     with context.expect_page() as opened:  # the newest: its events are made now
         page.get_by_role("dialog").get_by_role("button", name="OK").click()
@@ -258,7 +260,7 @@ def test_a_run_is_shown_in_tensorboard_and_its_files_are_found(lab: Lab) -> None
 
     # What fails leaves no empty tab behind.
     assert "no-such-run" in execute(page, "nbdist:open-tensorboard", id="no-such-run")
-    until(page, lambda: context.pages == [page])
+    until(page, lambda: context.pages == pages)
 
     # The folder is not below Jupyter's own: the run's page has its files.
     assert execute(page, "nbdist:open-folder", id=plain) == ""
@@ -283,7 +285,7 @@ def test_the_launchers_card_opens_a_notebook_that_is_ready(lab: Lab) -> None:
 def test_settings_apply_immediately(own_settings: Lab) -> None:
     lab = own_settings
     lab.write("set.ipynb", ["print('here')"])
-    page = lab.open("set.ipynb")
+    page = lab.open("set.ipynb", fresh=True)
     lab.command("settingeditor:open", {"query": "nbdist"})
     expect(page.get_by_text("How many workers the form for a new cluster begins with.")).to_be_visible()
     lab.screenshot("commands-settings")
@@ -312,18 +314,20 @@ def test_settings_apply_immediately(own_settings: Lab) -> None:
     assert sources(page) == ["%%distribute --name from-the-settings\nprint('here')"]
 
 
+@exhaustive  # labextension/test/settings.test.ts
 def test_invalid_settings_are_ignored(own_settings: Lab) -> None:
     lab = own_settings
     values_of(lab).parent.mkdir(exist_ok=True)
     values_of(lab).write_text('{"workers": 0, "flags": "--name unfit"}')
     lab.write("unfit.ipynb", ["print('here')"])
-    page = lab.open("unfit.ipynb")
+    page = lab.open("unfit.ipynb", fresh=True)
     page.locator(BUTTON).click()
     lab.wait_done(0)
     assert sources(page) == ["%%distribute\nprint('here')"]  # the server takes the whole file for none
 
 
-@pytest.mark.parametrize("place_server", ["notebook"], indirect=True)
+@exhaustive  # Notebook 7 is shown with the renderer, and live with the sweep's commands
+@pytest.mark.parametrize("place", ["notebook"], indirect=True)
 def test_jupyter_notebook_has_them_too(place: Lab, tmp_path: Path) -> None:
     place.write("seven.ipynb", ["print(nb.task.name)"])
     page = place.open("seven.ipynb")

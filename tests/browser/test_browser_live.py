@@ -8,8 +8,9 @@ from typing import Any
 
 import nbformat
 import pytest
-from browser_lab import LIVE, Lab
+from browser_lab import LIVE, Lab, bring_into_view
 from playwright.sync_api import Page, expect
+from tiers import matrix
 
 pytestmark = pytest.mark.browser
 
@@ -51,7 +52,7 @@ MOVES = """() => {
 
 
 def show(page: Page) -> None:
-    page.locator(".jp-OutputArea-output").last.evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(page.locator(".jp-OutputArea-output").last)
 
 
 def test_a_curve_moves_freezes_and_stays_without_a_kernel(lab: Lab) -> None:
@@ -77,7 +78,7 @@ def test_a_curve_moves_freezes_and_stays_without_a_kernel(lab: Lab) -> None:
     lab.save()
     check_saved(path)
 
-    page = lab.open("moves.ipynb", kernel=False)
+    page = lab.open("moves.ipynb", kernel=False, fresh=True)
     expect(page.locator(".jp-OutputArea img[src^='data:image/png']")).to_be_visible()
     expect(page.locator(".jp-Notebook")).to_contain_text("✓ finished · 600 steps")
     assert page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session") is None
@@ -106,6 +107,7 @@ def in_colour(page: Page) -> None:
     )
 
 
+SOME = {"JupyterLab Light": (1600, 320), "JupyterLab Dark": (700,)}
 WIDTHS = {"JupyterLab Light": (2000, 1600, 700, 320), "JupyterLab Dark": (320, 400, 1100, 2000)}
 OUTSIDE = """view => { const {left, right} = view.getBoundingClientRect();
   return [...view.querySelectorAll('*')].filter(node => !node.closest('.nbd-scroll, .nbd-plot, .nbd-spoken'))
@@ -114,7 +116,8 @@ OUTSIDE = """view => { const {left, right} = view.getBoundingClientRect();
     .map(node => node.outerHTML.slice(0, 120)) }"""
 
 
-def test_themes_and_widths(lab: Lab) -> None:
+@pytest.mark.parametrize("looks", matrix([SOME], rest=[WIDTHS]), ids=["some looks", "all looks"])
+def test_themes_and_widths(lab: Lab, looks: dict[str, tuple[int, ...]]) -> None:
     """Nothing sticks out of the view, from 320 to 2,000 pixels."""
     task = (
         "for task in workers(16): shown.output(task, 'a line of some length that a rank has printed ' * 3)\n"
@@ -126,7 +129,8 @@ def test_themes_and_widths(lab: Lab) -> None:
     lab.run(0)
     lab.run(1)
     expect(page.locator(f"{LIVE} .nbd-card")).to_have_count(16)
-    for theme, widths in WIDTHS.items():
+    expect(page.locator(f"{LIVE} .nbd-card[data-state=straggler] .nbd-name")).to_have_text("worker 2")
+    for theme, widths in looks.items():
         lab.theme(theme)
         for width in widths:
             page.set_viewport_size({"width": width, "height": 1100})

@@ -12,6 +12,7 @@ from browser_axe import violations
 from browser_lab import Lab
 from playwright.sync_api import Locator, Page, expect
 from sweeps_to_show import GRID
+from tiers import matrix
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
@@ -21,11 +22,15 @@ nb.start_cluster(workers=2, orphan_timeout=60, report=lambda line: None);"""
 SWEEP = """%%sweep n=[0, 1, 2, 3, 4, 5] --metric score --name six --wait
 nb.log(score=n / 2)
 score = n"""
-TRAIN = """%%distribute --seed 1 --name endless
+TRAIN = """%%distribute --seed 1 --name unending
+import time
+def slowly(*batch):
+    time.sleep(0.005)  # the page needs the cores, too
+    return batch
 x, y, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
-history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(50), epochs=1_000_000)"""
+history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(50).map(slowly), epochs=1_000_000)"""
 PAGE = ".nbd-Page:visible"
 REACHED = "/at [a-z]+ ([0-9,]+)/.exec(document.querySelector('.nbd-Page .nbd-plot')?.ariaLabel ?? '')"
 FURTHER = f"seen => {{ const at = {REACHED}; return at && Number(at[1].replaceAll(',', '')) > seen }}"
@@ -44,7 +49,13 @@ def continues(page: Page) -> None:
     page.wait_for_function(FURTHER, arg=reached(page))
 
 
-def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab) -> None:
+Looks = dict[str, tuple[int, ...]]
+SOME: Looks = {"JupyterLab Dark": (1100,), "JupyterLab Light": (320, 1400)}
+ALL: Looks = {"JupyterLab Dark": (320, 1100), "JupyterLab Light": (700, 1400)}
+
+
+@pytest.mark.parametrize("looks", matrix([SOME], rest=[ALL]), ids=["some looks", "all looks"])
+def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab, looks: Looks) -> None:
     lab = drawing_lab
     lab.write("paged.ipynb", [SETUP, SWEEP, TRAIN])
     page = lab.open("paged.ipynb", height=1400)
@@ -53,7 +64,7 @@ def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab) -> None:
     expect(lab.output(1).locator(f".nbd-Bundle {GRID} .nbd-chip")).to_contain_text("finished")
     lab.run(2, wait=False)
     page.wait_for_selector("section.nbdist-live", state="attached")
-    [folder] = lab.server.home.glob("runs/*-endless")
+    [folder] = lab.server.home.glob("runs/*-unending")
     lab.command("application:set-mode", {"mode": "multiple-document"})
 
     # While the kernel is busy with the run.
@@ -76,8 +87,8 @@ def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab) -> None:
     expect(shown.locator(".nbd-chip")).to_contain_text("stopped")
 
     check_files(page, shown, folder)
-    for_everyone(lab, "page-run")
-    check_sweep(lab)
+    for_everyone(lab, "page-run", looks)
+    check_sweep(lab, looks)
 
     # One page for each, which are back after a reload.
     lab.command("nbdist:open-run", {"id": folder.name})
@@ -85,12 +96,12 @@ def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab) -> None:
     page.evaluate(f"{NOTEBOOK}.context.save()")
     page.reload()
     page.wait_for_function("window.jupyterapp?.shell && !document.querySelector('.jp-SplashScreen, #galaxy')")
-    for name in ("endless", "six"):
+    for name in ("unending", "six"):
         expect(page.locator(".lm-TabBar-tabLabel", has_text=name)).to_have_count(1)
     page.evaluate("window.jupyterapp.restored.then(() => null)")  # which activates the page that was in front
     lab.command("nbdist:open-run", {"id": folder.name})
     expect(page.locator(".nbd-Page")).to_have_count(2)
-    expect(page.locator(f"{PAGE} .nbd-title")).to_have_text("endless")
+    expect(page.locator(f"{PAGE} .nbd-title")).to_have_text("unending")
     expect(page.locator(f"{PAGE} .nbd-plot canvas").first).to_be_visible()
 
     shutil.rmtree(folder)
@@ -119,10 +130,10 @@ def check_files(page: Page, shown: Locator, folder: Path) -> None:
     expect(shown).to_contain_text("worker 1")
 
 
-def for_everyone(lab: Lab, name: str) -> None:
-    """Nothing keeps people out, and nothing sticks out, in both themes and at all widths."""
+def for_everyone(lab: Lab, name: str, looks: Looks) -> None:
+    """Nothing keeps people out, and nothing sticks out, in these themes and at these widths."""
     wrong: list[str] = []
-    for theme, widths in {"JupyterLab Dark": (320, 1100), "JupyterLab Light": (700, 1400)}.items():
+    for theme, widths in looks.items():
         lab.theme(theme)
         for width in widths:
             lab.page.set_viewport_size({"width": width, "height": 1400})
@@ -133,7 +144,7 @@ def for_everyone(lab: Lab, name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def check_sweep(lab: Lab) -> None:
+def check_sweep(lab: Lab, looks: Looks) -> None:
     """A sweep is chosen from a list, and its grid has all trials and no commands."""
     page = lab.page
     page.evaluate("window.jupyterapp.commands.execute('nbdist:open-grid'), null")
@@ -146,4 +157,4 @@ def check_sweep(lab: Lab) -> None:
     expect(grid.locator(".nbs-actions")).to_have_count(0)
     grid.locator("tbody tr button").first.click()
     expect(grid.get_by_role("region", name="Chosen trial")).to_contain_text("the best so far")
-    for_everyone(lab, "page-sweep")
+    for_everyone(lab, "page-sweep", looks)

@@ -11,9 +11,10 @@ import nbformat
 import numpy as np
 import pytest
 from browser_axe import violations
-from browser_lab import LIVE, Lab, wait_for_curve
+from browser_lab import LIVE, Lab, bring_into_view, wait_for_curve
 from playwright.sync_api import Page, expect
 from test_browser_controls import run_folder, times_of_steps
+from tiers import matrix
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
@@ -23,11 +24,15 @@ import nbdist as nb
 nb.start_cluster(workers=2, ps=1, orphan_timeout=60, report=lambda line: None)
 print("pid of the kernel:", os.getpid())"""
 TRAIN = """%%distribute --strategy ps --seed 1 --name outlives
+import time
+def slowly(*batch):
+    time.sleep(0.005)  # the page needs the cores, too
+    return batch
 x_train, y_train, x_test, y_test = nb.data.digits()
 print("begun by", nb.task.rank)
 model = nb.nn.Sequential([nb.nn.Dense(64, "tanh"), nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
-history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(100), epochs=1_000_000)
+history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(100).map(slowly), epochs=1_000_000)
 """
 ATTACH = """import nbdist as nb
 %load_ext nbdist
@@ -54,7 +59,7 @@ def latest(page: Page, view: str = LIVE) -> int:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("end", [restart, kill])
+@pytest.mark.parametrize("end", matrix([restart], rest=[kill]))
 def test_a_run_outlives_its_kernel_and_is_attached_again(lab: Lab, end: Any) -> None:
     path = lab.write("outlives.ipynb", [SETUP, TRAIN, ATTACH, USE, "%cluster stop"])
     page = lab.open("outlives.ipynb", height=1000)
@@ -74,7 +79,7 @@ def test_a_run_outlives_its_kernel_and_is_attached_again(lab: Lab, end: Any) -> 
     lab.run(2)
     view = lab.output(2).locator(LIVE)
     view.wait_for(state="attached")
-    view.evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(view)
     page.wait_for_function(
         "seen => { const chart = [...document.querySelectorAll('section.nbdist-live')].at(-1)"
         ".querySelector('.nbd-plot'); const at = /at [a-z]+ ([\\d,]+)/.exec(chart?.ariaLabel);"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from browser_axe import violations
-from browser_lab import LIVE, Lab, Notebook
+from browser_lab import LIVE, Lab, Notebook, bring_into_view
 from browser_server import PATIENCE, LabServer
 from playwright.sync_api import Browser, Page, expect
 from saved_to_show import HOSTILE_RUN, run_bundle, sweep_bundle, write_saved
 from sweeps_to_show import GRID
+from tiers import matrix
 
 pytestmark = pytest.mark.browser
 
 RUN, SWEEP = "application/vnd.nbdist.run+json", "application/vnd.nbdist.sweep+json"
 BUNDLE = ".jp-Notebook .nbd-Bundle"
+SOME = {"JupyterLab Light": (320, 1400), "JupyterLab Dark": (1100,)}
 WIDTHS = {"JupyterLab Light": (320, 700, 1400), "JupyterLab Dark": (320, 1100)}
 OUTSIDE = """view => { const {left, right} = view.getBoundingClientRect();
   return [...view.querySelectorAll('*')].filter(node => !node.closest('.nbd-scroll, .nbd-plot, .nbd-spoken, .nbs-across'))
@@ -26,13 +27,6 @@ OUTSIDE = """view => { const {left, right} = view.getBoundingClientRect();
 FILLED = """() => [...document.querySelectorAll('.nbd-Bundle .nbd-charts')].every(grid => {
   const plots = [...grid.querySelectorAll('.nbd-plot canvas')].map(canvas => canvas.getBoundingClientRect());
   return Math.abs(Math.max(...plots.map(box => box.right)) - grid.getBoundingClientRect().right) < 8 })"""
-
-
-@pytest.fixture(scope="module")
-def notebook_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
-    server = LabServer(tmp_path_factory.mktemp("drawing-notebook"), "notebook")
-    yield server
-    server.close()
 
 
 def opened(lab: Lab, name: str, bundles: list[dict[str, object]], **size: int) -> Page:
@@ -45,7 +39,7 @@ def opened(lab: Lab, name: str, bundles: list[dict[str, object]], **size: int) -
 
 def show(page: Page, number: int) -> None:
     """Scroll to an output."""
-    page.locator(BUNDLE).nth(number).evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(page.locator(BUNDLE).nth(number))
 
 
 def test_a_run_is_zoomed_read_and_smoothed_without_a_kernel(drawing_lab: Lab) -> None:
@@ -172,11 +166,14 @@ def test_data_that_cannot_be_drawn_are_shown_as_saved(drawing_lab: Lab) -> None:
     drawing_lab.screenshot("drawn-bad")
 
 
-def test_both_kinds_at_all_widths_in_both_themes_pass_axe(drawing_lab: Lab) -> None:
+@pytest.mark.parametrize("looks", matrix([SOME], rest=[WIDTHS]), ids=["some looks", "all looks"])
+def test_both_kinds_at_all_widths_in_both_themes_pass_axe(
+    drawing_lab: Lab, looks: dict[str, tuple[int, ...]]
+) -> None:
     page = opened(drawing_lab, "both.ipynb", [run_bundle(replicas=3), sweep_bundle()], height=2600)
     expect(page.locator(f"{GRID} canvas").first).to_be_visible()
     wrong: dict[str, object] = {}
-    for theme, widths in WIDTHS.items():
+    for theme, widths in looks.items():
         drawing_lab.theme(theme)
         for width in widths:
             page.set_viewport_size({"width": width, "height": 2600})
@@ -190,10 +187,10 @@ def test_both_kinds_at_all_widths_in_both_themes_pass_axe(drawing_lab: Lab) -> N
     assert not {when: found for when, found in wrong.items() if found}
 
 
-def test_notebook_7_draws_them_too(notebook_server: LabServer, chromium: Browser) -> None:
-    place = Notebook(notebook_server, chromium)
+def test_notebook_7_draws_them_too(lab_server: LabServer, chromium: Browser) -> None:
+    place = Notebook(lab_server, chromium)
     try:
-        write_saved(notebook_server.notebooks / "seven.ipynb", [run_bundle(), sweep_bundle(12)])
+        write_saved(lab_server.notebooks / "seven.ipynb", [run_bundle(), sweep_bundle(12)])
         page = place.open("seven.ipynb")
         page.locator(f"{LIVE} .nbd-plot").first.press("ArrowLeft")
         expect(page.locator(f"{LIVE} .nbd-readout").first).to_be_visible()

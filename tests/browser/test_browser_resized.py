@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from browser_lab import LIVE, Lab
+from browser_lab import LIVE, Lab, bring_into_view
 from playwright.sync_api import expect
+from tiers import matrix
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
@@ -29,7 +30,8 @@ history = model.fit(data, epochs=1_000_000, callbacks=[Gate()])"""
 
 
 @pytest.mark.timeout(180)
-def test_workers_that_are_added_and_leave_are_seen(lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("themes", matrix([["Light"]], rest=[["Dark", "Light"]]), ids="-".join)
+def test_workers_that_are_added_and_leave_are_seen(lab: Lab, tmp_path: Path, themes: list[str]) -> None:
     gate = tmp_path / "gate"
     cells = [SETUP, TRAIN.format(gate=str(gate)), "cluster.grow(1)", "cluster.shrink(1)", "%cluster stop"]
     lab.write("resized.ipynb", cells)
@@ -42,15 +44,15 @@ def test_workers_that_are_added_and_leave_are_seen(lab: Lab, tmp_path: Path) -> 
     lab.run(2)
     expect(cards).to_have_count(3)
     expect(cards.nth(2)).to_contain_text("joined at step")
-    for theme in ("Dark", "Light"):
+    for theme in themes:
         lab.theme(f"JupyterLab {theme}")
-        view.evaluate("node => node.scrollIntoView({block: 'start'})")
+        bring_into_view(view)
         lab.screenshot(f"resized-grown-{theme.lower()}")
     lab.run(3)
     expect(cards.nth(2)).to_contain_text("left at step")
-    for theme in ("Dark", "Light"):
+    for theme in themes:
         lab.theme(f"JupyterLab {theme}")
-        view.evaluate("node => node.scrollIntoView({block: 'start'})")
+        bring_into_view(view)
         lab.screenshot(f"resized-left-{theme.lower()}")
     gate.touch()
     expect(lab.output(1)).to_contain_text("finished")

@@ -11,11 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 from browser_axe import violations
-from browser_lab import LIVE, Lab
+from browser_lab import LIVE, Lab, bring_into_view
 from playwright.sync_api import Locator, Page, expect
 from test_browser_pages import PAGE
 from test_browser_reattach import kill as kill_kernel
 from test_browser_sidebar import press, row, show_panel
+from tiers import matrix
 from waiting import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
@@ -38,7 +39,7 @@ def slowly(*batch):
     return batch
 data = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(80).map(slowly)
 history = model.fit(data, epochs={epochs}, callbacks=[Gate()])"""
-FLAGS = "%%distribute --strategy multi_worker --seed 1 --checkpoint-every {every} --name survivor"
+FLAGS = "%%distribute --strategy multi_worker --seed 1 --checkpoint-every {every} --name {name}"
 AGAIN = "%%distribute --strategy multi_worker --resume {run} --name {name}"
 
 
@@ -67,16 +68,20 @@ def saved_step(folder: Path) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_whose_processes_all_died_is_resumed(drawing_lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("themes", matrix([["Light"]], rest=[["Dark", "Light"]]), ids="-".join)
+def test_a_run_whose_processes_all_died_is_resumed(
+    drawing_lab: Lab, tmp_path: Path, themes: list[str]
+) -> None:
     lab, gate = drawing_lab, tmp_path / "gate"
+    name, by_hand = (f"{kind}-{len(themes)}" for kind in ("survivor", "by-hand"))
     body = BODY.format(gate=str(gate), epochs=EPOCHS)
-    flags = FLAGS.format(every=EVERY)
+    flags = FLAGS.format(every=EVERY, name=name)
     lab.write("survivor.ipynb", [SETUP, f"{flags}\n{body}", "pass"])
     page = lab.open("survivor.ipynb", height=1200)
     lab.run(0)
     lab.run(1, wait=False)
     page.wait_for_selector(LIVE, state="attached")
-    [folder] = lab.server.home.glob("runs/*-survivor")
+    [folder] = lab.server.home.glob(f"runs/*-{name}")
     until(lambda: saved_step(folder) >= 2 * STEPS)
     kill_kernel(lab)  # first: it would write into run.json that the run has failed
     kill_cluster(lab)
@@ -85,21 +90,21 @@ def test_a_run_whose_processes_all_died_is_resumed(drawing_lab: Lab, tmp_path: P
 
     # The sidebar's button: no kernel is needed for it.
     show_panel(lab)
-    lost = row(page, "runs", "survivor")
+    lost = row(page, "runs", name)
     expect(lost).to_have_attribute("data-state", "lost")
     button = lost.locator('[data-action="resume"]')
     expect(button).to_have_attribute("title", re.compile("Resume the run from its newest state"))
-    for theme in ("Dark", "Light"):
+    for theme in themes:
         lab.theme(f"JupyterLab {theme}")
         lab.screenshot(f"resume-sidebar-{theme.lower()}")
         assert not violations(page, "#nbdist-panel")
     gate.touch()
     press(lost, "resume")
-    rows = page.locator("#nbdist-runs .nbd-Row").filter(has_text="survivor")
+    rows = page.locator("#nbdist-runs .nbd-Row").filter(has_text=name)
     expect(rows).to_have_count(2)
     expect(rows.first).to_have_attribute("data-state", "finished")
     expect(lost).not_to_have_attribute("data-state", "running")
-    again = next(path for path in lab.server.home.glob("runs/*-survivor*") if path != folder)
+    again = next(path for path in lab.server.home.glob(f"runs/*-{name}*") if path != folder)
     assert json.loads((again / "run.json").read_text())["resumed_from"] == folder.name
 
     # The page of the new run: its curve begins after the saved step.
@@ -111,7 +116,7 @@ def test_a_run_whose_processes_all_died_is_resumed(drawing_lab: Lab, tmp_path: P
     expect(shown).to_contain_text(f"{EPOCHS * STEPS}")
     shown.get_by_text("Options", exact=True).click()
     expect(shown).to_contain_text("resumed from")
-    for theme in ("Dark", "Light"):
+    for theme in themes:
         lab.theme(f"JupyterLab {theme}")
         lab.screenshot(f"resume-page-{theme.lower()}")
         assert not violations(page, ".nbd-Page")
@@ -121,7 +126,7 @@ def test_a_run_whose_processes_all_died_is_resumed(drawing_lab: Lab, tmp_path: P
     gate.unlink()
     lab.command("docmanager:open", {"path": "survivor.ipynb", "factory": "Notebook"})
     lab.run(0)
-    cell = AGAIN.format(run=folder.name, name="by-hand")
+    cell = AGAIN.format(run=folder.name, name=by_hand)
     source = body.replace("epoch == 2", "epoch == 3")
     page.evaluate(
         "source => window.jupyterapp.shell.currentWidget.content.widgets[2].model.sharedModel"
@@ -131,16 +136,16 @@ def test_a_run_whose_processes_all_died_is_resumed(drawing_lab: Lab, tmp_path: P
     lab.run(2, wait=False)
     view = lab.output(2).locator(LIVE)
     view.wait_for(state="attached")
-    view.evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(view)
     chart = view.locator(".nbd-plot").first
     expect(chart).to_have_attribute("aria-label", re.compile(f"; at step {4 * STEPS}"))
     assert first_step(page, chart) == saved + 1
-    for theme in ("Dark", "Light"):
+    for theme in themes:
         lab.theme(f"JupyterLab {theme}")
         lab.screenshot(f"resume-cell-{theme.lower()}")
     gate.touch()
     lab.wait_done(2)
     expect(lab.output(2)).to_contain_text("finished")
-    [by_hand] = lab.server.home.glob("runs/*-by-hand")
-    assert json.loads((by_hand / "run.json").read_text())["resumed_from"] == folder.name
+    [second] = lab.server.home.glob(f"runs/*-{by_hand}")
+    assert json.loads((second / "run.json").read_text())["resumed_from"] == folder.name
     os.unlink(gate)

@@ -19,10 +19,14 @@ TRAIN = """%load_ext nbdist
 %cluster start --workers 2
 """
 RUN = """%%distribute --seed 1 --name endless
+import time
+def slowly(*batch):
+    time.sleep(0.005)  # the page needs the cores, too
+    return batch
 x_train, y_train, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(32, "tanh"), nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
-history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(100), epochs=1_000_000)"""
+history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(100).map(slowly), epochs=1_000_000)"""
 
 
 SWEEP = """%%sweep n=[1, 2, 3] --metric score --name gated

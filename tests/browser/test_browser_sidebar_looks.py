@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from browser_axe import violations
 from browser_lab import Lab, Notebook
-from browser_server import PATIENCE, LabServer
+from browser_server import LabServer
 from playwright.sync_api import Browser, Locator, Page, Request, expect
 from sidebar_to_show import MEGABYTE, Served, crowded, task
+from tiers import exhaustive, matrix
 
 pytestmark = pytest.mark.browser
 
@@ -20,20 +22,50 @@ WIDEN = (
     "width => { const split = window.jupyterapp.shell._hsplitPanel, whole = split.node.clientWidth;"
     " split.setRelativeSizes([width / whole, 1 - width / whole, 0]) }"
 )
+TASKS_WIDE = "width => { document.querySelector('#nbdist-tasks').style.width = width }"
 FOCUS = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
 
 
-@pytest.fixture
-def served(lab: Lab, chromium: Browser) -> tuple[Lab, Served]:
+Shown = tuple[Lab, Served]
+
+
+@pytest.fixture(scope="module")
+def opened(lab_server: LabServer, chromium: Browser) -> Iterator[Shown]:
     """A JupyterLab with the panel open; its server reports a hundred tasks and fifty runs."""
+    lab = Lab(lab_server, chromium, draws=False)
     lab.write("empty.ipynb", ["pass"])
-    lab.context = chromium.new_context(viewport={"width": 1000, "height": 1000})
-    lab.context.set_default_timeout(PATIENCE * 1000)
+    lab.context = lab.new_context({"width": 1000, "height": 1000})
     invented = Served(lab.context, crowded())
     lab.open_again("empty.ipynb", kernel=False)
+    show_panel(lab)
+    yield lab, invented
+    lab.close()
+    assert not lab.errors, lab.errors
+
+
+def show_panel(lab: Lab) -> None:
     lab.command("nbdist:show-panel")
     expect(lab.page.locator(f"{PANEL} .nbd-Task")).to_have_count(100)
-    return lab, invented
+
+
+@pytest.fixture
+def served(opened: Shown) -> Shown:
+    """The panel as it is first seen, but for its width."""
+    lab, invented = opened
+    invented.begin_again()
+    lab.page.locator("#nbdist-clusters .nbd-Row-name").filter(has_text="many").first.click()
+    show_panel(lab)
+    return opened
+
+
+@pytest.fixture
+def reloaded(opened: Shown) -> Iterator[Shown]:
+    """A page of its own that shows the panel."""
+    lab, _ = opened
+    lab.open_again("empty.ipynb", kernel=False)
+    show_panel(lab)
+    yield opened
+    lab.end_tabs()
 
 
 def visible_columns(page: Page) -> list[str]:
@@ -41,7 +73,7 @@ def visible_columns(page: Page) -> list[str]:
     return [head.inner_text() for head in heads.all() if head.is_visible()]
 
 
-def test_many_items_are_readable_in_both_themes_narrow_and_wide(served: tuple[Lab, Served]) -> None:
+def test_many_items_are_readable_in_both_themes_narrow_and_wide(served: Shown) -> None:
     lab, _ = served
     page = lab.page
     columns = {}
@@ -60,7 +92,8 @@ def test_many_items_are_readable_in_both_themes_narrow_and_wide(served: tuple[La
     expect(page.locator(".nbd-Status")).to_have_text("nbdist: 3 clusters · 2 runs · 2 sweeps")
 
 
-def test_no_width_breaks_the_rows_of_tasks(served: tuple[Lab, Served]) -> None:
+@pytest.mark.parametrize("step", matrix([60], rest=[7]))
+def test_no_width_breaks_the_rows_of_tasks(served: Shown, step: int) -> None:
     lab, invented = served
     page = lab.page
     history = [int(45 + 40 * math.sin(n / 3)) for n in range(30)]
@@ -71,13 +104,12 @@ def test_no_width_breaks_the_rows_of_tasks(served: tuple[Lab, Served]) -> None:
     for tasks, lines in ((without, 0), (gpus, 100)):
         invented.change(tasks=tasks)
         expect(page.locator(".nbd-Task-gpu")).to_have_count(lines)
-        for width in range(250, 850, 7):
-            page.evaluate(
-                "width => document.querySelector('#nbdist-tasks').style.width = `${width}px`", width
-            )
+        for width in range(250, 850, step):
+            page.evaluate(TASKS_WIDE, f"{width}px")
             height = page.locator(".nbd-Task").nth(10).evaluate("node => node.offsetHeight")
             heights.setdefault(lines, set()).add(height)
         titles |= set(visible_columns(page))
+    page.evaluate(TASKS_WIDE, "")
     assert heights[0] == {22}
     assert max(heights[100]) < 3 * 22  # the line of a GPU wraps once in a narrow panel
     assert {"CPU", "Host", "PID", "Device"} <= titles
@@ -89,7 +121,7 @@ def test_no_width_breaks_the_rows_of_tasks(served: tuple[Lab, Served]) -> None:
     assert violations(page, PANEL) == []
 
 
-def test_the_keyboard_reaches_everything_and_the_form_keeps_typed_values(served: tuple[Lab, Served]) -> None:
+def test_the_keyboard_reaches_everything_and_the_form_keeps_typed_values(served: Shown) -> None:
     lab, invented = served
     page, keys = lab.page, lab.page.keyboard
     page.locator(PANEL).get_by_role("button", name="Start a cluster…").first.focus()
@@ -119,7 +151,7 @@ def test_the_keyboard_reaches_everything_and_the_form_keeps_typed_values(served:
     expect(page.locator(PANEL).get_by_role("button", name="Start a cluster…").first).to_be_focused()
 
 
-def test_each_button_sends_its_request(served: tuple[Lab, Served]) -> None:
+def test_each_button_sends_its_request(served: Shown) -> None:
     lab, invented = served
     page = lab.page
 
@@ -155,7 +187,7 @@ def test_each_button_sends_its_request(served: tuple[Lab, Served]) -> None:
     expect(page.locator("#nbdist-clusters").get_by_text(invented.refuse)).to_have_count(0)
 
 
-def test_a_run_is_managed_by_its_menu_and_the_keyboard(served: tuple[Lab, Served]) -> None:
+def test_a_run_is_managed_by_its_menu_and_the_keyboard(served: Shown) -> None:
     lab, invented = served
     page, keys = lab.page, lab.page.keyboard
     page.locator(".jp-Notebook").first.click()
@@ -178,8 +210,8 @@ def test_a_run_is_managed_by_its_menu_and_the_keyboard(served: tuple[Lab, Served
     assert invented.requests == [("POST", "runs/run-2/labels", {"name": "two workers"})]
 
 
-def test_it_stays_on_the_side_where_it_was_put(served: tuple[Lab, Served]) -> None:
-    lab, _ = served
+def test_it_stays_on_the_side_where_it_was_put(reloaded: Shown) -> None:
+    lab, _ = reloaded
     page = lab.page
     assert page.evaluate(SIDE) == "left"
     page.locator(f'.jp-SideBar li[data-id="{PANEL[1:]}"]').click(button="right")
@@ -192,8 +224,8 @@ def test_it_stays_on_the_side_where_it_was_put(served: tuple[Lab, Served]) -> No
     expect(page.locator(PANEL)).to_be_visible()
 
 
-def test_a_reload_keeps_the_chosen_cluster_and_the_folded_sections(served: tuple[Lab, Served]) -> None:
-    lab, _ = served
+def test_a_reload_keeps_the_chosen_cluster_and_the_folded_sections(reloaded: Shown) -> None:
+    lab, _ = reloaded
     page = lab.page
     chosen = page.locator("#nbdist-clusters [aria-current=true]")
     folded = page.locator(f"{PANEL} .lm-AccordionPanel-title[aria-expanded=false]")
@@ -240,9 +272,9 @@ SIDE = (
 )
 
 
-@pytest.mark.parametrize("place_server", ["notebook"], indirect=True)
-def test_jupyter_notebook_has_it_beside_its_notebook(place_server: LabServer, chromium: Browser) -> None:
-    notebook = Notebook(place_server, chromium)
+@exhaustive
+def test_jupyter_notebook_has_it_beside_its_notebook(lab_server: LabServer, chromium: Browser) -> None:
+    notebook = Notebook(lab_server, chromium)
     try:
         notebook.write("beside.ipynb", ["pass"])
         page = notebook.open("beside.ipynb", kernel=False)

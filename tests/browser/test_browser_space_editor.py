@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from browser_axe import violations
-from browser_lab import Lab
+from browser_lab import Lab, bring_into_view
 from playwright.sync_api import Locator, Page, expect
+from tiers import matrix
 
 pytestmark = pytest.mark.browser
 
@@ -172,6 +173,7 @@ FREEZE = """from IPython.display import update_display
 update_display({"text/plain": "frozen"}, raw=True, display_id="sweep")"""
 
 
+@pytest.mark.parametrize("place", matrix(["lab"], rest=["lab-without-subshells", "notebook"]), indirect=True)
 def test_the_output_of_start_is_below_the_editor_and_can_be_frozen(place: Lab) -> None:
     editor = shown(place, "space-below.ipynb", "a=[1, 2]", SHOWING, FREEZE)
     place.run(1)
@@ -198,11 +200,11 @@ def test_a_page_loaded_later_has_the_editor_and_names_what_it_cannot_show(lab: L
     expect(lab.output(1)).to_have_text("width=[1, 2]")
 
 
-@pytest.mark.parametrize("width", [320, 760, 1200])
+@pytest.mark.parametrize("width", matrix([320], rest=[760, 1200]))
 def test_axe_finds_nothing(lab: Lab, width: int) -> None:
     editor = shown(lab, f"space-axe-{width}.ipynb", FULL, width=width)
     page = lab.page
-    editor.evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(editor)
     found = {"right": violations(page, EDITOR)}
     lab.screenshot(f"space-right-{width}")
     parameter(editor, "lr").get_by_role("textbox", name="From").fill("1")

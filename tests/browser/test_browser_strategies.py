@@ -18,10 +18,14 @@ SETUP = """import nbdist as nb
 cluster = nb.start_cluster(workers=3, report=lambda line: None)
 print("pid of worker 1:", next(task.pid for task in cluster.tasks if task.index == 1))"""
 TRAIN = """%%distribute --strategy multi_worker --max-restarts 0 --seed 1 --name survived
+import time
+def slowly(*batch):
+    time.sleep(0.005)  # the page needs the cores, too
+    return batch
 x, y, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
-history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(30), epochs=1_000_000)
+history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(30).map(slowly), epochs=1_000_000)
 """
 USE = "print(run.status, model.predict(x_test).shape)"
 

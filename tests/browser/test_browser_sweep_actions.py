@@ -9,6 +9,7 @@ from browser_lab import Lab, record
 from browser_server import LabServer
 from playwright.sync_api import Browser, Locator, expect
 from sweeps_to_show import SweepPage, choose, count, swept
+from tiers import matrix
 
 from nbdist.sweep.events import Added, Cloned, Paused, Promoted, Resumed, Retried, SpaceEdited, Stopped
 
@@ -27,7 +28,7 @@ ON_CLICK = """() => { addEventListener('click', () => { window.clicked = Date.no
 
 @pytest.fixture(scope="module")
 def notebook(lab_server: LabServer, chromium: Browser) -> Iterator[SweepPage]:
-    yield from swept(Lab(lab_server, chromium), "sweep-actions", height=2000)
+    yield from swept(Lab(lab_server, chromium, draws=False, keeps=True), "sweep-actions", height=2000)
 
 
 @pytest.fixture
@@ -172,9 +173,10 @@ def test_the_sweep_is_paused_edited_extended_and_ended(at: SweepPage) -> None:
     assert at.value("sweep.state") == "stopped"
 
 
-def test_pause_stop_and_fill_wherever_the_notebook_is(place: Lab) -> None:
-    name = "anywhere"
-    at = SweepPage(place, f"sweep-anywhere-{place.server.application}")
+@pytest.mark.parametrize("place", matrix(["notebook"], rest=["lab", "lab-without-subshells"]), indirect=True)
+def test_pause_stop_and_fill_wherever_the_notebook_is(place: Lab, request: pytest.FixtureRequest) -> None:
+    name = f"anywhere-{request.node.callspec.id}"
+    at = SweepPage(place, f"sweep-{name}")
     grid = at.gated(name)
     at.add("")
     control, chip = grid.get_by_role("group", name="Sweep control"), grid.locator(".nbd-chip")

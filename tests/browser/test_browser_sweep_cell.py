@@ -7,6 +7,7 @@ import pytest
 from browser_lab import Lab
 from browser_server import ROOT
 from playwright.sync_api import Page
+from tiers import matrix
 
 pytestmark = pytest.mark.browser
 
@@ -31,6 +32,10 @@ NO_BUTTONS = (
     "document.querySelectorAll('[data-command=\"notebook:insert-cell-below\"]').forEach(e => e.remove())"
 )
 
+PLACES = pytest.mark.parametrize(
+    "place", matrix(["lab"], rest=["lab-without-subshells", "notebook"]), indirect=True
+)
+
 
 def probe(source: str = SOURCE) -> str:
     """Return a cell that shows a widget with a button that fills the next cell."""
@@ -38,6 +43,7 @@ def probe(source: str = SOURCE) -> str:
     return f"import anywidget\nclass Probe(anywidget.AnyWidget):\n    _esm = {module!r}\nProbe()"
 
 
+@PLACES
 def test_the_next_cell_is_filled_or_one_is_inserted(place: Lab) -> None:
     place.write("fill.ipynb", [probe(), "", "kept = 1"])
     page = place.open("fill.ipynb")
@@ -45,11 +51,12 @@ def test_the_next_cell_is_filled_or_one_is_inserted(place: Lab) -> None:
     assert (fill(page), page.evaluate(CELLS)) == ("filled", [TEXT, "kept = 1"])
     assert (fill(page), page.evaluate(CELLS)) == ("inserted", [TEXT, TEXT, "kept = 1"])
     assert page.evaluate("document.activeElement.className") == "fill"  # the focus stays in the widget
-    place.screenshot(f"sweep-cell-{place.server.application}")
+    place.screenshot(f"sweep-cell-{place.application}")
     page.evaluate(NO_BUTTONS)  # then the notebook's own key does it
     assert (fill(page), page.evaluate(CELLS)) == ("inserted", [TEXT, TEXT, TEXT, "kept = 1"])
 
 
+@PLACES
 def test_a_cell_is_inserted_below_the_last_one_and_before_a_text_cell(place: Lab) -> None:
     path = place.write("last.ipynb", ["before = 1", probe()])
     page = place.open("last.ipynb")

@@ -21,7 +21,7 @@ WIDE = " ".join(f"p{number}=uniform(0, 1)" for number in range(28))
 
 @pytest.fixture(scope="module")
 def notebook(lab_server: LabServer, chromium: Browser) -> Iterator[SweepPage]:
-    yield from swept(Lab(lab_server, chromium), "sweep-for-all", height=2400)
+    yield from swept(Lab(lab_server, chromium, draws=False, keeps=True), "sweep-for-all", height=2400)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 from browser_axe import violations
-from browser_lab import Lab
+from browser_lab import Lab, bring_into_view
 from playwright.sync_api import expect
 from sweeps_to_show import GRID, SETUP, count
 
@@ -24,7 +23,7 @@ SWEEP = """%%sweep n=[0, 1, 2, 3, 4, 5] --metric score --name {name} {flags}
 CELLS = [
     SETUP.format(orphan=5),
     SWEEP.format(name="finished", flags="--wait", body="nb.log(score=n / 2)\nscore = n"),
-    SWEEP.format(name="ended", flags="", body="while True: nb.log(score=n)"),
+    SWEEP.format(name="ended", flags="", body="import time\nwhile True: nb.log(score=n); time.sleep(0.01)"),
     SWEEP.format(
         name="raises",
         flags="",
@@ -49,7 +48,7 @@ def ended(lab: Lab) -> Path:
     lab.run(1)
     lab.run(2)
     grid = lab.output(2).locator(GRID)
-    grid.evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(grid)
     expect(count(grid, "running")).to_have_text("2")
     lab.run(5)
     for number in (3, 4):
@@ -60,9 +59,9 @@ def ended(lab: Lab) -> Path:
     return path
 
 
-def look(lab: Lab, name: str) -> None:
+def look(lab: Lab, name: str, *, fresh: bool = False) -> None:
     """Each sweep's end is there, as a picture, as a table and in words."""
-    page = lab.open(name, kernel=False, height=3000)
+    page = lab.open(name, kernel=False, height=3000, fresh=fresh)
     for number, headline in HEADLINES.items():
         picture = lab.output(number).locator("img[src^='data:image/png']")
         if number == VALUELESS:
@@ -90,7 +89,7 @@ def test_every_end_is_shown_without_a_kernel(lab: Lab, ended: Path, drawing_lab:
     lab.run(1)
     lab.run(6)
     grid = lab.output(6).locator(GRID)
-    grid.evaluate("node => node.scrollIntoView({block: 'start'})")
+    bring_into_view(grid)
     expect(grid.locator(".nbd-chip")).to_contain_text("finished")
     expect(grid.locator("tbody tr")).to_have_count(6)
     grid.locator("tbody tr").first.locator("button").click()
@@ -105,7 +104,7 @@ def test_every_end_is_shown_without_a_kernel(lab: Lab, ended: Path, drawing_lab:
     lab.save()
 
     lab.shut_kernel_down()
-    look(lab, "swept.ipynb")
+    look(lab, "swept.ipynb", fresh=True)  # in a page that has shown none of it live
     wrong = violations(lab.page, FRAMED)
     lab.screenshot("sweep-frozen-trusted")
     lab.theme("JupyterLab Dark")
@@ -120,7 +119,6 @@ def test_every_end_is_shown_without_a_kernel(lab: Lab, ended: Path, drawing_lab:
     lab.screenshot("sweep-frozen-untrusted")
     lab.close()
 
-    shutil.copy(ended, drawing_lab.server.notebooks)
     look_drawn(drawing_lab, "swept.ipynb")
 
 
@@ -129,7 +127,7 @@ def look_drawn(lab: Lab, name: str) -> None:
     lab.open(name, kernel=False, height=3000)
     for number, headline in HEADLINES.items():
         output = lab.output(number)
-        output.evaluate("node => node.scrollIntoView()")
+        bring_into_view(output)
         expect(output.locator(f"{GRID} .nbd-chip")).to_contain_text(headline.split()[1])
         expect(output.locator(f"{GRID} canvas").first).to_be_visible()
         expect(output.locator("img, .nbs-actions")).to_have_count(0)

@@ -22,7 +22,7 @@ PAINTED = """figure => { const canvas = figure.querySelector('canvas');
 
 @pytest.fixture(scope="module")
 def notebook(lab_server: LabServer, chromium: Browser) -> Iterator[SweepPage]:
-    yield from swept(Lab(lab_server, chromium), "sweep-grid")
+    yield from swept(Lab(lab_server, chromium, draws=False, keeps=True), "sweep-grid")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from browser_lab import Lab, record
 from browser_server import ROOT, LabServer
 from playwright.sync_api import Browser, Locator, expect
 from sweeps_to_show import GRID, SweepPage, choose, swept
+from tiers import exhaustive, matrix
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
@@ -85,11 +86,13 @@ BRUSH = """async slider => {
 
 @pytest.fixture(scope="module")
 def at(lab_server: LabServer, chromium: Browser) -> Iterator[SweepPage]:
-    yield from swept(Lab(lab_server, chromium), "sweep-pictures", height=2300)
+    yield from swept(Lab(lab_server, chromium, draws=False, keeps=True), "sweep-pictures", height=2300)
 
 
-def looks_right(at: SweepPage, source: str, name: str, trials: str) -> tuple[Locator, dict[str, list[str]]]:
-    """Run a sweep to its end, show its grid again, and take its picture at each width and in both themes."""
+def looks_right(
+    at: SweepPage, source: str, name: str, trials: str, widths: list[int]
+) -> tuple[Locator, dict[str, list[str]]]:
+    """Run a sweep to its end, show its grid again, and take its picture at widths and in both themes."""
     at.run(source)
     cell = at.run("sweep.show()")
     grid = at.lab.output(cell).locator(GRID)
@@ -100,7 +103,7 @@ def looks_right(at: SweepPage, source: str, name: str, trials: str) -> tuple[Loc
     best = grid.get_by_title("Choose the best trial")
     best.click()
     found = {}
-    for width in (320, 700, 1400):
+    for width in widths:
         at.page.set_viewport_size({"width": width, "height": 2300})
         for theme in ("JupyterLab Dark", "JupyterLab Light"):
             at.lab.theme(theme)
@@ -113,15 +116,18 @@ def looks_right(at: SweepPage, source: str, name: str, trials: str) -> tuple[Loc
     return grid, found
 
 
-def test_a_grid_of_24_and_of_1000_trials(at: SweepPage) -> None:
-    _, found = looks_right(at, FEW.format(space=SPACE), "24", "24")
+@pytest.mark.parametrize(
+    ("trials", "widths"), matrix([(24, [320])], rest=[(24, [700, 1400]), (1000, [320, 700, 1400])])
+)
+def test_a_grid_of_few_and_of_many_trials(at: SweepPage, trials: int, widths: list[int]) -> None:
+    source = FEW.format(space=SPACE) if trials == 24 else MANY.format(trials=trials)
+    _, found = looks_right(at, source, str(trials), f"{trials:,}", widths)
     at.end()
-    _, more = looks_right(at, MANY.format(trials=1000), "1000", "1,000")
-    at.end()
-    wrong = {f"{when}: {text}" for when, texts in {**found, **more}.items() for text in texts}
+    wrong = {f"{when}: {text}" for when, texts in found.items() for text in texts}
     assert not wrong, "\n".join(sorted(wrong))
 
 
+@exhaustive  # test_brushing_narrows_all_views
 def test_brushing_10000_trials(at: SweepPage) -> None:
     cell = at.run(ALL.format(folder=str(ROOT / "tests" / "ui")))
     grid = at.lab.output(cell).locator(GRID)

@@ -9,6 +9,7 @@ import pytest
 from browser_lab import ARTIFACTS
 from browser_server import PATIENCE, ROOT
 from playwright.sync_api import Browser, Page
+from tiers import matrix
 
 sys.path.append(str(ROOT / "tests" / "lab"))
 
@@ -20,7 +21,7 @@ FETCH = "path => fetch(path).then(answer => answer.status, error => String(error
 pytestmark = pytest.mark.browser
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("own", matrix([True], rest=[False]))
 def test_the_page_shows_the_runs_curves(tmp_path: Path, chromium: Browser, own: bool) -> None:
     run = make_run(own=own, steps=400)
     with serving(tmp_path) as server:

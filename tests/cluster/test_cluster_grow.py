@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from freezing import freeze
+from tiers import exhaustive, matrix
 from waiting import PATIENCE, until
 
 from nbdist.cluster.cluster import Cluster
@@ -144,7 +145,7 @@ def test_an_added_task_is_like_the_others(start: Start) -> None:
     """It is reported dead, is restarted, serves sessions, and ends with the cluster."""
     import nbdist as nb
 
-    cluster = start(1, 1)
+    cluster = start(1)
     (new,) = cluster.grow(report=ignore)
     os.kill(new.pid, signal.SIGKILL)
     until(cluster.dead)
@@ -178,7 +179,7 @@ def test_a_dead_worker_can_leave(start: Start) -> None:
 
 
 def test_calls_to_a_removed_task_raise(start: Start) -> None:
-    cluster = start(2)
+    cluster = start(2, 1)
     removed = cluster.tasks[1]
     calls = cluster.submit(exec, "while True: pass", on=1)
     cluster.shrink(report=ignore)
@@ -189,7 +190,7 @@ def test_calls_to_a_removed_task_raise(start: Start) -> None:
 
 
 def test_shared_memory_of_a_removed_task_is_freed(start: Start) -> None:
-    cluster = start(2)
+    cluster = start(2, 1)
     make = (
         "from nbdist.wire.shm import Segment; import nbdist\n"
         "segment = Segment.create(nbdist.task.segment_prefix, 1000); segment.name"
@@ -218,17 +219,17 @@ def test_another_client_sees_added_and_removed_tasks(start: Start) -> None:
 
 
 def test_two_clients_do_not_change_a_cluster_together(start: Start) -> None:
-    cluster = start(2)
+    cluster = start(2, 1)
     with attached(cluster) as other:
         scale_up = ScaleUp(other, other._supervisor, plan_more(other.tasks, 1, {}, cores=2))
         scale_up.poll()
         for change in (cluster.grow, cluster.shrink, lambda: cluster.restart(1)):
-            with pytest.raises(UnavailableError, match="rank 2 is being started at this moment; try again"):
+            with pytest.raises(UnavailableError, match="rank 3 is being started at this moment; try again"):
                 change()
         until(scale_up.poll)
-        assert names(cluster.tasks) == [(0, "worker:0"), (1, "worker:1"), (2, "worker:2")]
-        late = ScaleUp(other, other._supervisor, plan_more(other.tasks[:2], 1, {}, cores=2))
-        with pytest.raises(UnavailableError, match=r"ranks \[2\] are not free"):
+        assert names(cluster.tasks) == [(0, "worker:0"), (1, "worker:1"), (2, "ps:0"), (3, "worker:2")]
+        late = ScaleUp(other, other._supervisor, plan_more(other.tasks[:3], 1, {}, cores=2))
+        with pytest.raises(UnavailableError, match=r"ranks \[3\] are not free"):
             late.wait()
         check_cluster_is_consistent(cluster)
         half = ScaleUp(other, other._supervisor, plan_more(other.tasks, 1, {}, cores=2))
@@ -236,15 +237,15 @@ def test_two_clients_do_not_change_a_cluster_together(start: Start) -> None:
         (pid,) = half._forked.values()
     until(lambda: not psutil.pid_exists(pid))  # the change is aborted, and its new processes are killed
     check_cluster_is_consistent(cluster)
-    assert names(cluster.grow(report=ignore)) == [(3, "worker:3")]
+    assert names(cluster.grow(report=ignore)) == [(4, "worker:3")]
     check_cluster_is_consistent(cluster)
 
 
-@pytest.mark.parametrize("step", ["start", "open_task", "join_roster"])
+@pytest.mark.parametrize("step", matrix(["open_task"], rest=["start", "join_roster"]))
 def test_a_task_that_dies_during_its_start_changes_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str
 ) -> None:
-    cluster = start(1, 1)
+    cluster = start(1)
     before = cluster.tasks
     scale_up = ScaleUp(cluster, cluster._supervisor, plan_more(before, 1, {}, cores=2))
     with monkeypatch.context() as patch:
@@ -266,7 +267,7 @@ def test_a_task_that_dies_during_its_start_changes_nothing(
 
 
 def test_a_task_that_cannot_start_has_a_reason(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = start(2)
+    cluster = start(2, 1)
     before = cluster.tasks
     with monkeypatch.context() as patch:
         patch.setattr("nbdist.cluster.task_setup.open_task", refuse)
@@ -302,7 +303,7 @@ def hanging(there: Path) -> Callable[..., None]:
     return hang
 
 
-@pytest.mark.parametrize("when", [1, 3, "open_task", "join_roster"])
+@pytest.mark.parametrize("when", matrix(["join_roster"], rest=[1, 3, "open_task"]))
 def test_an_interrupt_during_the_change_changes_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, when: int | str
 ) -> None:
@@ -328,6 +329,7 @@ def test_an_interrupt_during_the_change_changes_nothing(
     check_cluster_is_consistent(cluster)
 
 
+@exhaustive
 def test_a_rank_just_given_up_can_be_used_again(start: Start) -> None:
     """The killed process may still exist when the next one needs its rank."""
     cluster = start(1)
@@ -362,7 +364,7 @@ def test_a_new_worker_computes_on_its_share_of_the_cores(
 ) -> None:
     monkeypatch.setattr("nbdist.cluster.launch.count_cores", lambda: 2)
     monkeypatch.setattr("nbdist.cluster.resize.count_cores", lambda: 2)
-    cluster = start(1)
+    cluster = start(1, report=None)  # not one that was started with another number of cores
     lines: list[str] = []
     cluster.grow(report=lines.append)
     assert cluster.run(blas_threads) == [2, 1]
@@ -422,6 +424,7 @@ def test_dead_tasks_do_not_block_a_change(start: Start) -> None:
     check_cluster_is_consistent(cluster)
 
 
+@exhaustive
 def test_many_retrying_clients_all_succeed(start: Start) -> None:
     cluster = start(1)
     wrong: list[BaseException] = []
@@ -456,6 +459,7 @@ def test_many_retrying_clients_all_succeed(start: Start) -> None:
             check_cluster_is_consistent(client)
 
 
+@exhaustive
 def test_an_mpi_world_does_not_grow(start: Start) -> None:
     pytest.importorskip("mpi4py", reason="needs the extra mpi")
     cluster = start(2, launcher="mpi")

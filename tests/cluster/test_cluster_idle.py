@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -150,18 +151,18 @@ if sys.argv[3] == "killed":
 WAITS = "import os\nwhile not os.path.exists({gate!r}): pass"
 
 
-def start_and_leave(
-    patience: float, body: str = "", end: str = "killed", session: str = ""
-) -> tuple[str, int]:
+@pytest.fixture
+def start_and_leave(elsewhere: Callable[..., str]) -> Callable[..., tuple[str, int]]:
     """Start a cluster in a process that then ends; return the cluster's id and its worker's pid."""
-    environment = {**os.environ, "JPY_SESSION_NAME": session}
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, str(patience), body, end],
-        capture_output=True, text=True, timeout=100, env=environment,
-    )  # fmt: skip
-    assert done.stdout, done.stderr
-    name, pid = done.stdout.split()
-    return name, int(pid)
+
+    def start_one(patience: float, body: str = "", end: str = "killed", session: str = "") -> tuple[str, int]:
+        name, pid = elsewhere(ELSEWHERE, str(patience), body, end, JPY_SESSION_NAME=session).split()
+        return name, int(pid)
+
+    return start_one
+
+
+StartAndLeave = Callable[..., tuple[str, int]]
 
 
 def nothing_left(name: str, pid: int) -> bool:
@@ -170,13 +171,13 @@ def nothing_left(name: str, pid: int) -> bool:
 
 
 @pytest.mark.engines
-def test_a_busy_cluster_ends_after_its_timeout(tmp_path: Path) -> None:
+def test_a_busy_cluster_ends_after_its_timeout(start_and_leave: StartAndLeave, tmp_path: Path) -> None:
     name, pid = start_and_leave(0.5, WAITS.format(gate=str(tmp_path / "never")))
     until(lambda: nothing_left(name, pid))
 
 
 @pytest.mark.engines
-def test_an_observer_does_not_keep_a_cluster_alive() -> None:
+def test_an_observer_does_not_keep_a_cluster_alive(start_and_leave: StartAndLeave) -> None:
     """Like ipyparallel's panel in the Jupyter server of an open page."""
     name, pid = start_and_leave(3.0)
     watching = SupervisorClient.connect(clusters_folder() / name, observe=True)
@@ -185,7 +186,7 @@ def test_an_observer_does_not_keep_a_cluster_alive() -> None:
 
 
 @pytest.mark.engines
-def test_a_run_continues_after_its_clients_end(tmp_path: Path) -> None:
+def test_a_run_continues_after_its_clients_end(start_and_leave: StartAndLeave, tmp_path: Path) -> None:
     gate = tmp_path / "open"
     name, pid = start_and_leave(60.0, WAITS.format(gate=str(gate)), end="normal")
     cluster = Cluster.attach(name)
@@ -197,7 +198,9 @@ def test_a_run_continues_after_its_clients_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.engines
-def test_a_notebook_adopts_its_abandoned_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_notebook_adopts_its_abandoned_cluster(
+    start_and_leave: StartAndLeave, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     gate = tmp_path / "open"
     name, _ = start_and_leave(60.0, WAITS.format(gate=str(gate)), session="mine.ipynb")
     lines: list[str] = []
@@ -224,7 +227,9 @@ def test_a_notebook_adopts_its_abandoned_cluster(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.engines
-def test_a_cluster_that_does_not_fit_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_fit_is_ended(
+    start_and_leave: StartAndLeave, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, pid = start_and_leave(60.0, session="mine.ipynb")
     monkeypatch.setenv("JPY_SESSION_NAME", "mine.ipynb")
     lines: list[str] = []

@@ -94,8 +94,11 @@ def test_settings_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyP
 @pytest.mark.engines
 @each
 def test_tasks_start_are_replaced_and_end(spec: LauncherSpec, own_home: Path) -> None:
-    cluster = start_cluster(2, launcher=spec.name, report=None)
+    phases: list[str] = []
+    cluster = start_cluster(2, launcher=spec.name, report=phases.append)
     try:
+        assert [line.split(" ")[0] for line in phases[:3]] == ["controller", "2", "servers"]
+        assert phases[-1].startswith("ready in ")  # the handle has the name; a cell shows it below
         assert cluster.run("import nbdist; nbdist.task.rank") == [0, 1]
         assert cluster.run("import os; os.environ['NBDIST_RANK']") == ["0", "1"]
         if spec.not_replaced:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from waiting import PATIENCE, SLACK_SECONDS, until
+from tiers import exhaustive
+from waiting import PATIENCE, limit, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
@@ -105,6 +106,15 @@ def processes_below(pid: int) -> list[psutil.Process]:
 
 @pytest.fixture
 def world(own_home: Path) -> Iterator[Cluster]:
+    """A world that a test may break."""
+    cluster = start_cluster(3, launcher="mpi", report=None)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def kept_world(own_home: Path) -> Iterator[Cluster]:
+    """A world for tests that leave it as it is."""
     cluster = start_cluster(3, launcher="mpi", report=None)
     yield cluster
     cluster.stop()
@@ -123,7 +133,7 @@ def test_engines_are_ranks_of_a_world_and_leave_nothing(own_home: Path, tmp_path
         assert not mapped_names(cluster.tasks[0].pid)
     finally:
         cluster.stop()
-    _, left = psutil.wait_procs(processes, 5 + SLACK_SECONDS)
+    _, left = psutil.wait_procs(processes, limit(5))
     assert not left
 
 
@@ -133,11 +143,12 @@ def mapped_names(pid: int) -> list[str]:
     return [name for name in names if mpi_world.is_segment(name, pid) and Path(name).exists()]
 
 
+@exhaustive
 def test_a_killed_engine_is_reported_and_the_others_continue(world: Cluster, tmp_path: Path) -> None:
     calls = world.submit(in_group, (0, 1, 2), "killed", str(tmp_path), "wait")
     until(lambda: len(list(tmp_path.glob("waits.*"))) == 3)
     os.kill(world.tasks[2].pid, signal.SIGKILL)
-    assert calls.wait(4 + SLACK_SECONDS)
+    assert calls.wait(limit(4))
     assert isinstance(calls.outcome(2), TaskDiedError)
     assert "SIGKILL" in str(calls.outcome(2))
     for rank in (0, 1):
@@ -147,19 +158,20 @@ def test_a_killed_engine_is_reported_and_the_others_continue(world: Cluster, tmp
     assert sums(world, (0, 1), "survivors", tmp_path) == [("mpi", 3.0)] * 2
 
 
-def test_an_interrupt_ends_a_group_and_the_next_one_works(world: Cluster, tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_group_and_the_next_one_works(kept_world: Cluster, tmp_path: Path) -> None:
+    world = kept_world
     calls = world.submit(in_group, (0, 1, 2), "interrupted", str(tmp_path), "wait")
     until(lambda: len(list(tmp_path.glob("waits.*"))) == 3)
     for rank in (0, 2):
         world.signal(rank, signal.SIGINT)
-    assert calls.wait(4 + SLACK_SECONDS)
+    assert calls.wait(limit(4))
     assert [type(calls.outcome(rank)).__name__ for rank in (0, 2)] == ["WorkerError"] * 2
     assert all("KeyboardInterrupt" in str(calls.outcome(rank)) for rank in (0, 2))
     assert "interrupted" in str(calls.outcome(1)) or "KeyboardInterrupt" in str(calls.outcome(1))
     assert sums(world, (0, 1, 2), "next", tmp_path) == [("mpi", 6.0)] * 3
 
 
-def test_a_run_selects_it_by_name(world: Cluster) -> None:
+def test_a_run_selects_it_by_name(kept_world: Cluster) -> None:
     body = """
 import numpy as np
 x = np.random.default_rng(0).random((90, 5), np.float32)
@@ -172,7 +184,7 @@ ends = nb.collective.all_gather(np.concatenate([w.ravel() for w in model.get_wei
         ends = {}
         for kind in ("mpi", "shm"):
             options = Options(seed=5, strategy=strategy, collective=kind, fetch=("ends",))
-            ends[kind] = start_run(body, options, cluster=world).wait().results["ends"]
+            ends[kind] = start_run(body, options, cluster=kept_world).wait().results["ends"]
         assert (ends["mpi"] == ends["mpi"][0]).all()
         np.testing.assert_array_equal(ends["mpi"], ends["shm"])
 
@@ -230,6 +242,7 @@ def test_a_rank_that_breaks_the_protocol_loses_its_connection_only() -> None:
     manager.hand_over()
 
 
+@exhaustive
 def test_plain_ipyparallel_can_have_a_world_too(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPP_ENABLE_CURVE", "1")
     import ipyparallel

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from freezing import freeze
+from tiers import exhaustive, matrix
 from waiting import PATIENCE, until
 
 from nbdist.cluster.cluster import Cluster
@@ -108,9 +109,9 @@ def test_dead_frozen_and_busy_tasks_are_restarted(start: Start) -> None:
 def test_a_task_can_be_replaced_repeatedly(start: Start) -> None:
     cluster = start(1)
     pids = {cluster.tasks[0].pid}
-    for _ in range(4):
+    for _ in range(2):
         pids.add(cluster.restart(0, report=ignore)[0].pid)
-    assert len(pids) == 5
+    assert len(pids) == 3
     check_cluster_is_consistent(cluster)
     os.kill(cluster.tasks[0].pid, signal.SIGKILL)
     until(cluster.dead)
@@ -121,7 +122,7 @@ def test_a_task_can_be_replaced_repeatedly(start: Start) -> None:
 
 
 def test_a_call_to_a_replaced_process_raises(start: Start) -> None:
-    cluster = start(2)
+    cluster = start(2, 1)
     calls = cluster.submit(exec, "while True: pass", on=1)
     pid = cluster.tasks[1].pid
     (new,) = cluster.restart(1, report=ignore)
@@ -136,7 +137,7 @@ def test_the_error_for_an_unknown_task_lists_the_tasks(cluster: Cluster) -> None
 
 
 def test_shared_memory_of_the_old_process_is_freed(start: Start) -> None:
-    cluster = start(2)
+    cluster = start(2, 1)
     make = (
         "from nbdist.wire.shm import Segment; import nbdist\n"
         "segment = Segment.create(nbdist.task.segment_prefix, 1000); segment.name"
@@ -150,7 +151,7 @@ def test_shared_memory_of_the_old_process_is_freed(start: Start) -> None:
 
 
 def test_another_client_sees_the_new_task(start: Start) -> None:
-    cluster = start(2)
+    cluster = start(2, 1)
     other = Cluster.attach(cluster.id)
     try:
         assert other.peer(1).call("ping").meta["pid"] == cluster.tasks[1].pid
@@ -177,7 +178,7 @@ def test_another_client_sees_the_new_task(start: Start) -> None:
 
 
 def test_two_clients_do_not_replace_together(start: Start) -> None:
-    cluster = start(2)
+    cluster = start(2, 1)
     other = Cluster.attach(cluster.id)
     replacement = other.replace(other.tasks[:1])
     with pytest.raises(UnavailableError, match="rank 0 is being replaced at this moment"):
@@ -199,8 +200,9 @@ def restarted(cluster: Cluster) -> bool:
         return False
 
 
+@exhaustive
 def test_a_stale_client_does_not_end_the_new_process(start: Start) -> None:
-    cluster = start(2)
+    cluster = start(2, 1)
     other = Cluster.attach(cluster.id)
     (new,) = cluster.restart(1, report=ignore)
     with pytest.raises(UnavailableError, match=f"rank 1 is pid {new.pid} by now"):
@@ -213,7 +215,7 @@ def test_a_stale_client_does_not_end_the_new_process(start: Start) -> None:
 def test_a_replacement_that_does_not_start_leaves_a_dead_task(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = start(2)
+    cluster = start(2, 1)
     with monkeypatch.context() as patch:
         patch.setattr("nbdist.cluster.task_setup.open_task", refuse)
         with pytest.raises(NbdistError, match="no room for another"):
@@ -236,7 +238,7 @@ refuse.__module__ = "__main__"
 def test_a_session_on_the_old_process_ends_and_a_new_one_works(start: Start) -> None:
     import nbdist as nb
 
-    cluster = start(1, 1)
+    cluster = start(2, 1)
     with nb.Graph().as_default(), nb.device("/job:ps"):
         v = nb.Variable(3.0, name="v")
         with Session(cluster.target) as session:
@@ -275,7 +277,7 @@ weights = [w for w in model.get_weights()]
 """
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", "ps"])
+@pytest.mark.parametrize("strategy", matrix(["ps"], rest=["multi_worker"]))
 def test_training_on_replaced_tasks_equals_one_device(start: Start, strategy: str) -> None:
     import numpy as np
 
@@ -295,6 +297,7 @@ def test_training_on_replaced_tasks_equals_one_device(start: Start, strategy: st
         np.testing.assert_allclose(b, c, rtol=1e-5, atol=1e-6)
 
 
+@exhaustive
 def test_a_new_process_is_not_in_the_mpi_world(own_home: object) -> None:
     from nbdist.cluster.launch import start_cluster
 

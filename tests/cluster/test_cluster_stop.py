@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from freezing import freeze
+from tiers import matrix
 from waiting import until
 
 from nbdist.cluster.adopt import end
@@ -110,7 +111,7 @@ def test_the_owner_and_an_idle_cluster_need_no_force(start: Start) -> None:
         stop_cluster()
 
 
-@pytest.mark.parametrize("way", ["here", "attached", "panel"])
+@pytest.mark.parametrize("way", matrix(["here", "panel"], rest=["attached"]))
 def test_a_frozen_cluster_process_is_stopped(start: Start, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = start(workers=1)
     pids = [*(info.pid for info in cluster.tasks), psutil.Process(cluster.tasks[0].pid).ppid()]

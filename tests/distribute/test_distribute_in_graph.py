@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import matrix
 from waiting import until
 
 from nbdist.data import Dataset
@@ -63,8 +64,17 @@ def assert_alike(ours: list[Array], theirs: list[Array], tolerance: float = 2e-6
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.05, momentum=0.9), Adam(0.01)], ids=repr)
-@pytest.mark.parametrize(("workers", "ps"), [(1, 1), (2, 0), (3, 2)])
+PLAIN, MOMENTUM, ADAM = SGD(0.1), SGD(0.05, momentum=0.9), Adam(0.01)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ps", "optimizer"),
+    matrix(
+        [(1, 1, PLAIN), (2, 0, MOMENTUM), (2, 0, ADAM), (3, 2, ADAM)],
+        rest=[(1, 1, MOMENTUM), (1, 1, ADAM), (2, 0, PLAIN), (3, 2, PLAIN), (3, 2, MOMENTUM)],
+    ),
+    ids=repr,
+)
 def test_synchronous_towers_compute_what_one_device_does(
     town: Town, workers: int, ps: int, optimizer: Any
 ) -> None:
@@ -174,12 +184,25 @@ class NewRate(Callback):
             current().control.set_rate(0.1 / 3)
 
 
-@pytest.mark.parametrize("optimizer", [lambda: SGD(0.3, momentum=0.5), lambda: Adam(0.01)])
+def sgd() -> SGD:
+    return SGD(0.3, momentum=0.5)
+
+
+def adam() -> Adam:
+    return Adam(0.01)
+
+
 @pytest.mark.parametrize(
-    ("workers", "ps", "options"),
-    [(2, 2, {}), (2, 0, {"data": "workers"}), (3, 0, {"stages": 3}), (1, 1, {})],
-    ids=str,
-)
+    ("workers", "ps", "options", "optimizer"),
+    matrix(
+        [(2, 2, {}, adam), (2, 0, {"data": "workers"}, sgd), (3, 0, {"stages": 3}, adam), (1, 1, {}, sgd)],
+        rest=[
+            (2, 2, {}, sgd), (2, 0, {"data": "workers"}, adam),
+            (3, 0, {"stages": 3}, sgd), (1, 1, {}, adam),
+        ],
+    ),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)  # fmt: skip
 def test_a_rate_changes_between_the_same_two_steps(
     town: Town, workers: int, ps: int, options: dict[str, Any], optimizer: Callable[[], Any]
 ) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from parameter_town import SEED, Town
+from tiers import matrix
 
 from nbdist.data import Dataset
 from nbdist.distribute import OneDeviceStrategy, ParameterServerStrategy, Strategy, get_strategy
@@ -68,17 +70,31 @@ def raised(results: list[Any]) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("transport", ["auto", "socket"])
-@pytest.mark.parametrize("ps", [1, 2])
-@pytest.mark.parametrize("replicas", [2, 3])
+EVEN, THIRD, LAST_OF_1, LAST_OF_2, ODD, TINY = (60, 20), (60, 12), (61, 20), (62, 20), (30, 7), (5, 2)
+"""Rows of a dataset, and those of a batch."""
+FIRST = [
+    (EVEN, 2, 1, "auto"),
+    (EVEN, 3, 2, "socket"),
+    (THIRD, 3, 1, "socket"),
+    (LAST_OF_1, 3, 2, "auto"),
+    (LAST_OF_1, 2, 2, "socket"),
+    (LAST_OF_2, 3, 1, "auto"),
+    (ODD, 2, 2, "auto"),
+    (ODD, 3, 1, "socket"),
+    (TINY, 3, 2, "auto"),
+    (TINY, 2, 1, "socket"),
+]
+"""Each pair of values occurs."""
+CASES = itertools.product([EVEN, THIRD, LAST_OF_1, LAST_OF_2, ODD, TINY], [2, 3], [1, 2], ["auto", "socket"])
+
+
 @pytest.mark.parametrize(
-    ("rows", "size"),
-    [(60, 20), (60, 12), (61, 20), (62, 20), (30, 7), (5, 2)],
-    ids=["even", "third", "last of 1", "last of 2", "odd", "tiny"],
+    ("batches", "replicas", "ps", "transport"), matrix(FIRST, rest=[c for c in CASES if c not in FIRST])
 )
 def test_synchronous_replicas_compute_what_one_device_would(
-    town: Callable[[int, int], Town], replicas: int, ps: int, transport: str, rows: int, size: int
+    town: Callable[[int, int], Town], batches: tuple[int, int], replicas: int, ps: int, transport: str
 ) -> None:
+    rows, size = batches
     expected, history = one_device(SGD(0.3, momentum=0.5), rows, size)
     results = raised(
         town(ps, replicas).train(
@@ -137,9 +153,16 @@ def test_two_trainings_in_one_body(town: Callable[[int, int], Town]) -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("transport", ["auto", "socket"])
-@pytest.mark.parametrize("ps", [1, 2, 3])
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize(
+    ("replicas", "ps", "transport"),
+    matrix(
+        [(1, 1, "socket"), (1, 3, "auto"), (3, 1, "auto"), (3, 2, "socket")],
+        rest=[
+            (1, 1, "auto"), (1, 2, "auto"), (1, 2, "socket"), (1, 3, "socket"),
+            (3, 1, "socket"), (3, 2, "auto"), (3, 3, "auto"), (3, 3, "socket"),
+        ],
+    ),
+)  # fmt: skip
 def test_asynchronous_replicas_count_every_update(
     town: Callable[[int, int], Town], replicas: int, ps: int, transport: str
 ) -> None:

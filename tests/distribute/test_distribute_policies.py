@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from strategy_contract import World, everywhere, model
 from test_distribute_strategies import context
-from thread_worlds import worlds
 
 from nbdist.data import SHARD_HINT, Dataset
 from nbdist.distribute import ElasticAveragingStrategy, MultiWorkerMirroredStrategy, Strategy
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.estimator import LinearClassifier, RunConfig, numeric_column
 from nbdist.optim import SGD
+from nbdist.testing.strategy import World, everywhere, model
+from nbdist.testing.worlds import worlds
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context
 from nbdist.train.resume import TrainingStates

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from parameter_town import Town
-from strategy_contract import everywhere, model, points
 from test_distribute_strategies import context
-from thread_worlds import ThreadWorld, worlds
 
 from nbdist.data import Dataset
 from nbdist.distribute.all_reduce import AllReduceStrategy
@@ -21,6 +19,8 @@ from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
 from nbdist.errors import FailedPreconditionError
 from nbdist.nn import load
 from nbdist.optim import SGD
+from nbdist.testing.strategy import everywhere, model, points
+from nbdist.testing.worlds import ThreadWorld, worlds
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Checkpoints
 from nbdist.train.strategy import OneDevice, Replica, RetryStep

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tiers import matrix
 
 from nbdist.data import Dataset, digits
 from nbdist.distribute.in_graph.strategy import InGraphStrategy
@@ -100,8 +101,14 @@ def assert_same(
         np.testing.assert_allclose(ours, theirs, rtol=5e-6, atol=5e-6)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.01)], ids=repr)
-@pytest.mark.parametrize(("workers", "ps"), [(1, 1), (2, 0), (3, 2)])
+@pytest.mark.parametrize(
+    ("workers", "ps", "optimizer"),
+    matrix(
+        [(1, 1, SGD(0.1)), (2, 0, Adam(0.01)), (3, 2, Adam(0.01))],
+        rest=[(1, 1, Adam(0.01)), (2, 0, SGD(0.1)), (3, 2, SGD(0.1))],
+    ),
+    ids=repr,
+)
 def test_reading_is_fed_training_bit_for_bit(
     strategies: Callable[..., InGraphStrategy], workers: int, ps: int, optimizer: Any
 ) -> None:
@@ -321,7 +328,7 @@ def test_only_two_know_of_data() -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("synchronous", matrix([True], rest=[False]))
 def test_workers_read_the_digits(cluster: Cluster, synchronous: bool) -> None:
     """The same training on two engines, fed and read; what the client sends is counted."""
     x, y, x_test, y_test = digits()

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from parameter_town import SEED, Town
-from strategy_contract import World, everywhere, model, points
 from test_distribute_strategies import context
-from thread_worlds import ThreadWorld, worlds
+from tiers import matrix
 
 from nbdist import nn, train
 from nbdist.data import Dataset
@@ -25,6 +24,8 @@ from nbdist.distribute import (
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.nn import BatchNorm, Dense, Dropout, Embedding, Flatten, Sequential
 from nbdist.optim import SGD, Adagrad, Adam, Optimizer
+from nbdist.testing.strategy import World, everywhere, model, points
+from nbdist.testing.worlds import ThreadWorld, worlds
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.custom.api import end_loops
@@ -81,9 +82,25 @@ def body_of(
     return body
 
 
-@pytest.mark.parametrize("size", SIZES)
+def momentum() -> Optimizer:
+    return SGD(0.2, momentum=0.8)
+
+
+def adam() -> Optimizer:
+    return Adam(0.02)
+
+
+def adagrad() -> Optimizer:
+    return Adagrad(0.1)
+
+
+def plain() -> Optimizer:
+    return SGD(0.1)
+
+
 @pytest.mark.parametrize(
-    "optimizer", [lambda: SGD(0.2, momentum=0.8), lambda: Adam(0.02), lambda: Adagrad(0.1)]
+    ("size", "optimizer"),
+    matrix([(2, momentum), (3, adam), (2, adagrad)], rest=[(3, momentum), (2, adam), (3, adagrad)]),
 )
 def test_workers_continue_together(tmp_path: Path, size: int, optimizer: Callable[[], Optimizer]) -> None:
     path = tmp_path / "state.safetensors"
@@ -207,8 +224,10 @@ def wait_for_the_disk(chief: Context) -> None:
     chief.states.writer._wait()
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("optimizer", [lambda: SGD(0.2, momentum=0.8), lambda: Adam(0.02), lambda: SGD(0.1)])
+@pytest.mark.parametrize(
+    ("servers", "optimizer"),
+    matrix([(1, momentum), (2, adam), (1, plain)], rest=[(2, momentum), (1, adam), (2, plain)]),
+)
 def test_synchronous_servers_continue_bit_for_bit(
     tmp_path: Path, servers: int, optimizer: Callable[[], Optimizer]
 ) -> None:
@@ -229,8 +248,10 @@ def test_synchronous_servers_continue_bit_for_bit(
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("last", [4, 7, 8, 9])
+@pytest.mark.parametrize(
+    ("servers", "last"),
+    matrix([(1, 4), (2, 8), (1, 9)], rest=[(1, 7), (1, 8), (2, 4), (2, 7), (2, 9)]),
+)
 def test_a_step_that_others_did_not_make_is_in_no_state(tmp_path: Path, servers: int, last: int) -> None:
     """Replica 1 stops one step before the chief, whose last gradient is then part of no update."""
     given: dict[str, Any] = {"servers": servers, "synchronous": True}

@@ -12,9 +12,9 @@ import pytest
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategy_contract import PATIENCE, everywhere, fitted, model, points
 from test_distribute_resume import PatientWriter, copies
 from test_distribute_strategies import multi_worker, sharded, small_units
+from tiers import matrix
 
 from nbdist.data import Dataset
 from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy, Strategy, all_reduce
@@ -34,6 +34,7 @@ from nbdist.nn import (
     losses,
 )
 from nbdist.optim import OPTIMIZERS, SGD, Adam, Optimizer
+from nbdist.testing.strategy import PATIENCE, everywhere, fitted, model, points
 from nbdist.train import epochs
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context
@@ -271,17 +272,20 @@ def test_a_loop_of_ones_own_is_refused_in_stage_3() -> None:
         everywhere(sharded(2, stage=3), body)
 
 
-@pytest.mark.parametrize("precision", [None, "mixed_float16"])
+def for_images() -> list[Any]:
+    return [Conv2D(4, 3, activation="relu"), BatchNorm(), MaxPool2D(2), Flatten(), Dense(3)]
+
+
+def for_tokens() -> list[Any]:
+    return [Embedding(9, 5), LayerNorm(), Flatten(), Dense(7, "tanh"), Dropout(0.3), Dense(3)]
+
+
 @pytest.mark.parametrize(
-    ("layers", "shape"),
-    [
-        (
-            lambda: [Conv2D(4, 3, activation="relu"), BatchNorm(), MaxPool2D(2), Flatten(), Dense(3)],
-            (6, 6, 2),
-        ),
-        (lambda: [Embedding(9, 5), LayerNorm(), Flatten(), Dense(7, "tanh"), Dropout(0.3), Dense(3)], (4,)),
-    ],
-    ids=["images", "tokens"],
+    ("layers", "shape", "precision"),
+    matrix(
+        [(for_images, (6, 6, 2), "mixed_float16"), (for_tokens, (4,), None)],
+        rest=[(for_images, (6, 6, 2), None), (for_tokens, (4,), "mixed_float16")],
+    ),
 )
 def test_layers_train_in_stage_3_as_with_copies(
     layers: Callable[[], Any], shape: Any, precision: str | None, monkeypatch: pytest.MonkeyPatch

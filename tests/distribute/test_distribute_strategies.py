@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from parameter_town import Town
-from strategy_contract import (
+from tiers import matrix
+
+from nbdist.distribute import all_reduce
+from nbdist.distribute.central import CentralStorageStrategy
+from nbdist.distribute.mirrored import MirroredStrategy
+from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
+from nbdist.distribute.sharded import ShardedStrategy
+from nbdist.errors import InvalidArgumentError, UnavailableError
+from nbdist.optim import SGD
+from nbdist.runtime import groups
+from nbdist.testing.strategy import (
+    BATCHES,
     SEED,
     StrategyContract,
     World,
@@ -17,17 +29,9 @@ from strategy_contract import (
     assert_alike,
     everywhere,
     overflowing,
+    thread_world,
 )
-from thread_worlds import worlds
-
-from nbdist.distribute import all_reduce
-from nbdist.distribute.central import CentralStorageStrategy
-from nbdist.distribute.mirrored import MirroredStrategy
-from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
-from nbdist.distribute.sharded import ShardedStrategy
-from nbdist.errors import UnavailableError
-from nbdist.optim import SGD
-from nbdist.runtime import groups
+from nbdist.testing.worlds import worlds
 from nbdist.train.context import Context
 from nbdist.train.custom.api import end_loops
 from nbdist.train.strategy import OneDeviceStrategy
@@ -38,57 +42,61 @@ def context(strategy: Any, world: groups.World | None = None, **options: Any) ->
     return Context(strategy=strategy, seed=SEED, quiet=True, world=world or groups.World(), **options)
 
 
-class TestOneDevice(StrategyContract):
+class Batches:
+    """Before the contract: which of its batches are in which tier."""
+
+    @pytest.fixture(params=matrix(map(pytest.param, BATCHES[:2]), rest=map(pytest.param, BATCHES[2:])))
+    def batch(self, request: pytest.FixtureRequest) -> Any:
+        return request.param
+
+
+class TestOneDevice(Batches, StrategyContract):
     @pytest.fixture
     def world(self) -> World:
         strategy = OneDeviceStrategy()
         return [(context(strategy), strategy)]
 
 
-class TestMirroredDevices(StrategyContract):
+class TestMirroredDevices(Batches, StrategyContract):
     """Several replicas of one process."""
 
-    @pytest.fixture(params=[2, 3])
+    @pytest.fixture(params=matrix([2], rest=[3]))
     def world(self, request: pytest.FixtureRequest) -> World:
         strategy = MirroredStrategy(["CPU:0"] * request.param)
         return [(context(strategy), strategy)]
 
 
-class TestCentralDevices(StrategyContract):
+class TestCentralDevices(Batches, StrategyContract):
     @pytest.fixture
     def world(self) -> World:
         strategy = CentralStorageStrategy(["CPU:0"] * 2)
         return [(context(strategy), strategy)]
 
 
-class TestMultiWorker(StrategyContract):
-    """One replica in each of several processes."""
+class TestMultiWorker(Batches, StrategyContract):
+    """One replica in each of several processes; tests/first/test_first_contract.py has two."""
 
-    @pytest.fixture(params=[2, 3])
-    def world(self, request: pytest.FixtureRequest) -> World:
-        return multi_worker(request.param)
-
-
-def multi_worker(size: int) -> list[tuple[Context, MultiWorkerMirroredStrategy]]:
-    found = []
-    for i, place in enumerate(worlds(size)):
-        strategy = MultiWorkerMirroredStrategy(world=place)
-        found.append((context(strategy, place, is_chief=i == 0), strategy))
-    return found
+    @pytest.fixture
+    def world(self) -> World:
+        return multi_worker(3)
 
 
-class TestSharded(StrategyContract):
+def multi_worker(size: int) -> World:
+    return thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), size)
+
+
+class TestSharded(Batches, StrategyContract):
     """Parts of the optimizer's state, and of gradients; 3 replicas have parts of different variables."""
 
-    @pytest.fixture(params=[(2, 1), (3, 1), (3, 2)])
+    @pytest.fixture(params=matrix([pytest.param((2, 1)), pytest.param((3, 2))], rest=[pytest.param((3, 1))]))
     def world(self, request: pytest.FixtureRequest) -> World:
         return sharded(*request.param)
 
 
-class TestShardedParameters:
+class TestShardedParameters(Batches):
     """Stage 3, which trains by fit: each variable is a unit, and most parts are of 64 bytes."""
 
-    @pytest.fixture(params=[2, 3])
+    @pytest.fixture(params=matrix([3], rest=[2]))
     def world(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
         monkeypatch.setattr(all_reduce, "plan_buckets", small_units)
         return sharded(request.param, stage=3)
@@ -119,15 +127,11 @@ small_units = partial(plan_buckets, limit=64, first=64)
 """Units of one variable each, of which small models have several."""
 
 
-def sharded(size: int, stage: int = 1) -> list[tuple[Context, ShardedStrategy]]:
-    found = []
-    for i, place in enumerate(worlds(size)):
-        strategy = ShardedStrategy(stage=stage, world=place)
-        found.append((context(strategy, place, is_chief=i == 0), strategy))
-    return found
+def sharded(size: int, stage: int = 1) -> World:
+    return thread_world(lambda place: ShardedStrategy(stage=stage, world=place), size)
 
 
-class TestSynchronousParameterServers(StrategyContract):
+class TestSynchronousParameterServers(Batches, StrategyContract):
     """The run's collective reduces values other than gradients."""
 
     @pytest.fixture
@@ -171,12 +175,14 @@ def test_no_gradient_leaves_a_replica_that_may_skip_before_its_push(monkeypatch:
     assert marked == {0: [["1", "0"], []], 1: [["1", "0"], []]}
 
 
+def test_central_storage_is_of_one_host() -> None:
+    on_two_hosts = SimpleNamespace(size=2, index=0, hosts=("left", "right"))
+    with pytest.raises(InvalidArgumentError, match=r"the run's workers are on 2; use --strategy ps"):
+        CentralStorageStrategy(world=on_two_hosts)  # type: ignore[arg-type]  # what it reads first
+
+
 def test_a_step_that_some_have_left_out_is_not_repeated_after_a_death() -> None:
     """A death interrupts the exchange of a left-out step, and only the first replica has completed it."""
-    found = []
-    for i, place in enumerate(worlds(2)):
-        strategy = MultiWorkerMirroredStrategy(world=place)
-        found.append((context(strategy, place, is_chief=i == 0), strategy))
 
     def body(strategy: Any, here: Context) -> tuple[bool, int, int]:
         replica = strategy.replica([("w", np.zeros(3, np.float32))], SGD(0.1))
@@ -186,4 +192,4 @@ def test_a_step_that_some_have_left_out_is_not_repeated_after_a_death() -> None:
         replica.close()
         return repeats, replica.global_step, replica.overflows
 
-    assert everywhere(found, body) == [(True, 3, 1), (False, 3, 1)]
+    assert everywhere(multi_worker(2), body) == [(True, 3, 1), (False, 3, 1)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import matrix
 
 import nbdist as nb
 from nbdist.cluster.cluster import Cluster
@@ -67,7 +68,13 @@ def values(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name",
+    matrix(
+        ["one_device", "multi_worker", "sharded", "ps-sync", "ps-async", "elastic"],
+        rest=["mirrored", "central"],
+    ),
+)
 def test_the_steps_of_one_device(
     cluster: Cluster, tmp_path: Path, expected: dict[str, Any], name: str
 ) -> None:
@@ -115,7 +122,7 @@ result, alone = (estimator.evaluate(data), estimator.evaluate(few)) if nb.task.i
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("name", ["ps-async", "ps-sync", "multi_worker"])
+@pytest.mark.parametrize("name", matrix(["ps-async", "multi_worker"], rest=["ps-sync"]))
 def test_tables_of_feature_columns(cluster: Cluster, tmp_path: Path, name: str) -> None:
     options = Options(**STRATEGIES[name], fetch=("result", "shared", "alone"))
     run = start_run(COLUMNS, options, cluster=cluster, names={"folder": str(tmp_path)}).wait()
@@ -203,7 +210,7 @@ estimator.train(data, steps=60, hooks=[Hook(2)])
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("lost_in", [1, 2])
+@pytest.mark.parametrize("lost_in", matrix([2], rest=[1]))
 def test_a_process_takes_over_on_parameter_servers(cluster: Cluster, tmp_path: Path, lost_in: int) -> None:
     body = ON_SERVERS.replace("max_steps=12", "max_steps=60") if lost_in == 1 else ON_SERVERS
     names = {"folder": str(tmp_path), "lost_in": lost_in}

@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests of Keras by backend; workers import Keras anew for each change."""
+    of_keras = [item for item in items if item.path.name == "test_frameworks_keras.py"]
+    if of_keras:
+        first = items.index(of_keras[0])
+        items[first : first + len(of_keras)] = sorted(of_keras, key=backend_of, reverse=True)
+
+
+def backend_of(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("backend", "jax")) if callspec else "jax"
+
+
 @pytest.fixture(scope="package")
 def cluster(own_home: Path) -> Iterator[Cluster]:
     """Three workers and a parameter server, which takes no part."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,24 @@ pytestmark = pytest.mark.frameworks
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2) % 7
 Y = X @ np.array([1.0, -2.0], np.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What several trainings compute is compiled for the first one only."""
+    import jax
+
+    kept: dict[str, Any] = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in kept}
+    for name, value in kept.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 def fit(loss: Any, params: Any, data: Any, **options: Any) -> Any:

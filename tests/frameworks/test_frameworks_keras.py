@@ -1,6 +1,7 @@
 """`nb.frameworks.keras` on real engines, with both backends: `model.fit` of strategies against Keras's own.
 
-Keras has one backend in a process; a body that wants another one imports Keras anew.
+Keras has one backend in a process; a body that wants another one imports Keras anew, which takes 2 s.
+`conftest.py` lets the tests of one backend follow each other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tiers import matrix
 
 from nbdist.errors import WorkerError
 from nbdist.run.options import Options
@@ -56,13 +58,14 @@ own = plain.get_weights()
 SGD = "keras.optimizers.SGD(0.1, momentum=0.9)"
 CLIPPED = "keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.3)"
 ADAM = "keras.optimizers.Adam(0.01)"
+ON = "worker:0-1"  # Keras and its backends take 10 s of CPU on each
 TOGETHER = {
-    "multi_worker": (Options(strategy="multi_worker"), SGD),
-    "ring": (Options(strategy="multi_worker", collective="ring"), ADAM),
-    "mirrored": (Options(strategy="mirrored"), CLIPPED),
-    "sharded": (Options(strategy="sharded"), ADAM),
-    "central": (Options(strategy="central"), SGD),
-    "ps": (Options(strategy="ps", synchronous=True), ADAM),
+    "multi_worker": (Options(on=ON, strategy="multi_worker"), SGD),
+    "ring": (Options(on=ON, strategy="multi_worker", collective="ring"), ADAM),
+    "sharded": (Options(on=ON, strategy="sharded"), ADAM),
+    "mirrored": (Options(on=ON, strategy="mirrored"), CLIPPED),
+    "central": (Options(on=ON, strategy="central"), SGD),
+    "ps": (Options(on=ON, strategy="ps", synchronous=True), ADAM),
 }
 
 
@@ -93,8 +96,13 @@ def require_equal(weights: list[Any], expected: list[Any]) -> None:
         np.testing.assert_allclose(found, one, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-@pytest.mark.parametrize("case", TOGETHER)
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    matrix(
+        zip(["torch"] * 3 + ["jax"] * 3, TOGETHER, strict=True),
+        rest=zip(["jax"] * 3 + ["torch"] * 3, TOGETHER, strict=True),
+    ),
+)
 def test_replicas_in_step_train_as_keras_does(
     cluster: Cluster, plain: Callable[[str, str], list[Any]], case: str, backend: str
 ) -> None:
@@ -110,13 +118,12 @@ def test_replicas_in_step_train_as_keras_does(
     np.testing.assert_array_equal(results["model"][names[0]], results["weights"][0])
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
 @pytest.mark.parametrize(
-    "options",
-    [Options(strategy="ps"), Options(strategy="elastic", every=2)],
-    ids=["ps", "elastic"],
+    ("backend", "strategy"),
+    matrix([("torch", "ps"), ("jax", "elastic")], rest=[("torch", "elastic"), ("jax", "ps")]),
 )
-def test_replicas_at_their_own_pace_learn(cluster: Cluster, options: Options, backend: str) -> None:
+def test_replicas_at_their_own_pace_learn(cluster: Cluster, backend: str, strategy: str) -> None:
+    options = Options(on=ON, strategy=strategy, every=2 if strategy == "elastic" else None)
     text = body(backend, "'adam'", "model = nb.frameworks.keras.wrap(make())\nfound = []\n", "epochs=20")
     text += """
 model.compile(keras.optimizers.Adam(0.05), "mse")
@@ -129,16 +136,19 @@ loss = float(np.mean((model.predict(x, verbose=0) - y) ** 2))
 
 DECAY = "keras.optimizers.schedules.PolynomialDecay(0.2, 8, 0.01)"
 RATES = {
-    "schedule": ("torch", f"keras.optimizers.SGD({DECAY})", "", "ring"),
-    "schedule-ps": ("jax", f"keras.optimizers.Adam({DECAY})", "", "ps"),
-    "scheduler": ("jax", SGD, "LearningRateScheduler(lambda epoch, rate: rate * 0.5)", "mirrored"),
-    "plateau": ("torch", ADAM, "ReduceLROnPlateau('val_mae', 0.1, 1, min_delta=1e9)", "ps"),
+    "schedule": (f"keras.optimizers.SGD({DECAY})", "", "ring"),
+    "schedule-ps": (f"keras.optimizers.Adam({DECAY})", "", "ps"),
+    "scheduler": (SGD, "LearningRateScheduler(lambda epoch, rate: rate * 0.5)", "mirrored"),
+    "plateau": (ADAM, "ReduceLROnPlateau('val_mae', 0.1, 1, min_delta=1e9)", "ps"),
 }
 
 
-@pytest.mark.parametrize("case", RATES)
-def test_learning_rates_change_at_the_steps_of_keras(cluster: Cluster, case: str) -> None:
-    backend, optimizer, callback, strategy = RATES[case]
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [("torch", "schedule"), ("torch", "plateau"), ("jax", "schedule-ps"), ("jax", "scheduler")],
+)
+def test_learning_rates_change_at_the_steps_of_keras(cluster: Cluster, backend: str, case: str) -> None:
+    optimizer, callback, strategy = RATES[case]
     more = f"callbacks=[keras.callbacks.{callback}], validation_data=(x, y)" if callback else ""
     text = body(backend, optimizer, COMPARED, more)
     results = start_run(text, TOGETHER[strategy][0], cluster=cluster).wait().results
@@ -156,7 +166,7 @@ WEIGHTS = "np.linspace(0, 2, 24, dtype=np.float32)"
     ],
 )
 def test_weights_and_held_out_rows_are_those_of_keras(cluster: Cluster, backend: str, more: str) -> None:
-    options = Options(on="worker:0-1", strategy="multi_worker")
+    options = Options(on=ON, strategy="multi_worker")
     results = start_run(body(backend, SGD, COMPARED, more), options, cluster=cluster).wait().results
     require_equal(results["weights"], results["own"])
     found = results["history"]["val_loss"]
@@ -185,7 +195,7 @@ def test_callbacks_see_and_restore_the_weights_of_a_model_of_several_inputs(
     cluster: Cluster, backend: str
 ) -> None:
     text = KERAS.replace("CHOSEN", backend) + SEVERAL
-    results = start_run(text, Options(strategy="multi_worker"), cluster=cluster).wait().results
+    results = start_run(text, Options(on=ON, strategy="multi_worker"), cluster=cluster).wait().results
     seen, validated = results["seen"], results["history"]["val_loss"]
     assert seen[0][0] == ["loss", "val_loss"]
     np.testing.assert_allclose([error for _, error in seen], validated, rtol=1e-3)
@@ -211,4 +221,4 @@ def test_what_cannot_be_followed_is_refused(
     text = body("jax", optimizer, "nb.frameworks.keras.wrap(make()).fit(x, y, **how, **more)", more)
     text = text.replace('"mse"', f"keras.losses{loss}" if loss else '"mse"')
     with pytest.raises(WorkerError, match=message):
-        start_run(text, Options(on="worker:0-1", strategy="multi_worker"), cluster=cluster).wait()
+        start_run(text, Options(on=ON, strategy="multi_worker"), cluster=cluster).wait()

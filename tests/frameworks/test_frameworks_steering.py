@@ -69,7 +69,7 @@ def lasts(run: Run, name: str) -> list[float]:
 def test_a_plain_loop_pauses_changes_its_rate_and_stops_on_all_ranks_at_one_step(
     begin: Callable[..., Run],
 ) -> None:
-    run = begin(ENDLESS.format(schedule="", each=""))
+    run = begin(ENDLESS.format(schedule="import time", each="time.sleep(0.002)"))
     until(lambda: trains(run), during=run)
     assert run.standing().learning_rate == 0.1
     run.pause()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tiers import exhaustive
 from waiting import until
 
 from nbdist.errors import TaskDiedError, WorkerError
@@ -150,6 +151,7 @@ kind, size = type(model).__name__, accelerator.num_processes
         assert found == ["DistributedDataParallel", 2, 2]
 
 
+@exhaustive  # in the first tier test_what_lightning_logs_is_in_the_run trains: the import takes 15 s of CPU
 def test_lightning_trains_on_all_workers_in_one_cell_after_another(begin: Callable[..., Run]) -> None:
     body = """
 import lightning, torch

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from two_hosts import ADDRESSES, Actor, TwoHosts
-from waiting import SLACK_SECONDS
+from waiting import limit
 
 from nbdist.wire.keys import ClusterKeys
 
@@ -94,7 +94,7 @@ class HostsCluster:
         assert "error" in found, f"{name}: {found}"
         kind, text = found["error"]
         assert kind in ("UnavailableError", "TaskDiedError"), found
-        assert took < within + SLACK_SECONDS, found
+        assert took < limit(within), found
         return str(text)
 
     def errors(self, within: float) -> list[str]:

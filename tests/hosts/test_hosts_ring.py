@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from hosts_group import Group, Infos
+from tiers import exhaustive, matrix
 from two_hosts import ADDRESSES, Actor, TwoHosts
-from waiting import SLACK_SECONDS
+from waiting import limit
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 
@@ -25,7 +26,7 @@ def errors(ranks: list[Actor], since: float, within: float, *kinds: str) -> list
         took = time.monotonic() - since
         assert isinstance(answer, list), f"{rank.name} answers {answer!r}"
         assert answer[0] in (kinds or ("UnavailableError", "TaskDiedError")), answer
-        assert took < within + SLACK_SECONDS, f"{took:.1f} s: {answer}"
+        assert took < limit(within), f"{took:.1f} s: {answer}"
         print(f"{rank.name}: {took:.2f} s: {answer}")
         texts.append(answer[1])
     return texts
@@ -33,7 +34,7 @@ def errors(ranks: list[Actor], since: float, within: float, *kinds: str) -> list
 
 @pytest.mark.parametrize(
     ("places", "asked", "kind"),
-    [("ab", "auto", "ring"), ("aabb", "auto", "hierarchical"), ("abab", "ring", "ring")],
+    matrix([("aabb", "auto", "hierarchical")], rest=[("ab", "auto", "ring"), ("abab", "ring", "ring")]),
 )
 def test_all_calls_equal_numpy(two_hosts: TwoHosts, places: str, asked: str, kind: str) -> None:
     group = Group(two_hosts, places)
@@ -50,6 +51,7 @@ def test_without_keys_only_loopback_is_bound(two_hosts: TwoHosts) -> None:
     assert "keys" in text
 
 
+@exhaustive
 @pytest.mark.parametrize("doing", ["waiting", "sending"])
 @pytest.mark.parametrize("places", ["ab", "aabb"])
 def test_a_death_on_the_other_host(two_hosts: TwoHosts, places: str, doing: str) -> None:
@@ -69,7 +71,9 @@ def test_a_death_on_the_other_host(two_hosts: TwoHosts, places: str, doing: str)
     assert all(dead in text for text in errors(others, begun, NOTICED_SECONDS))
 
 
-@pytest.mark.parametrize(("places", "doing"), [("ab", "waiting"), ("ab", "sending"), ("aabb", "sending")])
+@pytest.mark.parametrize(
+    ("places", "doing"), matrix([("ab", "sending")], rest=[("ab", "waiting"), ("aabb", "sending")])
+)
 def test_a_silent_cut_is_noticed_by_both_sides(two_hosts: TwoHosts, places: str, doing: str) -> None:
     group = Group(two_hosts, places)
     group.form()
@@ -99,6 +103,7 @@ def test_a_short_cut_only_takes_time(two_hosts: TwoHosts) -> None:
     group.all(do="close")
 
 
+@exhaustive
 def test_a_slow_link_is_not_lost(two_hosts: TwoHosts) -> None:
     """8 Mbit/s: a piece is in transit longer than the interval of heartbeats."""
     group = Group(two_hosts, "ab")
@@ -111,6 +116,7 @@ def test_a_slow_link_is_not_lost(two_hosts: TwoHosts) -> None:
     group.all(do="close")
 
 
+@exhaustive
 def test_hosts_far_apart(two_hosts: TwoHosts) -> None:
     group = Group(two_hosts, "ab")
     two_hosts.slow("b", delay="20ms")

@@ -16,10 +16,13 @@ import psutil
 import pytest
 import websocket
 from labserver import ServerProcess, server_process
+from tiers import matrix
 from waiting import until
 
 from nbdist.cluster.adopt import end
+from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import clusters_folder, living
+from nbdist.cluster.launch import start_cluster
 from nbdist.lab.state import applied
 
 pytestmark = pytest.mark.engines
@@ -51,6 +54,23 @@ class Feed:
         return message
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_folder(own_home: Path) -> Iterator[None]:
+    """A state folder without the runs of other modules, which each answer of the server would list."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBDIST_HOME", str(own_home / "lab" / "nbdist"))
+        yield
+        assert not list(clusters_folder().glob("*")), "cluster folders left by this module"
+
+
+@pytest.fixture(scope="module")
+def cluster(own_folder: None) -> Iterator[Cluster]:
+    """Two workers for the drivers of this module, which attach to them."""
+    one = start_cluster(workers=2, report=None)
+    yield one
+    one.stop()
+
+
 @pytest.fixture(autouse=True)
 def end_started_clusters() -> Iterator[None]:
     """End all clusters that a test has started, also when it fails."""
@@ -60,9 +80,10 @@ def end_started_clusters() -> Iterator[None]:
         end(clusters_folder() / id)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with server_process(tmp_path) as one:
+@pytest.fixture(scope="module")
+def server(own_folder: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests that do not end it."""
+    with server_process(tmp_path_factory.mktemp("jupyter")) as one:
         yield one
 
 
@@ -116,14 +137,13 @@ def test_a_cluster_from_start_to_end(server: ServerProcess) -> None:
     feed.page.close()
 
 
-def test_a_cluster_outlives_its_server(tmp_path: Path) -> None:
-    with server_process(tmp_path) as server:
-        id = server.ask("POST", f"{API}/clusters", {"workers": 1, "gpus": "none"}).json["id"]
-        until(lambda: item(id, server.get("/state")).get("state") == "running")
-    with server_process(tmp_path) as server:
-        assert item(id, server.get("/state"))["state"] == "running"
-        server.ask("DELETE", f"{API}/clusters/{id}")
-        until(lambda: not item(id, server.get("/state")))
+def test_a_cluster_outlives_its_server(server: ServerProcess, tmp_path: Path) -> None:
+    with server_process(tmp_path) as first:
+        id = first.ask("POST", f"{API}/clusters", {"workers": 1, "gpus": "none"}).json["id"]
+        until(lambda: item(id, first.get("/state")).get("state") == "running")
+    assert item(id, server.get("/state"))["state"] == "running"
+    server.ask("DELETE", f"{API}/clusters/{id}")
+    until(lambda: not item(id, server.get("/state")))
 
 
 def acting(pid: int) -> list[psutil.Process]:
@@ -167,7 +187,7 @@ sys.exit(act.main())
 """
 
 
-@pytest.mark.parametrize("line", ["controller", "2 engines"])
+@pytest.mark.parametrize("line", matrix(["2 engines"], rest=["controller"]))
 def test_a_killed_start_leaves_nothing(line: str) -> None:
     """Only the supervisor itself can clean up, at any point of the start."""
     command = [sys.executable, "-c", STUCK, line]
@@ -207,20 +227,29 @@ def test_a_failed_start_has_a_reason(server: ServerProcess) -> None:
     assert not item(id, server.get("/state"))
 
 
+def driven(code: str, cluster: Cluster) -> subprocess.Popen[str]:
+    """Start a process that drives a run or a sweep on a cluster."""
+    command = [sys.executable, "-c", code, cluster.id]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
 DRIVER = """
+import sys
 import nbdist as nb
-cluster = nb.start_cluster(workers=2, report=None)
-run = nb.launch("import time\\nwhile True: time.sleep(0.01)", live=False, background=True)
+cluster = nb.Cluster.attach(sys.argv[1])
+body = "import time\\nwhile True: time.sleep(0.01)"
+run = nb.launch(body, live=False, background=True, cluster=cluster)
 print(run.id, flush=True)
 run.wait()
 print(run.status, flush=True)
-cluster.stop()
 """
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_run_is_stopped_while_its_client_is_busy(server: ServerProcess, frozen: bool) -> None:
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
+def test_a_run_is_stopped_while_its_client_is_busy(
+    server: ServerProcess, cluster: Cluster, frozen: bool
+) -> None:
+    driver = driven(DRIVER, cluster)
     assert driver.stdout is not None
     try:
         run = driver.stdout.readline().strip()
@@ -242,24 +271,30 @@ def test_a_run_is_stopped_while_its_client_is_busy(server: ServerProcess, frozen
 
 
 TRAINER = """
+import sys
 import nbdist as nb
-cluster = nb.start_cluster(workers=2, report=None)
+cluster = nb.Cluster.attach(sys.argv[1])
 body = '''
+import time
+def slowly(x, y):
+    time.sleep(0.02)
+    return x, y
 x, y, *_ = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
-model.fit(nb.data.Dataset.from_arrays(x, y).batch(100), epochs=1_000_000)
+model.fit(nb.data.Dataset.from_arrays(x, y).batch(100).map(slowly), epochs=1_000_000)
 '''
-run = nb.launch(body, strategy="multi_worker", live=False, background=True)
+run = nb.launch(body, strategy="multi_worker", live=False, background=True, cluster=cluster)
 print(run.id, flush=True)
 run.wait()
 print(run.status, run.model.optimizer.learning_rate, flush=True)
-cluster.stop()
 """
 
 
-def test_a_training_is_paused_resumed_and_gets_another_learning_rate(server: ServerProcess) -> None:
-    driver = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True)
+def test_a_training_is_paused_resumed_and_gets_another_learning_rate(
+    server: ServerProcess, cluster: Cluster
+) -> None:
+    driver = driven(TRAINER, cluster)
     assert driver.stdout is not None
     try:
         run = driver.stdout.readline().strip()
@@ -350,25 +385,30 @@ def run_of(id: str, server: ServerProcess) -> dict[str, Any]:
 
 
 SWEEP = """
+import sys
+import time
 import nbdist as nb
-cluster = nb.start_cluster(workers=1, report=None)
+cluster = nb.Cluster.attach(sys.argv[1])
 body = "import os, time\\nwhile not os.path.exists(gate): time.sleep(0.01)\\naccuracy = n"
 space = {{"n": [1, 2, 3], "gate": [{gate!r}]}}
-sweep = nb.run_sweep(body, space, metric="accuracy", sampler="grid", wait=False)
+sweep = nb.run_sweep(
+    body, space, metric="accuracy", sampler="grid", wait=False, on="worker:0", cluster=cluster
+)
 print(sweep.id, flush=True)
 while not sweep.over:  # its main thread receives nothing of all this
     try:
         sum(range(10_000))
+        time.sleep(0.005)
     except KeyboardInterrupt:
         pass
 print(sweep.state, flush=True)
-cluster.stop()
 """
 
 
-def test_a_sweep_is_controlled_while_its_driver_is_busy(server: ServerProcess, tmp_path: Path) -> None:
-    source = SWEEP.format(gate=str(tmp_path / "gate"))
-    driver = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+def test_a_sweep_is_controlled_while_its_driver_is_busy(
+    server: ServerProcess, cluster: Cluster, tmp_path: Path
+) -> None:
+    driver = driven(SWEEP.format(gate=str(tmp_path / "gate")), cluster)
     assert driver.stdout is not None
     try:
         sweep = driver.stdout.readline().strip()

@@ -8,6 +8,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from tiers import matrix
 
 READY = Path(__file__).parents[2] / "labextension" / "src" / "launcher" / "ready.ipynb.json"
 
@@ -26,13 +27,16 @@ def test_it_is_a_notebook_without_outputs() -> None:
 
 @pytest.mark.engines
 @pytest.mark.timeout(400)
-def test_it_trains_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("epochs", matrix([20], rest=[100]))
+def test_it_trains(epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error stops it with the traceback; the cluster ends a minute after the kernel."""
     from nbclient import NotebookClient
 
     monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = read()
+    train = next(cell for cell in notebook.cells if "epochs=100" in cell.source)
+    train.source = train.source.replace("epochs=100", f"epochs={epochs}")
     folder = {"metadata": {"path": os.fspath(tmp_path)}}
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=folder).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

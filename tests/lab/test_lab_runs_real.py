@@ -23,7 +23,8 @@ import numpy as np
 x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")])
 model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy")
-history = model.fit(nb.data.Dataset.from_arrays(x, np.arange(60) % 3).batch(20), epochs={epochs})
+slow = lambda x, y: time.sleep(0.002) or (x, y)
+history = model.fit(nb.data.Dataset.from_arrays(x, np.arange(60) % 3).batch(20).map(slow), epochs={epochs})
 """
 FOR_EVER = 1_000_000
 

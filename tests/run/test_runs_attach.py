@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engines
 
 BODY = """
-import numpy as np, os
+import numpy as np, os, threading
 rng = np.random.default_rng(0)
 y = np.arange(60) % 3
 x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
@@ -47,7 +47,7 @@ class Gate(nb.train.Callback):
             print("while not reading")
         if epoch == 3:
             while not os.path.exists({gate!r}):
-                pass
+                threading.Event().wait(0.005)
 model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")])
 model.compile(nb.optim.SGD(0.3), "sparse_categorical_crossentropy", metrics=["accuracy"])
 data = nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20)
@@ -200,13 +200,17 @@ def test_the_error_for_a_busy_task_says_how_to_attach(cluster: Cluster, gate: Pa
 
 STARTER = """
 import os, sys, time
+from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
 from nbdist.runtime.task import TaskInfo
 body, folder = open(sys.argv[1]).read(), sys.argv[2]
-options = eval(sys.argv[3])
-cluster = start_cluster(workers=2, ps=1, report=None, orphan_timeout=60.0)
+options, id = eval(sys.argv[3])
+if id:
+    cluster = Cluster.attach(id)
+else:
+    cluster = start_cluster(workers=2, ps=1, report=None, orphan_timeout=60.0)
 run = start_run(body, Options(**options), cluster=cluster)
 deadline = time.monotonic() + 60
 while not run.poll() and time.monotonic() < deadline and len(run.store.replicas) < 2:
@@ -217,44 +221,56 @@ os.kill(os.getpid(), 9)
 
 
 class AbandonedRun:
-    """A run that continues after its client was killed."""
+    """A run that continues after its client was killed.
 
-    def __init__(self, tmp_path: Path, gate: Path, epochs: int = 6, **options: Any) -> None:
-        body = tmp_path / "body.py"
+    ``on`` is its cluster; None for one that the killed client has started.
+    """
+
+    def __init__(
+        self, tmp_path: Path, gate: Path, on: Cluster | None, epochs: int = 6, **options: Any
+    ) -> None:
+        body, self.with_cluster = tmp_path / "body.py", on is None
         body.write_text(BODY.format(gate=str(gate), epochs=epochs, deaf=False))
+        settings = {"seed": 3, **options}, on and on.id
         done = subprocess.run(
-            [sys.executable, "-c", STARTER, str(body), str(tmp_path), repr({"seed": 3, **options})],
+            [sys.executable, "-c", STARTER, str(body), str(tmp_path), repr(settings)],
             capture_output=True, text=True, timeout=100,
         )  # fmt: skip
         assert done.stdout, done.stderr
         self.cluster, self.run = done.stdout.split()
         self.folder = run_folder(self.run)
+        set_current(None)  # only clients of their own know it: this process attaches to it
 
     def stop(self) -> None:
-        with suppress(NotFoundError):
-            if Cluster.current().id == self.cluster:
-                Cluster.current().stop()
+        """Stop the cluster."""
+        self.disconnect()
         with suppress(NotFoundError):
             Cluster.attach(self.cluster).stop()
 
+    def disconnect(self) -> None:
+        with suppress(NotFoundError):
+            if Cluster.current().id == self.cluster:
+                Cluster.current().close()
+
 
 @pytest.fixture
-def leave(tmp_path: Path, gate: Path) -> Iterator[Callable[..., AbandonedRun]]:
+def leave(start: Start, tmp_path: Path, gate: Path) -> Iterator[Callable[..., AbandonedRun]]:
     left: list[AbandonedRun] = []
 
-    def leave_one(epochs: int = 6, **options: Any) -> AbandonedRun:
-        left.append(AbandonedRun(tmp_path, gate, epochs, **options))
+    def leave_one(epochs: int = 6, with_cluster: bool = False, **options: Any) -> AbandonedRun:
+        on = None if with_cluster else start(workers=2, ps=1)
+        left.append(AbandonedRun(tmp_path, gate, on, epochs, **options))
         return left[-1]
 
     yield leave_one
     for one in left:
-        one.stop()
+        one.stop() if one.with_cluster else one.disconnect()
 
 
 def test_a_run_survives_its_killed_client_and_can_be_fetched(
     leave: Callable[..., AbandonedRun], gate: Path
 ) -> None:
-    left = leave()
+    left = leave(with_cluster=True)
     view = RecordingView()
     run = attach_run(make_view=lambda run: view)
     assert run.id == left.run
@@ -351,14 +367,15 @@ def test_a_later_cluster_with_the_same_id_is_not_confused(start: Start, gate: Pa
     write_run(RunFile(**{**read_run(run.id).__dict__, "status": "running", "ended": None}))
     outcome_path(run.folder, 0).unlink()
     first.stop()
-    start(workers=1, cluster_id="again")
+    second = start(workers=1, cluster_id="again")
     later = attach_run(run.id)
     assert later.status == "failed"
     assert f"cluster again of run {run.id} has ended" in str(later.error)
+    assert start_run("x = 3", Options(), cluster=second).wait().results == {"x": 3}
 
 
 def test_a_cluster_of_another_version_is_refused(start: Start, gate: Path) -> None:
-    cluster = start(workers=1)
+    cluster = start(workers=2, ps=1)
     run = begin(cluster, gate)
     description = read_description(cluster.folder)
     write_description(cluster.folder, {**description, "versions": {**description["versions"], "numpy": "1"}})

@@ -13,7 +13,8 @@ import pytest
 from freezing import freeze
 from recording_view import RecordingView
 from test_runs_rejoin import kill, restarts, until_all_reach
-from waiting import SLACK_SECONDS, until
+from tiers import matrix
+from waiting import limit, until
 
 from nbdist.errors import TaskDiedError
 from nbdist.metrics.run_folder import read_run
@@ -38,7 +39,7 @@ passed = 0
 def gated(*batch):
     global passed
     passed += 1
-    threading.Event().wait(0.004)
+    threading.Event().wait(0.008)
     while passed > {free} and not os.path.exists({gate!r}):
         threading.Event().wait(0.005)
     return batch
@@ -89,7 +90,7 @@ def assert_as_one_device(cluster: Cluster, run: Run, gate: Path, body: Callable[
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize(("servers", "transport"), [(1, "auto"), (2, "auto"), (2, "socket")])
+@pytest.mark.parametrize(("servers", "transport"), matrix([(2, "auto")], rest=[(1, "auto"), (2, "socket")]))
 def test_the_others_wait_for_the_new_process_and_no_step_is_lost(
     start: Start, tmp_path: Path, servers: int, transport: str
 ) -> None:
@@ -101,11 +102,11 @@ def test_the_others_wait_for_the_new_process_and_no_step_is_lost(
     began = time.monotonic()
     pid = kill(cluster, 1)
     until(lambda: run._monitor.lost == {1}, during=run)
-    assert time.monotonic() - began < 2 + SLACK_SECONDS
+    assert time.monotonic() - began < limit(2)
     until(lambda: states(run).count("waiting for /job:worker/task:1's new process") == 2, during=run)
     held(gate).unlink()
     until_joined(run)
-    assert time.monotonic() - began < 15 + SLACK_SECONDS
+    assert time.monotonic() - began < limit(15)
     (restart,) = restarts(run)
     assert restart.step is not None
     until_all_reach(run, restart.step + 2)
@@ -138,7 +139,7 @@ if nb.task.index == 1 and not os.path.exists({mark!r}):
 """
 
 
-@pytest.mark.parametrize("transport", ["auto", "socket"])
+@pytest.mark.parametrize("transport", matrix(["socket"], rest=["auto"]))
 def test_a_worker_that_dies_between_two_servers_makes_its_gradient_again(
     start: Start, tmp_path: Path, transport: str
 ) -> None:
@@ -152,7 +153,7 @@ def test_a_worker_that_dies_between_two_servers_makes_its_gradient_again(
     assert_as_one_device(cluster, run, gate)
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", matrix([0], rest=[1]))
 def test_a_run_that_waits_for_a_new_process_can_be_stopped(start: Start, tmp_path: Path, index: int) -> None:
     cluster, gate = start(workers=3, ps=2), tmp_path / "gate"
     run = start_run(body(gate), Options(strategy="ps", synchronous=True, seed=3), cluster=cluster)
@@ -163,7 +164,7 @@ def test_a_run_that_waits_for_a_new_process_can_be_stopped(start: Start, tmp_pat
     began = time.monotonic()
     run.stop()
     run.wait()
-    assert time.monotonic() - began < 6 + SLACK_SECONDS  # the new process is in a step of its own
+    assert time.monotonic() - began < limit(6)  # the new process is in a step of its own
     assert run.status == "stopped"
     trained = [outcome["step"] for rank, outcome in run.outcomes.items() if rank != index]
     assert len(trained) == 2
@@ -182,7 +183,7 @@ def test_the_run_ends_when_its_restart_budget_is_spent(start: Start, tmp_path: P
     began, pid = time.monotonic(), kill(cluster, 1)
     with pytest.raises(TaskDiedError, match=rf"/job:worker/task:1 \(pid {pid}\) died: killed by SIGKILL"):
         run.wait()
-    assert time.monotonic() - began < 2 + SLACK_SECONDS
+    assert time.monotonic() - began < limit(2)
     assert any("the run's restart budget is spent (--max-restarts 1)" in note for note in run.notes)
 
 
@@ -247,13 +248,13 @@ def test_a_worker_of_a_resumed_run_joins_at_its_place(start: Start, tmp_path: Pa
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_death_ends_a_run_of_central_storage(start: Start, tmp_path: Path, index: int) -> None:
     """The first worker has the parameters, and the others' gradients are needed in each step."""
-    cluster, gate = start(workers=3), tmp_path / "gate"
+    cluster, gate = start(workers=3, ps=1), tmp_path / "gate"
     run = start_run(body(gate), Options(strategy="central"), cluster=cluster)
     until_all_reach(run, STEPS)
     began, pid = time.monotonic(), kill(cluster, index)
     died = rf"/job:worker/task:{index} \(pid {pid}\) died: killed by SIGKILL"
     with pytest.raises(TaskDiedError, match=died):
         run.wait()
-    assert time.monotonic() - began < 2 + SLACK_SECONDS
+    assert time.monotonic() - began < limit(2)
     again = start_run("n = 3", Options(on="worker:2"), cluster=cluster).wait()
     assert again.results == {"n": 3}

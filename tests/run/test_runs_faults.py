@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from waiting import PATIENCE, SLACK_SECONDS
+from tiers import matrix
+from waiting import PATIENCE, limit
 
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.cluster import Cluster
@@ -37,7 +38,17 @@ x, y = np.eye(6, 4, dtype=np.float32), np.arange(6) % 3
 model = nb.nn.Sequential([nb.nn.Dense(3, activation="softmax")])
 model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy")
 """
-ENDLESS = MODEL + "history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(2), epochs=10_000_000)"
+# While a test waits for something else, the engines need the processor little.
+ENDLESS = (
+    MODEL
+    + """
+import threading
+def slow(*batch):
+    threading.Event().wait(0.005)
+    return batch
+history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(2).map(slow), epochs=10_000_000)
+"""
+)
 
 
 def until_it_trains(run: Run) -> Run:
@@ -80,8 +91,10 @@ def test_a_fit_over_the_memory_of_its_task_is_refused(start: Callable[..., Clust
 
 @pytest.mark.parametrize(
     "options",
-    [Options(max_restarts=0), Options(synchronous=True, max_restarts=0)],
-    ids=["async", "sync"],
+    matrix(
+        [pytest.param(Options(synchronous=True, max_restarts=0), id="sync")],
+        rest=[pytest.param(Options(max_restarts=0), id="async")],
+    ),
 )
 def test_a_dead_parameter_server_ends_the_run(start: Callable[..., Cluster], options: Options) -> None:
     cluster = start(workers=2, ps=1)
@@ -90,7 +103,7 @@ def test_a_dead_parameter_server_ends_the_run(start: Callable[..., Cluster], opt
     pid = kill(cluster, "/job:ps/task:0")
     with pytest.raises(TaskDiedError) as caught:
         run.wait()
-    assert time.monotonic() - began < 5 + SLACK_SECONDS
+    assert time.monotonic() - began < limit(5)
     assert f"/job:ps/task:0 (pid {pid}) died: killed by SIGKILL" in str(caught.value)
     assert str(run.folder) in str(caught.value)
     assert "The parameters are lost: start it again with %cluster restart ps:0" in str(caught.value)
@@ -105,9 +118,11 @@ def test_a_dead_worker_is_named_and_the_others_stay_usable(start: Callable[..., 
     cluster = start(workers=2, ps=1)
     options = Options(synchronous=True, max_restarts=0)
     run = until_it_trains(start_run(ENDLESS, options, cluster=cluster))
+    began = time.monotonic()
     pid = kill(cluster, "/job:worker/task:1")
     with pytest.raises(TaskDiedError, match="killed by SIGKILL") as caught:
         run.wait()
+    assert time.monotonic() - began < limit(2.5)
     assert f"/job:worker/task:1 (pid {pid})" in str(caught.value)
     assert "Run without it with --on, or start it again with %cluster restart worker:1" in str(caught.value)
     assert start_run("n = 3", Options(on="worker:0"), cluster=cluster).wait().results == {"n": 3}
@@ -205,7 +220,7 @@ class LateCalls:
 
 def test_an_outcome_that_arrives_after_the_poll_is_not_lost(cluster: Cluster) -> None:
     run = start_run("n = 8", Options(on="worker:0"), cluster=cluster)
-    assert run._monitor.calls.wait(10 + SLACK_SECONDS)
+    assert run._monitor.calls.wait(limit(10))
     run._monitor.calls = LateCalls(run._monitor.calls)  # type: ignore[assignment]
     while not run._monitor.ended_bodies:
         run._monitor.receive(cluster.tasks[0])
@@ -264,7 +279,7 @@ def test_a_run_ends_when_a_second_task_dies_before_the_first_death_has_ended_it(
     start: Callable[..., Cluster],
 ) -> None:
     """The death of the second was left open for ever: the run had failed, and decided nothing more."""
-    cluster = start(workers=2)
+    cluster = start(workers=2, ps=1)
     body = "import os, time\ntime.sleep(0.2 * nb.task.rank)\nos._exit(3)"
     with pytest.raises(TaskDiedError, match="exited with code 3"):
         start_run(body, Options(), cluster=cluster).wait()

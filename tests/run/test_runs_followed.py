@@ -30,7 +30,13 @@ model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy")
 print("built")
 history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(8), epochs={epochs})
 """
-ENDLESS = FIT.format(epochs=10_000_000)
+# While a test waits for something else, the engines need the processor little.
+ENDLESS = """
+import threading
+def slow(*batch):
+    threading.Event().wait(0.005)
+    return batch
+""" + FIT.replace(".batch(8)", ".batch(8).map(slow)").format(epochs=10_000_000)
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from freezing import freeze
 from recording_view import RecordingView
-from waiting import PATIENCE, SLACK_SECONDS, until
+from tiers import matrix
+from waiting import PATIENCE, limit, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
@@ -25,11 +26,15 @@ from nbdist.runtime.task import TaskInfo
 pytestmark = pytest.mark.engines
 
 FIT = """
+import threading
 import numpy as np
+def slow(*batch):  # while a test waits for something else, the engines need the processor little
+    threading.Event().wait(0.005)
+    return batch
 x, y = np.eye(16, 4, dtype=np.float32), np.arange(16) % 3
 model = nb.nn.Sequential([nb.nn.Dense(3, activation="softmax")])
 model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy")
-model.fit(nb.data.Dataset.from_arrays(x, y).batch(8), epochs={epochs})
+model.fit(nb.data.Dataset.from_arrays(x, y).batch(8).map(slow), epochs={epochs})
 """
 ENDLESS = FIT.format(epochs=10_000_000)
 BOUND = 10.0  # within which a frozen task is noticed
@@ -68,13 +73,10 @@ def quick_cluster(own_home: Any) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"transport": "socket"},
-        {"staleness": 1},
-        {"synchronous": True, "backups": 1},
-        {"synchronous": True, "backups": 1, "transport": "socket"},
-    ],
+    matrix(
+        [{}, {"synchronous": True, "backups": 1, "transport": "socket"}],
+        rest=[{"transport": "socket"}, {"staleness": 1}, {"synchronous": True, "backups": 1}],
+    ),
     ids=str,
 )
 def test_training_continues_without_a_frozen_worker(quick_cluster: Cluster, options: dict[str, Any]) -> None:
@@ -138,7 +140,7 @@ def test_a_synchronous_run_that_needs_a_frozen_worker_ends_and_names_it(quick_cl
 def test_a_frozen_and_a_killed_worker_are_noticed_in_ten_seconds(
     start: Callable[..., Cluster], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster, view = start(workers=4, ps=1), RecordingView()
+    cluster, view = start(workers=3, ps=1), RecordingView()
     options = Options(strategy="ps", max_restarts=0)  # a new process would change the number that is left
     run = start_run(ENDLESS, options, cluster=cluster, make_view=lambda run: view)
     until(trains(run), during=run)
@@ -146,17 +148,17 @@ def test_a_frozen_and_a_killed_worker_are_noticed_in_ten_seconds(
     freeze(frozen.pid)
     begun = time.monotonic()
     os.kill(killed.pid, signal.SIGKILL)
-    until(lambda: "training continues on 3 workers" in view.text.get(killed.name, ""), during=run)
-    until(lambda: "training continues on 2 workers" in view.text.get(frozen.name, ""), during=run)
-    assert time.monotonic() - begun < BOUND + SLACK_SECONDS
+    until(lambda: "training continues on 2 workers" in view.text.get(killed.name, ""), during=run)
+    until(lambda: "training continues on 1 worker" in view.text.get(frozen.name, ""), during=run)
+    assert time.monotonic() - begun < limit(BOUND)
     run.stop()
     run.wait()
     assert run.error is None
     died, stood = run.notes
     assert died.startswith(f"{killed.name} (pid {killed.pid}) died: ")
-    assert died.endswith("training continued on 3 workers; it is not replaced, as --max-restarts 0 asks")
+    assert died.endswith("training continued on 2 workers; it is not replaced, as --max-restarts 0 asks")
     assert stood.startswith(f"{frozen.name} (pid {frozen.pid}) is frozen")
-    assert stood.endswith("training continued on 2 workers; it is not replaced, as --max-restarts 0 asks")
+    assert stood.endswith("training continued on 1 worker; it is not replaced, as --max-restarts 0 asks")
     assert capsys.readouterr().out.splitlines() == run.notes
     os.kill(frozen.pid, signal.SIGCONT)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from recording_view import RecordingView
+from tiers import matrix
 from waiting import until
 
 from nbdist.run.options import Options
@@ -45,12 +46,13 @@ for epoch in nb.train.epochs({epochs}):
     for batch in data:
         while seen["steps"] >= {held} and not os.path.exists({gate!r}):
             threading.Event().wait(0.005)
+        threading.Event().wait(0.002)  # leaves the processor to the others
         loss = float(strategy.reduce("sum", strategy.run(step, batch)))
         seen["steps"] += 1
     seen["epochs"].append(epoch)
 steps, epochs = seen["steps"], seen["epochs"]
 """
-EPOCHS, PER_EPOCH = 60, 5
+EPOCHS, PER_EPOCH = 20, 5
 
 
 def looping(cluster: Cluster, gate: Path, held: int = 1_000_000, epochs: int = EPOCHS, **more: Any) -> Run:
@@ -70,9 +72,9 @@ def until_joined(run: Run, number: int) -> None:
     until(lambda: len(recovery.restarts) >= number and recovery.restarts[number - 1].step, during=run)
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", "elastic"])
+@pytest.mark.parametrize("strategy", matrix(["multi_worker"], rest=["elastic"]))
 def test_a_loop_goes_on_and_the_new_process_joins_it(start: Start, tmp_path: Path, strategy: str) -> None:
-    cluster = start(workers=2)
+    cluster = start(workers=2, ps=1)
     run = looping(cluster, tmp_path / "gate", epochs=100_000, strategy=strategy)
     for number, index in enumerate((1, 0, 1), 1):
         before = run.standing().step
@@ -91,7 +93,7 @@ def test_a_loop_goes_on_and_the_new_process_joins_it(start: Start, tmp_path: Pat
 
 
 def test_steps_are_those_of_a_loop_that_no_death_has_interrupted(start: Start, tmp_path: Path) -> None:
-    cluster, gate = start(workers=3), tmp_path / "gate"
+    cluster, gate = start(workers=3, ps=1), tmp_path / "gate"
     gate.touch()
     whole = looping(cluster, gate).wait()
     gate.unlink()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiers import exhaustive, matrix
 from waiting import until
 
 from nbdist.cluster.cluster import Cluster
@@ -26,7 +27,9 @@ from nbdist.train.saver import latest_checkpoint
 
 pytestmark = pytest.mark.engines
 
+# A step that takes a millisecond more leaves the processor to the others: nothing depends on the speed.
 BODY = """
+import threading
 import numpy as np
 with nb.Graph().as_default():
     with nb.device(nb.train.replica_device_setter(cluster=nb.task.cluster, worker_device=nb.task.name)):
@@ -40,6 +43,7 @@ with nb.Graph().as_default():
     ) as session:
         while not session.should_stop():
             reached = int(session.run([train, step], {{target: np.ones(10)}})[1])
+            threading.Event().wait(0.001)
     recoveries = session.recoveries
 """
 
@@ -70,17 +74,17 @@ def test_a_killed_parameter_server_is_replaced_and_training_continues(
     start: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = start(workers=2, ps=2)
-    run = monitored(cluster, tmp_path, 3000)
+    run = monitored(cluster, tmp_path, 1500)
     until_saved(run, tmp_path, 50)
     first = kill(cluster, "/job:ps/task:1")  # it has w, and the first one the global step
     run.wait()
     assert run.status == "finished"
     assert run.results["recoveries"] == 1
-    assert run.results["reached"] >= 2990
+    assert run.results["reached"] >= 1490
     assert load_variable(tmp_path, "w") == pytest.approx(1.0)
     state = checkpoint_state(tmp_path)
     assert state is not None
-    assert int(state.model_checkpoint_path.rpartition("-")[2]) >= 3000
+    assert int(state.model_checkpoint_path.rpartition("-")[2]) >= 1500
     (note,) = [note for note in run.notes if "replaced after" in note]
     assert note.startswith(f"/job:ps/task:1 (pid {first}) died: ")
     # The same cluster serves the next run, which begins with its own values.
@@ -90,7 +94,7 @@ def test_a_killed_parameter_server_is_replaced_and_training_continues(
 
 
 COUNTING = """
-import os
+import os, threading
 import numpy as np
 with nb.Graph().as_default():
     with nb.device(nb.train.replica_device_setter(cluster=nb.task.cluster, worker_device=nb.task.name)):
@@ -99,10 +103,11 @@ with nb.Graph().as_default():
         {optimizer}
         train = optimizer.minimize(np.sum(w), step)
     with nb.train.MonitoredTrainingSession(
-        nb.task.target, nb.task.is_chief, {folder!r}, hooks={hooks}, save_checkpoint_steps=500
+        nb.task.target, nb.task.is_chief, {folder!r}, hooks={hooks}, save_checkpoint_steps=200
     ) as session:
         while not (session.should_stop() or os.path.exists({gate!r})):
             session.run(train)
+            threading.Event().wait(0.001)
 """
 PLAIN = "optimizer = nb.optim.SGD(1.0)"
 
@@ -152,7 +157,7 @@ def test_killed_workers_are_replaced_and_join_the_live_model(
         (note,) = [note for note in run.notes if f"(restart {number} of 3)" in note]
         assert note.startswith(f"{name} (pid {old} -> ")
         assert f"joined at step {restart.step:,}" in note
-    until_saved(run, tmp_path, reached(run) + 500)  # the new chief saves
+    until_saved(run, tmp_path, reached(run) + 200)  # the new chief saves
     (tmp_path / "gate").touch()
     run.wait()
     assert run.status == "finished"
@@ -188,7 +193,7 @@ def test_the_only_worker_is_replaced_until_the_budget_ends(
 def test_a_chief_without_names_of_earlier_cells_ends_the_run(
     start: Callable[..., Cluster], tmp_path: Path
 ) -> None:
-    cluster = start(workers=2, ps=1)
+    cluster = start(workers=2, ps=2)
     start_run("width = 1", Options(), cluster=cluster).wait()
     body = COUNTING.format(folder=str(tmp_path), gate=str(tmp_path / "gate"), hooks="[]", optimizer=PLAIN)
     run = start_run(body.replace("np.zeros(1)", "np.zeros(width)"), Options(), cluster=cluster)
@@ -199,6 +204,7 @@ def test_a_chief_without_names_of_earlier_cells_ends_the_run(
 
 
 SYNC_STEPS = """
+import threading
 import numpy as np
 with nb.Graph().as_default():
     with nb.device(nb.train.replica_device_setter(cluster=nb.task.cluster, worker_device=nb.task.name)):
@@ -212,6 +218,7 @@ with nb.Graph().as_default():
     ) as session:
         while not session.should_stop():
             session.run(train)
+            threading.Event().wait(0.001)
 """
 
 
@@ -229,7 +236,7 @@ def synchronous(
     return start_run(body, Options(max_restarts=max_restarts), cluster=cluster)
 
 
-@pytest.mark.parametrize(("needed", "total", "seed"), [(2, 2, 1), (2, 3, 2), (4, 2, 3)])
+@pytest.mark.parametrize(("needed", "total", "seed"), matrix([(2, 2, 1)], rest=[(2, 3, 2), (4, 2, 3)]))
 def test_a_synchronous_session_survives_deaths_of_its_workers_and_its_chief(
     start: Callable[..., Cluster], tmp_path: Path, needed: int, total: int, seed: int
 ) -> None:
@@ -261,7 +268,7 @@ def test_a_synchronous_session_survives_deaths_of_its_parameter_servers(
     start: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     """The first one has the global step, the tokens, a and its accumulator, the other one b and its own."""
-    cluster, last = start(workers=2, ps=2), 2500
+    cluster, last = start(workers=2, ps=2), 1000
     run = synchronous(cluster, tmp_path, last, every=50)
     for number, name in enumerate(("/job:ps/task:1", "/job:ps/task:0", "/job:worker/task:0"), 1):
         before = until_past_checkpoint(run, tmp_path, 10)
@@ -279,7 +286,7 @@ def test_a_synchronous_session_survives_deaths_of_its_parameter_servers(
 def test_a_synchronous_session_without_restarts_ends_with_its_worker(
     start: Callable[..., Cluster], tmp_path: Path
 ) -> None:
-    cluster = start(workers=2, ps=1)
+    cluster = start(workers=2, ps=2)
     run = synchronous(cluster, tmp_path, 1_000_000, max_restarts=0)
     until(lambda: len(run._monitor._session_progress) == 2 and reached(run) > 20, during=run)
     kill(cluster, "/job:worker/task:1")
@@ -355,6 +362,7 @@ def test_a_body_without_a_monitored_session_ends_as_before(start: Callable[..., 
         run.wait()
 
 
+@exhaustive  # the next test, and test_killed_workers_are_replaced_and_join_the_live_model
 def test_killed_workers_are_replaced_the_chief_too(start: Callable[..., Cluster], tmp_path: Path) -> None:
     cluster = start(workers=3, ps=1)
     run = monitored(cluster, tmp_path, 1_000_000, max_restarts=4)
@@ -386,14 +394,15 @@ def test_all_workers_and_a_parameter_server_die_together(
     cluster = start(workers=2, ps=2)
     run = counting(cluster, tmp_path, max_restarts=5)
     until(lambda: run._monitor.sessions == {0, 1}, during=run)
-    until_saved(run, tmp_path, 500)
+    until_saved(run, tmp_path, 200)
     for name in ("/job:worker/task:0", "/job:worker/task:1"):
         kill(cluster, name)
     until(lambda: run._monitor.lost == {0, 1}, during=run)
     kill(cluster, "/job:ps/task:1")  # while no body is there to recover from it
     until(lambda: len([one for one in read_run(run.id).restarts if one["pid"]]) == 3, during=run)
-    until_saved(run, tmp_path, reached(run) + 500)
+    before = reached(run)
+    until_saved(run, tmp_path, before + 200)
     (tmp_path / "gate").touch()
     run.wait()
     assert run.status == "finished"
-    assert load_variable(tmp_path, "global_step") > 500
+    assert load_variable(tmp_path, "global_step") >= before + 200

@@ -5,6 +5,7 @@ All runs are on one cluster: each leaves it with new processes, and without anyt
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from faults import LOSE_GPU, SERVER_PHASES, WORKER_PHASES, fail_at
+from tiers import matrix
 from waiting import until
 
 from nbdist.metrics.run_folder import read_run
@@ -95,8 +97,18 @@ def assert_all_counted(cluster: Cluster, run: Run, training: str) -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("phase", WORKER_PHASES)
-@pytest.mark.parametrize("training", TRAININGS)
+# In the first tier, workers also die "computed" where one loses its GPU, and "starting" as the chief.
+FIRST = [
+    ("async", "pulled"),
+    ("async", "pushing"),
+    ("backups", "pushing"),
+    ("multi_worker", "pushing"),
+    ("elastic", "pushed"),
+]
+REST = [pair for pair in itertools.product(TRAININGS, WORKER_PHASES) if pair not in FIRST]
+
+
+@pytest.mark.parametrize(("training", "phase"), matrix(FIRST, REST))
 def test_a_worker_dies_at_a_phase_of_its_step(
     cluster: Cluster, tmp_path: Path, training: str, phase: str
 ) -> None:
@@ -110,7 +122,7 @@ def test_a_worker_dies_at_a_phase_of_its_step(
     assert_all_counted(cluster, run, training)
 
 
-@pytest.mark.parametrize("training", ["async", "multi_worker"])
+@pytest.mark.parametrize("training", matrix(["multi_worker"], rest=["async"]))
 def test_a_worker_that_loses_its_gpu_is_replaced(cluster: Cluster, tmp_path: Path, training: str) -> None:
     """CUDA's error, injected into a step, ends the process: the others find a death, not a failed replica."""
     over, mark = tmp_path / "over", tmp_path / "failed"
@@ -123,7 +135,7 @@ def test_a_worker_that_loses_its_gpu_is_replaced(cluster: Cluster, tmp_path: Pat
     assert_all_counted(cluster, run, training)
 
 
-@pytest.mark.parametrize("training", TRAININGS)
+@pytest.mark.parametrize("training", matrix(["async", "multi_worker"], rest=["backups", "elastic"]))
 def test_the_chief_dies_before_its_first_message(cluster: Cluster, tmp_path: Path, training: str) -> None:
     """The client learns from the others that its body was in fit."""
     over, mark = tmp_path / "over", tmp_path / "failed"
@@ -151,7 +163,7 @@ def test_a_parameter_server_dies_at_a_phase_of_an_update(
     assert whole - lost - 6 <= run.global_step <= whole  # two of each worker may have been under way
 
 
-@pytest.mark.parametrize("training", ["async", "multi_worker"])
+@pytest.mark.parametrize("training", matrix(["async"], rest=["multi_worker"]))
 def test_a_worker_that_stops_while_it_pushes_is_replaced(
     cluster: Cluster, tmp_path: Path, training: str
 ) -> None:

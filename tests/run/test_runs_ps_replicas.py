@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tiers import exhaustive, matrix
 from waiting import until
 
 from nbdist.errors import NotFoundError, UnavailableError
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 Start = Callable[..., "Cluster"]
 pytestmark = pytest.mark.engines
 
-STEPS, EPOCHS, RATE = 8, 750, 2.0**-12
+STEPS, EPOCHS, RATE = 8, 200, 2.0**-12
 # Each gradient is 1 for the kernel, on server 0, and for the bias, on server 1: with SGD at a rate of a power
 # of two, the parameters say exactly how many gradients were applied.
-# Until the gate is open, each batch takes 3 ms, so that the run does not end before all servers have died.
+# Until the gate is open, each batch takes 9 ms, so that the run does not end before all servers have died.
 BODY = f"""
 import os, threading
 import numpy as np
 def slow(*batch):
     if not os.path.exists({{gate!r}}):
-        threading.Event().wait(0.003)
+        threading.Event().wait(0.009)
     return batch
 x = np.ones((8 * {STEPS}, 1), np.float32)
 model = nb.nn.Sequential([nb.nn.Dense(1, kernel_initializer="zeros")])
@@ -49,7 +50,7 @@ import os, threading
 import numpy as np
 def slow(*batch):
     if not os.path.exists({{gate!r}}):
-        threading.Event().wait(0.003)
+        threading.Event().wait(0.009)
     return batch
 x = np.ones((8 * {STEPS}, 1), np.float32)
 data = nb.data.Dataset.from_arrays(x).batch(8).map(slow)
@@ -101,7 +102,9 @@ def replicated(run: Run, cluster: Cluster) -> bool:
     return found == [[f"{run.id}/0/{rank}"] for rank in reversed(ranks)]
 
 
-@pytest.mark.parametrize("options", [{}, {"transport": "socket"}, {"staleness": 0}, {"synchronous": True}])
+@pytest.mark.parametrize(
+    "options", matrix([{}, {"synchronous": True}], rest=[{"transport": "socket"}, {"staleness": 0}])
+)
 def test_a_dead_server_continues_with_its_replica_and_nothing_is_lost(
     start: Start, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -130,6 +133,7 @@ def test_a_dead_server_continues_with_its_replica_and_nothing_is_lost(
     assert np.isfinite(run.results["weights"]).all()
 
 
+@exhaustive  # the same in test_runs_server_death.py, without replicas
 def test_a_server_and_a_worker_die_together(start: Start, tmp_path: Path) -> None:
     cluster, gate = start(workers=2, ps=2), tmp_path / "gate"
     run = begun(cluster, gate)
@@ -145,7 +149,7 @@ def test_a_server_and_a_worker_die_together(start: Start, tmp_path: Path) -> Non
     assert all(updates - 2 <= round(-weight / RATE) <= updates for weight in run.results["weights"])
 
 
-@pytest.mark.parametrize("ps_replicas", [1, 0])
+@pytest.mark.parametrize("ps_replicas", matrix([0], rest=[1]))
 def test_a_loop_of_ones_own_survives_the_death_of_a_server(
     start: Start, tmp_path: Path, ps_replicas: int
 ) -> None:

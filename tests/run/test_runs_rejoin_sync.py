@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from recording_view import RecordingView
 from test_runs_rejoin import kill, restarts, until_all_reach
-from waiting import SLACK_SECONDS, until
+from tiers import matrix
+from waiting import limit, until
 
 from nbdist.errors import TaskDiedError
 from nbdist.metrics.run_folder import read_run
@@ -92,7 +93,7 @@ def test_a_dead_worker_is_replaced_and_joins_between_two_steps(start: Start, tmp
     began = time.monotonic()
     pid = kill(cluster, 1)
     until_joined(run)
-    assert time.monotonic() - began < 30 + SLACK_SECONDS
+    assert time.monotonic() - began < limit(30)
     (restart,) = restarts(run)
     assert restart.step is not None
     until_all_reach(run, restart.step + 2 * STEPS)
@@ -160,7 +161,7 @@ def test_a_replaced_worker_of_elastic_averaging_joins_at_the_center(start: Start
     assert run.history.history["loss"][-1] < 0.5 * run.history.history["loss"][0]
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", "elastic"])
+@pytest.mark.parametrize("strategy", matrix(["multi_worker"], rest=["elastic"]))
 def test_a_run_ends_if_only_workers_that_have_not_joined_are_left(
     start: Start, tmp_path: Path, strategy: str
 ) -> None:
@@ -178,7 +179,7 @@ def test_a_run_ends_if_only_workers_that_have_not_joined_are_left(
     began = time.monotonic()
     with pytest.raises(TaskDiedError, match="No other worker has the parameters") as caught:
         run.wait()
-    assert time.monotonic() - began < 6 + SLACK_SECONDS
+    assert time.monotonic() - began < limit(6)
     assert f"/job:worker/task:2 (pid {pid}) died: killed by SIGKILL" in str(caught.value)
     assert "/job:worker/task:0, /job:worker/task:1 had not joined" in str(caught.value)
     assert start_run("n = 3", Options(on="worker:0-1"), cluster=cluster).wait().results == {"n": 3}

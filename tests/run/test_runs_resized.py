@@ -11,6 +11,7 @@ import pytest
 from recording_view import RecordingView
 from test_runs_rejoin import kill, until_all_reach
 from test_runs_rejoin_sync import STEPS, assert_as_one_device, body, weights
+from tiers import matrix
 from waiting import until
 
 from nbdist.errors import FailedPreconditionError
@@ -30,6 +31,11 @@ pytestmark = pytest.mark.engines
 def ignore(line: str) -> None: ...
 
 
+def shrink_back(cluster: Cluster, workers: int) -> None:
+    """Remove workers that a test has added, so that the next one can have the cluster."""
+    cluster.shrink(workers, report=ignore)
+
+
 def resizes(run: Run) -> list[Resize]:
     growth = run._monitor.growth
     assert growth is not None
@@ -47,7 +53,7 @@ def until_behind(run: Run, resize: Resize, workers: Sequence[int]) -> None:
     until(lambda: all(run.standing().replicas[worker].step >= step for worker in workers), during=run)
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", "mirrored"])
+@pytest.mark.parametrize("strategy", matrix(["multi_worker"], rest=["mirrored"]))
 def test_workers_join_and_leave_between_two_steps(start: Start, tmp_path: Path, strategy: str) -> None:
     cluster, view, over = start(workers=2), RecordingView(), tmp_path / "over"
     lines: list[str] = []
@@ -76,6 +82,7 @@ def test_workers_join_and_leave_between_two_steps(start: Start, tmp_path: Path, 
     assert run.history is not None
     assert len(run.history.history["loss"]) == run.outcomes[0]["step"] // STEPS - 1
     assert_as_one_device(cluster, run, over, (0, 1, 2))
+    shrink_back(cluster, 1)
 
 
 def test_workers_of_elastic_averaging_join_and_leave(start: Start, tmp_path: Path) -> None:
@@ -98,6 +105,7 @@ def test_workers_of_elastic_averaging_join_and_leave(start: Start, tmp_path: Pat
     ours, theirs = weights(cluster, (0, 1))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
+    shrink_back(cluster, 1)
 
 
 def test_workers_join_elastic_averaging_at_the_end_of_an_epoch(start: Start, tmp_path: Path) -> None:
@@ -113,9 +121,10 @@ def test_workers_join_elastic_averaging_at_the_end_of_an_epoch(start: Start, tmp
     steps = {outcome["step"] for outcome in run.outcomes.values()}
     assert len(steps) == 1
     assert steps.pop() % STEPS == 0
+    shrink_back(cluster, 1)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", matrix([2], rest=[1]))
 def test_workers_of_asynchronous_servers_join_and_leave(start: Start, tmp_path: Path, servers: int) -> None:
     cluster, over = start(workers=2, ps=servers), tmp_path / "over"
     run = start_run(body(over), Options(strategy="ps", seed=3), cluster=cluster)
@@ -181,3 +190,4 @@ def test_a_run_is_stopped_and_loses_workers_while_it_is_resized(start: Start, tm
     run.wait()
     assert run.status == "stopped"
     assert start_run("n = nb.task.index", Options(), cluster=cluster).wait().results == {"n": 0}
+    shrink_back(cluster, 2)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recording_view import RecordingView
+from tiers import matrix
 
 from nbdist.metrics.store import RunStore
 from nbdist.run.options import Options
@@ -240,14 +241,17 @@ def stragglers_of(run: Run) -> dict[int, float]:
 @pytest.mark.engines
 @pytest.mark.parametrize(
     ("body", "options"),
-    [
-        (FIT, {"strategy": "ps"}),
-        (FIT, {"strategy": "ps", "synchronous": True}),
-        (FIT, {"strategy": "multi_worker"}),
-        (LOOP, {"strategy": "multi_worker"}),
-        (LOOP, {"strategy": "ps"}),
-    ],
-    ids=["fit-ps-async", "fit-ps-sync", "fit-all-reduce", "loop-all-reduce", "loop-ps-async"],
+    matrix(
+        [
+            pytest.param(FIT, {"strategy": "ps"}, id="fit-ps-async"),
+            pytest.param(FIT, {"strategy": "ps", "synchronous": True}, id="fit-ps-sync"),
+            pytest.param(LOOP, {"strategy": "multi_worker"}, id="loop-all-reduce"),
+        ],
+        rest=[
+            pytest.param(FIT, {"strategy": "multi_worker"}, id="fit-all-reduce"),
+            pytest.param(LOOP, {"strategy": "ps"}, id="loop-ps-async"),
+        ],
+    ),
 )
 def test_a_slow_worker_is_found(begin: Callable[..., Run], body: str, options: dict[str, Any]) -> None:
     run = begin(body, **options)
@@ -290,7 +294,7 @@ def slowed(pid: int) -> Iterator[None]:
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("synchronous", matrix([True], rest=[False]))
 def test_a_slow_tower_is_found(begin: Callable[..., Run], cluster: Cluster, synchronous: bool) -> None:
     run = begin(TOWERS, replication="in-graph", strategy="ps", synchronous=synchronous)
     deadline, pause = time.monotonic() + 60, threading.Event()

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from recording_view import RecordingView
-from waiting import SLACK_SECONDS, until
+from tiers import matrix
+from waiting import limit, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, TaskDiedError, WorkerError
@@ -69,20 +70,24 @@ def one_device_weights(cluster: Cluster) -> list[np.ndarray[Any, Any]]:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"strategy": "multi_worker"},
-        {"strategy": "multi_worker", "collective": "ring"},
-        {"strategy": "mirrored", "on": "worker:1-2"},
-        {"strategy": "sharded"},
-        {"strategy": "sharded", "collective": "ring"},
-        {"strategy": "sharded", "stage": 2},
-        {"strategy": "sharded", "stage": 3},
-        {"strategy": "sharded", "stage": 3, "collective": "ring"},
-        {"strategy": "central"},
-        {"strategy": "central", "transport": "socket"},
-        {"strategy": "central", "replication": "in-graph"},
-        {"strategy": "ps", "synchronous": True},
-    ],
+    matrix(
+        [
+            {"strategy": "multi_worker"},
+            {"strategy": "multi_worker", "collective": "ring"},
+            {"strategy": "mirrored", "on": "worker:1-2"},
+            {"strategy": "sharded"},
+            {"strategy": "sharded", "stage": 2},
+            {"strategy": "sharded", "stage": 3},
+            {"strategy": "central"},
+            {"strategy": "central", "replication": "in-graph"},
+            {"strategy": "ps", "synchronous": True},
+        ],
+        rest=[
+            {"strategy": "sharded", "collective": "ring"},
+            {"strategy": "sharded", "stage": 3, "collective": "ring"},
+            {"strategy": "central", "transport": "socket"},
+        ],
+    ),
     ids=str,
 )
 def test_synchronous_replicas_equal_one_device(
@@ -107,15 +112,19 @@ def test_all_replicas_end_with_the_same_weights(begin: Callable[..., Run], optio
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"strategy": "multi_worker"},
-        {"strategy": "multi_worker", "collective": "ring"},
-        {"strategy": "central"},
-        {"strategy": "ps", "synchronous": True},
-        {"strategy": "ps", "synchronous": True, "backups": 1},
-        {"strategy": "ps"},
-        {"strategy": "elastic", "every": 3},
-    ],
+    matrix(
+        [
+            {"strategy": "multi_worker"},
+            {"strategy": "ps", "synchronous": True},
+            {"strategy": "ps"},
+            {"strategy": "elastic", "every": 3},
+        ],
+        rest=[
+            {"strategy": "multi_worker", "collective": "ring"},
+            {"strategy": "central"},
+            {"strategy": "ps", "synchronous": True, "backups": 1},
+        ],
+    ),
     ids=str,
 )
 def test_mixed_precision_leaves_steps_out_that_overflow(
@@ -152,7 +161,7 @@ def test_a_stop_ends_all_replicas_together(
     run.stop()
     seconds, error = seconds_to_end(run)
     assert error is None
-    assert seconds < 3 + SLACK_SECONDS
+    assert seconds < limit(3)
     assert run.status == "stopped"
     steps = {outcome["step"] for outcome in run.outcomes.values()}
     # A server's step that the stop interrupts counts only for workers with an answered gradient.
@@ -199,7 +208,7 @@ def test_two_interrupts_inside_a_collective(
     run.poll()
     run.interrupt()
     seconds, _ = seconds_to_end(run)
-    assert seconds < 3 + SLACK_SECONDS
+    assert seconds < limit(3)
     after = begin(
         "total = nb.collective.all_reduce(nb.collective.rank(), 'sum')", collective=collective
     ).wait()
@@ -215,7 +224,7 @@ def test_signals_in_mid_training(begin: Callable[..., Run], cluster: Cluster) ->
     seconds, error = seconds_to_end(run)
     assert isinstance(error, WorkerError)
     assert "KeyboardInterrupt" in str(error)
-    assert seconds < 3 + SLACK_SECONDS
+    assert seconds < limit(3)
     assert begin(TRAIN, strategy="multi_worker").wait().global_step == 20
 
 
@@ -225,8 +234,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", "elastic", "central"])
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    ("wrong", "strategy"),
+    matrix(
+        [("raise", "central"), ("NaN", "multi_worker"), ("NaN", "elastic")],
+        rest=[("raise", "multi_worker"), ("raise", "elastic"), ("NaN", "central")],
+    ),
+)
 def test_an_error_on_one_replica_ends_all(begin: Callable[..., Run], wrong: str, strategy: str) -> None:
     line, words = WRONG[wrong]
     after = "class Now(nb.train.Callback):\n    def on_epoch_end(self, epoch, logs):\n        "
@@ -238,7 +252,7 @@ def test_an_error_on_one_replica_ends_all(begin: Callable[..., Run], wrong: str,
     assert isinstance(error, WorkerError)
     assert words in str(error)
     assert error.task == "/job:worker/task:2"
-    assert seconds < 6 + SLACK_SECONDS
+    assert seconds < limit(6)
     assert begin("1", collective="shm").wait().status == "finished"
 
 
@@ -369,8 +383,11 @@ history = model.fit(data.map(perish), epochs=4)
 )
 
 
-@pytest.mark.parametrize("collective", ["shm", "ring"])
-@pytest.mark.parametrize("victims", [(2,), (1, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("victims", "collective"),
+    matrix([((1, 3), "shm"), ((2,), "ring")], rest=[((2,), "shm"), ((1, 3), "ring")]),
+    ids=str,
+)
 def test_the_others_continue_after_a_death(
     start: Callable[..., Cluster], one_device_weights: list[Any], victims: tuple[int, ...], collective: str
 ) -> None:
@@ -380,7 +397,7 @@ def test_the_others_continue_after_a_death(
     run = start_run(body, options, cluster=cluster, make_view=lambda run: view)
     seconds, error = seconds_to_end(run)
     assert error is None
-    assert seconds < 15 + SLACK_SECONDS
+    assert seconds < limit(15)
     assert run.global_step == run.history.global_step == 20
     assert len(run.results["everyone"]) == 4 - len(victims)
     for ours, theirs in zip(run.model.get_weights(), one_device_weights, strict=True):
@@ -396,7 +413,7 @@ def test_the_others_continue_after_a_death(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"staleness": 1, "transport": "socket"}, {"synchronous": True, "backups": 1}],
+    matrix([{"staleness": 1, "transport": "socket"}], rest=[{}, {"synchronous": True, "backups": 1}]),
     ids=str,
 )
 def test_workers_of_parameter_servers_continue_after_a_death(
@@ -407,7 +424,7 @@ def test_workers_of_parameter_servers_continue_after_a_death(
     run = start_run(body, Options(seed=5, **options), cluster=cluster, make_view=lambda run: view)
     seconds, error = seconds_to_end(run)
     assert error is None
-    assert seconds < 10 + SLACK_SECONDS
+    assert seconds < limit(10)
     assert "killed by SIGKILL; training continues on 2 workers" in "".join(view.text.values())
     assert run.global_step >= 20
     assert {rank: outcome["step"] for rank, outcome in run.outcomes.items() if outcome}.keys() == {0, 1}
@@ -418,19 +435,19 @@ def test_a_death_in_a_plain_cell_ends_it(start: Callable[..., Cluster]) -> None:
     body = "import os, signal\nif nb.task.index == 1: os.kill(os.getpid(), signal.SIGKILL)\nn = 3"
     seconds, error = seconds_to_end(start_run(body, Options(), cluster=cluster))
     assert isinstance(error, TaskDiedError)
-    assert seconds < 5 + SLACK_SECONDS
+    assert seconds < limit(5)
 
 
 def test_the_others_continue_without_a_frozen_worker(
     start: Callable[..., Cluster], one_device_weights: list[Any]
 ) -> None:
-    cluster, view = start(workers=3), RecordingView()
+    cluster, view = start(workers=3, ps=1), RecordingView()
     body = DYING.replace("SIGKILL", "SIGSTOP").format(victims=(2,))
     options = Options(seed=5, strategy="multi_worker", max_restarts=0)
     run = start_run(body, options, cluster=cluster, make_view=lambda run: view)
     seconds, error = seconds_to_end(run)
     assert error is None
-    assert seconds < 15 + SLACK_SECONDS
+    assert seconds < limit(15)
     assert run.global_step == 20
     for ours, theirs in zip(run.model.get_weights(), one_device_weights, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
@@ -454,7 +471,7 @@ def test_a_sharded_run_continues_from_its_state_on_the_workers_that_are_left(
     start: Callable[..., Cluster], one_device_weights: list[Any], tmp_path: Path
 ) -> None:
     """The lost worker's slots are in the state only; the chief has gathered them while it trained."""
-    cluster, flag = start(workers=3), tmp_path / "a state is written"
+    cluster, flag = start(workers=3, ps=1), tmp_path / "a state is written"
     options = Options(seed=5, strategy="sharded", checkpoint_every=2)
     body = DYING.format(victims=(2,)).replace(
         "os.kill", f"while not os.path.exists({str(flag)!r}): pass\n            os.kill"
@@ -464,7 +481,7 @@ def test_a_sharded_run_continues_from_its_state_on_the_workers_that_are_left(
     flag.touch()
     seconds, error = seconds_to_end(run)
     assert isinstance(error, TaskDiedError)
-    assert seconds < 10 + SLACK_SECONDS
+    assert seconds < limit(10)
     assert run.id in str(error)
     rest = Options(seed=5, strategy="sharded", resume=run.id, on="worker:0-1")
     again = start_run(TRAIN, rest, cluster=cluster).wait()
@@ -474,12 +491,12 @@ def test_a_sharded_run_continues_from_its_state_on_the_workers_that_are_left(
 
 
 def test_fewer_workers_than_min_workers_end_the_run(start: Callable[..., Cluster]) -> None:
-    cluster = start(workers=3)
+    cluster = start(workers=3, ps=1)
     options = Options(strategy="multi_worker", min_workers=2)
     seconds, error = seconds_to_end(start_run(DYING.format(victims=(1, 2)), options, cluster=cluster))
     assert isinstance(error, TaskDiedError)
     assert "killed by SIGKILL" in str(error)
-    assert seconds < 10 + SLACK_SECONDS
+    assert seconds < limit(10)
     assert start_run("1", Options(on="worker:0"), cluster=cluster).wait().status == "finished"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from recording_view import RecordingView
+from tiers import matrix
 from waiting import until
 
 from nbdist.errors import (
@@ -119,7 +120,7 @@ def whole(cluster: Cluster, attempts: Attempts) -> Run:
     return attempts.start(cluster, on="worker:0-1", seed=3, checkpoint_every=None).wait()
 
 
-@pytest.mark.parametrize("workers", [2, 1, 3])
+@pytest.mark.parametrize("workers", matrix([2], rest=[1, 3]))
 def test_a_run_outlives_all_processes_of_its_cluster(
     start: Callable[..., Cluster], attempts: Attempts, whole: Run, workers: int
 ) -> None:
@@ -203,13 +204,14 @@ def test_a_failed_run_resumes_on_its_cluster(cluster: Cluster, attempts: Attempt
 
 @pytest.mark.parametrize(
     ("options", "exact"),
-    [
-        ({"strategy": "ps", "synchronous": True}, True),
-        ({"strategy": "central"}, True),
-        ({"strategy": "ps"}, False),
-        ({"strategy": "elastic", "every": 2}, False),
-    ],
-    ids=["ps sync", "central", "ps async", "elastic"],
+    matrix(
+        [
+            pytest.param({"strategy": "ps", "synchronous": True}, True, id="ps sync"),
+            pytest.param({"strategy": "ps"}, False, id="ps async"),
+            pytest.param({"strategy": "elastic", "every": 2}, False, id="elastic"),
+        ],
+        rest=[pytest.param({"strategy": "central"}, True, id="central")],
+    ),
 )
 def test_other_strategies_resume(
     cluster: Cluster, attempts: Attempts, options: dict[str, Any], exact: bool
@@ -259,7 +261,7 @@ least = best["loss"]
 
 
 @pytest.mark.parametrize(
-    "options", [{"strategy": "multi_worker"}, {"strategy": "ps", "synchronous": True}], ids=str
+    "options", matrix([{"strategy": "multi_worker"}], rest=[{"strategy": "ps", "synchronous": True}]), ids=str
 )
 def test_a_loop_of_ones_own_resumes(cluster: Cluster, tmp_path: Path, options: dict[str, Any]) -> None:
     fail = tmp_path / "fail"

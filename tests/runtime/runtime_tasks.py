@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
+from tiers import matrix
 from waiting import PATIENCE
 
 from nbdist.graph.op import OPS, Op
@@ -22,11 +24,17 @@ from nbdist.runtime.spec import ClusterSpec
 from nbdist.wire.keys import ClusterKeys
 
 PS, ONE, TWO = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
-WAYS = [
-    pytest.param({"transport": transport, "outside": outside}, id=f"{transport}-{where}")
-    for transport in ("auto", "socket")
-    for outside, where in ((False, "inside"), (True, "outside"))
-]
+
+
+def way(transport: str, *, outside: bool) -> ParameterSet:
+    where = "outside" if outside else "inside"
+    return pytest.param({"transport": transport, "outside": outside}, id=f"{transport}-{where}")
+
+
+WAYS = matrix(
+    [way("auto", outside=False), way("socket", outside=True)],
+    rest=[way("auto", outside=True), way("socket", outside=False)],
+)
 all_ways = pytest.mark.parametrize("tasks", WAYS, indirect=True)
 """Through shared memory and over sockets, with a client that is one of the tasks and with one that is not."""
 

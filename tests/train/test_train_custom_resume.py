@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import matrix
 
 from nbdist.data import Dataset
 from nbdist.distribute import MirroredStrategy
@@ -200,8 +201,19 @@ class Ended:
         }
 
 
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-@pytest.mark.parametrize("dies", [3, 7, 13, 18])
+@pytest.mark.parametrize(
+    ("body", "dies"),
+    matrix(
+        [*((body, 13) for body in BODIES), *((with_epochs, dies) for dies in (3, 7, 18)), (two_loops, 18)],
+        rest=[
+            (body, dies)
+            for body in BODIES
+            for dies in (3, 7, 18)
+            if body is not with_epochs and (body, dies) != (two_loops, 18)
+        ],
+    ),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_a_killed_loop_continues_bit_for_bit(tmp_path: Path, body: Callable[[Loop], Any], dies: int) -> None:
     whole = Ended(tmp_path / "whole", body, every=None)
     first = Ended(tmp_path / "first", body, dies=dies)

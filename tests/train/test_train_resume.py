@@ -13,6 +13,7 @@ from examples import examples
 from fake_cupy import FakeCupy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import matrix
 
 from nbdist import nn
 from nbdist.data import Dataset
@@ -206,7 +207,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-@pytest.mark.parametrize("stop", [1, 4, 6, 8])
+@pytest.mark.parametrize("stop", matrix([4, 6], rest=[1, 8]))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda make: repr(make()))
 def test_every_optimizer_continues_from_its_state(
     bench: Bench, optimizer: Callable[[], Optimizer], stop: int
@@ -235,8 +236,9 @@ def test_dropout_and_batchnorm_continue_from_their_state(bench: Bench, layers: s
     bench.check(body_of(LAYERS[layers], validation_data=(x[:7], y[:7])), epochs=3, stop=stop)
 
 
-@pytest.mark.parametrize("seed", [5, None])
-@pytest.mark.parametrize("stop", [2, 4, 7])
+@pytest.mark.parametrize(
+    ("stop", "seed"), matrix([(4, 5), (7, 5), (2, None)], rest=[(2, 5), (4, None), (7, None)])
+)
 @pytest.mark.parametrize("data", DATA)
 def test_the_same_batches_follow(bench: Bench, data: str, stop: int, seed: int | None) -> None:
     """Without a seed runs differ, unless the model and the data have seeds."""

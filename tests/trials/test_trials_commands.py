@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiers import matrix
 from trials_tools import COUNTED, GATED, TRAIN, began, finished, losses, states
 from waiting import until
 
@@ -269,8 +270,13 @@ def test_a_finished_sweep_can_continue(begin: Begin, cluster: Cluster) -> None:
         sweep.clone(0, width=3)
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-@pytest.mark.parametrize("how", ["pruned", "stopped", "finished"])
+@pytest.mark.parametrize(
+    ("how", "optimizer"),
+    matrix(
+        [("pruned", "SGD"), ("stopped", "Adam"), ("finished", "Adam")],
+        rest=[("pruned", "Adam"), ("stopped", "SGD"), ("finished", "SGD")],
+    ),
+)
 def test_a_promoted_trial_continues_exactly(
     begin: Begin, cluster: Cluster, marks: Path, optimizer: str, how: str
 ) -> None:

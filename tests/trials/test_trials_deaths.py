@@ -76,9 +76,10 @@ def test_one_of_two_engines_of_a_trial_dies(start: Start, begin: Begin) -> None:
     cluster = start(workers=3)
     body = TRAIN.format(optimizer="SGD", epochs="(10_000_000 if endless else 2)", callbacks=[]).replace(
         "import numpy",
-        f"import os\nendless = not os.path.exists({str(cluster.folder / 'open')!r})\nimport numpy",
+        f"import os, time\nendless = not os.path.exists({str(cluster.folder / 'open')!r})\nimport numpy",
         1,
     )
+    body = body.replace(".batch(20)", ".batch(20).map(lambda x, y: time.sleep(0.002) or (x, y))")
     sweep = begin(body, "lr=[0.1, 0.2]", metric="val_loss", direction="min", per_trial=2, cluster=cluster)
     until(lambda: sweep.ledger.curve(0) is not None)
     (cluster.folder / "open").touch()

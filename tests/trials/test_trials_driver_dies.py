@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import matrix
 from trials_tools import GATED, began, finished, states
 from waiting import until
 
@@ -97,7 +98,7 @@ def accounted(sweep: Sweep, marks: Path, trials: int) -> None:
     assert Ledger.of(log.events).counts == sweep.ledger.counts
 
 
-@pytest.mark.parametrize(("seed", "per_trial"), [(0, 1), (1, 1), (2, 2)])
+@pytest.mark.parametrize(("seed", "per_trial"), matrix([(0, 1), (2, 2)], rest=[(1, 1)]))
 def test_the_driver_is_killed_and_another_takes_over(
     drive: Callable[..., Driven], marks: Path, held: list[Sweep], seed: int, per_trial: int
 ) -> None:

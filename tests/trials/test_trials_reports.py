@@ -16,9 +16,9 @@ from nbdist.trials.sweep import Sweep
 from nbdist.trials.trial_worker import MOST_STEPS, TrialReports
 
 COUNTING = """
-import os
+import os, time
 def wait_for(name):
-    while not os.path.exists(os.path.join({folder!r}, name)): pass
+    while not os.path.exists(os.path.join({folder!r}, name)): time.sleep(0.005)
 nb.log(m=1.0)
 wait_for("first")
 for i in range(2, 10): nb.log(m=float(i))

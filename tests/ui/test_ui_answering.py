@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from ui_kernel import Kernel
+from waiting import until
 
 pytestmark = pytest.mark.engines
 
@@ -47,8 +48,7 @@ def states(kernel: Kernel, request: str) -> list[str]:
 def test_questions_are_answered_while_a_cell_awaits(kernel: Kernel) -> None:
     gate = kernel.home / "gate"
     waiting = kernel.start(WAIT.format(gate=str(gate)))
-    while not gate.exists():
-        pass
+    until(gate.exists)
     asked = kernel.client.kernel_info()
     assert kernel.reply(asked)["implementation"] == "ipython"
     assert states(kernel, asked)[-2:] == ["idle", "busy"]  # the cell continues

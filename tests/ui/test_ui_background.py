@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import pytest
 from ui_kernel import Kernel
+from waiting import until
 
 pytestmark = pytest.mark.engines
 
 BODY = """
+import time
+def slowly(x, y):
+    time.sleep({pause})
+    return x, y
 x_train, y_train, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy")
-history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(10), epochs={epochs})
+history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(10).map(slowly), epochs={epochs})
 """
+ENDLESS = BODY.format(epochs=1_000_000, pause=0.002)
+SHORT = BODY.format(epochs=2, pause=0)
 
 
 def test_a_run_continues_while_other_cells_run_and_can_be_stopped(kernel: Kernel) -> None:
-    begun = kernel.run("%%distribute --background --name behind" + BODY.format(epochs=1_000_000))
+    begun = kernel.run("%%distribute --background --name behind" + ENDLESS)
     assert begun["status"] == "ok"
     kernel.wait_for_training("behind")
     # A cell that awaits lets the loop follow the run, as an idle kernel does.
-    awaited = "import asyncio\nwhile not run.store.replicas: await asyncio.sleep(0)"
+    awaited = "import asyncio\nwhile not run.store.replicas: await asyncio.sleep(0.005)"
     assert kernel.run(awaited)["status"] == "ok"
     assert kernel.value("run.status, 'model' in globals()") == "('running', False)"
     patient = "from nbdist.run import shutdown\nshutdown.SIGNAL_AFTER = 60.0\n"  # the word is enough
@@ -35,35 +42,36 @@ def test_a_run_continues_while_other_cells_run_and_can_be_stopped(kernel: Kernel
 
 
 def test_a_run_that_ends_by_itself_has_its_results(kernel: Kernel) -> None:
-    assert kernel.run("%%distribute --background --name short" + BODY.format(epochs=2))["status"] == "ok"
-    assert kernel.run("import asyncio\nwhile not run.over: await asyncio.sleep(0)")["status"] == "ok"
+    assert kernel.run("%%distribute --background --name short" + SHORT)["status"] == "ok"
+    assert kernel.run("import asyncio\nwhile not run.over: await asyncio.sleep(0.005)")["status"] == "ok"
     assert kernel.value("run.status, len(run.history['loss'])") == "('finished', 2)"
     assert kernel.value("model is run.model, history is run.history") == "(True, True)"
     assert kernel.run("run.show()")["status"] == "ok"
 
 
 def test_the_view_moves_while_another_cell_computes(kernel: Kernel) -> None:
-    begun = kernel.run("%%distribute --background --name moving" + BODY.format(epochs=1_000_000))
+    begun = kernel.run("%%distribute --background --name moving" + ENDLESS)
     assert begun["status"] == "ok"
     kernel.wait_for_training("moving")
-    computes = """view = run.view._display.view
+    computes = """import time
+view = run.view._display.view
 frames, step = view.flow.sequence, run.standing().step
 while not (view.flow.sequence > frames and run.standing().step > step):
-    pass  # the event loop has no time
+    time.sleep(0.005)  # the event loop has no time
 """
     reply = kernel.run(computes)
     assert reply["status"] == "ok", reply
     assert kernel.run("run.stop(); run.wait()")["status"] == "ok"
     # It is frozen on the event loop, and its widget is closed.
-    assert (
-        kernel.run("import asyncio\nwhile run.view._display.view: await asyncio.sleep(0)")["status"] == "ok"
-    )
+    shown = "import asyncio\nwhile run.view._display.view: await asyncio.sleep(0.005)"
+    assert kernel.run(shown)["status"] == "ok"
 
 
 def test_a_cell_can_wait_for_a_run_without_a_view(kernel: Kernel) -> None:
     flags = "--background --no-live --name unseen"
-    assert kernel.run(f"%%distribute {flags}" + BODY.format(epochs=2))["status"] == "ok"
-    assert kernel.run("while not run.over: pass")["status"] == "ok"  # the event loop has no time
+    assert kernel.run(f"%%distribute {flags}" + SHORT)["status"] == "ok"
+    blocking = "import time\nwhile not run.over: time.sleep(0.005)"  # the event loop has no time
+    assert kernel.run(blocking)["status"] == "ok"
     assert kernel.value("run.status, run.standing().epoch") == "('finished', 2)"
 
 
@@ -76,14 +84,13 @@ def test_what_goes_wrong_is_raised_by_wait(kernel: Kernel) -> None:
 
 
 def test_an_interrupt_of_another_cell_leaves_the_run_alone(kernel: Kernel) -> None:
-    begun = kernel.run("%%distribute --background --name steady" + BODY.format(epochs=1_000_000))
+    begun = kernel.run("%%distribute --background --name steady" + ENDLESS)
     assert begun["status"] == "ok"
     kernel.wait_for_training("steady")
     gate = kernel.home / "waits"
     code = f"import asyncio\nopen({str(gate)!r}, 'w').close()\nawait asyncio.Event().wait()"
     waiting = kernel.start(code)
-    while not gate.exists():
-        pass
+    until(gate.exists)
     kernel.manager.interrupt_kernel()
     assert kernel.reply(waiting)["status"] == "error"
     assert kernel.value("run.status") == "'running'"

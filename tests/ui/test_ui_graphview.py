@@ -20,6 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 from PIL import Image
+from tiers import matrix
 
 import nbdist as nb
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -140,10 +141,11 @@ def test_a_notebook_output_of_200_nodes_is_small(graph: nb.Graph) -> None:
     assert len(json.dumps(bundle)) < 300_000
 
 
-def test_a_graph_of_2000_nodes_has_an_output_too() -> None:
+@pytest.mark.parametrize("count", matrix([300], rest=[2000]))
+def test_a_graph_of_very_many_nodes_has_an_output_too(count: int) -> None:
     nodes = [
         Node(f"scope{i // 20}/op{i}", "exp", WORKERS[i % 2], (f"scope{(i - 7) // 20}/op{i - 7}",))
-        for i in range(2000)
+        for i in range(count)
     ]
     bundle = GraphView(nodes)._repr_mimebundle_()
     assert len(base64.b64decode(bundle["image/png"])) <= PICTURE_LIMIT

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 from ui_kernel import Kernel
-from waiting import SLACK_SECONDS
+from waiting import limit
 
 pytestmark = pytest.mark.engines
 
 FOREVER = """%%distribute --strategy ps --seed 1 --name forever
+import time
+def slowly(x, y):
+    time.sleep(0.002)
+    return x, y
 x_train, y_train, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy")
-history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(10), epochs=1_000_000)
+history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(10).map(slowly), epochs=1_000_000)
 """
 
 
@@ -26,7 +30,7 @@ def test_an_interrupt_stops_at_a_step_and_keeps_what_was_trained(kernel: Kernel)
     begun = time.monotonic()
     kernel.manager.interrupt_kernel()
     reply = kernel.reply(request)
-    assert time.monotonic() - begun < 5 + SLACK_SECONDS
+    assert time.monotonic() - begun < limit(5)
     assert reply["status"] == "error"
     assert reply["ename"] == "KeyboardInterrupt"
     assert kernel.value("run.status") == "'stopped'"
@@ -38,7 +42,8 @@ def test_an_interrupt_stops_at_a_step_and_keeps_what_was_trained(kernel: Kernel)
 def test_a_second_cell_waits_for_the_first(kernel: Kernel) -> None:
     gate = kernel.home / "open"
     first = kernel.start(
-        f"%%distribute --name first\nimport os\nwhile not os.path.exists({str(gate)!r}): pass\nmark = 1"
+        f"%%distribute --name first\nimport os, time\n"
+        f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)\nmark = 1"
     )
     second = kernel.start("%%distribute --name second\nmark += 1")
     gate.touch()
@@ -138,7 +143,7 @@ def test_an_interrupt_of_an_in_graph_cell_keeps_what_was_trained(kernel: Kernel)
     begun = time.monotonic()
     kernel.manager.interrupt_kernel()
     reply = kernel.reply(request)
-    assert time.monotonic() - begun < 5 + SLACK_SECONDS
+    assert time.monotonic() - begun < limit(5)
     assert reply["ename"] == "KeyboardInterrupt"
     assert kernel.value("run.status, model.predict(x_test).shape") == "('stopped', (359, 10))"
     assert kernel.run(in_graph("print(1)"))["status"] == "ok"
@@ -175,7 +180,7 @@ def test_an_in_graph_body_that_does_not_listen(kernel: Kernel, body: str, ename:
     begun = time.monotonic()
     kernel.manager.interrupt_kernel()
     reply = kernel.reply(request)
-    assert time.monotonic() - begun < 6.5 + SLACK_SECONDS
+    assert time.monotonic() - begun < limit(6.5)
     assert reply["ename"] == ename, reply
     os.close(os.open(pipe, os.O_RDWR))  # the cell that waits for it continues
     assert kernel.run("%%distribute\nprint(nb.task.rank)")["status"] == "ok"

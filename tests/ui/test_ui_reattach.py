@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from jupyter_client.manager import KernelManager
+from tiers import matrix
 from waiting import until
 
 from nbdist.metrics.store import columns_from_logs
@@ -29,7 +30,7 @@ class Gate(nb.train.Callback):
     def on_epoch_end(self, epoch, logs):
         print("epoch", epoch)
         while epoch == 1 and not os.path.exists({gate!r}):
-            pass
+            time.sleep(0.01)
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy")
 data = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(200)
@@ -97,14 +98,22 @@ class Notebook:
         self.manager.shutdown_kernel(now=True)
 
 
-@pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    notebook = Notebook(tmp_path / "home")
-    notebook.run(START)
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """One notebook for all tests, without a cluster."""
+    notebook = Notebook(tmp_path_factory.mktemp("notebook") / "home")
     yield notebook
-    notebook.run("%load_ext nbdist\n%cluster attach\n%cluster stop")
     notebook.close()
-    until(lambda: not engines(tmp_path / "home"))
+
+
+@pytest.fixture
+def notebook(opened: Notebook) -> Iterator[Notebook]:
+    """The notebook, with no names of other tests and no cluster of theirs."""
+    opened.run("%reset -f")
+    opened.run(START)
+    yield opened
+    opened.run("%load_ext nbdist\n%cluster attach\n%cluster stop")
+    until(lambda: not engines(opened.home))
 
 
 def engines(home: Path) -> list[int]:
@@ -197,10 +206,10 @@ def test_a_killed_kernels_run_comes_back_whole(notebook: Notebook, tmp_path: Pat
 @pytest.mark.parametrize("awaited", [True, False], ids=["awaited", "blocking"])
 def test_a_restart_does_not_stop_the_run(notebook: Notebook, tmp_path: Path, awaited: bool) -> None:
     """Jupyter interrupts the cell first; and the cluster ends with its kernel only if nothing is running."""
-    gate = tmp_path / "open"
-    begin(notebook, gate, "restarted", awaited, epochs=1_000_000)  # so that the word to stop is in time
+    gate, name = tmp_path / "open", "awaited" if awaited else "blocking"
+    begin(notebook, gate, name, awaited, epochs=1_000_000)  # so that the word to stop is in time
     notebook.restart()
-    folder = run_of(notebook.home, "restarted")
+    folder = run_of(notebook.home, name)
     assert folder is not None
     assert status(folder) == "running"
     printed = notebook.run(START + "%cluster start --workers 3")
@@ -229,14 +238,14 @@ def test_an_interrupt_still_stops_a_run(notebook: Notebook, tmp_path: Path) -> N
 
 
 SWEEP = """%%sweep x=[1, 2, 3, 4, 5] --metric value --name swept
-import os
+import os, time
 with open({starts!r}, "a") as file: print(x, file=file)
-while not os.path.exists({gate!r}): pass
+while not os.path.exists({gate!r}): time.sleep(0.01)
 value = 10 * x
 """
 
 
-@pytest.mark.parametrize("end", ["restart", "kill"])
+@pytest.mark.parametrize("end", matrix(["restart"], rest=["kill"]))
 def test_a_sweep_is_taken_over_and_no_trial_runs_twice(notebook: Notebook, tmp_path: Path, end: str) -> None:
     gate, starts = tmp_path / "gate", tmp_path / "starts"
     notebook.run("%cluster start --workers 2")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from ui_kernel import Kernel
-from waiting import SLACK_SECONDS
+from waiting import limit
 
 pytestmark = pytest.mark.engines
 
@@ -65,7 +65,7 @@ def test_a_cell_that_cannot_be_interrupted_ends_and_the_next_one_works(kernel: K
     begun = time.monotonic()
     kernel.manager.interrupt_kernel()
     reply = kernel.reply(request)
-    assert time.monotonic() - begun < 5 + SLACK_SECONDS  # 4.3 s, on a machine that has time
+    assert time.monotonic() - begun < limit(5)  # 4.3 s, on a machine that has time
     assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
     text = printed(kernel, request)
     assert "/job:worker/task:1 (pid " in text
@@ -88,8 +88,8 @@ def test_a_task_is_restarted_by_hand(kernel: Kernel) -> None:
     assert reply["ename"] == "InvalidArgumentError"
     assert "the tasks are worker:0 (rank 0), worker:1 (rank 1), worker:2 (rank 2)" in reply["evalue"]
     kernel.run(
-        "import os, signal\nimport nbdist as nb\ncluster = nb.Cluster.current()\n"
-        "os.kill(cluster.tasks[0].pid, signal.SIGKILL)\nwhile not cluster.dead(): pass"
+        "import os, signal, time\nimport nbdist as nb\ncluster = nb.Cluster.current()\n"
+        "os.kill(cluster.tasks[0].pid, signal.SIGKILL)\nwhile not cluster.dead(): time.sleep(0.005)"
     )
     reply = kernel.run("%%distribute\n1")
     assert "Run without it with --on, or start it again with %cluster restart worker:0" in reply["evalue"]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sweep_shown import BEGAN, SPACE, GridModel, ShownSweep, random_event
+from tiers import exhaustive, matrix
 
 from nbdist.errors import DataLossError
 from nbdist.sweep.events import Asked, Cloned, SpaceEdited
@@ -119,6 +120,7 @@ def test_the_picture_has_the_axes_of_the_grid_and_all_trials_with_a_value() -> N
     assert ranked(sweep.ledger)[0] is sweep.ledger.best
 
 
+@exhaustive
 def test_long_curves_keep_their_shape() -> None:
     """A trial that is good after a thousandth of its steps is drawn so, also after very many reports."""
     sweep = ShownSweep(trials=100)
@@ -165,7 +167,7 @@ def test_the_data_is_a_snapshot_that_a_page_takes() -> None:
         }
 
 
-@pytest.mark.parametrize("state", ["stopped", "failed", "paused", "running"])
+@pytest.mark.parametrize("state", matrix(["failed", "running"], rest=["stopped", "paused"]))
 def test_each_end_is_said(state: str) -> None:
     sweep = swept(SPACE, 6).end(state)
     sweep.error = DataLossError("the log cannot be written: <disk full>") if state == "failed" else None
@@ -222,6 +224,7 @@ def test_one_trial() -> None:
     assert "image/png" in bundle
 
 
+@exhaustive
 def test_ten_thousand_trials() -> None:
     bundle = checked(swept(FULL, 10_000))
     data = bundle[SWEEP]
@@ -233,16 +236,20 @@ def test_ten_thousand_trials() -> None:
 
 @pytest.mark.parametrize(
     "space",
-    [
-        Space({"lr": log(1e-4, 1e-1)}),
-        Space({"hidden": [32, 64]}),
-        Space({"hidden": [32, 64], "opt": ["sgd", "adam"]}),
-        Space({"width": integer(1, 9), "rate": uniform(-1e300, 1e300)}),
-        Space({"shape": [(1, 2), (3, 4), None, True, "x", 1, 1.5], "lr": log(1e-4, 1e-1)}),
-        Space({f"p{i}": uniform(0, 1) for i in range(40)}),
-        Space({"same": 5}),
-        Space({"a": [0, 1], "b": when(uniform(0, 1), a=1), "c": when(uniform(0, 1), a=0)}),
-    ],
+    matrix(
+        [
+            Space({"width": integer(1, 9), "rate": uniform(-1e300, 1e300)}),
+            Space({"shape": [(1, 2), (3, 4), None, True, "x", 1, 1.5], "lr": log(1e-4, 1e-1)}),
+            Space({f"p{i}": uniform(0, 1) for i in range(40)}),
+            Space({"same": 5}),
+            Space({"a": [0, 1], "b": when(uniform(0, 1), a=1), "c": when(uniform(0, 1), a=0)}),
+        ],
+        rest=[
+            Space({"lr": log(1e-4, 1e-1)}),
+            Space({"hidden": [32, 64]}),
+            Space({"hidden": [32, 64], "opt": ["sgd", "adam"]}),
+        ],
+    ),
     ids=str,
 )
 def test_each_kind_of_space(space: Space) -> None:

@@ -42,7 +42,8 @@ def test_it_runs_beside_other_cells(kernel: Kernel) -> None:
     assert kernel.run(code)["status"] == "ok"
     started(kernel, "beside")
     assert kernel.value("sweep.state") == "'running'"
-    both_busy = "while {one.state for one in sweep.engines()} != {'busy'}: pass"  # written down, then begun
+    # A start is written down, then begun.
+    both_busy = "import time\nwhile {one.state for one in sweep.engines()} != {'busy'}: time.sleep(0.005)"
     assert kernel.run(both_busy)["status"] == "ok"
     busy = kernel.run("%%distribute\n1")
     assert busy["status"] == "error"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
+from tiers import matrix
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.timeline import KINDS, Span, Timeline
@@ -54,8 +55,16 @@ def share_of(image: np.ndarray[Any, Any], colour: str) -> float:
     return float((np.abs(image - wanted).max(-1) < 12).mean())
 
 
-@pytest.mark.parametrize("theme", list(THEMES))
-@pytest.mark.parametrize("tasks", [1, 3, 8, 16])
+LIGHT, DARK = THEMES
+
+
+@pytest.mark.parametrize(
+    ("tasks", "theme"),
+    matrix(
+        [(1, LIGHT), (3, DARK), (16, DARK)],
+        rest=[(1, DARK), (3, LIGHT), (8, LIGHT), (8, DARK), (16, LIGHT)],
+    ),
+)
 def test_every_kind_is_seen_on_its_page(tasks: int, theme: str) -> None:
     image = pixels(step(tasks).png(theme))
     look = THEMES[theme]
@@ -123,7 +132,7 @@ def test_a_timeline_of_nothing_is_drawn_too() -> None:
     assert "worker 0" in text(empty)
 
 
-@pytest.mark.parametrize("tasks", [1, 14])
+@pytest.mark.parametrize("tasks", matrix([1], rest=[14]))
 def test_a_notebook_gets_a_picture_a_table_and_text_of_bounded_size(tasks: int) -> None:
     bundle = step(tasks, ps=2, steps=2)._repr_mimebundle_()
     assert set(bundle) == {"image/png", "text/html", "text/plain"}

@@ -6,7 +6,7 @@
     link.push(slot)                    # on its way; up to SLOTS at once
     staleness = link.wait(slot)        # applied; None if it was dropped
 
-`open_link` chooses the kind of link. Both kinds satisfy one contract (tests/runtime/test_runtime_links.py)
+`open_link` chooses the kind of link. Both kinds satisfy one contract (nbdist/testing/link.py)
 and connect to the same shard.
 
 A socket link numbers its gradients. If its connection is reset while the server lives, it connects again and

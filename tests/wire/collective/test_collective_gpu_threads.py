@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_contract import Work, World
 from fake_cupy import Device, DeviceArray, FakeCupy, Stream, counts
 from fake_nccl import FakeNccl, NcclError
-from waiting import SLACK_SECONDS
+from waiting import limit
 
 from nbdist.errors import AbortedError, InvalidArgumentError, UnavailableError
+from nbdist.testing.collective import Work, World
 from nbdist.wire.collective import nccl
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.call import describe
@@ -106,7 +106,7 @@ def waiting(world: World, then: Work) -> list[Any]:
 
     begun = time.monotonic()
     results = world.all(work)
-    assert time.monotonic() - begun < 5.0 + SLACK_SECONDS
+    assert time.monotonic() - begun < limit(5.0)
     return results[:2]
 
 

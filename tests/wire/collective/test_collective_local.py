@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from collective_contract import CollectiveContract
+from own_collective import OwnCollective
 
 from nbdist.errors import UnavailableError
+from nbdist.testing import CollectiveContract
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.local import thread_group
 
 
-class TestLocal(CollectiveContract):
+class TestLocal(OwnCollective, CollectiveContract):
     def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
         return thread_group([f"replica {rank}" for rank in range(size)], **options)
 

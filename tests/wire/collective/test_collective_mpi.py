@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_contract import CollectiveContract
 from collective_worlds import members
 from mpi_worlds import MpiWorld, RemoteGroup, RemoteRank, remote_groups
+from own_collective import OwnCollective
 
 from nbdist.errors import AbortedError, DeadlineExceededError, FailedPreconditionError, MissingExtra
+from nbdist.testing import CollectiveContract
 from nbdist.wire.collective.mpi import world as mpi_world
 from nbdist.wire.collective.mpi.collective import MpiEndpoint
 from nbdist.wire.collective.registry import choose
@@ -31,7 +32,7 @@ def world() -> Iterator[None]:
     one.close()
 
 
-class TestMpi(CollectiveContract):
+class TestMpi(OwnCollective, CollectiveContract):
     def make_world(self, size: int, **options: Any) -> Sequence[Any]:
         return remote_groups(_ranks[:size], **options)
 
@@ -126,7 +127,6 @@ def test_ranks_of_two_worlds_are_refused() -> None:
         mpi_world.world_ranks(everyone[0], [infos[0], infos[0]])
 
 
-@pytest.mark.processes
 def test_a_rank_that_does_not_join_is_named() -> None:
     everyone = members(["here"] * 2)
     made = [_ranks[rank].ask("make_endpoint", everyone[rank], False) for rank in range(2)]

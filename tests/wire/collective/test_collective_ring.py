@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from collective_contract import ControlContract
 from collective_worlds import formed
+from own_collective import OwnCollective, PeekContract
 
 from nbdist.wire.collective.base import Collective
 
 
-class TestRing(ControlContract):
+class TestRing(OwnCollective, PeekContract):
     ordered = False
 
     def make_world(self, size: int, **options: Any) -> Sequence[Collective]:

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_contract import ControlContract, World
 from collective_worlds import formed
+from own_collective import OwnCollective, PeekContract
 
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
+from nbdist.testing.collective import World
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.shm import collective
 from nbdist.wire.shm import Segment
 
 
-class TestShm(ControlContract):
+class TestShm(OwnCollective, PeekContract):
     def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
         return formed(["here"] * size, "shm", **options)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_contract import World
 from collective_worlds import formed
 
 from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.distribute.simulation.rings import all_reduce
 from nbdist.distribute.simulation.simulator import REDUCERS
+from nbdist.testing.collective import World
 from nbdist.wire.collective.ring import Neighbours
 
 

@@ -1,24 +1,26 @@
-"""The tests of every collective; each implementation's test class inherits them."""
+"""The contract of collectives: calls that all ranks of a group make together.
+
+    class TestMine(CollectiveContract):
+        def make_world(self, size, **options):
+            return my_group(size, **options)      # one `Collective` for each rank
+
+Each rank has a thread of this process; see `World`.
+"""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pytest
-from examples import examples
-from fake_cupy import DeviceArray
-from fake_nccl import FakeGpus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from waiting import SLACK_SECONDS
 
 from nbdist.errors import (
     AbortedError,
@@ -29,10 +31,13 @@ from nbdist.errors import (
 )
 from nbdist.wire.collective.base import Collective
 
+Array: TypeAlias = np.ndarray[Any, Any]
 SECONDS = 20
+"""After which a rank counts as hanging."""
 STACKED = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
 DTYPES = ["?", "i1", "<i4", "<i8", "u2", "f2", "f4", "f8", "g", "c8", "c16", ">f4", ">i4"]
-INHERITED = [HealthCheck.differing_executors]  # one test, run for each implementation
+CHANCE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+"""The machine may be busy, and sizes are random: neither is a failure."""
 Work = Callable[[Collective], Any]
 
 
@@ -44,19 +49,21 @@ class World:
         self._pool = ThreadPoolExecutor(len(ranks))
 
     def all(self, work: Work) -> list[Any]:
-        """Run the same on all ranks; return the results or exceptions."""
+        """Run the same function on all ranks; return the results or exceptions."""
         return self.each([work] * len(self.ranks))
 
     def each(self, works: Sequence[Work]) -> list[Any]:
+        """Run one function on each rank; return the results or exceptions."""
         futures = [self._pool.submit(work, rank) for work, rank in zip(works, self.ranks)]
         return [future.exception(SECONDS) or future.result() for future in futures]
 
     def close(self) -> None:
+        """Close the ranks and end their threads."""
         self.all(lambda rank: rank.close())
         self._pool.shutdown()
 
 
-def expected(op: str, values: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def expected(op: str, values: Sequence[Array]) -> Array:
     """NumPy's result, combined in the order of ranks."""
     with np.errstate(all="ignore"):
         if op == "mean":
@@ -77,7 +84,7 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-def bits(x: np.ndarray[Any, Any]) -> bytes:
+def bits(x: Array) -> bytes:
     """The significant bytes of an array: a long double of 16 bytes has 10."""
     raw = np.frombuffer(x.tobytes(), np.uint8)
     return (
@@ -98,7 +105,7 @@ def quiet(work: Work) -> Work:
 
 
 @st.composite
-def ranks_values(draw: st.DrawFn, size: int) -> list[np.ndarray[Any, Any]]:
+def ranks_values(draw: st.DrawFn, size: int) -> list[Array]:
     """One array per rank, of one shape and dtype, with any strides."""
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7))
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
@@ -118,17 +125,42 @@ def ranks_values(draw: st.DrawFn, size: int) -> list[np.ndarray[Any, Any]]:
 
 
 class CollectiveContract:
-    """Inherit, and give `make_world`: a function of the number of ranks that returns their collectives.
+    """What a collective promises to the ranks of a group, whatever carries its messages.
 
-    Its options are further arguments of a Member, such as `check`.
+    Results are NumPy's, and bitwise equal on all ranks, for every dtype, shape and stride. If a rank makes
+    another call, fails, aborts or leaves, all others raise an error that names it, within two seconds.
+
+    The inheriting class gives :meth:`make_world`. It may give other ``sizes``, and ``ordered = False``.
     """
 
-    sizes = (1, 2, 3)
+    sizes: tuple[int, ...] = (1, 2, 3)
+    """Numbers of ranks to test with."""
     ordered = True
     """Whether ranks are combined in the order 0, 1, 2, ..., as NumPy does over a stack of them."""
 
     def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
-        raise NotImplementedError
+        """Return the collectives of a new group, in the order of ranks; each is used by one thread.
+
+        - ``size``: the number of ranks: one of ``sizes``, or 1, 2 or 3
+        - ``options``: fields of a `nbdist.wire.collective.base.Member`, such as ``check``
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no make_world(size, **options)")
+
+    def limit(self, seconds: float) -> float:
+        """Return how long a call may take that is promised to end within ``seconds``.
+
+        A class for a machine that is slow at times may return more.
+        """
+        return seconds
+
+    def examples(self, count: int) -> int:
+        """Return how many of ``count`` random examples a property is tested with."""
+        return count
+
+    def holds(self, count: int, what: Callable[[st.DataObject], None]) -> None:
+        """Run a property with ``count`` examples."""
+        chosen = settings(max_examples=self.examples(count), deadline=None, suppress_health_check=CHANCE)
+        chosen(given(st.data())(what))()
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -158,7 +190,8 @@ class CollectiveContract:
 
             yield get
 
-    def agree(self, results: Sequence[Any], wanted: Any) -> None:
+    def agree(self, results: Sequence[Any], wanted: Array) -> None:
+        """Check that all ranks have the same result, which is NumPy's."""
         for result in results:
             assert not isinstance(result, BaseException), repr(result)
             assert same(result, results[0]), "ranks differ"
@@ -170,70 +203,77 @@ class CollectiveContract:
             scale = float(np.max(np.abs(wanted), initial=1.0, where=np.isfinite(wanted)))
             np.testing.assert_allclose(results[0], wanted, rtol=tolerance, atol=tolerance * scale * 8)
 
-    @settings(max_examples=examples(25), suppress_health_check=INHERITED)
-    @given(data=st.data())
-    def test_all_reduce_equals_numpy(self, worlds: Callable[[int], World], data: st.DataObject) -> None:
-        world = worlds(data.draw(st.sampled_from(self.sizes)))
-        values = data.draw(ranks_values(len(world.ranks)))
-        op = data.draw(st.sampled_from(["sum", "mean", "min", "max", "product"]))
-        results = world.all(quiet(lambda group: group.all_reduce(values[group.rank], op)))
-        if values[0].dtype == "f2" and op != "mean" and not self.ordered:
-            return  # no tolerance is meaningful for products of float16
-        self.agree(results, expected(op, values))
+    def test_all_reduce_equals_numpy(self, worlds: Callable[[int], World]) -> None:
+        def reduce(data: st.DataObject) -> None:
+            world = worlds(data.draw(st.sampled_from(self.sizes)))
+            values = data.draw(ranks_values(len(world.ranks)))
+            op = data.draw(st.sampled_from(["sum", "mean", "min", "max", "product"]))
+            results = world.all(quiet(lambda group: group.all_reduce(values[group.rank], op)))
+            if values[0].dtype == "f2" and op != "mean" and not self.ordered:
+                return  # no tolerance is meaningful for products of float16
+            self.agree(results, expected(op, values))
 
-    @settings(max_examples=examples(15), suppress_health_check=INHERITED)
-    @given(data=st.data())
-    def test_reduce_scatter_returns_a_part_of_an_all_reduce(
-        self, worlds: Callable[[int], World], data: st.DataObject
-    ) -> None:
-        world = worlds(data.draw(st.sampled_from(self.sizes)))
-        values = data.draw(ranks_values(len(world.ranks)).filter(lambda values: values[0].ndim > 0))
-        results = world.all(quiet(lambda group: group.reduce_scatter(values[group.rank], "max")))
-        for result, part in zip(results, np.array_split(expected("max", values), len(results))):
-            assert same(result, part)
+        self.holds(25, reduce)
 
-    @settings(max_examples=examples(15), suppress_health_check=INHERITED)
-    @given(data=st.data())
-    def test_all_gather_and_broadcast(self, worlds: Callable[[int], World], data: st.DataObject) -> None:
-        world = worlds(data.draw(st.sampled_from(self.sizes)))
-        values = data.draw(ranks_values(len(world.ranks)))
-        native = [value.astype(value.dtype.newbyteorder("=")) for value in values]
-        root = data.draw(st.integers(0, len(values) - 1))
-        for result in world.all(lambda group: group.all_gather(values[group.rank])):
-            assert same(result, np.stack(native))
-        for result in world.all(lambda group: group.broadcast(values[group.rank], root)):
-            assert same(result, native[root])
+    def test_reduce_scatter_returns_a_part_of_an_all_reduce(self, worlds: Callable[[int], World]) -> None:
+        def scatter(data: st.DataObject) -> None:
+            world = worlds(data.draw(st.sampled_from(self.sizes)))
+            values = data.draw(ranks_values(len(world.ranks)).filter(lambda values: values[0].ndim > 0))
+            results = world.all(quiet(lambda group: group.reduce_scatter(values[group.rank], "max")))
+            for result, part in zip(results, np.array_split(expected("max", values), len(results))):
+                assert same(result, part)
+
+        self.holds(15, scatter)
+
+    def test_all_gather_and_broadcast(self, worlds: Callable[[int], World]) -> None:
+        def gather(data: st.DataObject) -> None:
+            world = worlds(data.draw(st.sampled_from(self.sizes)))
+            values = data.draw(ranks_values(len(world.ranks)))
+            native = [value.astype(value.dtype.newbyteorder("=")) for value in values]
+            root = data.draw(st.integers(0, len(values) - 1))
+            for result in world.all(lambda group: group.all_gather(values[group.rank])):
+                assert same(result, np.stack(native))
+            for result in world.all(lambda group: group.broadcast(values[group.rank], root)):
+                assert same(result, native[root])
+
+        self.holds(15, gather)
 
     @pytest.mark.parametrize("count", [100_003, 1_500_001])
     @pytest.mark.parametrize("op", ["mean", "sum"])
     def test_large_arrays(self, worlds: Callable[[int], World], count: int, op: str) -> None:
-        for size in self.sizes:
-            world = worlds(size)
-            values = [np.random.default_rng(rank).normal(size=count).astype("f4") for rank in range(size)]
-            results = world.all(lambda group, v=values: group.all_reduce(v[group.rank], op))
+        def check(world: World) -> None:
+            ranks = range(len(world.ranks))
+            values = [np.random.default_rng(rank).normal(size=count).astype("f4") for rank in ranks]
+            results = world.all(lambda group: group.all_reduce(values[group.rank], op))
             self.agree(results, expected(op, values))
             places = [value.copy() for value in values]
-            in_place = world.all(lambda group, p=places: group.all_reduce(p[group.rank], op, p[group.rank]))
+            in_place = world.all(lambda group: group.all_reduce(places[group.rank], op, places[group.rank]))
             assert all(one is place for one, place in zip(in_place, places))
             self.agree(in_place, expected(op, values))
 
-    def test_large_arrays_in_the_other_calls(self, worlds: Callable[[int], World]) -> None:
         for size in self.sizes:
-            world = worlds(size)
+            check(worlds(size))
+
+    def test_large_arrays_in_the_other_calls(self, worlds: Callable[[int], World]) -> None:
+        def check(world: World) -> None:
+            size = len(world.ranks)
             values = [np.random.default_rng(rank).integers(0, 99, (401, 1003)) for rank in range(size)]
             total = np.sum(values, axis=0)
-            parts = world.all(lambda group, v=values: group.reduce_scatter(v[group.rank], "sum"))
+            parts = world.all(lambda group: group.reduce_scatter(values[group.rank], "sum"))
             for part, wanted in zip(parts, np.array_split(total, size)):
                 assert same(part, wanted)
-            for one in world.all(lambda group, v=values: group.all_gather(v[group.rank])):
+            for one in world.all(lambda group: group.all_gather(values[group.rank])):
                 assert same(one, np.stack(values))
-            for one in world.all(lambda group, v=values: group.broadcast(v[group.rank], group.size - 1)):
+            for one in world.all(lambda group: group.broadcast(values[group.rank], group.size - 1)):
                 assert same(one, values[-1])
-            for one in world.all(lambda group, v=values: group.all_reduce(v[group.rank].T, "mean")):
+            for one in world.all(lambda group: group.all_reduce(values[group.rank].T, "mean")):
                 assert same(one, np.mean([value.T for value in values], axis=0))
             halves = [value.astype("f2") for value in values]  # whole numbers, exact in any order
-            for one in world.all(lambda group, v=halves: group.all_reduce(v[group.rank], "mean")):
+            for one in world.all(lambda group: group.all_reduce(halves[group.rank], "mean")):
                 assert same(one, np.mean(halves, axis=0))
+
+        for size in self.sizes:
+            check(worlds(size))
 
     def test_an_output_that_overlaps_the_input(self, worlds: Callable[[int], World]) -> None:
         for size in self.sizes:
@@ -290,43 +330,6 @@ class CollectiveContract:
             )
             for result in worlds(size).all(both):
                 assert same(result, wanted), result
-
-    def test_device_arrays_return_device_arrays(
-        self, worlds: Callable[[int], World], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setitem(sys.modules, "cupy", FakeGpus())
-        values = [np.random.default_rng(rank).integers(0, 99, (5, 7)).astype("f4") for rank in range(3)]
-        total = np.sum(values, axis=0)
-
-        def on_device(group: Collective) -> list[Any]:
-            group = getattr(group, "bare", group)  # without a wrapper that copies host arrays to a GPU
-            x, out = DeviceArray(values[group.rank].copy()), DeviceArray(np.empty((5, 7), "f4"))
-            assert group.all_reduce(x, "sum", out) is out
-            results = [
-                out,
-                group.all_reduce(x.T, "sum"),
-                group.reduce_scatter(x, "sum"),
-                group.all_gather(x),
-                group.broadcast(x, group.size - 1),
-                group.all_reduce(DeviceArray(np.arange(3)), "mean"),
-                group.all_reduce(x, "sum", x),
-            ]
-            assert results[-1] is x
-            with pytest.raises(
-                InvalidArgumentError, match=r"numpy.ndarray; it has to be float32 \(5, 7\) on"
-            ):
-                group.all_reduce(x, "sum", np.empty((5, 7), "f4"))
-            with pytest.raises(InvalidArgumentError, match=r"cupy\.DeviceArray"):
-                group.all_reduce(values[0], "sum", x)
-            with pytest.raises(InvalidArgumentError, match=r"is float32 \(7, 5\); it has to be"):
-                group.all_reduce(x, "sum", x.T)
-            assert all(isinstance(result, DeviceArray) for result in results)
-            return [result.get() for result in results]
-
-        for rank, results in enumerate(worlds(3).all(on_device)):
-            part = np.array_split(total, 3)[rank]
-            wanted = [total, total.T, part, np.stack(values), values[-1], np.arange(3.0), total]
-            assert [same(one, other) for one, other in zip(results, wanted)] == [True] * len(wanted), results
 
     def test_many_calls_of_all_sizes_in_a_row(self, worlds: Callable[[int], World]) -> None:
         for size in self.sizes:
@@ -417,8 +420,9 @@ class CollectiveContract:
             assert "broken" in str(result)
 
     def test_invalid_arguments_are_refused(self, worlds: Callable[[int], World]) -> None:
-        world = worlds(1)
+        world, invalid = worlds(1), cast(Array, [1, 2, 3])
         bad: list[tuple[Work, str]] = [
+            (lambda g: g.all_reduce(np.ones(3), out=invalid), "out of"),
             (lambda g: g.all_reduce(np.ones(3), "median"), "no op 'median'; choose from"),
             (lambda g: g.all_reduce(np.array(["a"])), "cannot reduce"),
             (lambda g: g.all_reduce(np.array([None])), "fixed size"),
@@ -426,7 +430,6 @@ class CollectiveContract:
             (lambda g: g.reduce_scatter(np.ones(())), "first axis"),
             (lambda g: g.all_reduce(np.ones(3), out=np.ones(4)), "it has to be float64"),
             (lambda g: g.all_reduce(np.ones(3, int), "mean", np.ones(3, int)), "it has to be float64"),
-            (lambda g: g.all_reduce(np.ones(3), out=[1, 2, 3]), "out of"),
         ]
         for work, text in bad:
             (error,) = world.all(work)
@@ -442,7 +445,7 @@ class CollectiveContract:
         timer.start()
         results = world.each([lambda group: group.barrier(), lambda group: group.barrier(), lambda group: 0])
         timer.join()
-        assert time.monotonic() - begun < 2.2 + SLACK_SECONDS
+        assert time.monotonic() - begun < self.limit(2.2)
         for result in [*results[:2], *world.all(lambda group: group.barrier())]:
             assert isinstance(result, AbortedError), result
             assert "rank 2 (" in str(result)
@@ -452,7 +455,8 @@ class CollectiveContract:
     def test_an_error_of_the_abort_check_ends_all_waits(
         self, fresh: Callable[..., World], kind: type[Exception]
     ) -> None:
-        flag, raised, ended = threading.Event(), [], kind("the run was ended")
+        flag, ended = threading.Event(), kind("the run was ended")
+        raised: list[int] = []
 
         def check() -> None:
             if flag.is_set() and not raised:
@@ -474,15 +478,20 @@ class CollectiveContract:
         timer.start()
         results = world.each([wait, wait, lambda group: 0])
         timer.join()
-        assert time.monotonic() - begun < 2.1 + SLACK_SECONDS
+        assert time.monotonic() - begun < self.limit(2.1)
         for rank, result in enumerate(results[:2]):
             if threads[rank] in raised:
                 assert result is ended
             else:
                 assert isinstance(result, kind if kind is not OSError else AbortedError), result
                 assert "the run was ended" in str(result)
+
         # The rank that did not wait may still complete the call of the others: they sent their part before.
-        for result in world.all(lambda group: [group.barrier() for _ in range(2)]):
+        def two_more(group: Collective) -> None:
+            group.barrier()
+            group.barrier()
+
+        for result in world.all(two_more):
             assert "the run was ended" in str(result), result
 
     def test_the_abort_check_is_called_between_short_waits(self, fresh: Callable[..., World]) -> None:
@@ -502,7 +511,7 @@ class CollectiveContract:
         begun = time.monotonic()
         for result in fresh(2, check=check).all(again_and_again):
             assert isinstance(result, AbortedError), result
-        assert time.monotonic() - begun < 2.0 + SLACK_SECONDS
+        assert time.monotonic() - begun < self.limit(2.0)
 
     def test_an_error_in_a_call_ends_the_waits_of_the_others(self, fresh: Callable[..., World]) -> None:
         world = fresh(3)
@@ -568,27 +577,3 @@ class CollectiveContract:
         world.ranks[1].barrier()
         begun.join()
         assert found
-
-
-class ControlContract(CollectiveContract):
-    """Tests of groups that can be the control group of NCCL: `peek` shows the state of the others."""
-
-    def test_peek_shows_that_a_rank_waits_or_has_left(self, fresh: Callable[..., World]) -> None:
-        world = fresh(3)
-        assert world.all(lambda group: group.barrier()) == [None] * 3
-        seen: set[str] = set()
-
-        def look(group: Collective) -> None:
-            deadline = time.monotonic() + SECONDS
-            while group.rank and not seen and time.monotonic() < deadline:
-                seen.add(group.peek())
-                seen.discard("")
-            group.barrier()
-
-        assert world.all(look) == [None] * 3
-        assert seen == {"waits"}
-        world.ranks[0].close()
-        deadline = time.monotonic() + SECONDS
-        while "left" not in seen and time.monotonic() < deadline:
-            seen |= {group.peek() for group in world.ranks[1:]}
-        assert "left" in seen

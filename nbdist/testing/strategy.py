@@ -1,12 +1,13 @@
-"""The contract of synchronous strategies; the tests of each one inherit `StrategyContract`.
+"""The contract of synchronous strategies: N replicas compute what one device would.
 
-class TestMine(StrategyContract):
-    @pytest.fixture
-    def world(self):
-        return [(context, strategy), ...]      # one for each process of the run: here each has a thread
+    class TestMine(StrategyContract):
+        @pytest.fixture
+        def world(self):
+            return thread_world(lambda place: MyStrategy(world=place), size=2)
 
-A strategy with several replicas in one process has one entry. ``context.strategy`` is the strategy, its seed
-is `SEED`, and it is quiet. All entries together have ``strategy.num_replicas_in_sync`` replicas.
+A `World` has a context and a strategy for each process of a run; here each process is a thread. A strategy
+with several replicas in one process has one entry. All entries together have
+``strategy.num_replicas_in_sync`` replicas.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from waiting import until
 
 from nbdist.data import Dataset
 from nbdist.distribute import Strategy
@@ -26,18 +26,44 @@ from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError, Unav
 from nbdist.graph.tensor import Variable
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, load, losses
 from nbdist.optim import SGD, Adam, LossScaleOptimizer, Optimizer
+from nbdist.runtime import groups
+from nbdist.testing.waiting import until
+from nbdist.testing.worlds import worlds
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Checkpoints, Context, Control, use_here
 from nbdist.train.custom.api import local_results
 from nbdist.train.custom.dataset import InputContext
-from nbdist.train.custom.reduce import PerReplica, get_replica_context
+from nbdist.train.custom.reduce import get_replica_context
 
 Array: TypeAlias = np.ndarray[Any, Any]
 World: TypeAlias = Sequence[tuple[Context, Strategy]]
+"""The processes of a run. ``context.strategy`` is the strategy, ``context.seed`` is `SEED`."""
 
 SEED = 11
+"""The seed of every context, so that all replicas and the single device see one order of the data."""
 PATIENCE = 30.0
-BATCHES = [(60, 20), (61, 20), (30, 7), (5, 2)]  # rows and batch size: even, ragged, odd, empty shares
+"""Seconds until a replica counts as hanging."""
+BATCHES = [(61, 20), (5, 2), (60, 20), (30, 7)]
+"""Rows and batch size: a short last batch, shares without examples, equal batches, unequal shares."""
+
+
+def thread_world(make: Callable[[groups.World], Strategy], size: int = 1) -> World:
+    """Return the processes of a run, each a thread of this process.
+
+    - ``make``: returns the strategy of a process, given its place among the others (`nbdist.testing.worlds`)
+    - ``size``: the number of processes, 1 or more
+
+    >>> from nbdist.distribute import MultiWorkerMirroredStrategy
+    >>> world = thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), size=2)
+    >>> [strategy.replica_index for _, strategy in world]
+    [0, 1]
+    """
+    found = []
+    for index, place in enumerate(worlds(size)):
+        strategy = make(place)
+        context = Context(strategy=strategy, seed=SEED, quiet=True, world=place, is_chief=index == 0)
+        found.append((context, strategy))
+    return found
 
 
 def everywhere(world: World, body: Callable[[Strategy, Context], Any]) -> list[Any]:
@@ -74,12 +100,14 @@ def alone(body: Callable[[Strategy, Context], Any]) -> Any:
 
 
 def points(rows: int) -> tuple[Array, Array]:
+    """Return examples of 4 numbers around three points, and the number of each one's point."""
     rng = np.random.default_rng(0)
     y = np.arange(rows) % 3
     return (rng.normal(size=(rows, 4)) * 0.5 + np.eye(3, 4)[y]).astype(np.float32), y
 
 
 def model(*between: Any) -> Sequential:
+    """Return a small classifier of `points`, with these layers in the middle."""
     layers = [Dense(6, activation="tanh"), *between, Dense(3, activation="softmax")]
     return Sequential(layers, seed=5)
 
@@ -146,18 +174,19 @@ def overflowing(strategy: Strategy, loop: bool) -> tuple[list[Array], float]:
 
     for batch in strategy.distribute_dataset(data):
         strategy.run(step, batch)
-    (scale,) = strategy_scales(strategy)
+    ((scale, _),) = variables_of(strategy).scales
     strategy.finish()
     return made.get_weights(), scale
 
 
-def strategy_scales(strategy: Strategy) -> list[float]:
-    runner = strategy._runner
-    assert runner is not None
-    return [value for value, _ in runner.variables.scales]
+def variables_of(strategy: Strategy) -> Any:
+    """Return the variables of a strategy's custom loops; nothing public has all of their state."""
+    assert strategy._runner is not None, "this strategy has run no step"
+    return strategy._runner.variables
 
 
 def assert_alike(ours: Any, theirs: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    """Check that two lists of arrays are equal, up to rounding."""
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
@@ -170,19 +199,36 @@ class AtFirstEpoch(Callback):
         self._tell = tell
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        """Call the function for every process."""
         for control in self._controls if epoch == 0 else ():
             self._tell(control)
 
 
 class StrategyContract:
-    """N replicas compute what one device would, by fit and by a custom loop; and reductions."""
+    """What a synchronous strategy promises: N replicas compute what one device would.
+
+    That holds for ``fit`` and for custom loops, with batches that do not divide equally, random layers,
+    moving averages and mixed precision. All replicas end with equal values. Values are reduced over all
+    replicas. A stop, a pause, a learning rate and a checkpoint take effect between the same two steps on
+    every replica. A loss that is NaN changes nothing.
+
+    The inheriting class gives the fixture ``world``, which returns a `World`; `thread_world` makes one. It
+    may give the fixture ``batch``, to train with other batches.
+    """
 
     @pytest.fixture
     def world(self) -> World:
-        raise NotImplementedError("a list of (context, strategy), one for each process")
+        """Return the processes of a run, each with its context and its strategy."""
+        raise NotImplementedError(f"{type(self).__name__} has no fixture world")
 
-    @pytest.mark.parametrize(("rows", "size"), BATCHES)
-    def test_fit_is_that_of_one_device(self, world: World, rows: int, size: int) -> None:
+    @pytest.fixture(params=BATCHES, ids=lambda batch: f"{batch[0]}-{batch[1]}")
+    def batch(self, request: pytest.FixtureRequest) -> tuple[int, int]:
+        """Return the number of rows of the data and the batch size, both 1 or more."""
+        rows, size = request.param
+        return rows, size
+
+    def test_fit_is_that_of_one_device(self, world: World, batch: tuple[int, int]) -> None:
+        rows, size = batch
         expected, steps = alone(lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size))
         results = everywhere(world, lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size))
         for weights, global_step in results:
@@ -198,8 +244,8 @@ class StrategyContract:
         for weights in everywhere(world, body):
             assert_alike(weights, expected, rtol=1e-3, atol=1e-4)
 
-    @pytest.mark.parametrize(("rows", "size"), BATCHES)
-    def test_a_loop_of_ones_own_is_that_of_one_device(self, world: World, rows: int, size: int) -> None:
+    def test_a_loop_of_ones_own_is_that_of_one_device(self, world: World, batch: tuple[int, int]) -> None:
+        rows, size = batch
         expected, of_all = alone(lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size))
         results = everywhere(world, lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size))
         for weights, found in results:
@@ -375,11 +421,11 @@ class StrategyContract:
                 pairs = second.compute_gradients(loss, [b])
                 second.apply_gradients([(np.clip(g, -1, 1), v) for g, v in pairs])
 
-            (batch,) = strategy.distribute_dataset(Dataset.from_arrays(np.ones(8, np.float32)).batch(8))
-            sums = []
-            for _ in range(2):
-                strategy.run(step, (batch,))
-                looked = strategy.run(lambda x: np.sum(x) * 0 + a + b, (batch,))
+            (ones,) = strategy.distribute_dataset(Dataset.from_arrays(np.ones(8, np.float32)).batch(8))
+            sums: list[float] = []
+            for _number in range(2):
+                strategy.run(step, (ones,))
+                looked = strategy.run(lambda x: np.sum(x) * 0 + a + b, (ones,))
                 sums += [float(v) for v in local_results(looked)]
             return [sums, float(strategy.read(a)), float(a.eval()), float(strategy.read(b))]
 
@@ -434,7 +480,7 @@ class StrategyContract:
                     steps += 1
                     if steps == 5 and context is world[-1][0]:
                         context.control.stop_requested = True
-                if context.control.stop_requested or strategy_ended(strategy):
+                if context.control.stop_requested or variables_of(strategy).ended:
                     break
             return steps, strategy.read(w)
 
@@ -551,8 +597,13 @@ class StrategyContract:
         first, contexts = world[0][0], [one for one, _ in world]
         tmp_path.chmod(0o700)
         first.checkpoints = Checkpoints(tmp_path / "checkpoints")
-        first.rest_everywhere = lambda number: [one.control.rest(number) for one in contexts[1:]]  # type: ignore[assignment,return-value]
         seen: list[int] = []
+
+        def rest_everywhere(number: int) -> None:
+            for one in contexts[1:]:
+                one.control.rest(number)
+
+        first.rest_everywhere = rest_everywhere
 
         def look() -> None:
             until(lambda: first.progress.state == "paused")
@@ -599,17 +650,8 @@ class StrategyContract:
             try:
                 strategy.run(step, (x,))
             finally:
-                kept.append(strategy._runner.variables.host_values[w])  # type: ignore[attr-defined]  # what is left
+                kept.append(variables_of(strategy).host_values[w])
 
         with pytest.raises(NanLossError, match="the loss is NaN at step 1; that gradient was not applied"):
             everywhere(world, body)
         np.testing.assert_array_equal(kept, 3)
-
-
-def strategy_ended(strategy: Strategy) -> bool:
-    """Return whether a stop has reached this process's replicas."""
-    ended: bool = strategy._runner.variables.ended  # type: ignore[attr-defined]  # nothing public says so
-    return ended
-
-
-__all__ = ["SEED", "PerReplica", "StrategyContract", "World", "alone", "everywhere", "points"]
