@@ -64,6 +64,16 @@ def test_the_first_block_of_a_page_imports_what_it_uses() -> None:
             assert re.search(r"^(import nbdist as nb|%load_ext nbdist)$", blocks[0], re.MULTILINE), page.name
 
 
+def test_the_first_tests_are_quoted_as_they_are() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    named = re.findall(r"`(tests/\w+/test_(?:first_\w+|\w+_first)\.py)`", page)
+    blocks = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(set(named)) == 4
+    files = [(ROOT / name).read_text() for name in named]
+    for block in blocks:
+        assert any(block.strip() in text for text in files), block
+
+
 @pytest.mark.engines
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "gpu_check.py"
 @pytest.mark.timeout(400)
 def test_every_check_that_needs_no_gpu_passes(tmp_path: Path) -> None:
     report = tmp_path / "report.txt"
-    tests = "tests/wire/collective/test_collective_gpu.py"  # one that is skipped without a GPU
+    tests = "tests/wire/collective/test_collective_nccl_gpu.py"  # one that is skipped without a GPU
     command = [sys.executable, str(SCRIPT), "--on-cpu", "--report", str(report)]
     command += ["--benchmarks", "g2", "--tests", tests, "--leave-out", *OTHERS]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=380, check=False)

@@ -1,4 +1,4 @@
-"""Loops in Horovod's style, outside of a run; with several workers they are in runs/test_runs_strategies."""
+"""Loops in Horovod's style, outside of a run; with several workers: tests/run/test_run_body_strategies.py."""
 
 from __future__ import annotations
 

@@ -168,3 +168,23 @@ def test_no_module_hides_a_public_name_of_its_package() -> None:
         own = {child.stem for child in path.parent.iterdir() if child.suffix in ("", ".py")}
         hidden = {f"{path.parent.name}.{name}" for name in names & own} - allowed
         assert not hidden, f"modules hide public names: {', '.join(sorted(hidden))}"
+
+
+TESTS = Path(__file__).parent
+OTHER_TESTS = {"", "bench", "browser", "first", "hosts"}
+"""Folders of tests that are not about the modules of one folder of the package."""
+
+
+def test_test_files_have_the_names_of_modules() -> None:
+    """``tests/run/test_run_options_more.py`` tests ``nbdist/run/options.py``."""
+    wrong = []
+    for path in TESTS.rglob("test_*.py"):
+        folder = path.parent.relative_to(TESTS).as_posix().removeprefix(".")
+        if folder in OTHER_TESTS:
+            continue
+        known = {one.stem for one in (PACKAGE / folder).rglob("*") if one.is_dir() or one.suffix == ".py"}
+        prefix = f"test_{path.parent.name}_"
+        rest = path.stem.removeprefix(prefix)
+        if rest == path.stem or not any(rest == name or rest.startswith(f"{name}_") for name in known):
+            wrong.append(f"{path.relative_to(TESTS)}: no module of nbdist/{folder} has this name")
+    assert not wrong, "\n".join(wrong)

@@ -12,8 +12,8 @@ import pytest
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_distribute_resume import PatientWriter, copies
-from test_distribute_strategies import multi_worker, sharded, small_units
+from test_distribute_all_reduce_contract import multi_worker, sharded, small_units
+from test_distribute_parameter_server_resume import PatientWriter, copies
 from tiers import matrix
 
 from nbdist.data import Dataset

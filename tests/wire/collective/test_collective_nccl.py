@@ -1,7 +1,7 @@
 """Collectives through NCCL, with a fake of it (fake_nccl.py): no GPU has run these tests.
 
 They test the logic: the NCCL calls and their arguments, the comparison of calls before them, and that a rank
-that waits for its GPU detects failures of the others. test_collective_gpu.py tests the real NCCL.
+that waits for its GPU detects failures of the others. test_collective_nccl_gpu.py tests the real NCCL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fake_nccl import FakeGpus
 from hypothesis import given
 from hypothesis import strategies as st
 from own_collective import OwnCollective
-from test_collective_choice import Table, formed_by_all
+from test_collective_registry import Table, formed_by_all
 from waiting import limit, until
 
 from nbdist.errors import (

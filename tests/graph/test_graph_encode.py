@@ -297,7 +297,7 @@ def built(**change: Any) -> Encoded:
     [
         ({}, r"^$"),
         ({"size": 4, "op": "sin"}, r"^variable 0 differs in shape: A has Variable 'w' \(3,\) float64 on "
-         r"/job:ps/task:0 made at .*test_graph_encoding.py:\d+, B has Variable 'w' \(4,\) float64 on"),
+         r"/job:ps/task:0 made at .*test_graph_encode.py:\d+, B has Variable 'w' \(4,\) float64 on"),
         ({"device": "/job:ps/task:1"}, r"^variable 0 differs in device: A .*task:0 made .* B .*task:1 made "),
         ({"trainable": False}, r"^variable 0 differs in trainable: A .* with trainable True .*False"),
         ({"more": True}, r"^B has 1 variable more, from Variable 'b' \(\) float64 made at .* on$"),

@@ -37,7 +37,7 @@ STEPS = 10  # far more than the bound, so that the others would be stuck
 
 VICTIM = """
 import json, sys
-from test_runtime_links_killed import opened
+from test_runtime_service_killed_replica import opened
 from nbdist.wire.keys import ClusterKeys
 from nbdist.runtime.ps.sync import Rules
 

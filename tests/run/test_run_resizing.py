@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from recording_view import RecordingView
-from test_runs_rejoin import kill, until_all_reach
-from test_runs_rejoin_sync import STEPS, assert_as_one_device, body, weights
+from test_run_recovery import kill, until_all_reach
+from test_run_recovery_all_reduce import STEPS, assert_as_one_device, body, weights
 from tiers import matrix
 from waiting import until
 

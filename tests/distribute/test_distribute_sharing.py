@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_distribute_strategies import context
+from test_distribute_all_reduce_contract import context
 
 from nbdist.data import SHARD_HINT, Dataset
 from nbdist.distribute import ElasticAveragingStrategy, MultiWorkerMirroredStrategy, Strategy

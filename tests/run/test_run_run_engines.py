@@ -528,7 +528,7 @@ def test_runs_leave_no_shared_memory_or_descriptors(begin: Callable[..., Run], c
     ("victim", "options"),
     matrix(
         [("/job:ps/task:0", {"transport": "socket", "max_restarts": 0})],
-        rest=[  # a worker, and synchronous servers: in test_runs_faults.py
+        rest=[  # a worker, and synchronous servers: in test_run_monitor_faults.py
             ("/job:worker/task:1", {"synchronous": True, "max_restarts": 0}),
             ("/job:ps/task:0", {"strategy": "ps", "max_restarts": 0}),
             ("/job:ps/task:0", {"synchronous": True, "max_restarts": 0}),

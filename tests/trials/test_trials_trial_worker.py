@@ -54,7 +54,7 @@ def not_there(width: int) -> float:
 
 def test_a_function_that_cannot_be_sent_ends_the_sweep(begin: Begin, cluster: Cluster) -> None:
     sweep = begin(not_there, "width=[1, 2]", cluster=cluster)
-    with pytest.raises(WorkerError, match="No module named 'test_trials_contract'"):
+    with pytest.raises(WorkerError, match="No module named 'test_trials_trial_worker'"):
         finished(sweep)
     assert sweep.state == "failed"
     start_run("alive = 1", Options(), cluster=cluster).wait()

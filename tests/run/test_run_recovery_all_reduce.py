@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from recording_view import RecordingView
-from test_runs_rejoin import kill, restarts, until_all_reach
+from test_run_recovery import kill, restarts, until_all_reach
 from tiers import matrix
 from waiting import limit, until
 

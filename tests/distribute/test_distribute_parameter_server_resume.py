@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from parameter_town import SEED, Town
-from test_distribute_strategies import context
+from test_distribute_all_reduce_contract import context
 from tiers import matrix
 
 from nbdist import nn, train

@@ -3,8 +3,8 @@
 The GPUs are a stand-in (tests/fake_cupy.py). Here are all strategies, and in-graph placements. More on
 one strategy, and other paths: tests/train/test_train_device.py (one_device, mirrored: embeddings, averages,
 checkpoints, rates, counts), tests/train/test_train_resume.py (states),
-tests/runtime/test_runtime_session_devices.py (sessions), tests/graph/test_graph_cupy.py (every op),
-tests/trials/test_trials_devices.py (a sweep).
+tests/runtime/test_runtime_session_devices.py (sessions), tests/graph/test_graph_backend_cupy.py (every op),
+tests/trials/test_trials_trial_worker_gpus.py (a sweep).
 """
 
 from __future__ import annotations

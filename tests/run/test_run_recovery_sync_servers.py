@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from freezing import freeze
 from recording_view import RecordingView
-from test_runs_rejoin import kill, restarts, until_all_reach
+from test_run_recovery import kill, restarts, until_all_reach
 from tiers import matrix
 from waiting import limit, until
 

@@ -133,7 +133,7 @@ def test_a_dead_server_continues_with_its_replica_and_nothing_is_lost(
     assert np.isfinite(run.results["weights"]).all()
 
 
-@exhaustive  # the same in test_runs_server_death.py, without replicas
+@exhaustive  # the same in test_run_server_recovery.py, without replicas
 def test_a_server_and_a_worker_die_together(start: Start, tmp_path: Path) -> None:
     cluster, gate = start(workers=2, ps=2), tmp_path / "gate"
     run = begun(cluster, gate)

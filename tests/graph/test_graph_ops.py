@@ -34,11 +34,11 @@ TESTED_ELSEWHERE = {
     "distinct_rows", "rows_between", "spread_rows", "join_rows",  # in test_graph_sparse
 }  # fmt: skip
 EFFECTS = {"assign", "assign_add", "assign_sub", "check_finite", "group"}  # in test_graph_state
-CHECKS = {"check_classes"}  # in test_distribute_reading
+CHECKS = {"check_classes"}  # in test_distribute_in_graph_dataset
 UPDATES = {op_name(n, sparse=sparse) for n in range(MOST_SLOTS + 1) for sparse in (False, True)}
 # UPDATES are in test_optim_graph
 CROSSING = {"send", "receive", "signal", "await"}  # in test_graph_partition
-SOURCES = {"load_dataset", "begin_pass", "next_batch", "batch_part"}  # in test_runtime_sources
+SOURCES = {"load_dataset", "begin_pass", "next_batch", "batch_part"}  # in test_runtime_datasets
 SHARED = {n for n in OPS if n.startswith(("Accumulator", "accumulator_", "TokenQueue", "token_"))}
 # SHARED are in test_runtime_resources
 

@@ -12,7 +12,7 @@ from examples import examples
 from fake_cupy import FakeCupy
 from graph_expressions import Expression, expressions, leaves_of
 from hypothesis import given, settings
-from test_graph_kernels import compiled, sources
+from test_graph_kernel import compiled, sources
 from test_graph_program import as_graph
 
 from nbdist.errors import InvalidArgumentError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from parameter_town import Town
-from test_distribute_strategies import context
+from test_distribute_all_reduce_contract import context
 
 from nbdist.data import Dataset
 from nbdist.distribute.all_reduce import AllReduceStrategy

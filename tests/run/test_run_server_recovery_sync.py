@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from recording_view import RecordingView
-from test_runs_awaited import EPOCHS, STEPS, assert_as_one_device, body, until_joined
-from test_runs_rejoin import until_all_reach
-from test_runs_server_death import kill, pid_of
+from test_run_recovery import until_all_reach
+from test_run_recovery_sync_servers import EPOCHS, STEPS, assert_as_one_device, body, until_joined
+from test_run_server_recovery import kill, pid_of
 from tiers import matrix
 from waiting import until
 
