@@ -59,27 +59,28 @@ def files_with(*marks: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in files if named.search(path.read_text())]
 
 
+# Budgets are what a quiet machine took on 2026-11-28; the goal for all four is 1,200 s.
 CHECKS = ("check-labextension", "check-types", "check-widget", "check-doctests")
 # The fast tests deal the files out, so that a process imports and collects only its own (tests/conftest.py).
-# Engines, Jupyter servers and Chromium wait often: three processes keep two cores busy.
+# Engines, Jupyter servers and Chromium wait often: more processes than cores keep the cores busy.
 LAYERS = {
-    "checks": Layer(("make", "--no-print-directory", "--jobs=2", *CHECKS), budget=50, whole=50),
+    "checks": Layer(("make", "--no-print-directory", "--jobs=2", *CHECKS), budget=55, whole=55),
     "fast": tests(
         ["tests"],
-        170,
+        180,
         300,
         "not engines and not browser and not netns and not processes",
         *("--ignore", "tests/browser", "-n", "3", "--dist", "each", "-o", "console_output_style=classic"),
     ),
     "engines": tests(
         files_with("engines", "processes", "netns"),
-        600,
+        700,
         1500,
         "(engines or netns or processes) and not browser",
         *("-n", "3", "--dist", "loadfile"),
     ),
     "browser": tests(
-        ["tests/browser", *files_with("browser")], 380, 900, "browser", "-n", "3", "--dist", "loadfile"
+        ["tests/browser", *files_with("browser")], 400, 900, "browser", "-n", "3", "--dist", "loadfile"
     ),
 }
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,10 +61,21 @@ def pytest_configure_node(node: WorkerController) -> None:
         node.workerinput["share"] = place, len(specs)
 
 
+@cache
+def shares(count: int) -> dict[Path, int]:
+    """Return which of ``count`` workers runs each file: the next largest goes to the one with the least."""
+    sizes, dealt = {path: path.stat().st_size for path in TEST_FILES}, {}
+    totals = [0] * count
+    for path in sorted(TEST_FILES, key=lambda path: (-sizes[path], path)):
+        dealt[path] = totals.index(min(totals))
+        totals[dealt[path]] += sizes[path]
+    return dealt
+
+
 def of_another_worker(path: Path, config: pytest.Config) -> bool:
-    """Return whether another worker runs a file. Neighbours in the list are alike: they are dealt out."""
+    """Return whether another worker runs a file."""
     place, count = getattr(config, "workerinput", {}).get("share", (0, 1))
-    return count > 1 and path in TEST_FILES and TEST_FILES.index(path) % count != place
+    return count > 1 and shares(count).get(path, place) != place
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tiers import exhaustive
 
 from bench import page_flow, page_reload
 
@@ -21,14 +24,15 @@ def test_shares_of_a_profile() -> None:
 
 
 @pytest.mark.browser
-def test_a_page_is_measured(tmp_path: Path) -> None:
-    found = page_flow.measure(0.1, 4, tmp_path)
+def test_a_page_is_measured(apart: Callable[..., Any], tmp_path: Path) -> None:
+    found = apart(page_flow.measure, 0.1, 4, tmp_path)
     assert 0 < found["frames"] <= 11
     assert 0 < found["main thread busy"] < 100
     assert found["longest task"] >= 0
 
 
+@exhaustive
 @pytest.mark.browser
-def test_a_reload_is_measured(tmp_path: Path) -> None:
-    found = page_reload.measure(2.0, tmp_path)
+def test_a_reload_is_measured(apart: Callable[..., Any], tmp_path: Path) -> None:
+    found = apart(page_reload.measure, 2.0, tmp_path)
     assert all(seconds > 0 for seconds in found.values())

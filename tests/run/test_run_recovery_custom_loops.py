@@ -46,7 +46,8 @@ for epoch in nb.train.epochs({epochs}):
     for batch in data:
         while seen["steps"] >= {held} and not os.path.exists({gate!r}):
             threading.Event().wait(0.005)
-        threading.Event().wait(0.002)  # leaves the processor to the others
+        joining = os.path.exists({gate!r}) and not os.path.exists({joined!r})
+        threading.Event().wait(0.05 if joining else 0.002)  # a process joins between two steps
         loss = float(strategy.reduce("sum", strategy.run(step, batch)))
         seen["steps"] += 1
     seen["epochs"].append(epoch)
@@ -56,7 +57,7 @@ EPOCHS, PER_EPOCH = 20, 5
 
 
 def looping(cluster: Cluster, gate: Path, held: int = 1_000_000, epochs: int = EPOCHS, **more: Any) -> Run:
-    body = LOOP.format(gate=str(gate), held=held, epochs=epochs)
+    body = LOOP.format(gate=str(gate), joined=str(gate.with_name("joined")), held=held, epochs=epochs)
     options = Options(**{"strategy": "multi_worker", "seed": 3, "fetch": ("steps", "epochs"), **more})
     return start_run(body, options, cluster=cluster, make_view=lambda run: RecordingView())
 
@@ -93,15 +94,14 @@ def test_a_loop_goes_on_and_the_new_process_joins_it(start: Start, tmp_path: Pat
 
 
 def test_steps_are_those_of_a_loop_that_no_death_has_interrupted(start: Start, tmp_path: Path) -> None:
-    cluster, gate = start(workers=3, ps=1), tmp_path / "gate"
-    gate.touch()
+    cluster, gate, joined = start(workers=3, ps=1), tmp_path / "gate", tmp_path / "joined"
     whole = looping(cluster, gate).wait()
-    gate.unlink()
     run = looping(cluster, gate, held=17)
     until(lambda: all(one.step == 17 for one in run.standing().replicas), during=run)
     kill(cluster, 0)
     gate.touch()
     until_joined(run, 1)
+    joined.touch()
     run.wait()
     assert run.results["steps"] == whole.results["steps"] == EPOCHS * PER_EPOCH
     assert run.results["epochs"] == list(range(EPOCHS))
