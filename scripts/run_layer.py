@@ -80,7 +80,7 @@ LAYERS = {
         *("-n", "3", "--dist", "loadfile"),
     ),
     "browser": tests(
-        ["tests/browser", *files_with("browser")], 400, 900, "browser", "-n", "3", "--dist", "loadfile"
+        ["tests/browser", *files_with("browser")], 450, 900, "browser", "-n", "3", "--dist", "loadfile"
     ),
 }
 
