@@ -123,7 +123,7 @@ def test_every_end_is_shown_without_a_kernel(lab: Lab, ended: Path, drawing_lab:
 
 
 def look_drawn(lab: Lab, name: str) -> None:
-    """Each sweep's end is there as its grid, with what failed, and nothing can be wished of it."""
+    """Each sweep's end is drawn as its grid, with what failed, and takes no commands."""
     lab.open(name, kernel=False, height=3000)
     for number, headline in HEADLINES.items():
         output = lab.output(number)
