@@ -35,6 +35,8 @@ from nbdist.train.summaries import RunSummaries
 from nbdist.train.tensorfile import write_tensors
 
 SPENT = ("data", "compute", "exchange", "wait")
+INTERRUPT_SECONDS = 0.5
+"""An interrupt that comes just before a wait begins does not end it: a wait is begun anew this often."""
 
 
 @dataclass
@@ -222,13 +224,13 @@ class Control:
 
     def wait(self, handled: int) -> None:
         """Wait while paused, until there is a message beyond the first ``handled`` ones."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.messages != handled or not self.rests)
+        self.wait_for(lambda: self.messages != handled or not self.rests)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds, which is looked at after each message, stop and abort."""
         with self._changed:
-            self._changed.wait_for(condition)
+            while not self._changed.wait_for(condition, INTERRUPT_SECONDS):
+                pass
 
     def rested(self) -> float:
         """Return the seconds of all pauses so far."""

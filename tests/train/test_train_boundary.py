@@ -185,9 +185,20 @@ def test_a_stop_and_an_abort_end_a_pause(strategy: SteppingStrategy, context: Co
     thread.join(PATIENCE)
 
 
-def test_an_interrupt_ends_a_pause(strategy: SteppingStrategy, context: Context) -> None:
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        lambda: os.kill(os.getpid(), signal.SIGINT),
+        # Another thread takes the signal: the waiting one isn't woken, as if it came just before the wait.
+        lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT),
+    ],
+    ids=["in-the-wait", "just-before-it"],
+)
+def test_an_interrupt_ends_a_pause(
+    strategy: SteppingStrategy, context: Context, interrupt: Callable[[], None]
+) -> None:
     strategy.pushing = lambda step: context.control.pause() if step == 3 else None
-    thread = during(context, lambda: os.kill(os.getpid(), signal.SIGINT))
+    thread = during(context, interrupt)
     with pytest.raises(KeyboardInterrupt):
         model().fit(data(), epochs=9)
     thread.join(PATIENCE)
