@@ -15,6 +15,9 @@ from nbdist.runtime.server import nbdist_version
 from nbdist.runtime.task import Roster
 from nbdist.wire.keys import secret_folder
 
+EXIT_SECONDS = 5.0
+"""For the supervisor to say how a process ended whose end the hub has noticed."""
+
 
 def connect_client(connection: dict[str, Any] | Path, timeout: float) -> Any:
     """Return an ipyparallel client of the controller, with a ZeroMQ context of its own.
@@ -40,6 +43,15 @@ def close_client(client: Any) -> None:
     """Close an ipyparallel client and the threads of its context."""
     client.close(linger=0)
     client._context.destroy(linger=0)
+
+
+def is_engine_death(error: BaseException) -> bool:
+    """Return whether the error of a call says that the hub has noticed the end of the engine's process.
+
+    Which of the hub and the supervisor notices it first is a matter of chance; the supervisor says how it
+    ended.
+    """
+    return getattr(error, "ename", type(error).__name__) == "EngineError"
 
 
 def own_versions() -> dict[str, str]:

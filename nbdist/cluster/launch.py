@@ -14,7 +14,15 @@ from nbdist.cluster.affinity import describe_binding, worker_cores
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import claim, new_id, remove_traces, this_process, write_description
 from nbdist.cluster.gpus import choose_gpus, kernel_cache, list_gpus, require_gpus
-from nbdist.cluster.hub import HubEngines, close_client, connect_client, own_versions, write_ipyparallel_files
+from nbdist.cluster.hub import (
+    EXIT_SECONDS,
+    HubEngines,
+    close_client,
+    connect_client,
+    is_engine_death,
+    own_versions,
+    write_ipyparallel_files,
+)
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings, find_launcher
 from nbdist.cluster.resources import TaskPlan, check_counts, count_cores, parse_memory, plan_tasks
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
@@ -253,6 +261,9 @@ class _Startup:
         try:
             return call.get(0)
         except Exception as error:
+            given_up = time.monotonic() + EXIT_SECONDS
+            while is_engine_death(error) and time.monotonic() < given_up:
+                self._wait("the Servers")
             raise UnavailableError(f"the Server of {self.plans[rank].name} did not start: {error}") from error
 
     def _wait(self, what: str, wait: float = 0.05) -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.affinity import worker_cores
 from nbdist.cluster.folder import read_description, runs_on, write_description
-from nbdist.cluster.hub import HubEngines, write_ipyparallel_files
+from nbdist.cluster.hub import EXIT_SECONDS, HubEngines, is_engine_death, write_ipyparallel_files
 from nbdist.cluster.launchers.registry import launcher_of
 from nbdist.cluster.resources import (
     MOST_TASKS,
@@ -161,14 +161,16 @@ class Change(ABC):
             for info in starting
         ]
         yield from self._until(lambda: all(call.ready() for call in opening), "to open its Server")
-        opened = [TaskInfo.from_dict(self._result(call)) for call in opening]
+        opened = []
+        for call in opening:
+            opened.append(TaskInfo.from_dict((yield from self._result(call))))
         now = {info.rank: info for info in (*self._cluster.tasks, *opened)}
         roster = tuple(now[rank] for rank in sorted(now))
         entries = [info.to_dict() for info in roster]
         joining = [view.apply_async(on_task.join_roster, entries, cluster_id) for view in views.values()]
         yield from self._until(lambda: all(call.ready() for call in joining), "to join the others")
         for call in joining:
-            self._result(call)
+            yield from self._result(call)
         self.tasks = opened
         self._commit(roster, ranks)
 
@@ -211,10 +213,13 @@ class Change(ABC):
             )
         write_description(folder, description)
 
-    def _result(self, call: Any) -> Any:
+    def _result(self, call: Any) -> Generator[None, None, Any]:
         try:
             return call.get(0)
         except Exception as error:
+            if is_engine_death(error):
+                given_up = time.monotonic() + EXIT_SECONDS
+                yield from self._until(lambda: time.monotonic() > given_up, "to end")
             raise UnavailableError(f"{self._names()}: the Server did not start: {error}") from error
 
     def _until(self, condition: Callable[[], bool], what: str) -> Iterator[None]:
