@@ -187,10 +187,11 @@ function copy(element: Element, room: { left: number }): HTMLElement[] {
   return [made instanceof HTMLTableElement ? scrolled(made) : made];
 }
 
-/** A table may be wider than a narrow notebook. */
+/** A table may be wider than a narrow notebook: keys can scroll it, too. */
 function scrolled(table: HTMLTableElement): HTMLElement {
   const around = document.createElement('div');
   around.className = 'nbd-details-table';
+  around.tabIndex = 0;
   around.append(table);
   return around;
 }

@@ -106,6 +106,7 @@ describe('a saved run', () => {
     expect(node.querySelectorAll('img, script, style, i, [onclick], [style]')).toHaveLength(0);
     expect(node.querySelector('pre')?.textContent).toBe('lost <i>it</i>');
     expect(node.querySelector('td')?.textContent).toBe('0.1');
+    expect(node.querySelector<HTMLElement>('.nbd-details-table')?.tabIndex).toBe(0); // keys scroll what is too wide
     expect(node.querySelector('details')?.open).toBe(true);
     expect(node.textContent).toContain('printed');
     expect(node.textContent).not.toContain('headline');
