@@ -53,8 +53,8 @@ def tests(paths: Sequence[str], budget: float, whole: float, marks: str, *option
 
 
 def files_with(*marks: str) -> list[str]:
-    """Return the test files that name one of the marks: the others need not be imported to leave them out."""
-    named = re.compile(rf"\b({'|'.join(marks)})\b")
+    """Return the test files with one of the marks: the others need not be imported to leave them out."""
+    named = re.compile(rf"\bmark\.({'|'.join(marks)})\b")
     files = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path.parent.name != "browser")
     return [str(path.relative_to(ROOT)) for path in files if named.search(path.read_text())]
 
@@ -69,14 +69,14 @@ LAYERS = {
         ["tests"],
         180,
         300,
-        "not engines and not browser and not netns and not processes",
+        "not (engines or browser or netns or processes or slow)",
         *("--ignore", "tests/browser", "-n", "3", "--dist", "each", "-o", "console_output_style=classic"),
     ),
     "engines": tests(
-        files_with("engines", "processes", "netns"),
+        files_with("engines", "processes", "netns", "slow"),
         700,
         1500,
-        "(engines or netns or processes) and not browser",
+        "(engines or netns or processes or slow) and not browser",
         *("-n", "3", "--dist", "loadfile"),
     ),
     "browser": tests(

@@ -1,6 +1,7 @@
 """The code of README and docs: the blocks of a page run in order, in one new kernel.
 
-The first tier trains for fewer epochs where a page trains for long, the second one runs such a page as it is.
+The first tier trains for fewer epochs where a page trains for long, in kernels that are forked and so start
+quickly; the second one runs such a page as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from forked_kernels import forked_kernels
 from tiers import exhaustive
 
 ROOT = Path(__file__).parent.parent
@@ -26,14 +28,30 @@ OTHER_KERNEL = "# in a new notebook, after the kernel has ended\n"
 SHORTER = {
     "README": {
         "%cluster start --workers 3 ": "%cluster start --workers 2 ",  # each imports torch
+        ".batch(100), epochs=5)": ".batch(100), epochs=1)",
+        "range(5)": "range(1)",
+        "CrossEntropyLoss(), epochs=5)": "CrossEntropyLoss(), epochs=1)",
         "model.fit(batches, epochs=120, ": "model.fit(batches, epochs=3, ",
         "model.fit(batches, epochs=20)": "model.fit(batches, epochs=1)",
         "run.wait_until(step=100)": "run.wait_until(step=10)",
+        "--trials 24 ": "--trials 8 ",
         "batch_size=batch, epochs=60, ": "batch_size=batch, epochs=9, ",
+        "sweep.add(8)": "sweep.add(2)",
         "epochs=80)": "epochs=12)",
     },
+    "estimator": {
+        "save_checkpoints_steps=100": "save_checkpoints_steps=25",
+        "max_steps=200": "max_steps=50",
+        "max_steps=400": "max_steps=100",
+        "max_steps=800": "max_steps=200",
+        "max_steps=300": "max_steps=50",
+    },
+    "framework-models": {"workers=2": "workers=1"},  # each imports torch and jax; README has two
+    "frameworks": {"workers=2": "workers=1"},
     "live": {"epochs=300": "epochs=30"},
+    "runs": {"batch_size=50, epochs=20)": "batch_size=50, epochs=4)", "step=570": "step=100"},
     "tpu": {".batch(256), epochs=3": ".batch(256, drop_remainder=True), epochs=1"},  # compiles one shape
+    "workers": {"(20_000, 32)": "(2_000, 32)"},
 }
 """Texts of pages, and what the first tier runs instead of them."""
 
@@ -78,7 +96,8 @@ def test_the_first_tests_are_quoted_as_they_are() -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_blocks(shortened(page), tmp_path, monkeypatch)
+    with forked_kernels():
+        run_blocks(shortened(page), tmp_path, monkeypatch)
 
 
 @exhaustive

@@ -88,6 +88,7 @@ def test_without_a_gpu_the_script_says_so_and_writes_no_report(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_check_of_several_gpus_requires_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     module, nccl = FakeCupy(), FakeNccl()
     monkeypatch.syspath_prepend(str(SCRIPT.parent))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -35,9 +36,21 @@ def parsed(path: Path) -> ast.Module:
 
 @cache
 def nodes(path: Path) -> list[ast.Import | ast.ImportFrom | ast.Call]:
-    """Return the imports and calls of a module, at any place in its code."""
+    """Return the imports of a module, at any place in its code; and its calls, if one may be an import."""
     kinds = (ast.Import, ast.ImportFrom, ast.Call)
-    return [node for node in ast.walk(parsed(path)) if isinstance(node, kinds)]
+    if "import_module" in path.read_text():
+        return [node for node in ast.walk(parsed(path)) if isinstance(node, kinds)]
+    return [node for node in statements(parsed(path)) if isinstance(node, kinds)]
+
+
+def statements(root: ast.AST) -> Iterator[ast.AST]:
+    """Yield all statements: expressions, which are nine tenths of the nodes, have no import in them."""
+    left = [root]
+    while left:
+        node = left.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, name, ())
 
 
 def imported(path: Path) -> set[str]:

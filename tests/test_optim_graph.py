@@ -15,6 +15,7 @@ from fake_cupy import FakeCupy, counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tiers import matrix
 
 from nbdist import optim
 from nbdist.data import Dataset
@@ -60,8 +61,14 @@ MAKERS = [
 every_optimizer = pytest.mark.parametrize("make", MAKERS, ids=lambda make: repr(make())[:48])
 
 
-@every_optimizer
-@pytest.mark.parametrize("rated", [False, True])
+@pytest.mark.parametrize(
+    ("make", "rated"),
+    matrix(
+        [*((make, False) for make in MAKERS), (MAKERS[1], True), (MAKERS[4], True)],
+        rest=[(make, True) for at, make in enumerate(MAKERS) if at not in (1, 4)],
+    ),
+    ids=lambda one: str(one) if isinstance(one, bool) else repr(one())[:48],
+)
 def test_an_update_on_a_gpu_does_not_wait(make: Any, rated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of the step and a rate that is a tensor stay on the GPU: the program can be captured."""
     module = FakeCupy()
@@ -141,8 +148,14 @@ def by_rows(make: Any, table: Array, batches: list[Array], weights: list[Array])
     return [table, *kept.values()]
 
 
-@every_optimizer
-@pytest.mark.parametrize("shards", [None, 3])
+@pytest.mark.parametrize(
+    ("make", "shards"),
+    matrix(
+        [*((make, None) for make in MAKERS), (MAKERS[1], 3), (MAKERS[4], 3)],
+        rest=[(make, 3) for at, make in enumerate(MAKERS) if at not in (1, 4)],
+    ),
+    ids=lambda one: repr(one() if callable(one) else one)[:48],
+)
 @given(
     batches=st.lists(arrays(np.int64, st.integers(0, 5), elements=st.integers(0, 7)), min_size=1, max_size=4)
 )

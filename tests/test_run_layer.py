@@ -45,7 +45,7 @@ def test_the_first_tier_leaves_the_matrices_out(run_layer: ModuleType) -> None:
 def test_the_layers_have_all_tests(run_layer: ModuleType) -> None:
     """Each combination of marks is in exactly one layer."""
     layers = [layer.marks for layer in run_layer.LAYERS.values() if layer.marks]
-    kinds = ("engines", "browser", "netns", "processes")
+    kinds = ("engines", "browser", "netns", "processes", "slow")
     for chosen in range(2 ** len(kinds)):
         marks = {kind: bool(chosen >> i & 1) for i, kind in enumerate(kinds)}
         assert sum(bool(eval(expression, {}, marks)) for expression in layers) == 1, marks

@@ -622,7 +622,10 @@ class LinkContract:
         reader.close()
 
     @pytest.mark.parametrize("rules", [{"staleness": 1}, {"synchronous": True, "aggregate": 1}], ids=str)
-    def test_one_that_has_left_delays_no_other(self, ps: LocalParameterServer, rules: dict[str, Any]) -> None:
+    def test_one_that_has_left_delays_no_other(
+        self, ps: LocalParameterServer, rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hosted_shard, "RECONNECT_SECONDS", 0.1)
         left, other = (ps.open(i, 2, **rules) for i in range(2))
         left.pull()
         left.close()
@@ -633,7 +636,10 @@ class LinkContract:
         assert other.leave()["updates"] == 5
         other.close()
 
-    def test_a_step_that_needs_one_that_is_gone_is_an_error(self, ps: LocalParameterServer) -> None:
+    def test_a_step_that_needs_one_that_is_gone_is_an_error(
+        self, ps: LocalParameterServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hosted_shard, "RECONNECT_SECONDS", 0.1)
         left, *others = (ps.open(i, 3, synchronous=True) for i in range(3))
         left.close()
         for link in others:

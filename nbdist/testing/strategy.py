@@ -99,6 +99,16 @@ def alone(body: Callable[[Strategy, Context], Any]) -> Any:
     return everywhere([(context, context.strategy)], body)[0]
 
 
+def alone_once(body: Callable[[Strategy, Context], Any], *key: object) -> Any:
+    """Return what `alone` does, computed once for each key; callers do not change it."""
+    if key not in _computed:
+        _computed[key] = alone(body)
+    return _computed[key]
+
+
+_computed: dict[tuple[object, ...], Any] = {}
+
+
 def points(rows: int) -> tuple[Array, Array]:
     """Return examples of 4 numbers around three points, and the number of each one's point."""
     rng = np.random.default_rng(0)
@@ -229,7 +239,9 @@ class StrategyContract:
 
     def test_fit_is_that_of_one_device(self, world: World, batch: tuple[int, int]) -> None:
         rows, size = batch
-        expected, steps = alone(lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size))
+        expected, steps = alone_once(
+            lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size), "fit", rows, size
+        )
         results = everywhere(world, lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size))
         for weights, global_step in results:
             assert_alike(weights, expected)
@@ -240,20 +252,24 @@ class StrategyContract:
 
     def test_fit_with_adam_and_dropout(self, world: World) -> None:
         body = lambda strategy, _: fitted(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])[0]
-        expected = alone(body)
+        expected = alone_once(body, "fit with dropout")
         for weights in everywhere(world, body):
             assert_alike(weights, expected, rtol=1e-3, atol=1e-4)
 
     def test_a_loop_of_ones_own_is_that_of_one_device(self, world: World, batch: tuple[int, int]) -> None:
         rows, size = batch
-        expected, of_all = alone(lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size))
+        expected, of_all = alone_once(
+            lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size), "loop", rows, size
+        )
         results = everywhere(world, lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size))
         for weights, found in results:
             assert_alike(weights, expected)
             np.testing.assert_allclose(found, of_all, rtol=1e-4)
 
     def test_a_loop_of_ones_own_is_fit(self, world: World) -> None:
-        expected, _ = alone(lambda strategy, _: fitted(strategy, Adam(0.01), 61, 20, [Dropout(0.4)]))
+        expected = alone_once(
+            lambda strategy, _: fitted(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])[0], "fit with dropout"
+        )
         for weights, _ in everywhere(
             world, lambda strategy, _: looped(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])
         ):
@@ -264,7 +280,7 @@ class StrategyContract:
         self, world: World, loop: bool, capsys: pytest.CaptureFixture[str]
     ) -> None:
         body = lambda strategy, context: (*overflowing(strategy, loop), context.progress.skipped)
-        expected, scale, _ = alone(body)
+        expected, scale, _ = alone_once(body, "overflow", loop)
         assert scale == 2048
         capsys.readouterr()
         results = everywhere(world, body)
@@ -534,15 +550,16 @@ class StrategyContract:
             ask = AtFirstEpoch(world, context, lambda control: control.set_rate(rate))
             return fitted(strategy, own, 60, 20, epochs=3, callbacks=[ask])[0], context.progress.learning_rate
 
-        other = Context(seed=SEED, quiet=True)
-        on_one = [(other, other.strategy)]
-        ((expected, shown),) = everywhere(on_one, lambda strategy, c: body(on_one, strategy, c))
+        own = lambda strategy, c: body([(c, strategy)], strategy, c)
+        expected, shown = alone_once(own, "rate", optimizer)
         results = everywhere(world, lambda strategy, context: body(world, strategy, context))
         for weights, _ in results:
             assert_alike(weights, expected, rtol=1e-3, atol=1e-4)
             assert_alike(weights, results[0][0], rtol=0, atol=0)
         assert shown == results[0][1] == rate
-        constant = alone(lambda strategy, _: fitted(strategy, optimizer(), 60, 20, epochs=3)[0])
+        constant = alone_once(
+            lambda strategy, _: fitted(strategy, optimizer(), 60, 20, epochs=3)[0], "constant rate", optimizer
+        )
         assert not np.allclose(constant[0], expected[0], rtol=1e-3, atol=1e-3)
 
     def test_a_rate_changes_in_a_loop_of_ones_own(self, world: World) -> None:
@@ -563,9 +580,8 @@ class StrategyContract:
             strategy.finish()
             return made.get_weights()
 
-        other = Context(seed=SEED, quiet=True)
-        on_one = [(other, other.strategy)]
-        expected = everywhere(on_one, lambda strategy, context: body(on_one, strategy, context))[0]
+        own = lambda strategy, c: body([(c, strategy)], strategy, c)
+        expected = alone_once(own, "rate in a loop")
         results = everywhere(world, lambda strategy, context: body(world, strategy, context))
         for weights in results:
             assert_alike(weights, expected)
@@ -587,7 +603,11 @@ class StrategyContract:
         assert (found["number"], found["error"]) == (1, None)
         assert found["step"] in (2, 3)  # parameter servers may not have completed the third step
         made = {"epochs": 1, "steps_per_epoch": found["step"]}
-        expected, _ = alone(lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), 60, 20, **made))
+        expected, _ = alone_once(
+            lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), 60, 20, **made),
+            "steps",
+            found["step"],
+        )
         assert_alike(load(found["path"]).get_weights(), expected)
         assert [steps for _, steps in results] == [6] * len(world)
         assert control.messages == 1
@@ -627,7 +647,9 @@ class StrategyContract:
         )
         results = everywhere(world, body)
         watcher.join(PATIENCE)
-        expected, steps = alone(lambda s, _: fitted(s, SGD(0.3, momentum=0.5), 60, 20, epochs=4))
+        expected, steps = alone_once(
+            lambda s, _: fitted(s, SGD(0.3, momentum=0.5), 60, 20, epochs=4), "four epochs"
+        )
         assert seen == [3, 3]
         for weights, made in results:
             assert_alike(weights, expected)

@@ -24,6 +24,7 @@ def test_a_cell_of_ours_runs_on_every_engine(monkeypatch: pytest.MonkeyPatch, tm
     assert outcome["check"] == {"engines": 4}
 
 
+@pytest.mark.slow
 def test_a_cell_that_raises_or_does_not_end_is_said(tmp_path: Path) -> None:
     with Notebook({"IPYTHONDIR": str(tmp_path)}) as notebook:
         assert notebook.run("print(1 + 1)")[1] == "2\n"

@@ -7,6 +7,7 @@ import pytest
 from bench import drawing, growth, simulate
 
 
+@pytest.mark.slow
 def test_the_table_and_the_picture_of_a_small_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ CONFIGURE = """document.addEventListener('readystatechange', () => {
   const config = JSON.parse(node.textContent);
   const known = config.disabledExtensions ?? [];
   config.disabledExtensions = [...(Array.isArray(known) ? known : Object.keys(known)), ...NAMES];
+  config.buildAvailable = config.buildCheck = false; // or the server starts Node.js for each page
   // The server adds to a page of Notebook 7 what a JupyterLab was last asked to open.
   if (location.pathname.startsWith('/notebooks')) delete config.treePath;
   node.textContent = JSON.stringify(config);
@@ -66,6 +67,7 @@ ALONE = """() => { const {shell} = window.jupyterapp, {currentWidget} = shell;
 
 FAILED = pytest.StashKey[bool]()  # of a test's item
 LIVE = "section.nbdist-live"
+POLL = 50  # milliseconds between two looks of a long wait: a page that looks in each frame also draws each
 # JupyterLab lays a notebook out after it is there and has its size: what was scrolled to before moves away.
 AT_REST = """async (node, block) => {
   let top;
@@ -87,7 +89,7 @@ def wait_for_curve(page: Page) -> None:
     page.wait_for_selector(LIVE, state="attached")
     bring_into_view(page.locator(LIVE).first)
     page.wait_for_function(
-        f"() => /at [a-z]+ [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)"
+        f"() => /at [a-z]+ [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)", polling=POLL
     )
 
 
@@ -258,7 +260,7 @@ class Lab:
     def settle(self, name: str, *, kernel: bool = True) -> None:
         """Wait for JupyterLab in a tab that was just loaded, and open the notebook in it."""
         page = self.page
-        page.wait_for_function(LOADED)
+        page.wait_for_function(LOADED, polling=POLL)
         page.evaluate("window.jupyterapp.restored")
         self.command("application:set-mode", {"mode": "single-document"})
         page.evaluate("window.jupyterapp.shell.collapseLeft(), window.jupyterapp.shell.collapseRight()")
@@ -295,6 +297,7 @@ class Lab:
                 "n => !window.jupyterapp.shell.currentWidget.content.widgets[n].node"
                 ".querySelector('.jp-InputPrompt').textContent.includes('*')",
                 arg=cell,
+                polling=POLL,
             )
             if self.page.evaluate(ran, cell):
                 return
@@ -305,7 +308,7 @@ class Lab:
             "n => { const cell = window.jupyterapp.shell.currentWidget.content.widgets[n];"
             " return !cell.node.querySelector('.jp-InputPrompt').textContent.includes('*')"
             " && cell.model.executionCount !== null }",
-            arg=cell, timeout=timeout * 1000,
+            arg=cell, timeout=timeout * 1000, polling=POLL,
         )  # fmt: skip
 
     def wait_idle(self, timeout: float = PATIENCE) -> None:
@@ -313,6 +316,7 @@ class Lab:
         self.page.wait_for_function(
             "window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'",
             timeout=timeout * 1000,
+            polling=POLL,
         )
 
     def output(self, cell: int) -> Locator:

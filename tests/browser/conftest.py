@@ -25,9 +25,11 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def lab_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[LabServer]:
-    server = LabServer(tmp_path_factory.mktemp("lab"))
+    first_tier = "not exhaustive" in pytestconfig.option.markexpr
+    # The kernels of the first tier are forks: the start of a new one is Jupyter's, and takes 2 s of CPU.
+    server = LabServer(tmp_path_factory.mktemp("lab"), forks=first_tier)
     # Pictures are for people, and nothing is asserted of them; the first tier has no time for them.
-    server.pictures = "not exhaustive" not in pytestconfig.option.markexpr
+    server.pictures = not first_tier
     yield server
     server.close()
 

@@ -18,7 +18,7 @@ x_train, y_train, x_test, y_test = nb.data.digits()"""
 TRAIN = """%%distribute --replication in-graph --sync --seed 1 --name towers
 import time
 def slowly(*batch):
-    time.sleep(0.005)  # the page needs the cores, too
+    time.sleep(0.02)  # the page needs the cores, too
     return batch
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy", metrics=["accuracy"])

@@ -25,7 +25,7 @@ score = n"""
 TRAIN = """%%distribute --seed 1 --name unending
 import time
 def slowly(*batch):
-    time.sleep(0.005)  # the page needs the cores, too
+    time.sleep(0.02)  # the page needs the cores, too
     return batch
 x, y, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])

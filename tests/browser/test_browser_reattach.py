@@ -26,7 +26,7 @@ print("pid of the kernel:", os.getpid())"""
 TRAIN = """%%distribute --strategy ps --seed 1 --name outlives
 import time
 def slowly(*batch):
-    time.sleep(0.005)  # the page needs the cores, too
+    time.sleep(0.02)  # the page needs the cores, too
     return batch
 x_train, y_train, x_test, y_test = nb.data.digits()
 print("begun by", nb.task.rank)

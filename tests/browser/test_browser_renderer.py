@@ -170,7 +170,7 @@ def test_data_that_cannot_be_drawn_are_shown_as_saved(drawing_lab: Lab) -> None:
 def test_both_kinds_at_all_widths_in_both_themes_pass_axe(
     drawing_lab: Lab, looks: dict[str, tuple[int, ...]]
 ) -> None:
-    page = opened(drawing_lab, "both.ipynb", [run_bundle(replicas=3), sweep_bundle()], height=2600)
+    page = opened(drawing_lab, "both.ipynb", [run_bundle(replicas=3), sweep_bundle(24)], height=2600)
     expect(page.locator(f"{GRID} canvas").first).to_be_visible()
     wrong: dict[str, object] = {}
     for theme, widths in looks.items():

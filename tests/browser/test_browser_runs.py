@@ -23,7 +23,7 @@ nb.start_cluster(workers=2, ps=1, orphan_timeout=2)"""
 TRAIN = """%%distribute --strategy ps --seed 1 --name long
 import time
 def slowly(*batch):
-    time.sleep(0.005)  # the page needs the cores, too
+    time.sleep(0.02)  # the page needs the cores, too
     return batch
 x_train, y_train, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])

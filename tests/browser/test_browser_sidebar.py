@@ -21,7 +21,7 @@ TRAIN = """%load_ext nbdist
 RUN = """%%distribute --seed 1 --name endless
 import time
 def slowly(*batch):
-    time.sleep(0.005)  # the page needs the cores, too
+    time.sleep(0.02)  # the page needs the cores, too
     return batch
 x_train, y_train, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(32, "tanh"), nb.nn.Dense(10, "softmax")])

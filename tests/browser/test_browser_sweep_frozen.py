@@ -23,7 +23,7 @@ SWEEP = """%%sweep n=[0, 1, 2, 3, 4, 5] --metric score --name {name} {flags}
 CELLS = [
     SETUP.format(orphan=5),
     SWEEP.format(name="finished", flags="--wait", body="nb.log(score=n / 2)\nscore = n"),
-    SWEEP.format(name="ended", flags="", body="import time\nwhile True: nb.log(score=n); time.sleep(0.01)"),
+    SWEEP.format(name="ended", flags="", body="import time\nwhile True: nb.log(score=n); time.sleep(0.1)"),
     SWEEP.format(
         name="raises",
         flags="",

@@ -172,6 +172,7 @@ def test_datasets_of_pytorch() -> None:
         Dataset.from_torch(3)
 
 
+@pytest.mark.slow
 @pytest.mark.frameworks
 def test_datasets_of_hugging_face() -> None:
     import datasets

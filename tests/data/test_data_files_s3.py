@@ -33,6 +33,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
+@pytest.mark.slow
 def test_files_on_s3(bucket: str) -> None:
     for number in range(2):
         write_tfrecords(f"{bucket}/records/{number}.tfrecord.gz", [f"{number}{n}".encode() for n in range(3)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,12 @@ from nbdist.runtime.server import Server
 from nbdist.wire.keys import ClusterKeys
 
 Town = Callable[..., InGraphStrategy]
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States and checkpoints are written in every step; none has to survive the end of this host."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture

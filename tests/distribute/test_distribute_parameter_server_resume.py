@@ -32,8 +32,6 @@ from nbdist.train.custom.api import end_loops
 from nbdist.train.resume import DataCursor, TrainingStates, read_state
 from nbdist.train.state_writer import StateWriter, parse_interval, state_files
 
-SIZES = [2, 3]
-
 
 def workers(size: int, write: Path, read: Path | None) -> World:
     """Return the processes of a run, each with the states of its context."""
@@ -100,7 +98,7 @@ def plain() -> Optimizer:
 
 @pytest.mark.parametrize(
     ("size", "optimizer"),
-    matrix([(2, momentum), (3, adam), (2, adagrad)], rest=[(3, momentum), (2, adam), (3, adagrad)]),
+    matrix([(2, momentum), (3, adam)], rest=[(2, adagrad), (3, momentum), (2, adam), (3, adagrad)]),
 )
 def test_workers_continue_together(tmp_path: Path, size: int, optimizer: Callable[[], Optimizer]) -> None:
     path = tmp_path / "state.safetensors"
@@ -121,7 +119,7 @@ def test_workers_continue_together(tmp_path: Path, size: int, optimizer: Callabl
     assert read_state(path).updates == 12
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize(("before", "after"), matrix([(1, 2), (3, 1)], rest=[(2, 3)]))
 def test_another_number_of_workers_makes_the_same_steps(
     tmp_path: Path, before: int, after: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,10 +134,10 @@ def test_another_number_of_workers_makes_the_same_steps(
 
 def test_workers_with_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts without a shared folder may have no file, or one of another run."""
-    monkeypatch.setattr(ThreadWorld, "timeout", 1.0)
     one, other = tmp_path / "one", tmp_path / "other"
     everywhere(workers(2, one, None), body_of(lambda: SGD(0.1), 1))
     everywhere(workers(2, other, None), body_of(lambda: SGD(0.1, momentum=0.0), 2))
+    monkeypatch.setattr(ThreadWorld, "timeout", 0.5)
     world = workers(2, tmp_path / "new", one)
     world[1][0].states = TrainingStates(read=other)
     with pytest.raises(DataLossError, match=r"replica 1\) continues from another state than rank 0"):
@@ -226,7 +224,7 @@ def wait_for_the_disk(chief: Context) -> None:
 
 @pytest.mark.parametrize(
     ("servers", "optimizer"),
-    matrix([(1, momentum), (2, adam), (1, plain)], rest=[(2, momentum), (1, adam), (2, plain)]),
+    matrix([(2, adam), (1, plain)], rest=[(1, momentum), (2, momentum), (1, adam), (2, plain)]),
 )
 def test_synchronous_servers_continue_bit_for_bit(
     tmp_path: Path, servers: int, optimizer: Callable[[], Optimizer]
@@ -250,7 +248,7 @@ def test_synchronous_servers_continue_bit_for_bit(
 
 @pytest.mark.parametrize(
     ("servers", "last"),
-    matrix([(1, 4), (2, 8), (1, 9)], rest=[(1, 7), (1, 8), (2, 4), (2, 7), (2, 9)]),
+    matrix([(2, 8), (1, 9)], rest=[(1, 4), (1, 7), (1, 8), (2, 4), (2, 7), (2, 9)]),
 )
 def test_a_step_that_others_did_not_make_is_in_no_state(tmp_path: Path, servers: int, last: int) -> None:
     """Replica 1 stops one step before the chief, whose last gradient is then part of no update."""
@@ -268,7 +266,7 @@ def test_a_step_that_others_did_not_make_is_in_no_state(tmp_path: Path, servers:
     assert again[0][1].history == whole[0][1].history
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", matrix([3], rest=[1]))
 def test_synchronous_servers_continue_on_other_replicas(tmp_path: Path, replicas: int) -> None:
     _, whole = served(2, tmp_path / "whole", None, synchronous=True)
     served(2, tmp_path / "first", None, dies=True, synchronous=True)
@@ -309,7 +307,7 @@ def test_tables_on_servers_continue_with_their_slots(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize(("before", "after"), matrix([(2, 3), (3, 1)], rest=[(2, 2)]))
 def test_asynchronous_servers_continue_their_snapshot(tmp_path: Path, before: int, after: int) -> None:
     """Every replica continues its own epochs; the servers count the gradients that a snapshot has."""
     served(before, tmp_path / "first", None, dies=True)
@@ -329,7 +327,8 @@ def test_asynchronous_servers_continue_their_snapshot(tmp_path: Path, before: in
     assert all(np.isfinite(w).all() for w in again[0][0].get_weights())
 
 
-def test_backups_continue(tmp_path: Path) -> None:
+def test_backups_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nbdist.runtime.ps.service.LOOK_SECONDS", 0.05)
     given: dict[str, Any] = {"synchronous": True, "aggregate": 2}
     served(3, tmp_path / "first", None, dies=True, **given)
     town, _ = served(3, tmp_path / "again", tmp_path / "first", **given)

@@ -108,7 +108,8 @@ def test_deaths_leave_no_replica_waiting(
 
 
 def test_the_bound_is_reached() -> None:
-    """Some order of events reaches the bound."""
+    """Some order of events reaches the bound: those of the seeds 79 and 169 do."""
     rules = Rules(2, staleness=1)
-    most = max(trained(rules, [8, 8], seed).servers[0].shard.statistics.staleness[1] for seed in range(400))
+    seeds = range(50, 50 + examples(400))
+    most = max(trained(rules, [8, 8], seed).servers[0].shard.statistics.staleness[1] for seed in seeds)
     assert most == rules.most_stale() == 4

@@ -107,8 +107,15 @@ def test_a_model_may_have_fewer_elements_than_replicas() -> None:
         np.testing.assert_allclose(weights, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
-@pytest.mark.parametrize("then", [ShardedStrategy, MultiWorkerMirroredStrategy])
+@pytest.mark.parametrize(
+    ("then", "before", "after"),
+    matrix(
+        [(ShardedStrategy, 2, 3), (MultiWorkerMirroredStrategy, 3, 1), (ShardedStrategy, 1, 2)],
+        rest=[
+            (MultiWorkerMirroredStrategy, 2, 3), (ShardedStrategy, 3, 1), (MultiWorkerMirroredStrategy, 1, 2),
+        ],
+    ),
+)  # fmt: skip
 def test_a_state_continues_on_another_number_of_replicas(
     tmp_path: Path, before: int, after: int, then: Callable[..., Strategy]
 ) -> None:
@@ -170,7 +177,7 @@ def looped(size: int, folder: Path, read: Path | None, dies: int | None) -> list
     return everywhere(world, body)
 
 
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("after", matrix([3], rest=[1]))
 def test_a_loop_of_ones_own_continues_on_another_number_of_replicas(tmp_path: Path, after: int) -> None:
     expected = looped(1, tmp_path / "whole", None, None)[0][0]
     looped(2, tmp_path / "first", None, 8)
@@ -197,7 +204,7 @@ def test_a_lost_replica_ends_the_training_with_the_remedy() -> None:
         everywhere(sharded(2), body)
 
 
-@pytest.mark.parametrize(("stage", "scaled"), [(2, False), (2, True), (3, False), (3, True)])
+@pytest.mark.parametrize(("stage", "scaled"), matrix([(2, False), (3, True)], rest=[(2, True), (3, False)]))
 def test_a_nan_on_one_replica_is_left_out_by_all(stage: int, scaled: bool) -> None:
     """The first replica's share of the second batch has a NaN; moving means do not keep it."""
     x, y = points(60)

@@ -106,7 +106,7 @@ def test_the_slowest_worker_sets_the_pace() -> None:
 
 def test_where_letters_are_many_larger_buckets_pay() -> None:
     many, few = (
-        simulate("hierarchical", 256, hosts=64, model_bytes=64 * MB, bucket_bytes=size)
+        simulate("hierarchical", 128, hosts=64, model_bytes=32 * MB, bucket_bytes=size)
         for size in (MB, 16 * MB)
     )
     assert few.messages < many.messages / 2

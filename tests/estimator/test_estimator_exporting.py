@@ -60,6 +60,7 @@ def test_a_model_is_an_estimator(tmp_path: Path) -> None:
         model_to_estimator(nb.nn.Sequential([nb.nn.Dense(2)]).build((4,)))
 
 
+@pytest.mark.slow
 def test_an_export_predicts_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     estimator = model_to_estimator(model(), tmp_path / "model", QUIET).train(data(3))
     folder = estimator.export(tmp_path / "exports", X[:1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def test_batches_have_numbers_of_any_type_that_jax_knows() -> None:
 
 
 START = {"w": np.full(2, 0.5, np.float32)}
-BATCHES = [(X[:4], Y[:4]), (X[4:], Y[4:])]
+BATCHES = [(X[:5], Y[:5]), (X[5:], Y[5:])]  # of one size: a step is compiled once
+WRONG = (np.full_like(X[:5], np.inf), Y[:5])
 
 
 def optimizers() -> list[Any]:
@@ -99,6 +101,7 @@ def optimizers() -> list[Any]:
     return [AdamW(0.1, amsgrad=True), optax.chain(optax.clip_by_global_norm(1.0), rated)]
 
 
+@pytest.mark.slow
 def test_step_and_update_as_one_give_what_they_give_apart() -> None:
     for one in optimizers():
         apart = Context(strategy=MirroredStrategy(["CPU:0"]), quiet=True, seed=5)
@@ -117,8 +120,9 @@ def test_an_optimizer_of_ones_own_updates_in_numpy() -> None:
     np.testing.assert_allclose(np.abs(found - START["w"]), 0.25)
 
 
+@pytest.mark.slow
 def test_an_update_with_a_gradient_that_is_nan_is_not_made() -> None:
-    wrong = [*BATCHES, (np.full_like(X, np.inf), Y)]
+    wrong = [*BATCHES, WRONG]
     good = fit(squared, START, BATCHES, epochs=1, optimizer=Adam(0.1)).params["w"]
     skipped = fit(squared, START, wrong, epochs=1, optimizer=Adam(0.1), nan="skip").params["w"]
     np.testing.assert_array_equal(skipped, good)
@@ -129,7 +133,7 @@ def test_an_update_with_a_gradient_that_is_nan_is_not_made() -> None:
 
 
 def test_a_step_that_is_dispatched_after_one_with_nan_is_not_made() -> None:
-    before, wrong, seen = BATCHES * 2, (np.full_like(X, np.inf), Y), Callback()
+    before, wrong, seen = BATCHES * 2, WRONG, Callback()
     with pytest.raises(NanLossError, match="at step 5"):
         fit(squared, START, [*before, wrong, *BATCHES], epochs=1, optimizer=Adam(0.1), callbacks=[seen])
     good = fit(squared, START, before, epochs=1, optimizer=Adam(0.1)).params["w"]
@@ -172,15 +176,16 @@ def normalized(params: Any, stats: Any, batch: Any, train: bool) -> Any:
 STATS = {"BatchNorm_0": {"mean": np.zeros(2, np.float32), "steps": np.zeros((), np.int32)}}
 
 
+@pytest.mark.slow
 def test_a_state_is_what_the_last_step_has_returned(tmp_path: Path) -> None:
     import jax
 
     params, stats = START, STATS
-    gradient = jax.grad(lambda *given: normalized(*given, train=True)[0])
+    training = partial(normalized, train=True)
+    step = jax.jit(jax.value_and_grad(lambda *given: training(*given)[:2], has_aux=True))
     for batch in BATCHES * 4:
-        found = gradient(params, stats, batch)["w"]
-        stats = normalized(params, stats, batch, train=True)[1]
-        params = {"w": params["w"] - 0.01 * found}
+        (_, stats), found = step(params, stats, batch)
+        params = {"w": params["w"] - 0.01 * found["w"]}
     for strategy in (None, MirroredStrategy(["CPU:0"])):
         for epochs in (2, 4):  # the second continues from the state of the first
             path = tmp_path / f"{strategy}"
@@ -197,7 +202,7 @@ def test_a_state_is_what_the_last_step_has_returned(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_left_out_changes_no_state() -> None:
-    wrong = [*BATCHES, (np.full_like(X, np.inf), Y)]
+    wrong = [*BATCHES, WRONG]
     for strategy in (None, MirroredStrategy(["CPU:0"])):
         context = Context(quiet=True, seed=5, **({} if strategy is None else {"strategy": strategy}))
         found = fit(normalized, START, wrong, state=STATS, epochs=1, nan="skip", context=context)

@@ -23,8 +23,9 @@ from nbdist.graph.gradients import gradients
 from nbdist.graph.op import OPS, Example, Op
 from nbdist.graph.scopes import container, control_dependencies, device, name_scope
 from nbdist.graph.serialize.attributes import pack
-from nbdist.graph.serialize.encode import Encoded, decode, difference, encode, fingerprint
+from nbdist.graph.serialize.encode import PACK_ABOVE, Encoded, decode, difference, encode, fingerprint
 from nbdist.graph.tensor import Constant, Graph, Variable, constant, placeholder, record
+from nbdist.wire.rpc.frame import MAX_META
 
 
 @of_every_op
@@ -216,11 +217,15 @@ def test_two_thousand_nodes_are_a_small_message() -> None:
     assert arrays == []
 
 
-def test_a_graph_whose_tables_are_too_large_for_a_message_travels_packed() -> None:
-    graph = stacked(700)
+def test_a_graph_whose_tables_are_too_large_for_a_message_travels_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert PACK_ABOVE < MAX_META
+    monkeypatch.setattr("nbdist.graph.serialize.encode.PACK_ABOVE", 1 << 15)
+    graph = stacked(69)
     meta, arrays = encode(graph.tensors)
     assert set(meta) == {"format", "nbdist"}
-    assert len(arrays[-1]) > 1 << 19
+    assert len(arrays[-1]) > 1 << 15
     assert_same(graph.tensors, travelled(graph.tensors))
     for damaged in ([], [arrays[-1][:1000]], [arrays[-1].astype(np.float32)], [np.frombuffer(b"\x01", "u1")]):
         with pytest.raises(DataLossError, match=r"tables"):
@@ -255,6 +260,7 @@ def test_a_fingerprint_sees_large_constants_and_not_initial_values() -> None:
     assert build(1, 1) == build(1, 2) != build(2, 1)
 
 
+@pytest.mark.slow
 def test_fingerprints_are_the_same_in_every_process() -> None:
     code = (
         "import numpy as np\n"

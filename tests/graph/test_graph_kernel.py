@@ -62,6 +62,7 @@ def compiled(arch: str, texts: list[str]) -> bytes:
     return binary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", matrix(["90"], rest=["75"]))
 def test_nvrtc_compiles_every_kernel(arch: str) -> None:
     """Each kernel for both; of its types half for each, because that takes seconds."""

@@ -135,6 +135,7 @@ def test_what_is_refused(arguments: dict[str, Any], words: str) -> None:
         get_variable(**{"name": "w", "shape": (2, 3), **arguments})
 
 
+@pytest.mark.slow
 def test_values_follow_from_seed_and_name_in_every_process() -> None:
     def value(seed: int | None, name: str = "w") -> Array:
         with Graph().as_default():

@@ -170,6 +170,7 @@ def test_errors_of_the_process(
         perform()
 
 
+@pytest.mark.slow
 def test_a_too_long_action_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(manager, "UNDO_SECONDS", 0.2)
     (tmp_path / "pid").touch()  # on a busy machine the process may not write its own

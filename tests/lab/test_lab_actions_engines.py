@@ -137,15 +137,6 @@ def test_a_cluster_from_start_to_end(server: ServerProcess) -> None:
     feed.page.close()
 
 
-def test_a_cluster_outlives_its_server(server: ServerProcess, tmp_path: Path) -> None:
-    with server_process(tmp_path) as first:
-        id = first.ask("POST", f"{API}/clusters", {"workers": 1, "gpus": "none"}).json["id"]
-        until(lambda: item(id, first.get("/state")).get("state") == "running")
-    assert item(id, server.get("/state"))["state"] == "running"
-    server.ask("DELETE", f"{API}/clusters/{id}")
-    until(lambda: not item(id, server.get("/state")))
-
-
 def acting(pid: int) -> list[psutil.Process]:
     """Return a server's action processes."""
     found = []
@@ -156,19 +147,36 @@ def acting(pid: int) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_an_ended_server_leaves_no_partial_start(tmp_path: Path, number: int) -> None:
-    with server_process(tmp_path) as server:
-        id = server.ask("POST", f"{API}/clusters", {"workers": 2, "gpus": "none"}).json["id"]
-        acts = until(lambda: acting(server.process.pid))
-        assert len(acts) == 1
-        # After the controller's start, before the engines':
-        until(lambda: item(id, server.get("/state"))["lines"])
-        os.kill(server.process.pid, number)
-        server.process.wait(60)
+def end_during_a_start(first: ServerProcess, number: int) -> None:
+    """Send a signal to a server that starts a cluster; check that nothing of the cluster is left."""
+    id = first.ask("POST", f"{API}/clusters", {"workers": 2, "gpus": "none"}).json["id"]
+    acts = until(lambda: acting(first.process.pid))
+    assert len(acts) == 1
+    # After the controller's start, before the engines':
+    until(lambda: item(id, first.get("/state"))["lines"])
+    os.kill(first.process.pid, number)
+    first.process.wait(60)
     psutil.wait_procs(acts, 30)
     assert not acts[0].is_running()
     until(lambda: not (clusters_folder() / id).exists())
+
+
+def test_a_cluster_outlives_its_server_and_a_partial_start_does_not(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    with server_process(tmp_path) as first:
+        id = first.ask("POST", f"{API}/clusters", {"workers": 1, "gpus": "none"}).json["id"]
+        until(lambda: item(id, first.get("/state")).get("state") == "running")
+        until(lambda: not acting(first.process.pid))
+        end_during_a_start(first, signal.SIGTERM)
+    assert item(id, server.get("/state"))["state"] == "running"
+    server.ask("DELETE", f"{API}/clusters/{id}")
+    until(lambda: not item(id, server.get("/state")))
+
+
+def test_a_killed_server_leaves_no_partial_start(tmp_path: Path) -> None:
+    with server_process(tmp_path) as first:
+        end_during_a_start(first, signal.SIGKILL)
 
 
 STUCK = """
@@ -322,7 +330,7 @@ def test_a_training_is_paused_resumed_and_gets_another_learning_rate(
 
 
 KILLED = """
-import os, signal, psutil
+import os, signal, threading, psutil
 import nbdist as nb
 cluster = nb.start_cluster(workers=2, report=None)
 body = '''
@@ -338,7 +346,7 @@ model.fit(x, x[:, :1], batch_size=4, epochs=4, callbacks=[Hold()])
 '''
 run = nb.launch(body, strategy="multi_worker", seed=1, background=True, live=False, checkpoint_every=1)
 run.wait_until(step=6)
-while not list(run.folder.glob("state-*")): pass
+while not list(run.folder.glob("state-*")): threading.Event().wait(0.01)
 supervisor = psutil.Process(cluster.tasks[0].pid).parent()
 supervisor.suspend()
 for one in [*supervisor.children(recursive=True), supervisor]:

@@ -128,6 +128,7 @@ def test_the_server_sends_pings(server: Server, monkeypatch: pytest.MonkeyPatch)
     server.wait_idle()
 
 
+@pytest.mark.slow
 def test_a_slow_page_gets_the_newest_state_in_the_end(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,7 @@ def test_only_new_records_are_read(drive: Callable[..., Driven], monkeypatch: py
     assert opened == []
 
 
+@pytest.mark.slow
 def test_a_long_log_is_read_over_several_polls(
     drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
 ) -> None:

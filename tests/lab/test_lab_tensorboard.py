@@ -145,7 +145,12 @@ def test_damaged_and_foreign_logs_do_not_affect_others(temporary: Path) -> None:
     with_boards(look)
 
 
-def test_nothing_listens_on_a_port_and_no_file_is_for_others(temporary: Path) -> None:
+def test_a_process_has_no_port_no_secret_and_no_tensorflow(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorflow.py").write_text("import os; os._exit(7)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("JUPYTER_TOKEN", "secret")
     run = make_run(own=True, steps=5)
 
     async def look(boards: Boards) -> None:
@@ -155,19 +160,6 @@ def test_nothing_listens_on_a_port_and_no_file_is_for_others(temporary: Path) ->
         assert [entry for entry in process.net_connections("inet") if entry.laddr] == []
         environment = process.environ()
         assert not {"JUPYTER_TOKEN", "JPY_API_TOKEN"} & environment.keys()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_TOKEN", "secret")
-        with_boards(look)
-
-
-def test_tensorflow_is_not_imported(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tensorflow.py").write_text("import os; os._exit(7)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    run = make_run(own=True, steps=5)
-
-    async def look(boards: Boards) -> None:
-        await boards.open(run)
         assert len(await scalars(boards, run, "worker-0", "loss")) == 5
 
     with_boards(look)

@@ -92,8 +92,8 @@ def test_a_valid_frame_without_valid_content_counts_as_damage(kind: int, payload
 
 
 def hostile(shape: str) -> bytes:
-    """Two megabytes that made a reader hash each byte thousands of times."""
-    size, largest = 2 << 20, METRICS.largest
+    """A quarter of a megabyte of what made a reader hash each byte thousands of times."""
+    size, largest = 1 << 18, METRICS.largest
     bad = bytearray(METRICS.frame(POINTS, b"12345678"))
     bad[-1] ^= 1
     header = framing._HEADER.pack(METRICS.mark, POINTS, size // 2, 0)

@@ -43,6 +43,7 @@ def images() -> Sequential:
     return Sequential(layers, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "epochs"),
     [

@@ -293,7 +293,7 @@ def test_a_new_learning_rate_applies_from_the_next_step(
     begin: Callable[..., Run], options: dict[str, Any], body: str, tmp_path: Path
 ) -> None:
     """The weights are those of one device that changes its rate before the chief's next step."""
-    epochs, gate = 50, tmp_path / "gate"
+    epochs, gate = 25, tmp_path / "gate"
     run = begin(with_gate(body.format(epochs=epochs), gate), **options)
     until(lambda: run.standing().learning_rate == 0.03, during=run)
     chief, *_ = paused(run, gate)

@@ -8,6 +8,7 @@ import sys
 from types import ModuleType
 
 import pytest
+from tiers import matrix
 
 import nbdist
 
@@ -22,7 +23,13 @@ def test_a_public_name_is_no_module_unless_it_is_meant_to_be(name: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("first", ["pass", "import nbdist.run.start", "nb.runs(); import nbdist.run.start"])
+@pytest.mark.parametrize(
+    "first",
+    matrix(
+        ["import nbdist.run.start", "assert isinstance(nb.runs(), list); import nbdist.run.start"],
+        rest=["pass"],  # which the second one begins with
+    ),
+)
 def test_runs_lists_runs_whatever_was_imported_before(first: str) -> None:
     code = f"import nbdist as nb; {first}; assert isinstance(nb.runs(), list); import nbdist.run.outcome"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -74,17 +74,17 @@ def test_a_killed_parameter_server_is_replaced_and_training_continues(
     start: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = start(workers=2, ps=2)
-    run = monitored(cluster, tmp_path, 1500)
+    run = monitored(cluster, tmp_path, 900)
     until_saved(run, tmp_path, 50)
     first = kill(cluster, "/job:ps/task:1")  # it has w, and the first one the global step
     run.wait()
     assert run.status == "finished"
     assert run.results["recoveries"] == 1
-    assert run.results["reached"] >= 1490
+    assert run.results["reached"] >= 890
     assert load_variable(tmp_path, "w") == pytest.approx(1.0)
     state = checkpoint_state(tmp_path)
     assert state is not None
-    assert int(state.model_checkpoint_path.rpartition("-")[2]) >= 1500
+    assert int(state.model_checkpoint_path.rpartition("-")[2]) >= 900
     (note,) = [note for note in run.notes if "replaced after" in note]
     assert note.startswith(f"/job:ps/task:1 (pid {first}) died: ")
     # The same cluster serves the next run, which begins with its own values.

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 Start = Callable[..., "Cluster"]
 pytestmark = pytest.mark.engines
 
-STEPS, EPOCHS, RATE = 8, 200, 2.0**-12
+STEPS, EPOCHS, RATE = 8, 50, 2.0**-12
 # Each gradient is 1 for the kernel, on server 0, and for the bias, on server 1: with SGD at a rate of a power
 # of two, the parameters say exactly how many gradients were applied.
-# Until the gate is open, each batch takes 9 ms, so that the run does not end before all servers have died.
+# Until the gate is open, each batch takes 36 ms, so that the run does not end before all servers have died.
 BODY = f"""
 import os, threading
 import numpy as np
 def slow(*batch):
     if not os.path.exists({{gate!r}}):
-        threading.Event().wait(0.009)
+        threading.Event().wait(0.036)
     return batch
 x = np.ones((8 * {STEPS}, 1), np.float32)
 model = nb.nn.Sequential([nb.nn.Dense(1, kernel_initializer="zeros")])
@@ -50,7 +50,7 @@ import os, threading
 import numpy as np
 def slow(*batch):
     if not os.path.exists({{gate!r}}):
-        threading.Event().wait(0.009)
+        threading.Event().wait(0.036)
     return batch
 x = np.ones((8 * {STEPS}, 1), np.float32)
 data = nb.data.Dataset.from_arrays(x).batch(8).map(slow)

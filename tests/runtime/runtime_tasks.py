@@ -37,6 +37,8 @@ WAYS = matrix(
 )
 all_ways = pytest.mark.parametrize("tasks", WAYS, indirect=True)
 """Through shared memory and over sockets, with a client that is one of the tasks and with one that is not."""
+one_way = pytest.mark.parametrize("tasks", matrix(WAYS[:1], rest=WAYS[1:]), indirect=True)
+"""The second tier has the other ways: for what a task decides, and a transport only carries."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reset_proxy import ResetProxy
+from tiers import matrix
 from waiting import until
 
 from nbdist.errors import ResourceExhaustedError, UnavailableError
@@ -99,7 +100,7 @@ class TestSharedMemory(LinkContract):
 class TestSocket(LinkContract):
     shared, kind = False, "socket"
 
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", matrix([0, 1], rest=[2, 3]))
     def test_resets_lose_and_repeat_no_gradient(self, ps: LocalParameterServer, seed: int) -> None:
         """The connection is reset again and again, somewhere in a message of either side."""
         host, _, port = ps.server.address.rpartition(":")

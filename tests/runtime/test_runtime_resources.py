@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_tasks import ONE, PS, TWO, Tasks, all_ways, begin, interrupted_when
+from _pytest.mark import ParameterSet
+from runtime_tasks import ONE, PS, TWO, WAYS, Tasks, all_ways, begin, interrupted_when, one_way
+from tiers import matrix
 from waiting import PATIENCE, limit
 
 from nbdist.errors import (
@@ -150,7 +152,7 @@ def test_what_does_not_fit_is_refused(graph: Graph) -> None:
         rows.apply_grad([1], np.zeros((1, 3)))
 
 
-@all_ways
+@one_way
 def test_sessions_share_it_and_different_graphs_get_an_error(tasks: Tasks) -> None:
     def built(shape: tuple[int, ...]) -> tuple[Graph, Tensor, Tensor]:
         with Graph().as_default() as graph, device(PS):
@@ -215,11 +217,23 @@ def waiting_ops() -> list[Tensor]:
     return [accumulator.take_grad(2), rows.take_grad(1).indices, queue.dequeue(step), queue.join(ONE)]
 
 
+def wait_and_way(which: int, way: ParameterSet) -> ParameterSet:
+    return pytest.param(which, *way.values, marks=way.marks, id=f"{which}-{way.id}")
+
+
 each_wait = pytest.mark.parametrize("which", range(4))
+each_wait_each_way = pytest.mark.parametrize(
+    ("which", "tasks"),
+    matrix(
+        [*(wait_and_way(which, WAYS[0]) for which in range(4)), wait_and_way(2, WAYS[1])],
+        rest=[wait_and_way(n, way) for way in WAYS[1:] for n in range(4) if (n, way) != (2, WAYS[1])],
+    ),
+    indirect=["tasks"],
+)
+"""All waits through shared memory, and one over sockets: what ends them comes the same way."""
 
 
-@each_wait
-@all_ways
+@each_wait_each_way
 def test_a_wait_ends_with_the_session(graph: Graph, tasks: Tasks, waits: threading.Event, which: int) -> None:
     op = waiting_ops()[which]
     session, other = tasks.session(), tasks.session()
@@ -266,8 +280,7 @@ def waiting_here() -> list[Tensor]:
     return [accumulator.take_grad(2), rows.take_grad(1).indices, queue.dequeue(), queue.join("")]
 
 
-@each_wait
-@all_ways
+@each_wait_each_way
 def test_a_wait_ends_with_a_reset(graph: Graph, tasks: Tasks, waits: threading.Event, which: int) -> None:
     op = waiting_ops()[which]
     with tasks.session() as session:
@@ -279,8 +292,7 @@ def test_a_wait_ends_with_a_reset(graph: Graph, tasks: Tasks, waits: threading.E
         assert isinstance(run.error, AbortedError)
 
 
-@each_wait
-@all_ways
+@each_wait_each_way
 def test_a_wait_ends_with_its_task(graph: Graph, tasks: Tasks, waits: threading.Event, which: int) -> None:
     op = waiting_ops()[which]
     with tasks.session() as session:
@@ -291,9 +303,8 @@ def test_a_wait_ends_with_its_task(graph: Graph, tasks: Tasks, waits: threading.
         assert isinstance(run.end(3).error, UnavailableError)
 
 
-@each_wait
+@each_wait_each_way
 @pytest.mark.parametrize("target", ["worker0", "ps0"])
-@all_ways
 def test_a_wait_is_interrupted(
     graph: Graph, tasks: Tasks, waits: threading.Event, which: int, target: str
 ) -> None:
@@ -307,8 +318,7 @@ def test_a_wait_is_interrupted(
         assert session.run(constant(2.0) * 3) == 6
 
 
-@each_wait
-@all_ways
+@each_wait_each_way
 def test_a_wait_ends_with_an_error_elsewhere(
     graph: Graph, tasks: Tasks, waits: threading.Event, which: int
 ) -> None:
@@ -334,7 +344,7 @@ def test_a_wait_ends_with_an_error_elsewhere(
         (3, ["the chief has not begun the training"]),
     ],
 )
-@all_ways
+@one_way
 def test_a_wait_ends_at_the_operation_timeout(
     graph: Graph, tasks: Tasks, which: int, words: list[str]
 ) -> None:
@@ -396,7 +406,7 @@ def test_a_waiting_session_is_woken(
         assert isinstance(woken(take, lambda: other.run(ends)).error, OutOfRangeError)
 
 
-@all_ways
+@one_way
 def test_all_waiting_replicas_get_the_error_of_an_aborted_chief(
     graph: Graph, tasks: Tasks, waits: threading.Event
 ) -> None:

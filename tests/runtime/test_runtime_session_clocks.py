@@ -22,6 +22,8 @@ from nbdist.runtime.session.session import Session
 from nbdist.runtime.spec import ClusterSpec
 from nbdist.wire.keys import ClusterKeys
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(params=["inside", "outside"])
 def worker(request: pytest.FixtureRequest) -> Iterator[Server]:

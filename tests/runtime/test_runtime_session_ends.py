@@ -57,7 +57,7 @@ def test_nothing_is_left_of_a_session(tasks: Tasks) -> None:
     use(tasks)  # ZeroMQ opens some things once
     until(lambda: executor_threads() == [])
     before = threading.active_count(), len(descriptors())
-    for isolate in (False, True) * 4:
+    for isolate in (False, True) * 2:
         use(tasks, isolate=isolate)
     until(lambda: executor_threads() == [])
     until(lambda: shared_files(tasks) == [])

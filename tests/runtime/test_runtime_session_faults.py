@@ -24,6 +24,7 @@ from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder
 from nbdist.runtime.server import Server
 from nbdist.runtime.session import dispatch, executor
+from nbdist.wire.rpc import client
 from nbdist.wire.rpc.server import Listener
 
 PLACES = (PS, ONE, TWO)
@@ -126,7 +127,7 @@ def interrupt_when(gate: Gate) -> threading.Thread:
 def test_an_interrupt_in_a_long_step(
     graph: Graph, tasks: Tasks, gate: Put, isolate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if isolate:  # the others wait as long as users do
+    if isolate or tasks.transport == "socket":  # one waits as long as users do
         monkeypatch.setattr(dispatch, "INTERRUPT_SECONDS", 0.1)
     with device(PS):
         w = Variable(1.0, name="w")
@@ -181,7 +182,10 @@ def test_a_session_that_is_closed_in_the_middle_of_a_step(graph: Graph, tasks: T
 
 
 @all_ways
-def test_a_server_that_is_closed_in_the_middle_of_a_step(graph: Graph, tasks: Tasks, gate: Put) -> None:
+def test_a_server_that_is_closed_in_the_middle_of_a_step(
+    graph: Graph, tasks: Tasks, gate: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "RECONNECT_SECONDS", 0.2)
     with device(PS):
         w = Variable(1.0, name="w")
     one = Gate()

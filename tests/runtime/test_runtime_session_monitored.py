@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
@@ -40,6 +41,12 @@ from nbdist.runtime.session.session import Session
 from nbdist.train.saver import load_variable
 
 CONFIG = {"timeout": 20.0}
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are written in every step; none has to survive the end of this host."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
@@ -190,7 +197,10 @@ class TestHooks:
         names = {event.get("name") for event in json.loads(hook.timelines[0].read_text())["traceEvents"]}
         assert "w/assign_add" in names
 
-    def test_a_worker_that_waits_for_a_step(self, counting: tuple[Graph, Tensor]) -> None:
+    def test_a_worker_that_waits_for_a_step(
+        self, counting: tuple[Graph, Tensor], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("nbdist.train.monitored.hooks.POLL_SECONDS", 0.02)
         graph, op = counting
         hook = train.GlobalStepWaiterHook(3)
         with Session(graph=graph) as plain, graph.as_default():
@@ -800,10 +810,11 @@ def test_a_timer_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timer.last_triggered_step() == 5
 
 
-def test_a_request_to_a_task_that_has_ended_fails(two_ps: Tasks) -> None:
+def test_a_request_to_a_task_that_has_ended_fails(two_ps: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, _ = ps_graph()
     with graph.as_default(), two_ps.session(graph) as session:
         session.run([v.initializer for v in graph.variables()])
         two_ps["ps1"].close()
+        monkeypatch.setattr("nbdist.wire.rpc.client.CONNECT_SECONDS", 0.3)
         with pytest.raises(UnavailableError, match="/job:ps/task:1"):
             session.describe_variables(graph.variables())

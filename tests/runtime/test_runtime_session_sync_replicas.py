@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_tasks import ONE, PS, TWO, Tasks, all_ways, begin, interrupted_when
+from runtime_tasks import ONE, PS, TWO, Tasks, all_ways, begin, interrupted_when, one_way
 from waiting import PATIENCE, limit, until
 
 from nbdist.errors import (
@@ -428,7 +428,7 @@ def test_replicas_of_one_graph_have_the_same_variables(graph: Graph) -> None:
 # How it ends
 
 
-@all_ways
+@one_way
 def test_the_error_of_a_waiting_replica_names_the_one_that_left(tasks: Tasks) -> None:
     one, two = (Worker(tasks, n, three, 2, num_tokens=0, operation_timeout=0.7) for n in range(2))
     with Crew([one, two]):
@@ -479,7 +479,7 @@ def count_waiting(tasks: Tasks) -> int:
     return sum(len(queue._bells) for key, (_, queue) in shared.items() if key[2] == "sync_token_q")
 
 
-@all_ways
+@one_way
 @pytest.mark.parametrize("how", ["ends", "closes", "fails"])
 def test_waiting_replicas_get_an_error_when_the_chief_ends(
     tasks: Tasks,
@@ -571,7 +571,7 @@ def test_an_interrupt_while_a_token_is_waited_for(tasks: Tasks) -> None:
         assert two.session.run(two.step) == 4
 
 
-@all_ways
+@one_way
 def test_a_reset_ends_it_for_all(tasks: Tasks) -> None:
     one, two = (Worker(tasks, n, three, 2, num_tokens=0) for n in range(2))
     with one.session, two.session:
@@ -620,7 +620,7 @@ def test_a_worker_that_comes_again_takes_the_place_of_the_first(tasks: Tasks) ->
             assert session.run([again.step, again.optimizer.dropped]) == [5, 0]
 
 
-@all_ways
+@one_way
 def test_a_new_process_of_a_worker_ends_what_the_former_one_does(tasks: Tasks) -> None:
     one, two = (Worker(tasks, n, three, 2, num_tokens=0) for n in range(2))
     with one.session, one.hook.training(one.session), two.session:

@@ -305,6 +305,7 @@ def test_a_csv_file_has_the_columns(ledger: Ledger, tmp_path: Path) -> None:
     assert (rows[1]["momentum"], rows[1]["lr"], rows[2]["error"]) == ("", "0.01", "Traceback: boom")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["study.log", "study.db"])
 def test_an_optuna_study_has_all_trials(ledger: Ledger, tmp_path: Path, file: str) -> None:
     export_study(ledger, tmp_path / file, "sweep")

@@ -107,6 +107,7 @@ def small(tmp_path: Path) -> tuple[list[str], Path]:
     return [*begin, "sh", "-c", mounting, "sh"], disk
 
 
+@pytest.mark.slow
 def test_training_continues_and_the_old_checkpoint_is_valid(small: tuple[list[str], Path]) -> None:
     begin, disk = small
     command = [*begin, sys.executable, "-c", TRAIN, str(disk), "500"]
@@ -122,6 +123,7 @@ def test_training_continues_and_the_old_checkpoint_is_valid(small: tuple[list[st
     assert not [path for path in result["paths"] if "draft" in path or "partial" in path]
 
 
+@pytest.mark.slow
 def test_a_training_finishes_and_the_old_state_is_valid(small: tuple[list[str], Path]) -> None:
     begin, disk = small
     command = [*begin, sys.executable, "-c", LEAVE, str(disk), "500"]
@@ -135,6 +137,7 @@ def test_a_training_finishes_and_the_old_state_is_valid(small: tuple[list[str], 
     assert (result["paths"], result["training"]) == (["state.safetensors"], 1)
 
 
+@pytest.mark.slow
 def test_states_that_do_not_fit_leave_the_older_ones_and_nothing_else(small: tuple[list[str], Path]) -> None:
     begin, disk = small
     command = [*begin, sys.executable, "-c", WHILE, str(disk), "500"]

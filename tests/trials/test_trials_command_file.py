@@ -16,6 +16,7 @@ from trials_tools import GATED, began, finished
 from waiting import until
 
 from nbdist.errors import FailedPreconditionError, UnavailableError
+from nbdist.trials import command_file
 from nbdist.trials.command_file import ANSWER, COMMAND, CommandFile, read_small, send_command
 from nbdist.trials.sweep import Sweep
 
@@ -38,7 +39,8 @@ class Target:
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Iterator[Target]:
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+    monkeypatch.setattr(command_file, "POLL_SECONDS", 0.02)
     one = Target()
     file = CommandFile(one, tmp_path)
     yield one

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from examples import examples
+
 from nbdist.sweep.event_log import EventLog
 from nbdist.sweep.events import Asked, Ended, Event, Reported, Started
 from nbdist.sweep.parse import read_space
@@ -14,7 +16,7 @@ from nbdist.sweep.start import open_sweep
 from nbdist.trials.start import attach_sweep
 from nbdist.trials.store import LOG, new_sweep_folder, write_about
 
-TRIALS, REPORTS = 10_000, 10
+TRIALS, REPORTS = examples(10_000), 10
 
 
 def made(space: Space) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from forked_kernels import forked_kernels
 from jupyter_client.manager import KernelManager
 from tiers import matrix
 from waiting import until
@@ -101,9 +102,10 @@ class Notebook:
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """One notebook for all tests, without a cluster."""
-    notebook = Notebook(tmp_path_factory.mktemp("notebook") / "home")
-    yield notebook
-    notebook.close()
+    with forked_kernels():
+        notebook = Notebook(tmp_path_factory.mktemp("notebook") / "home")
+        yield notebook
+        notebook.close()
 
 
 @pytest.fixture

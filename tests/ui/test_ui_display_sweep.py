@@ -16,7 +16,8 @@ Said = list[tuple[str, Any, Any]]
 
 @pytest.fixture(autouse=True)
 def bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page is the test, so its JavaScript need not have been built."""
+    """The page is the test, so its JavaScript need not have been built, and pictures have few dots."""
+    monkeypatch.setattr("nbdist.ui.frozen.sweep_figure.SHARPEST", 40)
     monkeypatch.setattr("nbdist.ui.widgets.base.bundled", lambda name: f"/* {name} */")
 
 
@@ -196,6 +197,7 @@ def test_the_grid_moves_while_a_cell_has_the_thread(
 ) -> None:
     for name in ("widgets.frames.UNACKNOWLEDGED", "widgets.frames.NO_PAGE", "display.sweep.LATE"):
         monkeypatch.setattr(f"nbdist.ui.{name}", 0.05)
+    monkeypatch.setattr("nbdist.ui.frozen.sweep.picture", lambda ledger, limit: None)
 
     async def notebook() -> None:
         shown = SweepDisplay(sweep, where="page")

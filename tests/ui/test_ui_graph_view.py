@@ -9,7 +9,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -102,10 +103,11 @@ def test_texts_fit_into_their_boxes() -> None:
 # As PNG.
 
 
+@pytest.mark.slow
 def test_a_png_opens_and_is_as_large_as_its_scale_says() -> None:
-    view = show_graph(perceptron())
+    view = show_graph(perceptron(WORKERS[:1]))
     svg = ElementTree.fromstring(view.svg())
-    for scale in (1.0, 2.0):
+    for scale in (0.5, 2.0):
         with Image.open(io.BytesIO(view.png(scale))) as image:
             assert image.size == pytest.approx(
                 [float(svg.get(side) or 0) * scale for side in ("width", "height")], abs=2
@@ -132,16 +134,23 @@ def test_a_picture_is_saved_by_its_suffix(tmp_path: Path) -> None:
 # In a notebook.
 
 
-@pytest.mark.parametrize("graph", [perceptron(), deep()], ids=["two layers", "ten scopes"])
-def test_a_notebook_output_of_200_nodes_is_small(graph: nb.Graph) -> None:
-    bundle = show_graph(graph)._repr_mimebundle_()
+@cache
+def shown(make: Callable[[], nb.Graph]) -> dict[str, Any]:
+    """The notebook output of a graph."""
+    return show_graph(make())._repr_mimebundle_()
+
+
+@pytest.mark.parametrize("make", matrix([perceptron], rest=[deep]))
+def test_a_notebook_output_of_200_nodes_is_small(make: Callable[[], nb.Graph]) -> None:
+    bundle = shown(make)
     assert set(bundle) == {"image/png", "text/html", "text/plain"}
     assert len(base64.b64decode(bundle["image/png"])) <= PICTURE_LIMIT < 150_000
     assert bundle["image/png"] in bundle["text/html"]  # an untrusted notebook shows its HTML, cleaned
     assert len(json.dumps(bundle)) < 300_000
 
 
-@pytest.mark.parametrize("count", matrix([300], rest=[2000]))
+@pytest.mark.slow
+@pytest.mark.parametrize("count", matrix([160], rest=[300, 2000]))
 def test_a_graph_of_very_many_nodes_has_an_output_too(count: int) -> None:
     nodes = [
         Node(f"scope{i // 20}/op{i}", "exp", WORKERS[i % 2], (f"scope{(i - 7) // 20}/op{i - 7}",))
@@ -153,7 +162,7 @@ def test_a_graph_of_very_many_nodes_has_an_output_too(count: int) -> None:
 
 
 def test_the_page_holds_the_geometry_of_every_scope() -> None:
-    data = drawing(show_graph(perceptron())._repr_mimebundle_())
+    data = drawing(shown(perceptron))
     groups = [
         node
         for node in ElementTree.fromstring(data["svg"]).iter(f"{SVG}g")
@@ -218,6 +227,7 @@ def test_invalid_arguments_raise() -> None:
         show_graph(3)
 
 
+@pytest.mark.slow
 def test_a_picture_needs_matplotlib_only_as_png() -> None:
     code = (
         "import sys, nbdist as nb, numpy as np\n"

@@ -89,6 +89,7 @@ def test_fewer_entries_fit() -> None:
     assert fewer(entries, 10**7) == entries
 
 
+@pytest.mark.slow
 def test_a_saved_output_has_them_and_keeps_its_size(store: RunStore) -> None:
     train(store, 0, 0, 5000)
     entries = entries_of(gallery_of(steps=12, tags=12, side=300))
@@ -108,6 +109,7 @@ def test_a_cell_without_training_shows_them_too() -> None:
     json.dumps(bundle)
 
 
+@pytest.mark.slow
 def test_the_picture_of_histograms() -> None:
     one = Gallery()
     one.add(TASK, Picture.of("same", Histogram.of("same", [2.0, 2.0]), 1))

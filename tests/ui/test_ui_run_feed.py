@@ -50,7 +50,7 @@ def test_a_curve_in_the_page_stays_bounded_and_keeps_its_ends_and_spikes(store: 
 
 def test_a_frame_is_small_although_many_replicas_are_fast(store: RunStore) -> None:
     feed, page = Feed(store), Page()
-    for round_ in range(60):
+    for round_ in range(25):
         for replica in range(64):
             train(store, replica, round_ * 50, 50)
         if feed.plan():

@@ -61,8 +61,8 @@ LIGHT, DARK = THEMES
 @pytest.mark.parametrize(
     ("tasks", "theme"),
     matrix(
-        [(1, LIGHT), (3, DARK), (16, DARK)],
-        rest=[(1, DARK), (3, LIGHT), (8, LIGHT), (8, DARK), (16, LIGHT)],
+        [(1, LIGHT), (16, DARK)],
+        rest=[(1, DARK), (3, LIGHT), (3, DARK), (8, LIGHT), (8, DARK), (16, LIGHT)],
     ),
 )
 def test_every_kind_is_seen_on_its_page(tasks: int, theme: str) -> None:
@@ -155,8 +155,9 @@ def test_html_is_whole_and_escaped() -> None:
     assert 'alt="&lt;script&gt;&quot;' in page
 
 
+@pytest.mark.slow
 def test_saved_by_its_suffix(tmp_path: Path) -> None:
-    timeline = step(2)
+    timeline = step(1)
     assert timeline.save(tmp_path / "a.png").read_bytes() == timeline.png()
     assert pixels(timeline.save(str(tmp_path / "b.png"), theme="dark").read_bytes())[0, 0].max() < 60
     svg = timeline.save(tmp_path / "a.svg").read_text()
@@ -181,7 +182,6 @@ def test_a_notebooks_own_style_is_left_alone() -> None:
     import matplotlib
 
     with matplotlib.rc_context({"axes.facecolor": "red", "font.size": 30}):
-        assert step(1).png() == step(1).png()
         styled = step(1).png()
         assert matplotlib.rcParams["font.size"] == 30
     assert styled == step(1).png()

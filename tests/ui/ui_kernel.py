@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from forked_kernels import forked_kernels
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
@@ -21,7 +22,8 @@ class Kernel:
         environment = {**os.environ, "NBDIST_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
         self.manager = KernelManager(kernel_name="python3")
         self.manager.transport_encryption = "auto"
-        self.manager.start_kernel(env=environment)
+        with forked_kernels():
+            self.manager.start_kernel(env=environment)
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)

@@ -197,6 +197,7 @@ class ChannelContract:
             with pytest.raises(UnavailableError, match="was closed here"):
                 act()
 
+    @pytest.mark.processes
     def test_messages_of_a_killed_writer_stay_readable(
         self, receiver: MessageReceiver, sender: MessageSender, prefix: str
     ) -> None:
@@ -208,6 +209,7 @@ class ChannelContract:
             assert message.step > step
         assert receiver.damaged == 0
 
+    @pytest.mark.processes
     def test_a_killed_reader_is_detected(self, prefix: str, opened: Open, receiver: MessageReceiver) -> None:
         with process(receiver.address, f"{prefix}-reader", "") as reader:
             assert reader.stdout

@@ -47,7 +47,10 @@ def test_a_pipe_that_stays_full_is_an_error_and_loses_nothing(
     assert arrived(receiver).step == sent
 
 
-def test_a_wait_for_room_calls_its_abort_check(receiver: MessageReceiver, prefix: str) -> None:
+def test_a_wait_for_room_calls_its_abort_check(
+    receiver: MessageReceiver, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbdist.wire.channel.sender.CHECK_EVERY", 0.1)
     checks: list[int] = []
 
     def check() -> None:

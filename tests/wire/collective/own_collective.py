@@ -14,16 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 import waiting
-from examples import examples
+from examples import SHARE, examples
 from fake_cupy import DeviceArray
 from fake_nccl import FakeGpus
+from tiers import matrix
 
-from nbdist.errors import InvalidArgumentError
-from nbdist.testing.collective import SECONDS, CollectiveContract, World, same
+from nbdist.errors import AbortedError, InvalidArgumentError, UnavailableError
+from nbdist.testing.collective import MISMATCHES, SECONDS, CollectiveContract, World, same
 from nbdist.wire.collective.base import Collective
 
+SIZES = (1, 2, 3) if SHARE == 1 else (1, 3)
+"""Of groups in which two ranks are no special case: the second tier has two as well."""
 
-class OwnCollective:
+
+class OwnCollective(CollectiveContract):
     """Before the contract: its limits follow the machine's speed, and its examples the tier."""
 
     def limit(self, seconds: float) -> float:
@@ -31,6 +35,31 @@ class OwnCollective:
 
     def examples(self, count: int) -> int:
         return examples(count)
+
+    @pytest.mark.parametrize(
+        ("op", "count"),
+        matrix([("sum", 100_003), ("mean", 900_001)], rest=[("mean", 100_003), ("sum", 900_001)]),
+    )
+    def test_large_arrays(self, worlds: Callable[[int], World], count: int, op: str) -> None:
+        super().test_large_arrays(worlds, count, op)
+
+    @pytest.mark.parametrize(
+        ("mismatch", "odd"),
+        matrix(
+            [(name, number % 3) for number, name in enumerate(MISMATCHES)],
+            rest=[(name, (number + i) % 3) for number, name in enumerate(MISMATCHES) for i in (1, 2)],
+        ),
+    )
+    def test_all_ranks_raise_a_mismatch_that_names_both_calls(
+        self, fresh: Callable[..., World], mismatch: str, odd: int
+    ) -> None:
+        super().test_all_ranks_raise_a_mismatch_that_names_both_calls(fresh, mismatch, odd)
+
+    @pytest.mark.parametrize("kind", matrix([UnavailableError, OSError], rest=[AbortedError]))
+    def test_an_error_of_the_abort_check_ends_all_waits(
+        self, fresh: Callable[..., World], kind: type[Exception]
+    ) -> None:
+        super().test_an_error_of_the_abort_check_ends_all_waits(fresh, kind)
 
     def test_device_arrays_return_device_arrays(
         self, worlds: Callable[[int], World], monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from own_collective import OwnCollective
+from own_collective import SIZES, OwnCollective
 
 from nbdist.errors import UnavailableError
 from nbdist.testing import CollectiveContract
@@ -15,6 +15,8 @@ from nbdist.wire.collective.local import thread_group
 
 
 class TestLocal(OwnCollective, CollectiveContract):
+    sizes = SIZES
+
     def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
         return thread_group([f"replica {rank}" for rank in range(size)], **options)
 

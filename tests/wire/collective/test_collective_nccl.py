@@ -23,7 +23,7 @@ from fake_cupy import DeviceArray
 from fake_nccl import FakeGpus
 from hypothesis import given
 from hypothesis import strategies as st
-from own_collective import OwnCollective
+from own_collective import SIZES, OwnCollective
 from test_collective_registry import Table, formed_by_all
 from waiting import limit, until
 
@@ -148,12 +148,14 @@ class OnDevice:
 class TestNcclInHostMemory(OwnCollective, CollectiveContract):
     """NumPy arrays use the control group."""
 
+    sizes = SIZES
+
     def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
         return formed(["here"] * size, **options)
 
 
 class TestNccl(OwnCollective, CollectiveContract):
-    ordered = False
+    sizes, ordered = SIZES, False
 
     def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
         return [OnDevice(group) for group in formed(["here"] * size, **options)]  # type: ignore[misc]
@@ -334,7 +336,8 @@ class TestWaiting:
         assert [one.aborted for one in communicators[:2]] == [True, True]
         world.close()
 
-    def test_ranks_do_not_wait_for_a_rank_that_leaves(self) -> None:
+    def test_ranks_do_not_wait_for_a_rank_that_leaves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(nccl, "GRACE_SECONDS", 0.2)
         world = World(formed(["here"] * 3))
         for result in self.wait(world, lambda group: group.close()):
             assert isinstance(result, UnavailableError), result

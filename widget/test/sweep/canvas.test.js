@@ -1,5 +1,5 @@
 // @vitest-environment happy-dom
-import { beforeAll, beforeEach, expect, test } from "vitest";
+import { afterAll, beforeAll, beforeEach, expect, test, vi } from "vitest";
 import { Layer } from "../../src/sweep/figures/canvas.js";
 
 /** @typedef {import("../../src/sweep/figures/figure.js").Drawing} Page */
@@ -13,8 +13,10 @@ let drawn = [];
 const MANY = Array.from({ length: 250 }, (_, i) => i);
 
 beforeAll(() => {
-  HTMLCanvasElement.prototype.getContext = /** @type {any} */ (() => ({ setTransform: () => null }));
+  vi.spyOn(HTMLCanvasElement.prototype, "getContext").mockReturnValue(/** @type {any} */ ({ setTransform: () => null }));
 });
+
+afterAll(() => vi.restoreAllMocks());
 
 beforeEach(() => {
   [drawOnto, drawn] = [[], []];

@@ -1,5 +1,5 @@
 // @vitest-environment happy-dom
-import { beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
 import { makeBestSoFar } from "../../src/sweep/figures/best.js";
 import { SweepModel } from "../../src/sweep/model.js";
 import { makeLearningCurves } from "../../src/sweep/figures/curves.js";
@@ -12,9 +12,14 @@ const HOSTILE = "<img src=x onerror=alert(1)>";
 beforeAll(() => {
   // A canvas with a width of 600 pixels that accepts all drawing calls.
   const canvas = new Proxy({}, { get: (_, name) => (name === "measureText" ? () => ({ width: 30 }) : () => null), set: () => true });
-  HTMLCanvasElement.prototype.getContext = /** @type {any} */ (() => canvas);
-  Object.defineProperty(HTMLElement.prototype, "clientWidth", { get: () => 600, configurable: true });
-  globalThis.DOMMatrix = /** @type {any} */ (class { scale() {} });
+  vi.spyOn(HTMLCanvasElement.prototype, "getContext").mockReturnValue(/** @type {any} */ (canvas));
+  vi.spyOn(HTMLElement.prototype, "clientWidth", "get").mockReturnValue(600);
+  vi.stubGlobal("DOMMatrix", class { scale() {} });
+});
+
+afterAll(() => {
+  vi.restoreAllMocks();
+  vi.unstubAllGlobals();
 });
 
 beforeEach(() => {
