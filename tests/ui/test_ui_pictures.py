@@ -22,16 +22,15 @@ from nbdist.ui.frozen.run import RUN, frozen
 from nbdist.ui.pictures import drawn, entries_of, fewer, pictures_html, size
 
 TASK = "/job:worker/task:0"
-RNG = np.random.default_rng(0)
 
 
 def gallery_of(steps: int = 3, tags: int = 1, side: int = 8, images: int = 2) -> Gallery:
-    gallery = Gallery()
+    gallery, rng = Gallery(), np.random.default_rng(0)
     for tag in range(tags):
         for step in range(steps):
-            weights = Histogram.of("w", RNG.normal(size=500))
+            weights = Histogram.of("w", rng.normal(size=500))
             gallery.add(TASK, Picture.of(f"weights<{tag}>", weights, step))
-        pixels = RNG.integers(0, 256, (images, side, side, 3)).astype(np.uint8)
+        pixels = rng.integers(0, 256, (images, side, side, 3)).astype(np.uint8)
         gallery.add(TASK, Picture.of(f"digits/{tag}", Images.of("i", pixels, images), steps))
     return gallery
 
@@ -92,7 +91,7 @@ def test_fewer_entries_fit() -> None:
 @pytest.mark.slow
 def test_a_saved_output_has_them_and_keeps_its_size(store: RunStore) -> None:
     train(store, 0, 0, 5000)
-    entries = entries_of(gallery_of(steps=12, tags=12, side=300))
+    entries = entries_of(gallery_of(steps=8, tags=12, side=120))
     bundle = frozen(store, summary(pictures=entries, rows=[{"task": "worker 0"}]))
     assert bytes_in_a_notebook(bundle) < LIMIT
     assert "weights&lt;0&gt;" in bundle["text/html"]
