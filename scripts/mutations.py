@@ -151,7 +151,7 @@ def mutate(path: Path, mutation: Mutation) -> None:
 
 def failed_test(copy: Path, tests: tuple[str, ...]) -> str | None:
     """Run tests of a copy until one fails; return its name, or None if all pass."""
-    environment = os.environ | {"PYTHONPATH": str(copy), "NBDIST_TEST_EXAMPLES": "0.15"}
+    environment = os.environ | {"PYTHONPATH": str(copy), "NBDIST_TEST_EXAMPLES": "0.15", "NO_COLOR": "1"}
     for built in BUILT:
         os.symlink(ROOT / built, copy / built)
     if tests == ("widget",):
@@ -163,7 +163,7 @@ def failed_test(copy: Path, tests: tuple[str, ...]) -> str | None:
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode == 0:
         return None
-    lines = [line for line in ended.stdout.splitlines() if mark in line]
+    lines = [line for line in (ended.stdout + ended.stderr).splitlines() if mark in line]
     if not lines:  # an error of a fixture may have another cause
         sys.exit(f"{' '.join(command)} failed without a failed test:\n{ended.stdout}{ended.stderr}")
     return lines[0].strip().partition(mark)[2][:120]

@@ -23,6 +23,7 @@ def test_shares_of_a_profile() -> None:
     assert page_flow.shares(profile) == {"draw live.js:5": 25.0, "(idle) :0": 75.0}
 
 
+@exhaustive
 @pytest.mark.browser
 def test_a_page_is_measured(apart: Callable[..., Any], tmp_path: Path) -> None:
     found = apart(page_flow.measure, 0.1, 4, tmp_path)
