@@ -175,7 +175,7 @@ def test_the_sweep_is_paused_edited_extended_and_ended(at: SweepPage) -> None:
 
 @pytest.mark.parametrize("place", matrix(["notebook"], rest=["lab", "lab-without-subshells"]), indirect=True)
 def test_pause_stop_and_fill_wherever_the_notebook_is(place: Lab, request: pytest.FixtureRequest) -> None:
-    name = f"anywhere-{request.node.callspec.id}"
+    name = request.node.callspec.id
     at = SweepPage(place, f"sweep-{name}")
     grid = at.gated(name)
     at.add("")
@@ -199,7 +199,7 @@ def test_pause_stop_and_fill_wherever_the_notebook_is(place: Lab, request: pytes
     assert filled.splitlines()[1:] == ["n = 1"]
 
     # Another cell blocks the kernel: the sweep continues, and the grid shows all of it afterwards.
-    block = at.gate("block")
+    block = at.gate(f"block-{name}")
     blocking = at.run(f"import os\nwhile not os.path.exists({str(block)!r}): pass", wait=False)
     at.show(grid)
     at.open(name)
