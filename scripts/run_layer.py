@@ -121,6 +121,8 @@ def main() -> int:
         for name, layer in LAYERS.items():
             print(f"{name:8} {layer.budget:5.0f} s, with both tiers {layer.whole:5.0f} s")
         return 0
+    if not given.layers:
+        parser.error(f"name a layer: {', '.join(LAYERS)}")
     outcomes: list[Outcome] = []
     for name in given.layers:
         outcomes.append(run(name, LAYERS[name], given.all))
@@ -146,12 +148,16 @@ def run(name: str, layer: Layer, whole: bool) -> Outcome:
     """Run one layer to its end."""
     before = measure()
     print(f"\nlayer {name}: machine speed {before:.2f} of normal ({core_count()} cores)", flush=True)
+    limit = round(TEST_SECONDS / min(1.0, before))
     environment = os.environ | {
         "NBDIST_TEST_EXAMPLES": "1" if whole else str(EXAMPLES),
-        "PYTEST_TIMEOUT": str(round(TEST_SECONDS / min(1.0, before))),
+        "PYTEST_TIMEOUT": str(limit),
     }
+    command = command_of(layer, whole)
+    if layer.marks is not None:
+        command += ["-o", f"faulthandler_timeout={limit - 10}"]
     begun = time.monotonic()
-    ended = subprocess.run(command_of(layer, whole), cwd=ROOT, env=environment, stdin=subprocess.DEVNULL)
+    ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL)
     seconds = time.monotonic() - begun
     return Outcome(
         name,

@@ -37,6 +37,7 @@ class ClusterPool:
 
     def give(self, shape: Shape, cluster: Cluster) -> None:
         """Take a cluster back, and stop it if it cannot be used again, or the oldest of too many."""
+        set_current(None)  # the next test finds none, whichever it is
         if not usable(cluster, shape):
             cluster.stop(force=True)
             return

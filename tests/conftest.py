@@ -10,14 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 from examples import examples
+from forked_kernels import living_kernels
 from hypothesis import HealthCheck, settings
 from machine_speed import SAMPLER
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
 
 TEST_FILES = sorted(Path(__file__).parent.rglob("test_*.py"))
+LAYERED = {"engines", "processes", "netns", "slow"}
 SEGMENT = re.compile(r"/dev/shm/(nbdist-[\w-]+)")
 # jsonschema, which Jupyter imports, parses 38 grammars with it (2.5 s), for a format that no schema here has.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # as if it were not installed
@@ -85,6 +87,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out others' tests in files of the command line, which pytest collects in any case."""
     items[:] = [item for item in items if not of_another_worker(item.path, config)]
+    for item in items:
+        if (problem := mark_problem(item)) is not None:
+            raise pytest.UsageError(f"{item.nodeid} {problem}")
+
+
+def mark_problem(item: pytest.Item) -> str | None:
+    """Return why no layer, or the wrong one, would run a test (scripts/run_layer.py)."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if item.path.parent.name == "browser":
+        return None if "browser" in marks else "is in tests/browser: mark it `browser`, or move it"
+    if "browser" not in marks and marks & LAYERED and not layered_in_text(item.path):
+        return f"has a mark of {sorted(marks & LAYERED)} that its file does not name: write it there"
+    if "engines" not in marks and any(starts_engines(one) for one in fixtures_of(item)):
+        return "takes `cluster` or `start`: mark it `engines`"
+    return None
+
+
+@cache
+def layered_in_text(path: Path) -> bool:
+    return re.search(rf"\bmark\.({'|'.join(LAYERED)})\b", path.read_text()) is not None
+
+
+def fixtures_of(item: pytest.Item) -> Iterator[pytest.FixtureDef[Any]]:
+    info = getattr(item, "_fixtureinfo", None)
+    for found in info.name2fixturedefs.values() if info else ():
+        yield from found[-1:]
+
+
+def starts_engines(fixture: pytest.FixtureDef[Any]) -> bool:
+    """Return whether a fixture is one of those below that start clusters, and not one of a test file."""
+    return fixture.argname in ("cluster", "cluster_pool") and fixture.func.__code__.co_filename == __file__
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -117,14 +150,13 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.delenv("TF_CONFIG", raising=False)
         segments = shared_segments()
         yield home
-        left = lasting(lambda: processes_of(home))
-        assert not left, f"processes left by this session: {left}"
-        left = lasting(open_listeners)
-        assert not left, f"sockets left open: {left}"
-        left = lasting(lambda: sorted(shared_segments() - segments - segments_of_others()))
-        assert not left, f"shared segments left by this session: {left}"
-        clusters = home / "nbdist" / "clusters"
-        assert not clusters.exists() or not list(clusters.iterdir()), "cluster folders left by this session"
+        left = {
+            "processes": lasting(lambda: processes_of(home) + living_kernels()),
+            "sockets": lasting(open_listeners),
+            "shared segments": lasting(lambda: sorted(shared_segments() - segments - segments_of_others())),
+            "cluster folders": [str(folder) for folder in home.glob("nbdist/clusters/*")],
+        }
+        assert not any(left.values()), f"left by the tests of this process: {left}"
 
 
 @pytest.fixture(scope="session")
@@ -152,21 +184,18 @@ def start(cluster_pool: ClusterPool) -> Iterator[Callable[..., Cluster]]:
     """Start small clusters that a test may break; one with options is started for the test alone."""
     from nbdist.cluster.launch import start_cluster
 
-    taken: list[tuple[tuple[int, int], Cluster]] = []
-    started: list[Cluster] = []
+    with ExitStack() as ends:
 
-    def start_one(workers: int = 1, ps: int = 0, **options: object) -> Cluster:
-        if not options:
-            taken.append(((workers, ps), cluster_pool.take((workers, ps))))
-            return taken[-1][1]
-        started.append(start_cluster(workers, ps, **{"report": None, **options}))  # type: ignore[arg-type]  # a test knows
-        return started[-1]
+        def start_one(workers: int = 1, ps: int = 0, **options: object) -> Cluster:
+            if options:
+                cluster = start_cluster(workers, ps, **{"report": None, **options})  # type: ignore[arg-type]  # a test knows
+                ends.callback(cluster.stop)
+            else:
+                cluster = cluster_pool.take((workers, ps))
+                ends.callback(cluster_pool.give, (workers, ps), cluster)
+            return cluster
 
-    yield start_one
-    for one in started:
-        one.stop()
-    for shape, cluster in taken:
-        cluster_pool.give(shape, cluster)
+        yield start_one
 
 
 def lasting(found: Callable[[], list[str]], seconds: float = 10.0) -> list[str]:

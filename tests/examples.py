@@ -1,4 +1,4 @@
-"""The number of examples of a property test: a sixth of them in `make test`, all in `make test-all`.
+"""The number of examples of a property test: 15 % of them in `make test`, all in `make test-all`.
 
     @settings(max_examples=examples(300))
 

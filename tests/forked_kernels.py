@@ -79,7 +79,17 @@ def launch(command: list[str], *, env: dict[str, str], cwd: str | None = None, *
     order = {"arguments": arguments, "environment": env, "folder": cwd or os.getcwd()}
     server.stdin.write(json.dumps(order) + "\n")
     server.stdin.flush()
-    return Kernel(int(server.stdout.readline()))
+    if not (answer := server.stdout.readline()):
+        raise RuntimeError(f"the process that forks kernels has ended: {server.wait()}")
+    return Kernel(int(answer))
+
+
+def living_kernels() -> list[str]:
+    """Return the kernels of this process that run; /proc does not show the environment they were given."""
+    if not fork_server.cache_info().currsize:
+        return []
+    kernels = psutil.Process(fork_server().pid).children()
+    return [f"{one.pid} a forked kernel" for one in kernels if one.status() != psutil.STATUS_ZOMBIE]
 
 
 @cache

@@ -4,7 +4,7 @@
 
 The unit of work is a burst: some milliseconds of plain Python. `measure` runs bursts on all cores at once.
 A `SpeedSampler` runs one twice a second beside the tests, so that `slowdown` says by how much everything took
-longer in a time that is past: limits of tests follow it (`limit` in ``waiting.py``).
+longer in the last seconds: limits of tests follow it (`limit` in ``waiting.py``).
 
 A thread that works for some milliseconds without a pause shows both causes of slowness: a slow processor, and
 other processes on the same cores. The system's load average shows only the second one, a minute late.
@@ -28,11 +28,11 @@ NORMAL_SECONDS = 0.0024
 NORMAL = 0.8
 """A machine of at least this speed counts as normal."""
 SAMPLE_SECONDS = 0.5
-MEMORY_SECONDS = 300.0
+MEMORY_SECONDS = 400.0
 BEFORE_SECONDS = 5.0
 """What slows a test down may have begun this long before it."""
 LONGER = 4
-"""What is slowed down lasts longer than its limit: so many times as long is looked at."""
+"""What is slowed down lasts longer than its limit: the samples of so many limits count."""
 
 
 def burst() -> float:
@@ -89,7 +89,7 @@ def slowdown_of(samples: Iterable[tuple[float, float]], since: float) -> float:
 
 
 class SpeedSampler:
-    """Does a burst twice a second on a thread, and remembers for five minutes how long each took."""
+    """Does a burst twice a second on a thread, and remembers the last minutes' times."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=int(MEMORY_SECONDS / SAMPLE_SECONDS))
@@ -98,6 +98,7 @@ class SpeedSampler:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Sample until the end of a ``with`` statement."""
+        self._stop.clear()
         thread = threading.Thread(target=self._run, name="machine-speed", daemon=True)
         thread.start()
         try:

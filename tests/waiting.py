@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 PATIENCE = 90.0  # seconds until a condition counts as hanging
 POLL_SECONDS = 0.005  # between two looks at a condition
-IDLE_SHARE = 8  # a look that takes long is followed by a pause of eight times its length, at most
+IDLE_SHARE = 8  # a pause is so many times as long as the look before it, from POLL_SECONDS to LONGEST_PAUSE
 LONGEST_PAUSE = 0.1
 
 
@@ -38,7 +38,7 @@ class Followed(Protocol):
 
 
 def limit(seconds: float) -> float:
-    """Return how long may take now what takes up to ``seconds`` on a quiet machine."""
+    """Return the seconds that this machine may need now for what a quiet one does in ``seconds``."""
     return seconds * SAMPLER.slowdown(seconds)
 
 
@@ -54,10 +54,13 @@ def until(
         looked = time.monotonic()
         if found := condition():
             return found
-        assert during is None or not during.poll(), f"the run is over: {during and during.error}"
+        if during is not None and during.poll():
+            if found := condition():  # the run met it, and has ended since
+                return found
+            raise AssertionError(f"the run is over: {during.error}")
         took = time.monotonic() - begun
         assert took < seconds or took < limit(seconds), (
-            f"the condition was not met within {seconds:g} s. {describe()}"
+            f"the condition was not met within {took:.0f} s. {describe()}"
         )
         pause.wait(min(max(POLL_SECONDS, IDLE_SHARE * (time.monotonic() - looked)), LONGEST_PAUSE))
 

@@ -396,7 +396,7 @@ class LinkContract:
         assert order == ["first pushed long ago", "done"]
 
     def test_two_synchronous_workers_and_a_rate_of_two(self, ps: LocalParameterServer) -> None:
-        """Fact 7, the mean of two gradients as each replica's share of the batch makes it."""
+        """The mean of two gradients, as each replica's share of the batch makes it."""
         initial = [np.array([0.0], np.float32), np.array([1.0], np.float32)]
 
         def work(k: int) -> tuple[list[float], int]:
@@ -609,12 +609,13 @@ class LinkContract:
             push(writer, 1.0)
             assert reached.wait(PATIENCE)
             ps.looked.clear()
-            thread = threading.Thread(target=reader.pull)
+            thread = threading.Thread(target=reader.pull, daemon=True)
             thread.start()
             if self.shared:
                 assert ps.looked.wait(PATIENCE)  # it has tried, and asks the server
             may_continue.set()
             thread.join(PATIENCE)
+            assert not thread.is_alive(), "the reader hangs in its pull"
             writer.wait(0)
         np.testing.assert_array_equal(view(reader), np.full(3, -1.0))
         assert (reader.version, reader.global_step) == (1, 1)
@@ -820,12 +821,10 @@ class LinkContract:
         def no_memory(self: Layout) -> Array:
             raise MemoryError("cannot take 10 TB")
 
-        link_layout = Layout.of([("v", (3,), "<f4")])
         monkeypatch.setattr(Layout, "buffer", no_memory)
         monkeypatch.setattr(Segment, "create", no_memory)
         with pytest.raises(NbdistError, match="MemoryError on /job:local/task:0: cannot take 10 TB"):
             ps.open(initial=[np.zeros(3, np.float32)])
-        assert link_layout.size
         assert ps.files() == []
 
     def test_a_gradient_that_cannot_be_applied_is_an_error_not_a_hang(

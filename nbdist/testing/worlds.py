@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from nbdist.runtime import groups
@@ -15,9 +16,11 @@ class ThreadWorld(groups.World):
     timeout = 20.0
     """Seconds that a replica waits for the others."""
 
-    def __init__(self, number: int, size: int, made: dict[Any, list[Collective]]) -> None:
+    def __init__(
+        self, number: int, size: int, made: dict[Any, list[Collective]], lock: threading.Lock
+    ) -> None:
         super().__init__(ranks=tuple(range(size)))
-        self._number, self._made = number, made
+        self._number, self._made, self._lock = number, made, lock
         self._asked: dict[str, int] = {}
 
     @property
@@ -34,11 +37,14 @@ class ThreadWorld(groups.World):
         """Return this process's end of the next group for a purpose: a group of threads, of any ``kind``."""
         number = self._asked[purpose] = self._asked.get(purpose, 0) + 1
         key = purpose, number
-        names = [f"replica {i}" for i in self.ranks]
-        return self._made.setdefault(key, thread_group(names, timeout=self.timeout))[self._number]
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = thread_group([f"replica {i}" for i in self.ranks], timeout=self.timeout)
+            return self._made[key][self._number]
 
 
 def worlds(size: int) -> list[ThreadWorld]:
     """Return the places of all processes of a run."""
     made: dict[Any, list[Collective]] = {}
-    return [ThreadWorld(i, size, made) for i in range(size)]
+    lock = threading.Lock()
+    return [ThreadWorld(i, size, made, lock) for i in range(size)]

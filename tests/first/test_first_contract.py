@@ -11,7 +11,7 @@ from nbdist.testing.strategy import World
 
 
 class RingStrategy(MultiWorkerMirroredStrategy):
-    """Sums gradients on a ring of sockets, between workers of one host as well."""
+    """Sums gradients on a ring of sockets. In this test its ranks are threads, which share memory."""
 
     name = "own_ring"
 
