@@ -312,7 +312,7 @@ KILLED = """
 import os, signal
 from nbdist.graph.backend import backend
 
-x = backend(nb.task.device).ones(1 << 24, "f4")
+x = backend(nb.task.device).ones(1 << 24 if nb.task.device.startswith("GPU") else 1 << 18, "f4")
 for step in range({steps}):
     nb.collective.all_reduce(x, "mean", out=x)
 if nb.collective.rank() == 1:

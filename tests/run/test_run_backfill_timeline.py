@@ -186,7 +186,11 @@ def test_the_timeline_outlives_the_cluster(start: Callable[..., Cluster], tmp_pa
         later.title,
     )
     assert later.totals() == alone.totals()
-    assert re.fullmatch(r"kept · .*steps .*\b90", nb.timeline(steps=3).title)  # the latest run that trained
+    latest = re.fullmatch(
+        r"kept · .*steps .*\b(\d+)", nb.timeline(steps=3).title
+    )  # of the latest run that trained
+    assert latest is not None
+    assert 80 < int(latest[1]) <= 90  # the last ones that all tasks recorded
     assert later.save(tmp_path / "step.png").stat().st_size > 1000
     part_path(run.folder, 1).unlink()
     assert nb.timeline(run.id).tasks == ("/job:worker/task:0", "/job:ps/task:0")
