@@ -64,7 +64,7 @@ CHECKS = ("check-labextension", "check-types", "check-widget", "check-doctests")
 # The fast tests deal the files out, so that a process imports and collects only its own (tests/conftest.py).
 # Engines, Jupyter servers and Chromium wait often: more processes than cores keep the cores busy.
 LAYERS = {
-    "checks": Layer(("make", "--no-print-directory", "--jobs=2", *CHECKS), budget=35, whole=35),
+    "checks": Layer(("make", "--no-print-directory", "--jobs=2", *CHECKS), budget=40, whole=40),
     "fast": tests(
         ["tests"],
         120,
@@ -80,7 +80,7 @@ LAYERS = {
         *("-n", "3", "--dist", "loadfile"),
     ),
     "browser": tests(
-        ["tests/browser", *files_with("browser")], 405, 900, "browser", "-n", "3", "--dist", "loadfile"
+        ["tests/browser", *files_with("browser")], 400, 900, "browser", "-n", "3", "--dist", "loadfile"
     ),
 }
 

@@ -9,6 +9,8 @@ from nbdist.runtime import groups
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.local import thread_group
 
+_forming = threading.Lock()
+
 
 class ThreadWorld(groups.World):
     """The place of a process among those of a run, which is a thread of this process."""
@@ -16,11 +18,9 @@ class ThreadWorld(groups.World):
     timeout = 20.0
     """Seconds that a replica waits for the others."""
 
-    def __init__(
-        self, number: int, size: int, made: dict[Any, list[Collective]], lock: threading.Lock
-    ) -> None:
+    def __init__(self, number: int, size: int, made: dict[Any, list[Collective]]) -> None:
         super().__init__(ranks=tuple(range(size)))
-        self._number, self._made, self._lock = number, made, lock
+        self._number, self._made = number, made
         self._asked: dict[str, int] = {}
 
     @property
@@ -37,7 +37,7 @@ class ThreadWorld(groups.World):
         """Return this process's end of the next group for a purpose: a group of threads, of any ``kind``."""
         number = self._asked[purpose] = self._asked.get(purpose, 0) + 1
         key = purpose, number
-        with self._lock:
+        with _forming:
             if key not in self._made:
                 self._made[key] = thread_group([f"replica {i}" for i in self.ranks], timeout=self.timeout)
             return self._made[key][self._number]
@@ -46,5 +46,4 @@ class ThreadWorld(groups.World):
 def worlds(size: int) -> list[ThreadWorld]:
     """Return the places of all processes of a run."""
     made: dict[Any, list[Collective]] = {}
-    lock = threading.Lock()
-    return [ThreadWorld(i, size, made, lock) for i in range(size)]
+    return [ThreadWorld(i, size, made) for i in range(size)]
