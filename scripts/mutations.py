@@ -3,9 +3,9 @@
     python scripts/mutations.py                 # all, in a copy of the committed tree; a minute each
     python scripts/mutations.py --only stale    # those whose name has that text
 
-Each mutation is a fault that gives wrong results, leaks, or leaves somebody waiting. It is made in a copy of
-the tree, and the tests of the files and folders that are named with it run until the first failure; without
-it they pass (`make test`). A mutation that none of them finds is an error: then a test is missing, or one has
+Each mutation is a fault: wrong results, a leak, or a request without an answer. It is made in a copy of the
+tree, and the tests of the files and folders that are named with it run until the first failure; without it
+they pass (`make test`). A mutation that none of them finds is an error: then a test is missing, or one has
 moved into the second tier that belongs into the first.
 """
 

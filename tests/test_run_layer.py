@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from machine_speed import BURST, NORMAL_SECONDS, SpeedSampler, slowdown_of
@@ -49,6 +49,25 @@ def test_the_layers_have_all_tests(run_layer: ModuleType) -> None:
     for chosen in range(2 ** len(kinds)):
         marks = {kind: bool(chosen >> i & 1) for i, kind in enumerate(kinds)}
         assert sum(bool(eval(expression, {}, marks)) for expression in layers) == 1, marks
+
+
+@pytest.mark.parametrize(
+    ("path", "marks", "problem"),
+    [
+        ("tests/browser/test_browser_first.py", ["browser"], None),
+        ("tests/browser/test_browser_first.py", ["engines"], "mark it `browser`"),
+        ("tests/first/test_first_engines.py", ["engines"], None),
+        ("tests/first/test_first_fast.py", ["engines"], "its file does not name"),
+    ],
+)
+def test_a_test_that_no_layer_would_run_is_refused(
+    request: pytest.FixtureRequest, path: str, marks: list[str], problem: str | None
+) -> None:
+    (conftest,) = (one for one in request.config.pluginmanager.get_plugins() if hasattr(one, "mark_problem"))
+    iter_markers = lambda: [getattr(pytest.mark, mark).mark for mark in marks]
+    item = SimpleNamespace(path=SCRIPTS.parent / path, iter_markers=iter_markers)
+    found = conftest.mark_problem(item)
+    assert found is None if problem is None else problem in found
 
 
 def test_an_unknown_layer_is_refused() -> None:

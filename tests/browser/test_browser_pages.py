@@ -1,4 +1,4 @@
-"""The pages of a run and of a sweep: they follow the Jupyter server while the kernel is busy and after its end."""  # noqa: E501
+"""The pages of a run and of a sweep follow the server while the kernel is busy and after its end."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from waiting import PATIENCE, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import read_description
+from nbdist.cluster.hub import is_engine_death
 from nbdist.cluster.resize import ScaleUp, plan_more
 from nbdist.cluster.resources import MOST_TASKS, blas_threads
 from nbdist.cluster.supervisor.client import CONTROLLER
@@ -263,6 +264,29 @@ def test_a_task_that_dies_during_its_start_changes_nothing(
     assert cluster.tasks == before
     check_cluster_is_consistent(cluster)
     cluster.grow(report=ignore)
+    check_cluster_is_consistent(cluster)
+
+
+def test_a_death_that_the_hub_notices_first_is_named_by_the_supervisor(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster, by_the_hub = start(1), list[BaseException]()
+    supervisor = cluster._supervisor
+    ended = supervisor.ended
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "nbdist.cluster.resize.is_engine_death",
+            lambda error: by_the_hub.append(error) or is_engine_death(error),  # type: ignore[func-returns-value]
+        )
+        patch.setattr(supervisor, "ended", lambda: ended() if by_the_hub else {})
+        patch.setattr("nbdist.cluster.task_setup.open_task", hanging(tmp_path / "there"))
+        scale_up = ScaleUp(cluster, supervisor, plan_more(cluster.tasks, 1, {}, cores=2))
+        until(lambda: scale_up.poll() or (tmp_path / "there").exists())
+        (pid,) = scale_up._forked.values()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match=rf"task:1 \(pid {pid}\) did not start: killed"):
+            scale_up.wait()
+    assert len(by_the_hub) == 1
     check_cluster_is_consistent(cluster)
 
 

@@ -24,7 +24,7 @@ import psutil
 
 from nbdist.cluster.calls import CallSender, remote_error
 from nbdist.cluster.folder import clusters_folder
-from nbdist.cluster.hub import close_client, connect_client
+from nbdist.cluster.hub import close_client, connect_client, is_engine_death
 from nbdist.data.dataset import Dataset
 from nbdist.data.parts import with_passes
 from nbdist.data.steps import tokens
@@ -114,9 +114,7 @@ class DataReader:
             try:
                 answer.result()
             except Exception as error:
-                if (
-                    getattr(error, "ename", type(error).__name__) == "EngineError"
-                ):  # the hub reports its death
+                if is_engine_death(error):
                     raise UnavailableError(f"{info.name} (pid {info.pid}) has died") from None
                 raise remote_error(error, info) from None
         finally:
