@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 Line = tuple[str, int, str]
 """The place in the code that made a tensor: file, line, function."""
 
-_OWN = str(Path(__file__).resolve().parent.parent) + "/"
-_NUMPY = str(Path(np.__file__).resolve().parent) + "/"
+# As code objects name their files: links on the way, such as that of a home, are not followed.
+_OWN = str(Path(__file__).parent.parent) + "/"
+_NUMPY = str(Path(np.__file__).parent) + "/"
 
 
 @dataclass(frozen=True, slots=True)

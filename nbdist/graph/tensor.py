@@ -458,7 +458,8 @@ def _by_numpys_names(
     for name, value in bound.arguments.items():
         parameter = signature(func).parameters[name]
         if parameter.kind is parameter.VAR_POSITIONAL:
-            given.extend(value)
+            given += [*options.values(), *value]  # those before it have to be by position, too
+            options.clear()
         elif parameter.kind is parameter.VAR_KEYWORD:
             options |= value
         elif parameter.kind is parameter.POSITIONAL_ONLY:

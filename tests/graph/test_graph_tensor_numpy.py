@@ -313,6 +313,53 @@ CALLS: list[Call] = [
     of("any", lambda x: np.any(x > 1.9, axis=0), M),
     of("all", lambda x: np.all(x > 0.7), M),
     of("operators", lambda x: x @ x.T, M),
+    *(call(n, M) for n in ("fabs", "cbrt", "deg2rad", "radians", "rad2deg", "degrees")),
+    *(call(n, M, V) for n in ("fmax", "fmin", "logaddexp2", "hypot")),
+    *(call(n, np.array([np.nan, 1, 2, np.nan]), np.array([3, np.nan, 1, np.nan])) for n in ("fmax", "fmin")),
+    *(call(n, x) for n in ("atleast_1d", "atleast_2d", "atleast_3d") for x in (np.float64(2), V, M, T)),
+    of("atleast_1d", lambda x: np.atleast_1d(x, 3)[1], V),
+    *(
+        of(n, lambda a, b, n=n: getattr(np, n)((a, b)), x, x)
+        for n in ("vstack", "hstack", "dstack")
+        for x in (np.float64(2), V, M, T)
+    ),
+    of("column_stack", lambda v, x: np.column_stack((v, x, 2 * v)), V[:3], M),
+    of("append", lambda x, v: np.append(x, v), M, V),
+    of("append", lambda x, v: np.append(x, v[None], axis=-2), M, V),
+    *(of("hsplit", lambda x, i=i: np.hsplit(x, [1, 3])[i], M) for i in (0, 1, 2)),
+    of("hsplit", lambda x: np.hsplit(x, 2)[1], V),
+    of("vsplit", lambda x: np.vsplit(x, 3)[2], M),
+    of("dsplit", lambda x: np.dsplit(x, 2)[1], T),
+    *(of("rollaxis", lambda x, a=a, s=s: np.rollaxis(x, a, s), T) for a in (0, 1, -1) for s in (-1, 0, 2, 3)),
+    *(of("rot90", lambda x, k=k: np.rot90(x, k), M) for k in (-1, 0, 1, 2, 7)),
+    of("rot90", lambda x: np.rot90(x, axes=(2, 1)), T),
+    call("diff", M),
+    call("diff", T, n=2, axis=1),
+    call("diff", M > 1),
+    call("diff", M, n=0),
+    call("diff", M, axis=0, prepend=0.0, append=M),
+    *(call("gradient", x) for x in (V, np.arange(4) ** 2)),
+    *(of("gradient", lambda x, i=i: np.gradient(x, edge_order=2)[i], M) for i in (0, 1)),
+    *(of("gradient", lambda x, i=i: np.gradient(x, 0.5, [0, 1, 3, 7])[i], M) for i in (0, 1)),
+    of("gradient", lambda x: np.gradient(x, np.array([0, 1, 3, 7]), axis=-1, edge_order=2), M),
+    call("cross", M.T, V[:3]),
+    of("cross", lambda a, b: np.cross(a, b, 1, 0, 1), T, M),
+    call("cross", M, M[::-1], axis=0),
+    call("kron", M, V),
+    call("kron", M, T),
+    call("average", M),
+    call("average", M, axis=0, keepdims=True),
+    call("average", M, weights=M),
+    of("average", lambda x, w: np.average(x, axis=1, weights=w), M, V),
+    call("average", np.arange(4), weights=np.array([0, 1, 2, 1])),
+    call("vdot", M, M[::-1]),
+    call("ptp", M, axis=1),
+    of("select", lambda x: np.select([x > 1.5, x > 1], [x, -x], 0.5), M),
+    of("select", lambda x: np.select([x > 1], [x]), np.arange(4)),
+    of("partition", lambda x: np.partition(x, 1)[..., 1], M),
+    of("partition", lambda x: np.partition(x, 5, axis=None)[5], M),
+    of("einsum", lambda a, b: np.einsum(a, [0, 30], b, [1, 30], [1, 0]), M, M),
+    of("einsum", lambda a, b: np.einsum(a, [3, 30], b, [..., 30]), M, T),
     of("operators", lambda x: 5 - x, np.arange(3)),
     of("operators", lambda x: x / 2, np.arange(3)),
     of("operators", lambda x: x**2, np.arange(3, dtype=np.int8)),
@@ -373,7 +420,15 @@ def test_values_shapes_and_dtypes_are_numpys(
     np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-6)
 
 
-NEED_SIZES = {"split", "squeeze", "broadcast_to", "array_split"}  # what is known too late for them, they say
+NEED_SIZES = {
+    "split",
+    "squeeze",
+    "broadcast_to",
+    "array_split",
+    "hsplit",
+    "vsplit",
+    "dsplit",
+}  # what is known too late for them, they say
 
 
 @pytest.mark.parametrize(
@@ -434,6 +489,12 @@ SECOND: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "norm 3": (lambda x: np.sum(np.linalg.norm(x, 3, axis=1)), M),
     "std": (lambda x: np.sum(np.std(x, axis=0, ddof=1)), M),
     "split": (lambda x: np.sum(np.split(x, 2, axis=1)[0] ** 3 * np.split(x, 2, axis=1)[1]), M),
+    "fmax": (lambda x: np.sum(np.fmax(x**3, np.fmin(x, 1.0) ** 2)), M),
+    "gradient": (lambda x: np.sum(np.gradient(x**3, axis=1, edge_order=2) ** 2), M),
+    "diff": (lambda x: np.sum(np.diff(x, 2) ** 3), M),
+    "cross and kron": (lambda x: np.sum(np.kron(np.cross(x.T, x.T[::-1] ** 2), x)), M),
+    "select": (lambda x: np.sum(np.select([x > 1.5, x > 1], [x**3, x**2], x)), M),
+    "stacks": (lambda x: np.sum(np.hstack([np.vstack([x, x**2]), np.vstack([x**3, x])]) ** 2), M),
     "batched matmul": (lambda x: np.sum((x[None] @ np.stack([x.T, x.T])) ** 2), M),
 }
 
@@ -636,6 +697,19 @@ FORMS: list[tuple[Any, dict[str, Any]]] = [
     (np.array_split, {"ary": M, "indices_or_sections": N(3), "axis": N(1)}),
     (np.split, {"ary": M, "indices_or_sections": np.array([1, 3]), "axis": N(1)}),
     *((f, {"a": M}) for f in (np.ndim, np.shape)),
+    (np.append, {"arr": M, "values": M, "axis": N(1)}),
+    (np.hsplit, {"ary": M, "indices_or_sections": N(2)}),
+    (np.vsplit, {"ary": M, "indices_or_sections": N(3)}),
+    (np.dsplit, {"ary": T, "indices_or_sections": N(2)}),
+    (np.rollaxis, {"a": T, "axis": N(2), "start": N(1)}),
+    (np.rot90, {"m": M, "k": N(1), "axes": (N(1), N(0))}),
+    (np.diff, {"a": M, "n": N(2), "axis": N(0), "prepend": 1.0, "append": 2.0}),
+    (np.gradient, {"f": M, "axis": N(1), "edge_order": N(2)}),
+    (np.cross, {"a": M.T, "b": M.T, "axisa": N(1), "axisb": N(1), "axisc": N(0)}),
+    (np.kron, {"a": M, "b": V}),
+    (np.average, {"a": M, "axis": N(0), "weights": M, "keepdims": True}),
+    (np.ptp, {"a": M, "axis": N(0), "keepdims": True}),
+    (np.partition, {"a": np.sort(M), "kth": N(1), "axis": N(1)}),
 ]
 # These take their operands by position, in NumPy too, or in other forms that CALLS has.
 POSITIONAL = {
@@ -647,6 +721,8 @@ POSITIONAL = {
     np.reshape,
     np.astype,
     np.linalg.cholesky,
+    *(np.atleast_1d, np.atleast_2d, np.atleast_3d, np.vstack, np.hstack, np.dstack, np.column_stack),
+    *(np.vdot, np.select),
 }
 
 

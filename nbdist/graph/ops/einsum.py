@@ -163,12 +163,9 @@ register(
 
 def _einsum(*operands: Any, optimize: Any = None) -> Tensor:
     """Record np.einsum; ``optimize`` changes nothing: the order of products is planned anyway."""
-    if not operands or not isinstance(operands[0], str):
-        raise NotImplementedError(
-            'np.einsum on a Tensor records with subscripts as text: np.einsum("ij,jk->ik", a, b)'
-        )
-    subscripts = operands[0].replace(" ", "")
-    tensors = [x if isinstance(x, Tensor) else constant(np.asarray(x)) for x in operands[1:]]
+    text, *arrays = operands if isinstance(operands[0], str) else _from_lists(operands)
+    subscripts = text.replace(" ", "")
+    tensors = [x if isinstance(x, Tensor) else constant(np.asarray(x)) for x in arrays]
     inputs, output = _spelled(subscripts, tensors)
     pairs = [_unique(labels, x) for labels, x in zip(inputs, tensors, strict=True)]
     for c in output:
@@ -177,6 +174,28 @@ def _einsum(*operands: Any, optimize: Any = None) -> Tensor:
     return record(
         "einsum", *(x for _, x in pairs), inputs=tuple(labels for labels, _ in pairs), output=output
     )
+
+
+def _from_lists(operands: Sequence[Any]) -> list[Any]:
+    """Return ``a, [0, 1], b, [1, 2], [0, 2]`` as ``"ab,bc->ac", a, b``."""
+    arrays, lists = list(operands[: len(operands) // 2 * 2 : 2]), list(operands[1::2])
+    output = operands[-1] if len(operands) % 2 else None
+    if not lists or not all(
+        isinstance(labels, list | tuple) for labels in (*lists, [] if output is None else output)
+    ):
+        raise InvalidArgumentError(
+            'einsum takes subscripts as text, einsum("ij,jk->ik", a, b), or a list of integers after each '
+            "operand, einsum(a, [0, 1], b, [1, 2], [0, 2])"
+        )
+    numbers = {n for labels in (*lists, output or ()) for n in labels if n is not Ellipsis}
+    letters = sorted(string.ascii_letters)  # in this order a left out output has its axes
+    if not all(isinstance(n, int | np.integer) and 0 <= n < len(letters) for n in numbers):
+        raise InvalidArgumentError(
+            f"einsum: labels in lists are integers from 0 to {len(letters) - 1} or ..., got {lists}"
+        )
+    spelled = ["".join("..." if n is Ellipsis else letters[n] for n in labels) for labels in lists]
+    arrow = "" if output is None else "->" + "".join("..." if n is Ellipsis else letters[n] for n in output)
+    return [",".join(spelled) + arrow, *arrays]
 
 
 def _spelled(subscripts: str, tensors: Sequence[Tensor]) -> tuple[list[str], str]:

@@ -97,7 +97,9 @@ def _define(
             name,
             forward=lambda xp, *arrays: getattr(xp, name)(*arrays),
             into=lambda xp: (
-                _extreme_kernel(xp, name) if name in ("maximum", "minimum") else getattr(xp, name)
+                _extreme_kernel(xp, name)
+                if name in ("maximum", "minimum", "fmax", "fmin")
+                else getattr(xp, name)
             ),
             spec=_ufunc_spec(ufunc),
             vjp=vjp and _fitted(vjp),
@@ -286,6 +288,24 @@ _define("exp2", lambda np, g, y, x: (g * y * LOG_2,))
 _define("logaddexp", lambda np, g, y, a, b: (g * np.exp(a - y), g * np.exp(b - y)))
 
 
+_define("logaddexp2", lambda np, g, y, a, b: (g * np.exp2(a - y), g * np.exp2(b - y)))
+
+
+_define("cbrt", lambda np, g, y, x: (g / (3 * y * y),), 0.5, 2)
+
+
+_define("hypot", lambda np, g, y, a, b: (g * a / y, g * b / y), 0.5, 2)
+
+
+_define("fabs", lambda np, g, y, x: (g * np.sign(x),), 0.5, 2)
+
+
+for _name in ("deg2rad", "radians"):
+    _define(_name, lambda np, g, y, x: (g * (math.pi / 180),))
+for _name in ("rad2deg", "degrees"):
+    _define(_name, lambda np, g, y, x: (g * (180 / math.pi),))
+
+
 for _name in ("floor", "ceil", "rint", "trunc"):  # zero gradient except at the jumps
     _define(_name, lambda np, g, y, x: (g * 0,), 0.1, 0.4)
 
@@ -366,6 +386,13 @@ _define("maximum", lambda np, g, y, a, b: _shared(np, g, a > b, b > a))
 
 
 _define("minimum", lambda np, g, y, a, b: _shared(np, g, a < b, b < a))
+
+
+# As maximum and minimum, but a NaN loses.
+_define("fmax", lambda np, g, y, a, b: _shared(np, g, (a > b) | np.isnan(b), (b > a) | np.isnan(a)))
+
+
+_define("fmin", lambda np, g, y, a, b: _shared(np, g, (a < b) | np.isnan(b), (b < a) | np.isnan(a)))
 
 
 for _name in (
