@@ -10,7 +10,7 @@ import argparse
 import sys
 from dataclasses import replace
 
-from bench import faults, frame, kills, recovery, report
+from bench import against, faults, frame, kills, recovery, report
 from bench.script import NotThere
 from bench.table import BENCHMARKS, chosen
 from bench.table_gpu import REHEARSAL
@@ -26,10 +26,17 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each side runs (default 5)")
     parser.add_argument("--peers-only", action="store_true", help="measure the other sides alone")
+    parser.add_argument(
+        "--against", metavar="COMMIT", help="the other side is nbdist as this commit has it, not the peer"
+    )
     options = parser.parse_args()
+    if options.against and (options.peers_only or not options.names):
+        parser.error("--against takes benchmarks by name, and has no other peers: leave out --peers-only")
     if not options.names:
         print("\n".join(report.heading(benchmark) for benchmark in BENCHMARKS))
         return 0
+    if options.against:
+        return run_against(chosen(options.names), options.against, options.rounds)
     passed = [run_one(benchmark, options.rounds, options.peers_only) for benchmark in chosen(options.names)]
     return 0 if all(passed) else 1
 
@@ -60,6 +67,31 @@ def run_one(benchmark: frame.Benchmark | frame.Survey, rounds: int, peers_only: 
     if not REHEARSAL:
         report.keep(result)
     return result.met
+
+
+def run_against(benchmarks: list[frame.Benchmark | frame.Survey], commit: str, rounds: int) -> int:
+    """Run our sides as they are and as they were at a commit, in turn; each side once, whatever its peers."""
+    passed = True
+    done: list[object] = []
+    try:
+        with against.unpacked(commit) as folder:
+            for benchmark in benchmarks:
+                try:
+                    ours = against.against(benchmark, commit, folder)
+                except NotThere as problem:
+                    print(f"{benchmark.key}: not measured: {problem}", flush=True)
+                    passed = False
+                    continue
+                if ours.ours in done:
+                    continue
+                done.append(ours.ours)
+                if said := against.difference(ours, folder):
+                    print(f"{ours.key}: {said}", flush=True)
+                passed &= run_one(ours, rounds, False)
+    except NotThere as problem:
+        print(f"not measured: {problem}", flush=True)
+        return 1
+    return 0 if passed else 1
 
 
 def kept(outcome: frame.Outcome, outcomes: list[frame.Outcome]) -> frame.Outcome:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,44 +59,54 @@ def need_jax(device: str) -> Any:
     return jax
 
 
-def here(module: str, *arguments: object, timeout: float = 300) -> Callable[[], Outcome]:
-    """Return the callable that runs ``bench/<module>.py`` with this interpreter: nbdist, and peers that it
-    depends on itself (the same NumPy, the same ipyparallel)."""
-    return lambda: outcome(sys.executable, module, arguments, timeout)
+@dataclass(frozen=True)
+class Side:
+    """One side: ``bench/<module>.py`` of a checkout, run to its end by an interpreter."""
+
+    python: str
+    module: str
+    arguments: tuple[object, ...] = ()
+    timeout: float = 300
+    root: Path = ROOT
+
+    def __call__(self) -> Outcome:
+        """Run the script; return the JSON object on the last line of its output."""
+        if not (self.root / "bench" / f"{self.module}.py").is_file():
+            raise NotThere(f"bench/{self.module}.py is not written yet")
+        process = subprocess.Popen(
+            [self.python, "-m", f"bench.{self.module}", *map(str, self.arguments)],
+            cwd=self.root,
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": python_path(self.root)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that a script that hangs can be ended with everything it started
+        )
+        try:
+            output, errors = process.communicate(timeout=self.timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise NotThere(f"bench/{self.module}.py did not end within {self.timeout:g} s") from None
+        if (last := errors.strip().rpartition("\n")[2]).startswith(NOT_MEASURED):
+            raise NotThere(last.removeprefix(NOT_MEASURED))
+        if process.returncode or not output.strip():
+            raise NotThere(f"bench/{self.module}.py failed:\n{errors[-2000:]}")
+        result: Outcome = json.loads(output.strip().splitlines()[-1])
+        return result
 
 
-def elsewhere(module: str, *arguments: object, timeout: float = 300) -> Callable[[], Outcome]:
-    """Return the callable that runs ``bench/<module>.py`` with NBDIST_PEERS_PYTHON, or this interpreter."""
-    return lambda: outcome(os.environ.get("NBDIST_PEERS_PYTHON", sys.executable), module, arguments, timeout)
+def here(module: str, *arguments: object, timeout: float = 300) -> Side:
+    """Return the side that this interpreter runs: nbdist, and peers that it depends on itself (the same
+    NumPy, the same ipyparallel)."""
+    return Side(sys.executable, module, arguments, timeout)
 
 
-def python_path() -> str:
-    """Return where a script finds modules: this checkout first, then where this process does."""
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+def elsewhere(module: str, *arguments: object, timeout: float = 300) -> Side:
+    """Return the side that NBDIST_PEERS_PYTHON runs, or this interpreter."""
+    return Side(os.environ.get("NBDIST_PEERS_PYTHON", sys.executable), module, arguments, timeout)
 
 
-def outcome(python: str, module: str, arguments: tuple[object, ...], timeout: float) -> Outcome:
-    """Run a script to its end and return the JSON object on the last line of its output."""
-    if not (ROOT / "bench" / f"{module}.py").is_file():
-        raise NotThere(f"bench/{module}.py is not written yet")
-    process = subprocess.Popen(
-        [python, "-m", f"bench.{module}", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, **ONE_THREAD, "PYTHONPATH": python_path()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # so that a script that hangs can be ended with everything it started
-    )
-    try:
-        output, errors = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise NotThere(f"bench/{module}.py did not end within {timeout:g} s") from None
-    if (last := errors.strip().rpartition("\n")[2]).startswith(NOT_MEASURED):
-        raise NotThere(last.removeprefix(NOT_MEASURED))
-    if process.returncode or not output.strip():
-        raise NotThere(f"bench/{module}.py failed:\n{errors[-2000:]}")
-    result: Outcome = json.loads(output.strip().splitlines()[-1])
-    return result
+def python_path(root: Path = ROOT) -> str:
+    """Return where a script finds modules: its checkout first, then where this process does."""
+    return os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
