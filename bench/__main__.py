@@ -1,7 +1,8 @@
 """``python -m bench``: list the benchmarks, or run some of them.
 
 ``python -m bench recovery`` kills tasks beside peers, ``python -m bench kills`` random ones for minutes,
-``python -m bench faults`` makes each fault once and checks its bounds.
+``python -m bench faults`` makes each fault once and checks its bounds, and ``python -m bench goodput`` says
+what part of the time is left for training when tasks are killed and stopped.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ import argparse
 import sys
 from dataclasses import replace
 
-from bench import against, faults, frame, kills, recovery, report
+from bench import against, faults, frame, goodput, kills, recovery, report
 from bench.script import NotThere
 from bench.table import BENCHMARKS, chosen
 from bench.table_gpu import REHEARSAL
 
 
 def main() -> int:
-    commands = {"recovery": recovery.main, "kills": kills.main, "faults": faults.main}
+    commands = {
+        "recovery": recovery.main,
+        "kills": kills.main,
+        "faults": faults.main,
+        "goodput": goodput.main,
+    }
     if sys.argv[1:2] and sys.argv[1] in commands:
         return commands[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m bench", description="Side-by-side benchmarks.")

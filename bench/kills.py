@@ -31,6 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.recovery_work import read
+
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
     from nbdist.run.run import Run
@@ -69,8 +71,8 @@ with nb.Graph().as_default():
             feed = {{images: x[rows], labels: y[rows]}}
             step = int(session.run([train, global_step], feed)[1])
             log.add(step)
-        predicted = session.run(logits, {{images: x_test}}).argmax(1)
-accuracy = float((predicted == y_test).mean())
+        *weights, scores = session.run([w1, b1, w2, b2, logits], {{images: x_test}})
+accuracy = float((scores.argmax(1) == y_test).mean())
 """
 FIT = """
 import os
@@ -88,6 +90,7 @@ class End(nb.train.Callback):
 data = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(64, drop_remainder=True).repeat()
 model.fit(data, steps_per_epoch={per_epoch}, epochs=1_000_000, callbacks=[End()])
 accuracy = float((model.predict(x_test).argmax(1) == y_test).mean())
+weights = model.get_weights()
 """
 
 
@@ -126,6 +129,9 @@ class Outcome:
     global_step: int = 0
     steps: list[int] = field(default_factory=list)
     """The steps of each worker."""
+    seconds: float = 0.0
+    """From the first recorded step to the last."""
+    weights: Sequence[Any] = ()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -196,7 +202,7 @@ def trained(
         before = resources()
         cluster = start_cluster(workers=program.workers, ps=program.servers, threads=1, report=None)
         try:
-            chosen = Options(**{**program.options, "seed": seed, "fetch": ("accuracy",), **options})
+            chosen = Options(**{**program.options, "seed": seed, "fetch": ("accuracy", "weights"), **options})
             run = start_run(body, chosen, cluster=cluster)
             disturb(run, cluster, steps)
             Path(end).touch()
@@ -206,6 +212,7 @@ def trained(
             error = "" if run.poll() else f"no end: it makes no steps, after {run.global_step}"
             if run.error is not None:
                 error = f"{type(run.error).__name__}: {run.error}"
+            made = read(steps)
             outcome = Outcome(
                 accuracy=float(run.results.get("accuracy", 0.0)),
                 error=error,
@@ -213,6 +220,8 @@ def trained(
                 restarts=read_run(run.id).restarts,
                 global_step=run.global_step,
                 steps=[one.get("step", 0) for one in run.outcomes.values()],
+                seconds=made[-1].time - made[0].time if made else 0.0,
+                weights=run.results.get("weights", ()),
             )
         finally:
             cluster.stop()
