@@ -38,18 +38,31 @@ from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.tables import RowGradient, Tables, no_rows
-from nbdist.train.strategy import Replica, RetryStep, Trainable, apart, by_variable, interleaved
+from nbdist.train.strategy import (
+    Measures,
+    Nonfinite,
+    Replica,
+    RetryStep,
+    Trainable,
+    apart,
+    by_variable,
+    interleaved,
+)
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
 CONTROL = "control"
-COUNT = 17  # all exact in a float of any size:
+COUNT = 21  # all but the last exact in a float of any size; those of metrics follow
 STOP, HAS_RATE, RATE = 0, 1, slice(2, 10)  # whether to stop; a learning rate
 JOINS, LEAVES = 10, 11  # whether others join; how many leave
 OVERFLOWS = 12  # how many have a gradient that overflowed: all leave the step out
 ASKS_STATE = 13  # whether the chief wants what only others have of the optimizer's state
 ASKS_VALUES = 16  # whether the chief wants all parameters
 NONFINITE, SKIPS = 14, 15  # how many have sums that are not finite, and a loss that is not: as OVERFLOWS
+MEASURES = 17  # what `Measures` has: loss, part, whether it counts something else than examples, examples
+NOTHING_COUNTS = Nonfinite(
+    "nothing in the batch counts (ignored, masked, or of weight 0): its loss is NaN", False
+)
 
 
 class AllReduceStrategy(GroupStrategy):
@@ -62,6 +75,8 @@ class AllReduceStrategy(GroupStrategy):
     continues = True
     has_sums = True
     takes_rows = True
+    metrics = 0
+    """How many metrics the model has that begins to be trained, besides its loss."""
 
     def __init__(self, collective: str = "auto", *, world: World | None = None) -> None:
         super().__init__(collective, world)
@@ -84,6 +99,14 @@ class AllReduceStrategy(GroupStrategy):
         """Begin to train: all replicas get the chief's values."""
         return AllReduceReplica(self, variables, optimizer, tables)
 
+    def begin(self, model: Trainable, optimizer: Optimizer) -> Replica:
+        """Begin to train ``model``, whose metrics are added up as well."""
+        self.metrics = len(model.metric_names)
+        try:
+            return super().begin(model, optimizer)
+        finally:
+            self.metrics = 0
+
     def count_replicas(self) -> None:
         """Share batches among all replicas that there are now."""
         self.num_replicas_in_sync = self.world.size
@@ -99,6 +122,9 @@ class AllReduceReplica(GroupReplica):
     """What replicas exchange in a step, for people."""
     controls_apart = False
     """Whether control values have an exchange of their own, and not a place in the last bucket."""
+    adds_measures = True
+    _omitted = 0
+    """Steps so far that all have left out because nothing in the batch counts."""
 
     def __init__(
         self,
@@ -120,6 +146,8 @@ class AllReduceReplica(GroupReplica):
             self.controls_apart = True
         self._xp = backend(scoped_device()) if self.resident else np
         self._overflowed = False  # whether this replica's gradients of the step have overflowed
+        self._controls = COUNT + strategy.metrics
+        self._measures: list[float] = []  # what this replica has measured in the step, for the control values
         self._wanted: float | None = None  # the learning rate that the next step sends to all
         self.begin_group(strategy, variables)
         if self._group.rank == 0:  # the first step makes all have one rate, whatever their optimizers say
@@ -162,7 +190,7 @@ class AllReduceReplica(GroupReplica):
             self._group.broadcast(flat, root=0, out=flat)
 
     def _plan_of(self, tensors: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
-        return _plan(tensors, with_control=not self.controls_apart)
+        return _plan(tensors, controls=0 if self.controls_apart else self._controls)
 
     def _parameters(self, bucket: Bucket) -> Array:
         """Return zeros for the parameters of a bucket."""
@@ -189,7 +217,7 @@ class AllReduceReplica(GroupReplica):
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)
         self._stops, self.changes = False, False
-        self._control = np.zeros(COUNT) if self.controls_apart else self._buckets.views[CONTROL]
+        self._control = np.zeros(self._controls) if self.controls_apart else self._buckets.views[CONTROL]
         self._control[...] = 0
 
     def _make_buckets(self, overlap: bool) -> Buckets:
@@ -220,9 +248,16 @@ class AllReduceReplica(GroupReplica):
         """Take the gradients of the tables' rows, for the next push."""
         self._taken = gradient
 
+    def measure(self, measures: Measures) -> None:
+        """Have the next push add up what this replica has measured."""
+        examples = measures.examples
+        own = (one * examples for one in measures.metrics)
+        self._measures = [measures.loss, measures.part, not measures.counts_examples, examples, *own]
+
     def push(self) -> None:
         """Sum the gradients over all replicas, and apply them."""
         waited = self._group.waited
+        self.measured = None
         self._mark_rest()
         if self._wanted is not None:
             self._control[HAS_RATE] = 1
@@ -230,6 +265,8 @@ class AllReduceReplica(GroupReplica):
         self._control[JOINS] = self.others_wait
         self._control[LEAVES] = self.say_leaving()
         self._control[OVERFLOWS] = self._overflowed
+        self._control[MEASURES:] = self._measures or 0
+        self._measures = []
         if not self.controls_apart:
             self._buckets.mark(CONTROL)
         try:
@@ -249,8 +286,15 @@ class AllReduceReplica(GroupReplica):
         if self._control[HAS_RATE]:
             self._take_rate()
         self._overflowed = False
+        part, is_weighed = self._take_measures()
         if self._leaves_out():
             return
+        if is_weighed and not part:
+            self.nonfinite, self._omitted = NOTHING_COUNTS, self._omitted + 1
+            return
+        if is_weighed:
+            for sums in self._sums():
+                sums /= part
         self.global_step += 1
         self._apply()
         self._tables.apply(rows, self.global_step)
@@ -258,8 +302,19 @@ class AllReduceReplica(GroupReplica):
     def _check_sums(self) -> None:
         """Put into the control values what all have to know of this replica's sums: nothing."""
 
+    def _take_measures(self) -> tuple[float, bool]:
+        """Take what was measured with the whole batch; return the sum of all parts.
+
+        And whether it is not that of the examples, so that the sums of the gradients are to be divided by it.
+        """
+        loss, part, weighed, examples, *metrics = self._control[MEASURES:].tolist()
+        if part:
+            self.measured = loss / part, *(one / examples for one in metrics)
+        return part, bool(weighed)
+
     def _leaves_out(self) -> bool:
         """Return whether all replicas leave out the step of the last exchange, and note why."""
+        self.nonfinite = None
         self.overflows += bool(self._control[OVERFLOWS])
         return bool(self._control[OVERFLOWS])
 
@@ -361,13 +416,13 @@ class AllReduceReplica(GroupReplica):
     @property
     def _made(self) -> int:
         """How many steps all replicas have made, or left out together."""
-        return self.global_step + self.overflows
+        return self.global_step + self.overflows + self._omitted
 
     def take_newest(self) -> None:
         """Take parameters, slots, step and learning rate of the replica with the most updates."""
         group = self._group
         made = -1 if self.is_new else self._made
-        own = np.array([made, self._optimizer.learning_rate, self.global_step])
+        own = np.array([made, self._optimizer.learning_rate, self.global_step, self._omitted])
         known = group.all_gather(own)
         root = int(known[:, 0].argmax())
         if known[root, 0] < 0:
@@ -380,7 +435,8 @@ class AllReduceReplica(GroupReplica):
             self.share_position(root)
         self._share_out()
         self.global_step, self._optimizer.learning_rate = int(known[root, 2]), float(known[root, 1])
-        self.overflows = int(known[root, 0]) - self.global_step
+        self._omitted = int(known[root, 3])
+        self.overflows = int(known[root, 0]) - self.global_step - self._omitted
 
     def finish(self) -> None:
         """Do nothing: every update is applied when ``push`` returns."""
@@ -411,11 +467,11 @@ class AllReduceReplica(GroupReplica):
         self._buckets.mark(name)
 
 
-def _plan(variables: Sequence[tuple[str, Array]], with_control: bool = True) -> tuple[Bucket, ...]:
+def _plan(variables: Sequence[tuple[str, Array]], controls: int = COUNT) -> tuple[Bucket, ...]:
     """Return the buckets: gradients of the last layer first; control values travel in the last bucket."""
     tensors = [(name, value.shape, value.dtype) for name, value in variables]
     last = tensors[0][2] if tensors else np.dtype(np.float32)
-    control = [(CONTROL, (COUNT,), last)] if with_control else []
+    control = [(CONTROL, (controls,), last)] if controls else []
     return plan_buckets([*reversed(tensors), *control], align=ALIGNMENT)
 
 

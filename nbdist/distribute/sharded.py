@@ -247,12 +247,12 @@ class ShardedReplica(AllReduceReplica):
             self._control[SKIPS], self._skips = self._skips, False
 
     def _leaves_out(self) -> bool:
-        self.nonfinite = None
+        left_out = super()._leaves_out()
         if self._control[SKIPS]:
             self.nonfinite = Nonfinite("the loss of a replica is NaN or infinite", scaled=False)
         elif self._control[NONFINITE]:
             self.nonfinite = Nonfinite("a gradient is NaN or infinite", scaled=True)
-        return super()._leaves_out() or self.nonfinite is not None
+        return left_out or self.nonfinite is not None
 
     def _owned(self) -> Sequence[Array]:
         return self._parts

@@ -32,6 +32,7 @@ from nbdist.train.context import current
 from nbdist.train.custom.replicas import StepRecorder, StepTimes
 from nbdist.train.device import on_device
 from nbdist.train.strategy import Replica, RetryStep
+from nbdist.train.weighing import measures_of, own_loss, require_weighing
 
 Program = Any
 
@@ -76,6 +77,7 @@ class ReplicaLoop:
         with device_scope(context.device):
             begun = context.strategy.begin(self.model, self._optimizer)
         self._replica = replica = on_device(begun, context.device)
+        self.model.weighs = replica.adds_measures
         context.see_arrays(replica.computed_with)
         context.progress.by_updates = replica.by_updates
         if context.step_log is not None:
@@ -139,9 +141,10 @@ class ReplicaLoop:
             self.ended = replica.end_epoch(self.ended or context.control.stop_requested) or self.ended
 
     def step(self, batch: Sequence[Array], size: int) -> tuple[float, ...]:
-        """Make a step with this replica's share of a batch of ``size``; return its loss and metrics.
+        """Make a step with this replica's share of a batch of ``size``; return loss and metrics.
 
-        They are means over the share, NaN for an empty one. Raises NanLossError for a loss or gradient that
+        They are those of the whole batch where replicas add them up (`Replica.adds_measures`). Elsewhere they
+        are means over the share, NaN for an empty one. Raises NanLossError for a loss or gradient that
         is NaN or infinite, AbortedError if the training has ended.
         """
         if self._stops():
@@ -177,9 +180,13 @@ class ReplicaLoop:
                 scale = np.asarray(1 / size, np.float32)
                 found = self._program(arrays)(*arrays, scale, *draw, *gradients)
                 results, squares = read_step(replica.read_results(found), replica.flat_gradients())
-                loss = float(results[0]) * (size / mine)
+                loss = own_loss(float(results[0]), model.counted, mine, size)
+                if model.counted is not None:
+                    require_weighing(replica, context.strategy, model.counted, mine)
                 if wrong := describe_nonfinite(loss, squares, gradients):
                     raise self._nonfinite(wrong)
+                if replica.adds_measures:
+                    replica.measure(measures_of(results, model.counted, mine, size))
                 results = [loss, *results[1:]]
             else:
                 for gradient in gradients:
@@ -187,11 +194,12 @@ class ReplicaLoop:
             times.push([replica])
             if replica.nonfinite is not None:
                 raise self._nonfinite(replica.nonfinite.what)
+            results = results if replica.measured is None else replica.measured
         except StepStopped:
             self.ended = True
             raise AbortedError("the training has ended: another replica has left before this step") from None
         self._agreed, self._stepped = False, True
-        self._count(times, mine, results)
+        self._count(times, mine, results, bool(mine) or replica.measured is not None)
         return tuple(float(value) for value in results)
 
     def _nonfinite(self, wrong: str) -> NanLossError:
@@ -200,16 +208,16 @@ class ReplicaLoop:
             "and look for NaN in the data"
         )
 
-    def _count(self, times: StepTimes, mine: int, results: Sequence[Any]) -> None:
-        """Count a step, and record its loss and metrics."""
+    def _count(self, times: StepTimes, mine: int, results: Sequence[Any], is_known: bool) -> None:
+        """Count a step, and record its loss and metrics, if they are known."""
         context, replica, progress = self.context, self.replica, self.context.progress
         self.steps += 1
         progress.step = self._first_step + self.steps
         progress.examples += mine
         progress.global_step = self._updates()
         at = progress.global_step if replica.by_updates else progress.step
-        self._recorder.add(at, times, [np.asarray(results[0])] if mine else [], 1.0, replica)
-        if context.recorder is not None and mine:
+        self._recorder.add(at, times, [np.asarray(results[0])] if is_known else [], 1.0, replica)
+        if context.recorder is not None and is_known:
             for name, value in zip(self.model.metric_names, results[1:], strict=True):
                 context.recorder.add(context.recorder.series(name), at, float(value))
 

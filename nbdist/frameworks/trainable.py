@@ -63,7 +63,7 @@ class FrameworkModel(Trainable):
         self.variables, self.metric_names, self.states = list(variables), list(metric_names), list(states)
         self.drawn: Any = None
         """During ``compute``, what ``draw`` has returned for the step, if the model ``draws``."""
-        self._examples, self._structure = 0, None
+        self._examples, self._structure, self._weight = 0, None, 1.0
 
     @abstractmethod
     def bind(self, values: Sequence[Array]) -> None:
@@ -83,7 +83,8 @@ class FrameworkModel(Trainable):
         - ``batch``: nested tuples and dicts of arrays, as ``opened`` has returned them
         - ``gradients``: an array for each parameter, to be overwritten with its gradient times ``weight``:
           the share's part of the whole batch. Zeros for a parameter that the loss does not depend on
-        - ``weight``: examples of the share by those of the batch, above 0 and at most 1
+        - ``weight``: examples of the share by those of the batch, above 0 and at most 1. A loss that counts
+          something else than examples calls `count` first, and takes the weight that it returns
         - ``loss_scale``: multiplies the loss before its gradients are computed, and divides these (mixed
           precision); 1 without
         - ``ready``: called with the number of each parameter whose gradient is written, in any order; it
@@ -91,6 +92,17 @@ class FrameworkModel(Trainable):
 
         The loss is the mean over the share's examples, a number, neither weighted nor scaled.
         """
+
+    def count(self, counted: float, weight: float) -> float:
+        """Note what the loss of this share counts, in place of its examples; return the share's weight.
+
+        That is ``weight`` where replicas do not weigh shares (`Trainable.weighs`).
+        """
+        self.counted = counted
+        if self.weighs:
+            self._weight = weight * counted / self._examples
+            return self._weight
+        return weight
 
     def gather_with(self, gathers: Gathers) -> None:
         """Have each parameter be there while it is read; only a model with ``parameter_reads`` is asked."""
@@ -134,8 +146,9 @@ class FrameworkModel(Trainable):
             weight = float(arrays[count]) * self._examples
             loss_scale = 1.0 if self.loss_scale is None else self.loss_scale.value
             self.drawn = arrays[count + 1] if self.draws else None
+            self.counted, self._weight = None, weight
             loss, *metrics = self.compute(batch, arrays[fed:], weight, loss_scale, mark)
-            return (np.float64(loss * weight), *map(np.float64, metrics))
+            return (np.float64(loss * self._weight), *map(np.float64, metrics))
 
         return program
 

@@ -48,6 +48,7 @@ class DeviceReplica(Replica):
         self.notes, self.push_is = inner.notes, inner.push_is
         self.pull_is = inner.pull_is or ("receive", "parameters from the host")
         self.global_step, self.by_updates = inner.global_step, inner.by_updates
+        self.adds_measures, self.measure = inner.adds_measures, inner.measure  # type: ignore[method-assign]
         self._upload()
 
     def program(
@@ -207,6 +208,7 @@ class DeviceReplica(Replica):
         self.global_step, self.staleness = self._inner.global_step, self._inner.staleness
         self.waited, self.dropped = self._inner.waited, self._inner.dropped
         self.unmade, self.overflows = self._inner.unmade, self._inner.overflows
+        self.measured, self.nonfinite = self._inner.measured, self._inner.nonfinite
 
 
 def _memory_of(inner: Replica, xp: ModuleType) -> tuple[Layout, Array, bool]:

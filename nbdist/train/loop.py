@@ -68,6 +68,7 @@ from nbdist.train.resume_loop import Config, ResumeAdapter
 from nbdist.train.schedule import RateAt, RateSchedule
 from nbdist.train.step_timing import StepAccount, StepEvents
 from nbdist.train.strategy import Nonfinite, Replica, ReplicaLeft, RetryStep, Trainable, tables_of
+from nbdist.train.weighing import measures_of, own_loss, require_weighing
 
 Array: TypeAlias = np.ndarray[Any, Any]
 NO_IDS = np.zeros(0, np.int64)
@@ -397,6 +398,7 @@ class _Loop:
         self._events = StepEvents.of(backend_of(replica.values[0]), context.step_log)
         self._save = save
         self.scaling = LossScaling(model.loss_scale, [replica], context)
+        model.weighs = replica.adds_measures
         self.schedule: RateSchedule | None = None
         self.save_state: Callable[[int], float] | None = None
         """Saves the training's state if it is time, given the steps of this epoch; returns the seconds."""
@@ -533,13 +535,15 @@ class _Loop:
         replica, progress, clock = self.replica, self.context.progress, time.perf_counter
         mark = self._events.mark if self._events is not None else _unmarked
         counted, size, mine = 1 + len(self.model.metric_names), step.size, step.mine
-        results: Sequence[Array] = ()
+        results: Sequence[Any] = ()
         loss, wrong, overflow = 0.0, "", False
         if mine:
             values = replica.read_results(step.values)
             rows = values[counted:]  # of each table: gradients, and where they belong
             results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])
-            loss = float(results[0]) * (size / mine)
+            loss = own_loss(float(results[0]), self.model.counted, mine, size)
+            if self.model.counted is not None:
+                require_weighing(replica, self.context.strategy, self.model.counted, mine)
             overflow = self.scaling.has_overflowed(loss, squares)
             if not overflow:
                 wrong = describe_nonfinite(loss, squares, [*step.gradients, *rows[::2]])
@@ -555,6 +559,8 @@ class _Loop:
             assert step.restore is not None
             self._skip(wrong, step.restore)
         else:
+            if mine and replica.adds_measures:
+                replica.measure(measures_of(results, self.model.counted, mine, size))
             replica.push()
             if replica.nonfinite is not None:
                 self._take_back(replica.nonfinite, loss, step.restore)
@@ -571,7 +577,10 @@ class _Loop:
         progress.examples += mine
         progress.global_step = self.updates_before + replica.global_step
         progress.dropped = self.dropped_before + replica.dropped
-        self._last_examples, self._last_logged = mine, bool(mine and not wrong)
+        whole = replica.measured
+        if whole is not None:
+            loss, results, mine = float(whole[0]), whole, size
+        self._last_examples, self._last_logged = step.mine, whole is not None or bool(mine and not wrong)
         if self._last_logged:
             seconds = pushed - begun - rest
             self.history.step(self.of_all(1), loss, results, replica.staleness, seconds, mine)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -131,6 +131,26 @@ class Nonfinite:
     scaled: bool
 
 
+class Measures(NamedTuple):
+    """What a replica has measured with its share of a batch, whose losses and gradients are to be added up.
+
+    The loss of a whole batch is a sum by a number: that of its examples or, with weights of classes, masks
+    and ignored targets, what the loss counts in their place. A share's loss is a mean by its own number, so
+    it takes part with ``part``, and the sum of all is divided by the sum of the parts.
+    """
+
+    loss: float
+    """The mean over the share, times ``part``."""
+    metrics: Sequence[float]
+    """Means over the share's examples."""
+    part: float
+    """What the share counts, by the examples of the whole batch; 0 if nothing in it counts."""
+    examples: float
+    """Its examples, by those of the whole batch."""
+    counts_examples: bool
+    """Whether ``part`` is ``examples``, as the loss counts examples."""
+
+
 class Replica(ABC):
     """One replica's side of a strategy, for one training. All calls come from the training thread."""
 
@@ -189,6 +209,11 @@ class Replica(ABC):
 
     Only replicas of strategies with ``has_sums`` call it.
     """
+
+    adds_measures = False
+    """Whether its push adds up what replicas have measured, and weighs their gradients: see `measure`."""
+    measured: Sequence[float] | None = None
+    """Loss and metrics of the whole batch of the last push, where it adds them up; None elsewhere."""
 
     overlaps_steps = False
     """Whether the loop dispatches the next step before it reads the results of this one.
@@ -342,6 +367,13 @@ class Replica(ABC):
     def flat_gradients(self) -> Sequence[Array]:
         """Return the same gradients in as few arrays as they have; what lies between them is zero."""
         return self.gradients()
+
+    def measure(self, measures: Measures) -> None:
+        """Have the next push add up what this replica has measured, where it ``adds_measures``.
+
+        The sums of the gradients are divided by the sum of the replicas' parts, unless all count examples.
+        """
+        raise FailedPreconditionError(f"{type(self).__name__} does not add up losses of replicas")
 
     @abstractmethod
     def push(self) -> None:
@@ -723,6 +755,13 @@ class Trainable(ABC):
     """Whether it has a step as tensors: see :meth:`parts`."""
     draws = False
     """Whether the program is also fed :meth:`draw`, because it has random numbers in it."""
+    weighs = False
+    """Whether a step weighs its share by what the loss counts; the loop sets it: `Replica.adds_measures`."""
+    counted: float | None = None
+    """What the loss of the program's last call counts (`Measures.part`); None if that is its examples.
+
+    A step that ``weighs`` multiplies loss and gradients by it, in place of the examples.
+    """
 
     @property
     def dimensions(self) -> list[tuple[str | None, ...]]:

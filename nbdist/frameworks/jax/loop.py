@@ -115,7 +115,10 @@ class LoopOfSteps:
                 yield batch
 
     def step(self, batch: Any) -> tuple[float, dict[str, float]]:
-        """Make a step: return the loss and the metrics of a share, NaN for one without examples.
+        """Make a step: return loss and metrics of the whole batch.
+
+        Where replicas do not add them up (synchronous ps, central) they are those of the share, NaN for one
+        without examples.
 
         ``batch`` is what `batches` has yielded, or this replica's part of a batch from elsewhere, which then
         counts as one of equal parts. Raises NanLossError for a loss or gradient that is NaN or infinite, and

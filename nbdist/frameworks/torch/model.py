@@ -22,6 +22,7 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
+from nbdist.frameworks.torch.counting import Counted, Counter
 from nbdist.frameworks.torch.gathers import ModuleGathers
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
@@ -48,6 +49,8 @@ class TorchModel(FrameworkModel):
     - ``clip_norm``: the largest norm of the gradient of a share; None for any
     - ``autocast``: the dtype that torch.autocast computes in; None for none
     - ``sums``: whether the loss is a sum over examples, and not a mean
+    - ``counter``: says what the loss of a part of a batch counts; None for its examples
+    - ``shared``: whether the batches are shares, whose losses are put together
     - ``whole``: whether all parameters have to be here at all times, because others call the module
     """
 
@@ -65,6 +68,8 @@ class TorchModel(FrameworkModel):
         clip_norm: float | None = None,
         autocast: Any = None,
         sums: bool = False,
+        counter: Counter | None = None,
+        shared: bool = False,
         whole: bool = False,
     ) -> None:
         import torch
@@ -87,11 +92,12 @@ class TorchModel(FrameworkModel):
         self._decay = list(decay) or [0.0] * len(named)
         self._factors = list(factors) or [1.0] * len(named)
         self._accumulate, self._clip_norm, self._autocast, self._sums = accumulate, clip_norm, autocast, sums
+        self._counter, self._shared = None if sums else counter, shared or accumulate > 1
         self.loss_scale = LossScale() if autocast == torch.float16 else None
         self._arrays: list[Array | None] = [None] * len(named)
         self._places: list[Any] = [None] * len(named)
         """The gradients' places in the strategy's buffers, as tensors."""
-        self._multiply, self._factor, self._weight = torch.mul, 1.0, 1.0
+        self._multiply, self._factor = torch.mul, 1.0
         self._whole, self._units = whole, cast(ModuleGathers | None, None)
         self._ready: Callable[[int], object] | None = None
         """What is called with a gradient's number; None while gradients only accumulate."""
@@ -188,32 +194,54 @@ class TorchModel(FrameworkModel):
     ) -> Sequence[Any]:
         """Run forward and backward; the hooks write the gradients."""
         self._point_to(gradients)
-        self._weight, self._factor = weight, (1.0 if self._sums else weight) / loss_scale
         self._waiting = set(range(len(self._parameters)))
-        loss = 0.0
+        loss, counted, is_uneven, all_count = 0.0, 0.0, False, True
+        total = 0.0  # of what multiplies the losses of the parts: 1, unless some of them count less
         metrics: list[Any] = [0.0] * len(self.metric_names)
         parts = self._parts(batch)
         for number, (part, fraction) in enumerate(parts):
-            if number == len(parts) - 1 and self._clip_norm is None:
-                self._ready = ready
+            is_last = number == len(parts) - 1
             with self._computing(), nullcontext() if self._units is None else self._units.forward():
                 own, measured = self._step(part)
+            rows = round(fraction * self._examples)
+            found = self._count(part, own, rows)
+            counted += found.number
+            is_uneven = is_uneven or found.number != rows
+            all_count = all_count and found.number == found.places
+            factor = fraction if all_count else fraction * found.number / found.places
+            total = 1.0 if is_last and all_count else total + factor
+            if is_last:
+                weight = self.count(counted, weight) if is_uneven else weight
+                self._factor = (1.0 if self._sums else weight / (total or 1.0)) / loss_scale
+                self._ready = ready if self._clip_norm is None else None
             if self._units is not None:
                 self._units.backward()
-            if fraction != 1.0 and not self._sums:
-                own = own * fraction
-            (own if loss_scale == 1.0 else own * loss_scale).backward()
+            if factor != 1.0 and not self._sums:
+                own = own * factor
+            if factor:  # else nothing counts, and the loss may be 0 by 0
+                (own if loss_scale == 1.0 else own * loss_scale).backward()
+                loss += own.item()
             if self._units is not None:
-                self._units.end(last=number == len(parts) - 1)
-            loss += own.item()
-            metrics = [total + fraction * float(one) for total, one in zip(metrics, measured, strict=True)]
+                self._units.end(last=is_last)
+            metrics = [so_far + fraction * float(one) for so_far, one in zip(metrics, measured, strict=True)]
         if self._clip_norm is not None:
-            self._clip(self._clip_norm * loss_scale)
+            self._clip(self._clip_norm * loss_scale * total)
             self._ready = ready
         for number in sorted(self._waiting, reverse=True):
             self._hand_over(number, self._parameters[number])
         self._ready = None
-        return loss, *metrics
+        if self._sums:
+            return loss / weight, *metrics  # what it would be for the whole batch
+        return loss / total if total else (0.0 if self.weighs else np.nan), *metrics
+
+    def _count(self, part: Any, loss: Any, rows: int) -> Counted:
+        """Return what the loss of a part counts: its examples, where nothing is put together."""
+        found = None
+        if self._counter is not None and (self._shared or self.weighs):
+            found = self._counter(part, loss, rows)
+        if found is None or (found.number == found.places and not self.weighs):
+            return Counted(rows, rows)
+        return found
 
     def tensors(self, element: Any) -> Any:
         """Return a batch of arrays as tensors on the module's device."""
@@ -226,7 +254,7 @@ class TorchModel(FrameworkModel):
         import torch
 
         self.bind(values)
-        names, count = ["loss", *self.metric_names], 0
+        names, count, counted = ["loss", *self.metric_names], 0, 0.0
         sums = np.zeros(len(names))
         was_training = self.module.training
         self.module.eval()
@@ -238,14 +266,17 @@ class TorchModel(FrameworkModel):
                     tensors = self.tensors(element)
                     with self._computing():
                         loss, measured = self._step(tensors)
-                    own = float(loss) * (1 if self._sums else rows)
+                    found = None if self._counter is None else self._counter(tensors, None, rows)
+                    number = rows if found is None else found.number
+                    own = 0.0 if not number else float(loss) * (1 if self._sums else number)
                     sums += [own, *(float(one) * rows for one in measured)]
-                    count += rows
+                    counted, count = counted + number, count + rows
         finally:
             self.module.train(was_training)
         if not count:
             raise InvalidArgumentError("there is nothing to evaluate: the validation data is empty")
-        return dict(zip(names, (sums / count).tolist(), strict=True))
+        sums /= [counted or 1.0, *[count] * len(self.metric_names)]
+        return dict(zip(names, sums.tolist(), strict=True))
 
     def _computing(self) -> AbstractContextManager[object]:
         import torch

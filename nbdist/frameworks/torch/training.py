@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import InvalidArgumentError, MissingExtra, choices
 from nbdist.frameworks.clipping import ClippedSums
+from nbdist.frameworks.torch.counting import counter_of, is_sum
 from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import Step, TorchModel
 from nbdist.frameworks.torch.optimizers import translated
@@ -44,6 +45,7 @@ def fit(
     optimizer: Any,
     loss: Callable[[Any, Any], Any] | None = None,
     training_step: Callable[[Any], Any] | None = None,
+    normalizer: Callable[[Any], Any] | None = None,
     metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     scheduler: Any = None,
     scheduler_interval: str = "epoch",
@@ -75,6 +77,10 @@ def fit(
       target, and the others are the model's arguments
     - ``training_step``: in place of ``loss``, a function of a batch, of tensors on the model's device, that
       returns the mean loss
+    - ``normalizer``: a function of a batch of tensors that returns what the loss divides its sum by (0 or
+      more), such as the number of targets that a mask keeps; None for the number of examples, or what
+      ``cross_entropy`` divides by (weights of classes, without ignored targets). Replicas' shares and
+      accumulated parts are put together by it. Under synchronous ps and central it has to be the examples
     - ``metrics``: functions of (outputs, targets) by name, with ``loss``; each returns a mean over the batch
     - ``scheduler``: one of ``torch.optim.lr_scheduler``, of this optimizer, which the loop steps, or None.
       ReduceLROnPlateau gets the validation loss of each epoch, or without validation the loss
@@ -159,7 +165,9 @@ def fit(
         accumulate=accumulate,
         clip_norm=None if sums else clip_norm,
         autocast=autocast_dtype(context.precision if precision is None else precision),
-        sums=getattr(loss, "reduction", "mean") == "sum",
+        sums=is_sum(loss),
+        counter=counter_of(loss, normalizer),
+        shared=context.strategy.num_replicas_in_sync > 1,
     )
     if batches.note:
         context.note(batches.note)

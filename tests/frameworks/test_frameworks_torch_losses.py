@@ -1,0 +1,211 @@
+"""Modules of PyTorch under synchronous strategies are equal to one device, whatever their loss divides by.
+
+Replicas are threads of this process. One device is a loop of torch alone, with the whole batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from examples import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nbdist as nb
+from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy
+from nbdist.errors import InvalidArgumentError, NanLossError
+from nbdist.testing import thread_world
+from nbdist.testing.strategy import everywhere
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow]
+
+CLASSES, PLACES = 3, 4
+WEIGHTS = torch.tensor([0.2, 1.0, 3.0])
+STRATEGIES = {
+    "multi_worker": MultiWorkerMirroredStrategy,
+    "sharded 1": partial(ShardedStrategy, stage=1),
+    "sharded 2": partial(ShardedStrategy, stage=2),
+    "sharded 3": partial(ShardedStrategy, stage=3),
+}
+
+
+def masked(outputs: Any, targets: Any) -> Any:
+    """Return a mean over the targets that are not ignored, as people write it."""
+    mask = (targets != -100).float()
+    each = functional.cross_entropy(outputs, targets, reduction="none", ignore_index=-100)
+    return (each * mask).sum() / mask.sum()
+
+
+def unmasked(batch: Any) -> Any:
+    """Return how many targets are not ignored."""
+    return (batch[-1] != -100).sum()
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "plain": {"loss": torch.nn.CrossEntropyLoss()},
+    "weighted": {"loss": torch.nn.CrossEntropyLoss(weight=WEIGHTS)},
+    "smoothed": {"loss": torch.nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1)},
+    "function": {"loss": partial(functional.cross_entropy, weight=WEIGHTS)},
+    "inside of a function": {"loss": lambda outputs, targets: functional.cross_entropy(outputs, targets)},
+    "masked": {"loss": masked, "normalizer": unmasked},
+    "sum": {"loss": torch.nn.CrossEntropyLoss(reduction="sum")},
+    "sum of a function": {"loss": partial(functional.cross_entropy, reduction="sum")},
+}
+
+
+def data_of(rows: int, ignored: float, places: bool, seed: int) -> tuple[Any, Any]:
+    """Return inputs, and class numbers of which a part is ignored; of each example one or several."""
+    rng = np.random.default_rng(seed)
+    shape = (rows, PLACES) if places else (rows,)
+    targets = rng.integers(0, CLASSES, shape)
+    targets[rng.random(shape) < ignored] = -100
+    return torch.from_numpy(rng.normal(size=(rows, 5)).astype(np.float32)), torch.from_numpy(targets)
+
+
+def module(places: bool) -> Any:
+    """Return a classifier of examples, or of several places of each."""
+    torch.manual_seed(1)
+    layers: list[Any] = [torch.nn.Linear(5, 6), torch.nn.Tanh()]
+    if not places:
+        return torch.nn.Sequential(*layers, torch.nn.Linear(6, CLASSES))
+    return torch.nn.Sequential(
+        *layers, torch.nn.Linear(6, CLASSES * PLACES), torch.nn.Unflatten(1, (CLASSES, PLACES))
+    )
+
+
+def plainly(made: Any, x: Any, y: Any, size: int, loss: Any) -> list[float]:
+    """Train with torch alone; return the mean loss of each epoch."""
+    optimizer, found = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.5), []
+    for _ in range(2):
+        total = 0.0
+        for start in range(0, len(x), size):
+            optimizer.zero_grad()
+            value = loss(made(x[start : start + size]), y[start : start + size])
+            value.backward()
+            optimizer.step()
+            total += value.item() * len(x[start : start + size])
+        found.append(total / len(x))
+    return found
+
+
+def trained(
+    strategy: Any, made: Any, x: Any, y: Any, size: int, how: dict[str, Any], **more: Any
+) -> tuple[Any, Any]:
+    """Train under a strategy; return the module and the history."""
+    with strategy.scope():
+        history = nb.frameworks.torch.fit(
+            made,
+            torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=size),
+            optimizer=torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.5),
+            epochs=2,
+            **how,
+            **more,
+        )
+    return made, history
+
+
+def accuracy(outputs: Any, targets: Any) -> Any:
+    return (outputs.argmax(1) == targets).float().mean()
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    name=st.sampled_from(sorted(LOSSES)),
+    strategy=st.sampled_from(sorted(STRATEGIES)),
+    workers=st.integers(1, 4),
+    rows=st.integers(4, 23),
+    size=st.integers(1, 12),
+    ignored=st.sampled_from([0.0, 0.3, 0.7]),
+    places=st.booleans(),
+    accumulate=st.integers(1, 3),
+    clip=st.sampled_from([None, 0.5]),
+    seed=st.integers(0, 99),
+)
+def test_replicas_are_equal_to_one_device(
+    name: str,
+    strategy: str,
+    workers: int,
+    rows: int,
+    size: int,
+    ignored: float,
+    places: bool,
+    accumulate: int,
+    clip: float | None,
+    seed: int,
+) -> None:
+    x, y = data_of(rows, ignored, places, seed)
+    for start in range(0, rows, size):  # one device has no loss where nothing counts
+        y[start] = 1
+    alone, how = module(places), LOSSES[name]
+    expected = plainly(alone, x, y, size, how["loss"])
+    world = thread_world(lambda place: STRATEGIES[strategy](world=place), workers)
+    modules = [copy.deepcopy(module(places)) for _ in range(workers)]
+
+    def body(own: Any, _: Any) -> Any:
+        return trained(own, modules[own.replica_index], x, y, size, how, accumulate=accumulate)
+
+    for found, history in everywhere(world, body):
+        np.testing.assert_allclose(history["loss"], expected, rtol=1e-4)
+        for a, b in zip(found.parameters(), alone.parameters(), strict=True):
+            np.testing.assert_allclose(a.detach(), b.detach(), rtol=2e-4, atol=2e-5)
+
+
+def refused(loss: Any, y: Any, strategy: Any = MultiWorkerMirroredStrategy, **how: Any) -> None:
+    """Train on two replicas, by batches of four."""
+    modules = [module(False) for _ in range(2)]
+    world = thread_world(lambda place: strategy(world=place), 2)
+    x, _ = data_of(len(y), 0, False, 0)
+    everywhere(world, lambda own, _: trained(own, modules[own.replica_index], x, y, 4, {"loss": loss}, **how))
+
+
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        (masked, r"the loss divides by 2, and for another batch of 2 examples it did by 1\. .*normalizer="),
+        (
+            lambda outputs, targets: functional.cross_entropy(outputs, targets, reduction="none")[
+                targets >= 0
+            ].mean(),
+            r"the loss is a mean over 1 values of a batch of 2 examples.*normalizer=",
+        ),
+        (
+            lambda outputs, targets: functional.cross_entropy(outputs, targets, reduction="sum"),
+            r"the loss is a sum over the batch, inside of a function",
+        ),
+    ],
+)
+def test_a_loss_is_refused_that_divides_by_what_is_not_known(loss: Any, match: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=match):
+        refused(loss, torch.tensor([0, -100, 2, -100, 0, 1, 2, 1]))
+
+
+def test_a_share_in_which_nothing_counts_is_left_out() -> None:
+    y = torch.tensor([0, 1, -100, -100])
+    x, _ = data_of(4, 0, False, 0)
+    alone, modules = module(False), [module(False) for _ in range(2)]
+    expected = plainly(alone, x, y, 4, torch.nn.CrossEntropyLoss())
+    world = thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), 2)
+    how = {"loss": torch.nn.CrossEntropyLoss(), "metrics": {"accuracy": accuracy}}
+    for made, history in everywhere(
+        world, lambda own, _: trained(own, modules[own.replica_index], x, y, 4, how, accumulate=2)
+    ):
+        np.testing.assert_allclose(history["loss"], expected, rtol=1e-5)
+        assert history["accuracy"][0] in (0, 0.25, 0.5)  # of four examples
+        np.testing.assert_allclose(made[0].weight.detach(), alone[0].weight.detach(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("nan", ["stop", "skip"])
+def test_a_batch_in_which_nothing_counts_is_never_applied(nan: str) -> None:
+    y = torch.full((4,), -100)
+    if nan == "skip":
+        refused(torch.nn.CrossEntropyLoss(), y, nan=nan)
+    else:
+        with pytest.raises(NanLossError, match="nothing in the batch counts"):
+            refused(torch.nn.CrossEntropyLoss(), y)
