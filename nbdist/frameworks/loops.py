@@ -32,7 +32,7 @@ from nbdist.train.context import current
 from nbdist.train.custom.replicas import StepRecorder, StepTimes
 from nbdist.train.device import on_device
 from nbdist.train.strategy import Replica, RetryStep
-from nbdist.train.weighing import measures_of, own_loss, require_weighing
+from nbdist.train.weighing import counted_in, measures_of, own_loss
 
 Program = Any
 
@@ -180,13 +180,12 @@ class ReplicaLoop:
                 scale = np.asarray(1 / size, np.float32)
                 found = self._program(arrays)(*arrays, scale, *draw, *gradients)
                 results, squares = read_step(replica.read_results(found), replica.flat_gradients())
-                loss = own_loss(float(results[0]), model.counted, mine, size)
-                if model.counted is not None:
-                    require_weighing(replica, context.strategy, model.counted, mine)
+                counted = counted_in(model.counted, replica, context.strategy, mine)
+                loss = own_loss(float(results[0]), counted, mine, size)
                 if wrong := describe_nonfinite(loss, squares, gradients):
                     raise self._nonfinite(wrong)
                 if replica.adds_measures:
-                    replica.measure(measures_of(results, model.counted, mine, size))
+                    replica.measure(measures_of(results, counted, mine, size))
                 results = [loss, *results[1:]]
             else:
                 for gradient in gradients:

@@ -98,6 +98,8 @@ class FrameworkModel(Trainable):
 
         That is ``weight`` where replicas do not weigh shares (`Trainable.weighs`).
         """
+        if counted == self._examples:
+            return weight
         self.counted = counted
         if self.weighs:
             self._weight = weight * counted / self._examples

@@ -68,7 +68,7 @@ from nbdist.train.resume_loop import Config, ResumeAdapter
 from nbdist.train.schedule import RateAt, RateSchedule
 from nbdist.train.step_timing import StepAccount, StepEvents
 from nbdist.train.strategy import Nonfinite, Replica, ReplicaLeft, RetryStep, Trainable, tables_of
-from nbdist.train.weighing import measures_of, own_loss, require_weighing
+from nbdist.train.weighing import counted_in, measures_of, own_loss
 
 Array: TypeAlias = np.ndarray[Any, Any]
 NO_IDS = np.zeros(0, np.int64)
@@ -541,9 +541,8 @@ class _Loop:
             values = replica.read_results(step.values)
             rows = values[counted:]  # of each table: gradients, and where they belong
             results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])
-            loss = own_loss(float(results[0]), self.model.counted, mine, size)
-            if self.model.counted is not None:
-                require_weighing(replica, self.context.strategy, self.model.counted, mine)
+            number = counted_in(self.model.counted, replica, self.context.strategy, mine)
+            loss = own_loss(float(results[0]), number, mine, size)
             overflow = self.scaling.has_overflowed(loss, squares)
             if not overflow:
                 wrong = describe_nonfinite(loss, squares, [*step.gradients, *rows[::2]])

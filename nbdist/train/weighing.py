@@ -42,10 +42,15 @@ def measures_of(results: Sequence[Any], counted: float | None, mine: int, size: 
     return Measures(float(loss), [float(one) for one in metrics], part, mine / size, counted is None)
 
 
-def require_weighing(replica: Replica, strategy: Strategy, counted: float, mine: int) -> None:
-    """Raise InvalidArgumentError if replicas weigh shares by examples, and a loss has ``counted`` others."""
-    if replica.adds_measures or strategy.num_replicas_in_sync == 1:
-        return
+def counted_in(counted: float | None, replica: Replica, strategy: Strategy, mine: int) -> float | None:
+    """Return what the loss of a share has ``counted``; None if the share is weighed by its examples.
+
+    Raises InvalidArgumentError if replicas weigh all shares so, and the loss counts something else.
+    """
+    if counted is None or replica.adds_measures:
+        return counted
+    if strategy.num_replicas_in_sync == 1:
+        return None
     raise InvalidArgumentError(
         f"the loss of this worker's share counts {counted:g} where there are {mine} examples (weights of "
         f"classes, ignored targets, or a mask), and strategy {strategy.name} adds up shares by their "

@@ -227,3 +227,42 @@ def test_a_state_keeps_its_form() -> None:
         fit(lambda params, stats, batch, key: 0.0, START, BATCHES)
     with pytest.raises(InvalidArgumentError, match="state/name is a str, and a state has arrays"):
         fit(normalized, START, BATCHES, state={"name": "x"})
+
+
+def masked(params: Any, batch: Any) -> Any:
+    x, y, mask = batch
+    error = (x @ params["w"] - y) ** 2
+    return (error * mask).sum() / mask.sum(), {"error": abs(x @ params["w"] - y).mean()}
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_masked_mean_is_that_of_one_device(replicas: int) -> None:
+    """The last share of the last batch has nothing that counts; it is smaller than the others."""
+    data = Dataset.from_arrays(X, Y, np.array([1, 0, 0, 1, 1, 1, 1, 1, 0, 0], np.float32)).batch(7)
+    first = {"w": np.zeros(2, np.float32)}
+    expected = fit(masked, first, data)
+    context = Context(quiet=True, seed=5, strategy=MirroredStrategy(["CPU:0"] * replicas))
+    found = fit(masked, first, data, context=context, normalizer=lambda batch: batch[2].sum())
+    np.testing.assert_allclose(found.params["w"], expected.params["w"], rtol=1e-5)
+    for name in ("loss", "error"):
+        np.testing.assert_allclose(found.history[name], expected.history[name], rtol=1e-5)
+
+
+def test_a_loss_is_refused_that_divides_by_what_it_computes_from_its_batch() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    def mean_of_some(params: Any, batch: Any) -> Any:
+        return jnp.mean((batch[0] @ params["w"] - batch[1]) ** 2, where=batch[2] > 0)
+
+    def per_example(params: Any, batch: Any) -> Any:
+        lengths = jnp.linalg.norm(batch[0], axis=1) + jnp.exp(params["w"]).sum()
+        return jnp.mean((batch[0] @ params["w"] / lengths - batch[1]) ** 2) / 3
+
+    data, first = (X, Y, np.ones(10, np.float32)), {"w": np.zeros(2, np.float32)}
+    two = {"context": Context(quiet=True, strategy=MirroredStrategy(["CPU:0"] * 2))}
+    for loss in (masked, jax.jit(mean_of_some)):
+        with pytest.raises(InvalidArgumentError, match=r"divides by a number.*give normalizer="):
+            fit(loss, first, data, **two)
+        fit(loss, first, data)
+    fit(per_example, first, data, **two)

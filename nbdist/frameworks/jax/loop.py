@@ -26,10 +26,17 @@ from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
 
 
-def wrap(loss: Callable[..., Any], params: Any, *, optimizer: Any = "sgd", state: Any = None) -> LoopOfSteps:
+def wrap(
+    loss: Callable[..., Any],
+    params: Any,
+    *,
+    optimizer: Any = "sgd",
+    state: Any = None,
+    normalizer: Callable[[Any], Any] | None = None,
+) -> LoopOfSteps:
     """Return a training whose loop is the caller's, under the strategy of the surrounding run.
 
-    - ``loss``, ``params``, ``optimizer`` and ``state`` are those of `nb.frameworks.jax.fit`
+    - ``loss``, ``params``, ``optimizer``, ``state`` and ``normalizer`` are those of `nb.frameworks.jax.fit`
 
     Raises InvalidArgumentError for what cannot be trained, also with --checkpoint-every and --resume, and
     FailedPreconditionError in a process that replaces a lost one.
@@ -42,16 +49,23 @@ def wrap(loss: Callable[..., Any], params: Any, *, optimizer: Any = "sgd", state
                     value, metrics = training.step(batch)
         params = training.params
     """
-    return LoopOfSteps(loss, params, optimizer, state)
+    return LoopOfSteps(loss, params, optimizer, state, normalizer)
 
 
 class LoopOfSteps:
     """What `wrap` returns: `batches` and `step` inside a ``with``, `params` and `state`."""
 
-    def __init__(self, loss: Callable[..., Any], params: Any, optimizer: Any, state: Any) -> None:
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        params: Any,
+        optimizer: Any,
+        state: Any,
+        normalizer: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._context = scoped() or current()
         self._parameters = parameters_of(params, self._context)
-        self._loss, self._optimizer = loss, optimizer
+        self._loss, self._optimizer, self._normalizer = loss, optimizer, normalizer
         self._state = None if state is None else State.of(state)
         self._model: LossFunction | None = None
         self._loop: ReplicaLoop | None = None
@@ -145,7 +159,9 @@ class LoopOfSteps:
             )
         if self._loop is None:
             with use_here(self._context):
-                self._model = loss_function(self._loss, self._parameters, spec, self._context, self._state)
+                self._model = loss_function(
+                    self._loss, self._parameters, spec, self._context, self._state, self._normalizer
+                )
                 optimizer = optimizer_of(self._optimizer, self._model, self._parameters, self._context)
                 loop = ReplicaLoop(self._model, optimizer)
                 loop.__enter__()

@@ -9,7 +9,7 @@ On one device the update is a part of the function: see `JaxReplica`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any
 
@@ -35,8 +35,11 @@ class LossFunction(FrameworkModel):
     - ``state`` is a pytree that it takes and returns, such as moving averages; None for none
     - ``spec`` is the `ElementSpec` of each array of a batch, in tuples and dicts
     - ``seed`` and ``training`` are what the keys follow from, beside the step and the example
+    - ``normalizer`` takes a batch, and returns what the loss divides by; None for the examples
+    - ``shared`` says whether batches are shares, whose losses are put together
 
-    Raises InvalidArgumentError if the loss is not one float, or a metric is not one number.
+    Raises InvalidArgumentError if the loss is not one float, or a metric is not one number, and if shares are
+    put together whose loss divides by an unknown number.
     """
 
     def __init__(
@@ -47,9 +50,12 @@ class LossFunction(FrameworkModel):
         seed: int,
         training: int,
         state: State | None = None,
+        normalizer: Callable[[Any], Any] | None = None,
+        shared: bool = False,
     ) -> None:
         import jax
 
+        self._normalizer, self._shared = normalizer, shared and normalizer is None
         self._loss, self._parameters, self._state, self._spec = loss, parameters, state, spec
         self.seed, self.training = seed, training
         self.draws, self._takes_train = arguments_of(loss, state is not None)
@@ -86,12 +92,18 @@ class LossFunction(FrameworkModel):
         fed = [to_jax(self.drawn)] if self.draws else []
         states = [array for _, array in self.states]
         values, batch = list(map(to_jax, self._values)), tuple(map(to_jax, batch))
+        if self._normalizer is not None:
+            weight = self.count(number_of(self._normalizer, rebuild(self._spec, list(batch))), weight)
         results, changed, found = self._step(values, states, batch, np.asarray(weight, np.float32), *fed)
         for number in range(len(gradients) - 1, -1, -1):
-            copy_from_jax(gradients[number], found[number])
+            if weight:
+                copy_from_jax(gradients[number], found[number])
+            else:
+                gradients[number].fill(0)
             ready(number)
         copy_leaves(states, changed)
-        return [np.asarray(result) for result in results]  # float() of an array of JAX takes 30 us
+        loss, *metrics = (np.asarray(result) for result in results)  # float() of them takes 30 us
+        return [loss if weight else np.zeros_like(loss), *metrics]
 
     def whole_replica(self, optimizer: Optimizer) -> JaxReplica | None:
         """Return a replica whose step and update are one function, if XLA can compile the update."""
@@ -108,16 +120,22 @@ class LossFunction(FrameworkModel):
 
         The states are as they are now, and stay so.
         """
-        parameters, sums, count = [to_jax(shared(value)) for value in values], None, 0
+        parameters, count, counted = [to_jax(shared(value)) for value in values], 0, 0.0
+        sums = np.zeros(1 + len(self.metric_names))
         states = [array for _, array in self.states]
         for element in batches:
             batch = self.prepare(tuple(np.asarray(leaf) for leaf in leaves_of(element)))
             words = (self.draw(0, count),) if self.draws else ()
-            found = np.array(self._measure(parameters, states, batch, *words), np.float64) * len(batch[0])
-            sums, count = found if sums is None else sums + found, count + len(batch[0])
-        if sums is None:
+            found = np.array(self._measure(parameters, states, batch, *words), np.float64)
+            rows = number = float(len(batch[0]))
+            if self._normalizer is not None:
+                number = number_of(self._normalizer, rebuild(self._spec, list(batch)))
+            sums += np.where(number, found[0], 0.0) * number, *(found[1:] * rows)
+            counted, count = counted + number, count + len(batch[0])
+        if not count:
             raise InvalidArgumentError("the validation data have no batch")
-        return dict(zip(["loss", *self.metric_names], (sums / count).tolist(), strict=True))
+        sums /= counted or 1.0, *[count] * len(self.metric_names)
+        return dict(zip(["loss", *self.metric_names], sums.tolist(), strict=True))
 
     def draw(self, step: int, first: int) -> Array:
         """Return the words that the key of a step follows from."""
@@ -186,7 +204,17 @@ class LossFunction(FrameworkModel):
         leaves = [jax.ShapeDtypeStruct(value.shape, value.dtype) for _, value in self.variables]
         states = [jax.ShapeDtypeStruct(value.shape, value.dtype) for _, value in self.states]
         words = jax.ShapeDtypeStruct((WORDS,), np.uint32) if self.draws else None
-        value, metrics, _ = jax.eval_shape(self._call, leaves, states, batch, words)
+        recorded, (value, metrics, _) = jax.make_jaxpr(self._call, return_shape=True)(
+            leaves, states, batch, words
+        )
+        before = len(leaves) + len(states)
+        if self._shared and divides_by_batch(recorded.jaxpr, range(before, before + len(batch))):
+            raise InvalidArgumentError(
+                "loss divides by a number that it computes from the batch, as a mean over a mask or by "
+                "weights does. Each replica has a share of a batch, and shares are put together by what they "
+                "count: give normalizer=, a function of the batch that returns this number, such as "
+                "lambda batch: batch['mask'].sum(), or lambda batch: len(batch[0]) for the examples"
+            )
         if value.shape or not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
             raise InvalidArgumentError(
                 f"loss returned an array of {value.dtype} and shape {value.shape}, and the loss is one "
@@ -233,6 +261,44 @@ def arguments_of(loss: Callable[..., Any], has_state: bool = False) -> tuple[boo
             + ("" if has_state else ". With a state that each step returns anew, give state= as well")
         )
     return more == 1, takes_train
+
+
+def divides_by_batch(jaxpr: Any, of_batch: Iterable[int]) -> bool:
+    """Return whether a recorded function divides by a number that it computes from some of its arguments.
+
+    - ``of_batch``: which arguments are a batch, by number; they have several examples, so that what has one
+      element was computed from all of them
+    """
+    return _dependent(jaxpr, set(of_batch))[0]
+
+
+def _dependent(jaxpr: Any, given: set[int]) -> tuple[bool, set[int]]:
+    """Return whether it divides by one number of the batch, and which results depend on the batch."""
+    known = {id(one) for number, one in enumerate(jaxpr.invars) if number in given}
+    for step in jaxpr.eqns:
+        own = {number for number, one in enumerate(step.invars) if id(one) in known}
+        if not own:
+            continue
+        if step.primitive.name == "div" and 1 in own and step.invars[1].aval.size == 1:
+            return True, set()
+        results = set(range(len(step.outvars)))
+        for inner in (getattr(one, "jaxpr", one) for one in step.params.values()):
+            # Not the bodies of loops, in which numbers belong to single examples or places.
+            is_call = hasattr(inner, "eqns") and step.primitive.name not in ("scan", "while")
+            if is_call and len(inner.invars) == len(step.invars):
+                divides, results = _dependent(inner, own)
+                if divides:
+                    return True, set()
+        known |= {id(one) for number, one in enumerate(step.outvars) if number in results}
+    return False, {number for number, one in enumerate(jaxpr.outvars) if id(one) in known}
+
+
+def number_of(normalizer: Callable[[Any], Any], batch: Any) -> float:
+    """Return what a loss divides by for a batch; raises InvalidArgumentError for a negative number or NaN."""
+    number = float(normalizer(batch))
+    if not number >= 0:
+        raise InvalidArgumentError(f"normalizer returns a number of 0 or more, got {number!r}")
+    return number
 
 
 def key_of(words: Any) -> Any:

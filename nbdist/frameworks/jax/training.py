@@ -63,6 +63,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     nan: str = "stop",
     state: Any = None,
+    normalizer: Callable[[Any], Any] | None = None,
 ) -> Fitted | FittedWithState:
     """Train ``params`` to make ``loss`` small, under the strategy of the surrounding run.
 
@@ -91,6 +92,9 @@ def fit(
     - ``state``: a pytree of arrays that a step changes without gradients, such as ``batch_stats`` of flax;
       None for none. ``loss(params, state, batch)`` then returns ``(mean, new state)``, or these and the dict
       of metrics. Each replica has its own; the chief's is kept, in checkpoints as well
+    - ``normalizer``: a function of a batch that returns what the loss divides its sum by, 0 or more, such as
+      ``lambda batch: batch["mask"].sum()``; None for the number of examples. Replicas' shares are put
+      together by it. Under synchronous ps and central it has to be the number of examples
 
     Returns (params, history), with a state (params, state, history). Raises InvalidArgumentError for what
     cannot be trained, NanLossError, and what ``loss`` raises. Each size of a batch is compiled once:
@@ -114,7 +118,7 @@ def fit(
     if not isinstance(callbacks, (list, tuple)) or not all(isinstance(c, Callback) for c in callbacks):
         raise InvalidArgumentError(f"fit: callbacks is a list of nb.train.Callback, got {callbacks!r}")
     kept = None if state is None else State.of(state)
-    model = loss_function(loss, parameters, spec_with_rows(dataset.element_spec), context, kept)
+    model = loss_function(loss, parameters, spec_with_rows(dataset.element_spec), context, kept, normalizer)
     chosen = optimizer_of(optimizer, model, parameters, context)
     validate: Callable[[Sequence[Array]], dict[str, float]] | None = None
     if validation_data is not None:
@@ -162,14 +166,22 @@ def parameters_of(params: Any, context: Context) -> Parameters:
 
 
 def loss_function(
-    loss: Callable[..., Any], parameters: Parameters, spec: Any, context: Context, state: State | None
+    loss: Callable[..., Any],
+    parameters: Parameters,
+    spec: Any,
+    context: Context,
+    state: State | None,
+    normalizer: Callable[[Any], Any] | None = None,
 ) -> LossFunction:
     """Return a loss as what the training loop trains, for batches of a ``spec``."""
     if not callable(loss):
         raise InvalidArgumentError(f"loss is a function of (params, batch), got {loss!r}")
+    if normalizer is not None and not callable(normalizer):
+        raise InvalidArgumentError(f"normalizer is a function of a batch or None, got {normalizer!r}")
+    shared = context.strategy.num_replicas_in_sync > 1
     seed = context.seed
     seed = int(np.random.default_rng().integers(1 << 62)) if seed is None else int(seed)
-    return LossFunction(loss, parameters, spec, seed, context.trainings + 1, state)
+    return LossFunction(loss, parameters, spec, seed, context.trainings + 1, state, normalizer, shared)
 
 
 def optimizer_of(optimizer: Any, model: LossFunction, parameters: Parameters, context: Context) -> Optimizer:
