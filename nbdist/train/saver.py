@@ -497,6 +497,17 @@ def _check_fits(path: str, index: Index, parts: Sequence[_Part]) -> None:
 
 _ids_in_progress: set[str] = set()
 """Ids of the checkpoints that this process is writing: another Saver must not delete their shards."""
+_in_progress: set[_Writing] = set()
+"""What this process is writing in the background, up to the state file."""
+
+
+def await_saves(checkpoint_dir: Path) -> None:
+    """Wait until this process has written the checkpoints that it has begun in a folder, or failed to."""
+    name = open_folder(checkpoint_dir).name
+    for writing in tuple(_in_progress):
+        if writing.folder.name == name:
+            with suppress(Exception):  # it is the error of the Saver that has begun it
+                writing.result()
 
 
 class _Writing:
@@ -511,9 +522,9 @@ class _Writing:
         *,
         background: bool,
     ) -> None:
-        self.background = background
+        self.background, self.folder = background, folder
         self._checkpoint = checkpoint
-        self._collect, self._folder, self._files = collect, folder, files
+        self._collect, self._files = collect, files
         self._lock = threading.Lock()
         self._cancelled = self._committed = False
         self._pending: PendingRequest | None = None
@@ -523,17 +534,21 @@ class _Writing:
 
         def work() -> dict[str, Any]:
             try:
-                index = self._collect()
-                with self._lock:
-                    if self._cancelled:
-                        return {}
-                    commit(index)
-                    self._committed = True
+                try:
+                    index = self._collect()
+                    with self._lock:
+                        if self._cancelled:
+                            return {}
+                        commit(index)
+                        self._committed = True
+                finally:
+                    _ids_in_progress.discard(self._checkpoint)
+                finish(index)
+                return {}
             finally:
-                _ids_in_progress.discard(self._checkpoint)
-            finish(index)
-            return {}
+                _in_progress.discard(self)
 
+        _in_progress.add(self)
         self._pending = PendingRequest(work)
 
     def result(self) -> None:
@@ -549,7 +564,7 @@ class _Writing:
                 return
         for file in self._files:
             with suppress(NbdistError):
-                self._folder.remove(file)
+                self.folder.remove(file)
 
 
 def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) -> str | None:

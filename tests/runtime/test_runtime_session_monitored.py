@@ -19,6 +19,7 @@ from waiting import PATIENCE, until
 
 import nbdist.train as train
 from nbdist import summary
+from nbdist.checkpoint.folder import LocalFolder
 from nbdist.errors import (
     AbortedError,
     DataLossError,
@@ -38,7 +39,7 @@ from nbdist.graph.variables import get_or_create_global_step
 from nbdist.optim import SGD
 from nbdist.runtime.server import Server
 from nbdist.runtime.session.session import Session
-from nbdist.train.saver import load_variable
+from nbdist.train.saver import _Writing, load_variable
 
 CONFIG = {"timeout": 20.0}
 
@@ -485,6 +486,39 @@ class TestCheckpoints:
         with pytest.raises(ResourceExhaustedError, match="free some space"):
             session.close()
         assert load_variable(tmp_path, "w") == 0.0
+
+    def test_a_recovery_waits_for_the_checkpoint_that_is_being_written(
+        self, counting: tuple[Graph, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lost, awaited = threading.Event(), threading.Event()
+        replace, result = LocalFolder.replace, _Writing.result
+
+        def write(folder: LocalFolder, file: str, text: str) -> None:
+            if file == "model.ckpt-3.index":
+                assert awaited.wait(PATIENCE)
+            replace(folder, file, text)
+
+        def wait(writing: _Writing) -> None:
+            if lost.is_set():
+                awaited.set()
+            result(writing)
+
+        class Loses(train.SessionRunHook):
+            def before_run(self, run_context: Any) -> None:
+                if made == 3 and not lost.is_set():
+                    lost.set()
+                    raise AbortedError("once")
+
+        monkeypatch.setattr(LocalFolder, "replace", write)
+        monkeypatch.setattr(_Writing, "result", wait)
+        _, op = counting
+        saves = train.CheckpointSaverHook(tmp_path, save_steps=1, saver=train.Saver())  # not the scaffold's
+        creator, made = train.ChiefSessionCreator(checkpoint_dir=tmp_path), 0
+        with train.MonitoredSession(creator, [saves, Loses()]) as session:
+            for made in range(4):
+                session.run(op)
+            assert session.recoveries == 1
+        assert load_variable(tmp_path, "w") == 4.0
 
     def test_a_damaged_checkpoint_falls_back_by_one(
         self, counting: tuple[Graph, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]

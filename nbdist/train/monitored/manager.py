@@ -42,7 +42,7 @@ from nbdist.runtime.session.checkpoint import VariablesState
 from nbdist.runtime.session.session import Session
 from nbdist.summary import SummaryOp, merge_all
 from nbdist.train.context import current
-from nbdist.train.saver import Saver
+from nbdist.train.saver import Saver, await_saves
 
 MAX_WAIT_SECONDS = 7200.0
 POLL_SECONDS = 0.2
@@ -242,6 +242,8 @@ class SessionManager:
         run, place = current().run, "" if folder is None else open_folder(folder).name
         own = (run, place or ("" if run else self._id))
         joins = state.training == own
+        if folder is not None:  # a session that was lost may have begun the newest one
+            await_saves(folder)
         if saver is not None and folder is not None and not saver.last_checkpoints:
             there = open_folder(folder)
             saver.recover_last_checkpoints([there.path(one) for one in reversed([*candidates(there)])])
