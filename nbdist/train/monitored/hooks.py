@@ -181,6 +181,20 @@ def is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def _step_after(
+    timer: SecondOrStepTimer, fetched: int, run_context: SessionRunContext, global_step: Variable
+) -> int | None:
+    """Return the global step after a run at which a hook acts, or None if it does not act.
+
+    The step that a run has fetched is usually the one before its own update, so the newest one is read,
+    but only when it is time.
+    """
+    if not timer.should_trigger_for_step(fetched + 1):
+        return None
+    step = int(run_context.session.run(global_step))
+    return step if timer.should_trigger_for_step(step) else None
+
+
 def global_step_of(graph: Graph | None = None) -> Variable:
     """Return a graph's global step; FailedPreconditionError if there is none."""
     graph = graph or default_graph()
@@ -324,10 +338,9 @@ class CheckpointSaverHook(SessionRunHook):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save if it is time."""
-        if self._timer.should_trigger_for_step(int(run_values.results) + 1):
-            step = int(run_context.session.run(self._global_step))
-            if self._timer.should_trigger_for_step(step) and self._save(run_context.session, step):
-                run_context.request_stop()
+        step = _step_after(self._timer, int(run_values.results), run_context, self._global_step)
+        if step is not None and self._save(run_context.session, step):
+            run_context.request_stop()
 
     def end(self, session: Session) -> None:
         """Save the end, unless it is saved already; raise the error of a failure."""
@@ -430,8 +443,8 @@ class StepCounterHook(SessionRunHook):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Report if it is time."""
-        step = int(run_values.results)
-        if self._timer.should_trigger_for_step(step):
+        step = _step_after(self._timer, int(run_values.results), run_context, self._global_step)
+        if step is not None:
             seconds, steps = self._timer.update_last_triggered_step(step)
             if seconds and steps is not None:
                 self.last_rate = steps / seconds
@@ -485,7 +498,7 @@ class SummarySaverHook(SessionRunHook):
 
     def after_create_session(self, session: Session, coord: Any = None) -> None:
         """Find the summaries of the finished graph; drop those of steps that are made again."""
-        self._output.purge(int(session.run(self._global_step)))
+        self._output.purge(int(session.run(self._global_step)) + 1)
         given = self._given if self._scaffold is None else self._scaffold.summary_op
         self._fetched = [given] if isinstance(given, SummaryOp) else list(given or ())
 
@@ -495,12 +508,13 @@ class SummarySaverHook(SessionRunHook):
         return SessionRunArgs({"step": self._global_step, "values": self._fetched if self._due else []})
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Write the summaries that were fetched."""
-        step = int(run_values.results["step"])
-        self._next = step + 1
+        """Write the summaries that were fetched, at the step that the run has made."""
+        step = int(run_values.results["step"]) + 1
         if self._due:
+            step = int(run_context.session.run(self._global_step))
             self._timer.update_last_triggered_step(step)
             self._output.add({tag: v for one in run_values.results["values"] for tag, v in one.items()}, step)
+        self._next = step + 1
 
     def end(self, session: Session) -> None:
         """Write what waits in memory."""
@@ -713,11 +727,14 @@ class ProfilerHook(SessionRunHook):
         return SessionRunArgs(self._global_step, trace=due)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Write the timeline of a run that was traced."""
-        step = int(run_values.results)
-        self._next = step + 1
+        """Write the timeline of a run that was traced, named after the step that the run has made."""
+        step = int(run_values.results) + 1
+        if self._next is None:
+            self._timer.update_last_triggered_step(step - 1)
         if run_values.timeline is not None:
+            step = int(run_context.session.run(self._global_step))
             self._timer.update_last_triggered_step(step)
             folder = Path(self.output_dir).expanduser()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.timelines.append(run_values.timeline.save(folder / f"timeline-{step}.json"))
+        self._next = step + 1
