@@ -57,6 +57,7 @@ class Recorder:
         self.replica = replica
         self.names: list[str] = []
         self.dropped = 0
+        self.closed = False
         self._waiting: list[float] = []
         self._extend = self._waiting.extend
         self._ids: dict[str, int] = {}
@@ -85,7 +86,7 @@ class Recorder:
         The value is turned into a float here and now: it may be a view into a buffer that the next step
         overwrites.
         """
-        if len(self._waiting) >= FULL:
+        if len(self._waiting) >= FULL or self.closed:
             self.dropped += 1
             return
         # One extend by a tuple cannot be cut in two by the flushing thread.
@@ -125,7 +126,8 @@ class Recorder:
         return Batch(self.replica, {series: self.names[series] for series in used}, points, self.dropped)
 
     def close(self) -> Batch | None:
-        """Flush, bring the log to the disk and close it; returns the last batch."""
+        """Flush, bring the log to the disk and close it; returns the last batch. Later points are dropped."""
+        self.closed = True
         batch = self.flush()
         self._log.close()
         if self._events is not None:

@@ -344,8 +344,14 @@ class Context:
         return Context(**{**shared, "quiet": True, "is_chief": False, **own})
 
 
+# A thread belongs to the run in which it began, also when that run is over and the process is at the next
+# one: what it reports then is dropped, and is not taken for a result of the next run. Threads that began
+# before all runs, such as those of the kernel, belong to none and report to the run that is under way.
+
 _current: Context | None = None
 _here: ContextVar[Context | None] = ContextVar("nbdist's context of this thread", default=None)
+_OWN = "_nbdist_context"  # the attribute of a thread
+_begin_thread = threading.Thread.start
 
 
 def current() -> Context:
@@ -353,25 +359,54 @@ def current() -> Context:
 
     Steps count from 0 in a new one.
     """
-    return _here.get() or _current or Context()
+    return _here.get() or _of_thread() or _current or Context()
+
+
+def left_behind() -> bool:
+    """Whether this thread began in a run that is not the one under way in this process."""
+    own = _of_thread()
+    return own is not None and own is not _current and _here.get() is None
+
+
+def note_left_behind(context: Context) -> None:
+    """Say in the run under way that a thread of the run of ``context``, which is over, still reports."""
+    if (now := _current) is not None:
+        with use_here(now):
+            now.note(f"a thread of run {context.run}, which is over, calls nb.log: its values are dropped")
 
 
 @contextlib.contextmanager
 def use(context: Context) -> Iterator[Context]:
     """Make ``context`` this process's current one, inside a ``with``."""
     global _current
+    threading.Thread.start = _begin  # type: ignore[assignment,method-assign]
+    here, before = threading.current_thread(), _of_thread()
     with _lock:
         outer, _current = _current, context
+    setattr(here, _OWN, context)
     try:
         yield context
     finally:
+        setattr(here, _OWN, before)
         with _lock:
             _current = outer
 
 
+def _begin(thread: threading.Thread) -> None:
+    """Start a thread, in the run of the thread that starts it: in place of ``Thread.start``."""
+    setattr(thread, _OWN, _here.get() or _of_thread())
+    _begin_thread(thread)
+
+
+def _of_thread() -> Context | None:
+    found: Context | None = getattr(threading.current_thread(), _OWN, None)
+    return found
+
+
 @contextlib.contextmanager
 def use_here(context: Context) -> Iterator[Context]:
-    """Make ``context`` the current one of this thread alone, inside a ``with``."""
+    """Make ``context`` the current one of this thread, and of those that it starts, inside a ``with``."""
+    threading.Thread.start = _begin  # type: ignore[assignment,method-assign]
     token = _here.set(context)
     try:
         yield context

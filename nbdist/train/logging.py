@@ -16,7 +16,7 @@ from typing import Any
 from nbdist.errors import AbortedError, InvalidArgumentError
 from nbdist.graph.tensor import Tensor
 from nbdist.metrics.recorder import LARGEST_STEP, Recorder, check_name
-from nbdist.train.context import Context, current
+from nbdist.train.context import Context, current, note_left_behind
 
 PRINT_SECONDS = 1.0
 MOST_PRINTED = 8  # values in a line
@@ -32,7 +32,7 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     ``step`` is where this replica is, if it is not given; before anything has trained each series counts its
     own values. A value costs about a microsecond, and waits for no disk and no notebook. Where no run is on,
     as in a plain cell, there is nothing to record into: the values are checked and printed, at most once a
-    second.
+    second. A thread records into the run in which it began; after the end of that run its values are dropped.
 
     In a trial of a sweep that is asked to stop it raises AbortedError, which ends the trial; in a callback it
     does not, for ``fit`` ends then, and what was trained can be continued.
@@ -50,6 +50,8 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     values = {name: as_number(name, value) for name, value in {**(series or {}), **more}.items()}
     if context.recorder is None:
         _print(at or 0, values)
+    elif context.recorder.closed:
+        note_left_behind(context)
     else:
         _record(context, context.recorder, at, values)
 

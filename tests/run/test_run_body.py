@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, WorkerError
@@ -17,7 +19,7 @@ from nbdist.run.start import start_run
 from nbdist.run.task.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
 from nbdist.run.task.reporting import SCREEN, Output, printing_to
 from nbdist.runtime.task import TaskInfo
-from nbdist.train.context import Control
+from nbdist.train.context import Context, Control, use
 
 
 def raised(function: Callable[[], Any]) -> BaseException:
@@ -101,6 +103,28 @@ def test_a_kept_stdout_prints_to_the_current_run(tmp_path: Path) -> None:
         print("three")
     assert (first.take(), second.take()) == ("one\n", "two\nthree\n")
     assert (SCREEN.encoding, SCREEN.output) == ("utf-8", None)
+    for output in (first, second):
+        output.finish()
+
+
+def test_a_thread_that_a_run_has_left_behind_does_not_print_into_the_next_run(tmp_path: Path) -> None:
+    first, second = Output(tmp_path / "1"), Output(tmp_path / "2")
+    go = threading.Event()
+
+    def speak() -> None:
+        print("mine")
+        go.wait(30)
+        print("too late")
+
+    with use(Context()), printing_to(first):
+        left = threading.Thread(target=speak)
+        left.start()
+        until(lambda: first._waiting)
+    with use(Context()), printing_to(second):
+        print("next")
+        go.set()
+        left.join(30)
+    assert (first.take(), second.take()) == ("mine\n", "next\n")
     for output in (first, second):
         output.finish()
 

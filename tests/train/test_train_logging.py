@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,3 +170,50 @@ def test_from_a_callback_of_fit(context: Context) -> None:
         ("epoch", 3, 1.0),
         ("epoch", 6, 2.0),
     ]
+
+
+def test_a_thread_reports_into_the_run_in_which_it_began(tmp_path: Path) -> None:
+    """What it reports after that run's end, and what a thread reports that it has begun then, is dropped."""
+    first, second = (
+        Context(recorder=Recorder(tmp_path / f"metrics-{run}.log", replica=0), run=run) for run in "ab"
+    )
+    begun, go, ended = Event(), Event(), Event()
+
+    def report() -> None:
+        nb.log(own=1.0)
+        begun.set()
+        go.wait(30)
+        nb.log(own=999.0)
+        child = Thread(target=nb.log, kwargs={"own": 998.0})
+        child.start()
+        child.join(30)
+        ended.set()
+
+    with use(first):
+        left = Thread(target=report)
+        left.start()
+        assert begun.wait(30)
+    assert first.recorder is not None
+    assert second.recorder is not None
+    first.recorder.close()
+    with use(second):
+        go.set()
+        assert ended.wait(30)
+        own = Thread(target=nb.log, kwargs={"own": 2.0})
+        own.start()
+        own.join(30)
+        left.join(30)
+        assert points(second) == [("own", 0, 2.0)]
+    assert points(first) == [("own", 0, 1.0)]
+    assert len(second.noted) == 1
+    second.recorder.close()
+
+
+def test_a_thread_of_a_body_in_the_notebook_reports_into_its_run(context: Context) -> None:
+    other = Context(recorder=context.recorder, run="in-graph")
+    with use_here(other):
+        thread = Thread(target=nb.log, kwargs={"own": 1.0})
+        thread.start()
+        thread.join(30)
+    assert other.logged == {"own": 0}
+    assert context.logged == {}

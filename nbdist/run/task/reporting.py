@@ -28,7 +28,7 @@ from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.control import progress_message
 from nbdist.run.progress_file import ProgressFile, progress_path
-from nbdist.train.context import Context
+from nbdist.train.context import Context, left_behind
 from nbdist.wire.rpc.frame import Frame
 
 SEND_SECONDS = 0.1  # between two messages of a replica
@@ -295,8 +295,9 @@ def _private(path: str, flags: int) -> int:
 class Screen(io.TextIOBase):
     """Stands in for sys.stdout and sys.stderr of a task while a body runs.
 
-    There is one for all runs: a logging handler or a thread that keeps a reference to it prints to the run
-    that is then active, and between runs to the task's log. It cannot be closed.
+    There is one for all runs: a logging handler that keeps a reference to it prints to the run that is then
+    active, and between runs to the task's log, as does a thread that an earlier run has left behind. It
+    cannot be closed.
     """
 
     output: Output | None = None
@@ -313,7 +314,7 @@ class Screen(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write to the active run, or to the task's log."""
         output = self.output
-        if output is not None:
+        if output is not None and not left_behind():
             return output.write(text)
         return sys.__stdout__.write(text) if sys.__stdout__ is not None else len(text)
 
