@@ -21,7 +21,7 @@ nbdist.errors.NotFoundError: no trial 5; the sweep has no trials yet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -374,6 +374,22 @@ def close(ledger: Ledger, now: float, reason: str = "stopped") -> list[Event]:
         *(_dropped(trial, "the sweep was stopped before it started", now) for trial in waiting),
         Closed(now, reason),
     ]
+
+
+def starts_trials(ledger: Ledger, events: Iterable[Event]) -> bool:
+    """Whether trials start because of a command's events, if no driver is at work.
+
+    >>> from nbdist.sweep.start import open_sweep
+    >>> ledger = Ledger(open_sweep(Space({"width": [32, 64]}), metric="accuracy", sampler="grid", now=0.0))
+    >>> starts_trials(ledger, [Added(1.0, 2)]), starts_trials(ledger, [Paused(1.0)])
+    (True, False)
+    """
+    kinds = {type(event) for event in events}
+    if ledger.closed or Closed in kinds or Paused in kinds or (ledger.paused and Resumed not in kinds):
+        return False
+    if SpaceEdited in kinds and ledger.left:
+        return True
+    return bool(kinds & {Added, Cloned, Retried, Promoted, Resumed})
 
 
 def cloned_parameters(space: Space, parameters: Parameters, changes: Mapping[str, object]) -> Parameters:

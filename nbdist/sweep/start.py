@@ -8,7 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import builtins
+import inspect
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from hashlib import sha256
 from typing import Any, get_args
 
@@ -78,3 +82,120 @@ def check_per_trial(per_trial: int, engines: int | None) -> None:
             f"--per-trial {per_trial}: the cluster has {engines} engines; start a larger one "
             "(%cluster stop, %cluster start), or give less"
         )
+
+
+# The names of parameters, checked against a trial's body.
+
+
+def wrong_names(
+    trial: object, names: Iterable[str], conditional: Iterable[str] = ()
+) -> tuple[dict[str, str], str]:
+    """Return the errors in a space's parameters for a trial: by name, and a message on missing parameters.
+
+    Text is not checked: it may ignore a parameter (a number that only repeats a trial). Nor is a function
+    without a readable signature. ``conditional`` are parameters that not all trials have.
+
+    >>> def trial(lr, hidden, epochs=5): ...
+    >>> wrong_names(trial, ["lr", "dropout"])
+    ({'dropout': 'trial() takes no parameter dropout; it takes lr, hidden, epochs'}, 'trial() needs hidden: \
+add it to the space')
+    """
+    if isinstance(trial, str) or not callable(trial):
+        return {}, ""
+    try:
+        taken = inspect.signature(trial).parameters
+    except (TypeError, ValueError):
+        return {}, ""
+    called = f"{getattr(trial, '__name__', 'the trial')}()"
+    by_name = [
+        name for name, one in taken.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    needed = [name for name in by_name if taken[name].default is inspect.Parameter.empty]
+    given = list(names)
+    wrong: dict[str, str] = {}
+    if not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        there = ", ".join(by_name) or "none"
+        wrong = {
+            name: f"{called} takes no parameter {name}; it takes {there}"
+            for name in given
+            if name not in by_name
+        }
+    for name in set(conditional).intersection(needed):
+        wrong[name] = f"not all trials have {name}: give it a default value in {called}"
+    missing = [name for name in needed if name not in given]
+    return wrong, f"{called} needs {', '.join(missing)}: add it to the space" if missing else ""
+
+
+def check_names(trial: object, space: Space) -> None:
+    """Raise `InvalidArgumentError` if a trial cannot take the parameters of a space."""
+    conditional = [name for name, one in space.items() if one.conditions]
+    wrong, missing = wrong_names(trial, space, conditional)
+    if wrong or missing:
+        raise InvalidArgumentError("; ".join([*wrong.values(), *([missing] if missing else [])]))
+
+
+def check_edit(trial: object, before: Space, after: Space) -> None:
+    """Raise `InvalidArgumentError` if a trial cannot take the parameters of an edited space.
+
+    Text is checked as well: a name that is new in the space has to occur in it, and one that it uses has to
+    stay, because the usual reason for either is a typing error.
+
+    >>> before = Space({"lr": [0.1], "hidden": [32, 64]})
+    >>> check_edit("print(lr, hidden)", before, Space({"lr": [0.1], "hiddn": [128]}))
+    Traceback (most recent call last):
+    nbdist.errors.InvalidArgumentError: the trial does not use hiddn (do you mean hidden?); the trial uses \
+hidden: keep it in the space, as one value if it is not searched any more
+    """
+    check_names(trial, after)
+    used = names_used(trial)
+    if used is None:
+        return
+    wrong = [unused(name, [*before, *used]) for name in after if name not in before and name not in used]
+    wrong += [
+        f"the trial uses {name}: keep it in the space, as one value if it is not searched any more"
+        for name in before
+        if name not in after and name in used
+    ]
+    if wrong:
+        raise InvalidArgumentError("; ".join(wrong))
+
+
+def check_changes(trial: object, parameters: Iterable[str], changes: Iterable[str]) -> None:
+    """Raise `InvalidArgumentError` if a promotion changes variables that a trial does not have.
+
+    >>> check_changes("fit(lr)", ["lr"], ["epohs"])
+    Traceback (most recent call last):
+    nbdist.errors.InvalidArgumentError: the trial does not use epohs
+    """
+    new = [name for name in changes if name not in set(parameters)]
+    wrong, _ = wrong_names(trial, new)
+    used = names_used(trial)
+    found = [*wrong.values(), *(unused(name, used) for name in new if used is not None and name not in used)]
+    if found:
+        raise InvalidArgumentError("; ".join(found))
+
+
+def unused(name: str, known: Iterable[str]) -> str:
+    """Return the message on a name that does not occur in a trial's text."""
+    close = get_close_matches(name, set(known) - set(dir(builtins)), 1)
+    return f"the trial does not use {name}{f' (do you mean {close[0]}?)' if close else ''}"
+
+
+BY_TEXT = {"globals", "locals", "vars", "eval", "exec"}
+"""Functions that find names which do not occur in a trial's text."""
+
+
+def names_used(trial: object) -> set[str] | None:
+    """Return the names that occur in a trial's text; None if they cannot be found, and of a function.
+
+    >>> sorted(names_used("model.fit(x, lr=rate)"))
+    ['model', 'rate', 'x']
+    """
+    if not isinstance(trial, str):
+        return None
+    try:
+        tree = ast.parse(trial)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # it has lines of IPython's, say
+        return None
+    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return None if found & BY_TEXT else found

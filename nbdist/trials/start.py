@@ -9,7 +9,7 @@ import shutil
 import textwrap
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from nbdist.sweep.event_log import EventLog
 from nbdist.sweep.events import Direction
 from nbdist.sweep.parse import as_space
 from nbdist.sweep.space import Space
-from nbdist.sweep.start import LONGEST_BODY, open_sweep
+from nbdist.sweep.start import LONGEST_BODY, check_names, check_per_trial, open_sweep
 from nbdist.sweep.state import Ledger
 from nbdist.trials.protocol import SweepSpec
 from nbdist.trials.store import LOG, Record, new_sweep_folder, read_about, sweep_folder, write_about
@@ -97,8 +97,6 @@ def start_sweep(
     )
     cluster = cluster or any_cluster(report)
     workers = select(tuple(cluster.tasks), on)
-    from nbdist.sweep.start import check_per_trial
-
     check_per_trial(per_trial, len(workers))
     ranks = [info.rank for info in workers]
     win(cluster, ranks)
@@ -170,53 +168,6 @@ def check_trial(trial: object, first_line: int = 1) -> None:
         check_source(trial, first_line)
     elif not callable(trial):
         raise InvalidArgumentError(f"a trial is source text or a function, not {trial!r:.80}")
-
-
-def wrong_names(
-    trial: object, names: Iterable[str], conditional: Iterable[str] = ()
-) -> tuple[dict[str, str], str]:
-    """Return the errors in a space's parameters for a trial: by name, and a message on missing parameters.
-
-    Text is not checked: it may ignore a parameter (a number that only repeats a trial). Nor is a function
-    without a readable signature. ``conditional`` are parameters that not all trials have.
-
-    >>> def trial(lr, hidden, epochs=5): ...
-    >>> wrong_names(trial, ["lr", "dropout"])
-    ({'dropout': 'trial() takes no parameter dropout; it takes lr, hidden, epochs'}, 'trial() needs hidden: \
-add it to the space')
-    """
-    if isinstance(trial, str) or not callable(trial):
-        return {}, ""
-    try:
-        taken = inspect.signature(trial).parameters
-    except (TypeError, ValueError):
-        return {}, ""
-    called = f"{getattr(trial, '__name__', 'the trial')}()"
-    by_name = [
-        name for name, one in taken.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-    ]
-    needed = [name for name in by_name if taken[name].default is inspect.Parameter.empty]
-    given = list(names)
-    wrong: dict[str, str] = {}
-    if not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
-        there = ", ".join(by_name) or "none"
-        wrong = {
-            name: f"{called} takes no parameter {name}; it takes {there}"
-            for name in given
-            if name not in by_name
-        }
-    for name in set(conditional).intersection(needed):
-        wrong[name] = f"not all trials have {name}: give it a default value in {called}"
-    missing = [name for name in needed if name not in given]
-    return wrong, f"{called} needs {', '.join(missing)}: add it to the space" if missing else ""
-
-
-def check_names(trial: object, space: Space) -> None:
-    """Raise `InvalidArgumentError` if a trial cannot take the parameters of a space."""
-    conditional = [name for name, one in space.items() if one.conditions]
-    wrong, missing = wrong_names(trial, space, conditional)
-    if wrong or missing:
-        raise InvalidArgumentError("; ".join([*wrong.values(), *([missing] if missing else [])]))
 
 
 def source_of(trial: str | Callable[..., Any]) -> str:

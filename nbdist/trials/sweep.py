@@ -24,9 +24,10 @@ from nbdist.run.options import select
 from nbdist.run.start import check_given
 from nbdist.runtime.task import TaskInfo, segment_prefix
 from nbdist.sweep import commands
-from nbdist.sweep.events import Event
+from nbdist.sweep.events import Event, Promoted, SpaceEdited
 from nbdist.sweep.export import columns, write_csv
 from nbdist.sweep.space import Space
+from nbdist.sweep.start import check_changes, check_edit
 from nbdist.sweep.state import Trial
 from nbdist.trials.command_file import CommandFile
 from nbdist.trials.driver import Driver
@@ -309,7 +310,7 @@ class Sweep:
         Returns the events that were written to the log; the driver acts on them afterwards. Raises
         InvalidArgumentError for an unknown command or an invalid argument, NotFoundError for an unknown
         trial, FailedPreconditionError if the state of the sweep or of the trial does not allow the command,
-        and ResourceExhaustedError if the log cannot be written.
+        and ResourceExhaustedError if the log cannot be written. Of a command that raises nothing is written.
         """
         row = commands.command_named(name)
         checked = row.checked(arguments)
@@ -320,6 +321,9 @@ class Sweep:
                 )
             context = commands.CommandContext(self.ledger, time.time(), self.checkpoint, self._engine_count)
             events = row.events(context, **checked)
+            self._check_names(events)
+            if self._driver is None and commands.starts_trials(self.ledger, events):
+                self._driven_with()  # what cannot run is not written
             self._record.write(*events)
         self.begin()
         if (driver := self._driver) is not None:
@@ -327,6 +331,15 @@ class Sweep:
         with self._changed:
             self._changed.notify_all()
         return events
+
+    def _check_names(self, events: Sequence[Event]) -> None:
+        """Raise InvalidArgumentError for names that the trial's body does not have."""
+        for event in events:
+            if isinstance(event, SpaceEdited):
+                check_edit(self._body, self.ledger.space, event.space)
+            elif isinstance(event, Promoted):
+                parameters = [*self.ledger.trials[event.number].parameters, "epochs"]
+                check_changes(self._body, parameters, event.changes)
 
     def pause(self) -> None:
         """Start no more trials; when the running ones have ended, other cells can use the cluster."""
@@ -357,7 +370,8 @@ class Sweep:
         - ``outside``: running trials outside of the new space "finish" or "stop".
         - ``changes``: parameters that are replaced or added, by name.
 
-        Raises InvalidArgumentError if the sweep's sampler cannot search the space.
+        Raises InvalidArgumentError if the sampler cannot search the space, or if the trial does not have its
+        parameters.
         """
         self.command("edit", space=space, outside=outside, changes=changes)
 
@@ -393,7 +407,8 @@ class Sweep:
         - ``per_trial``: the number of engines (at least 1); None is as many as the sweep's other trials have.
         - ``changes``: further variables of its body, by name.
 
-        Raises FailedPreconditionError if the trial runs, or has left no checkpoint.
+        Raises FailedPreconditionError if the trial runs, or has left no checkpoint, InvalidArgumentError if
+        its body does not have such a variable.
         """
         number = self._chosen(number).number
         self.command("promote", number=number, epochs=epochs, per_trial=per_trial, changes=changes)
@@ -451,8 +466,7 @@ class Sweep:
             if self._detached or not self._record.has_work or self._driver is not None:
                 return
             text = isinstance(self.body, str)
-            body, _, packed = check_given(self.body, self.given, True, self._spec.first_line)
-            cluster = self.cluster
+            body, packed, cluster = self._driven_with()
             self.error = None
             self.engine_names = {info.rank: info.name for info in cluster.tasks}
             if self._everyone:  # workers may have come or left since it was driven last
@@ -467,6 +481,11 @@ class Sweep:
             cluster.active_runs.add(self.id)
             self._driver.start()
             self.continued()
+
+    def _driven_with(self) -> tuple[Any, Any, Cluster]:
+        """Return (body, packed values, cluster) for a driver; raises NbdistError if one is missing."""
+        body, _, packed = check_given(self.body, self.given, True, self._spec.first_line)
+        return body, packed, self.cluster
 
     def leave(self) -> None:
         """Stop driving it, and let others write its log; `nb.attach` takes it over. May be called twice."""

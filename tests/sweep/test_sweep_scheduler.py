@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -28,7 +29,7 @@ from nbdist.sweep.events import (
 from nbdist.sweep.samplers import trial_seed
 from nbdist.sweep.scheduler import Scheduler, place
 from nbdist.sweep.space import Space, log, when
-from nbdist.sweep.start import open_sweep
+from nbdist.sweep.start import check_edit, open_sweep
 from nbdist.sweep.state import Ledger
 
 SPACE = Space({"lr": [0.1, 0.2, 0.3], "width": [32, 64]})
@@ -476,3 +477,30 @@ def test_a_failed_trial_can_be_retried_any_number_of_times() -> None:
 def test_invalid_sweep_arguments_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         opened(**given)
+
+
+TEXT = "model = net(hidden, lr)\nseed = repeat"
+
+
+@pytest.mark.parametrize(
+    ("body", "after", "message"),
+    [
+        (TEXT, {"lr": [0.1], "hidden": [64], "repeat": [1]}, ""),
+        (TEXT, {"lr": [0.1], "hidden": 64, "repeat": 1, "net": ["a", "b"]}, ""),
+        (
+            TEXT,
+            {"hiddn": [64]},
+            r"does not use hiddn \(do you mean hidden\?\); the trial uses lr: .* uses hidden",
+        ),
+        (TEXT, {"lr": [0.1], "repeat": [1]}, "the trial uses hidden: keep it"),
+        ("%time f(globals())", {"hiddn": [64]}, ""),
+        ("use(locals())", {"hiddn": [64]}, ""),
+        (lambda lr, **more: lr, {"lr": [0.1], "width": [1]}, ""),
+        (lambda lr: lr, {"width": [1]}, "takes no parameter width"),
+        (None, {"width": [1]}, ""),
+    ],
+)
+def test_an_edit_has_the_names_of_the_trial(body: Any, after: dict[str, Any], message: str) -> None:
+    before = Space({"lr": [0.1, 0.2], "hidden": [32], "repeat": [1, 2]})
+    with pytest.raises(InvalidArgumentError, match=message) if message else nullcontext():
+        check_edit(body, before, Space(after))

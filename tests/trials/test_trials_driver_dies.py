@@ -20,6 +20,7 @@ from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NotFoundError
+from nbdist.sweep import commands
 from nbdist.sweep.event_log import EventLog, read_events
 from nbdist.sweep.state import Ledger
 from nbdist.trials.start import attach_sweep
@@ -228,8 +229,14 @@ def test_a_function_must_be_passed_again(begin: Begin, cluster: Cluster, held: l
     sweep.leave()
     attached = attach_sweep(sweep.id, report=quiet)
     assert attached.best.value == 2.0  # type: ignore[union-attr]
+    for refused in (lambda: attached.clone(0), lambda: attached.retry(1), lambda: attached.promote(0)):
+        with pytest.raises(FailedPreconditionError):
+            refused()
+    attached.edit(width=[1, 2, 3])  # it starts no trial
     with pytest.raises(FailedPreconditionError, match="trial=function"):
-        attached.clone(0)
+        attached.add(1)
+    assert len(attached.trials) == attached.ledger.wanted == 2  # a refused command has no effect
+    attached._record.write(*commands.clone(attached.ledger, 0, {}, time.time()))
     attached.leave()
     with pytest.raises(FailedPreconditionError, match="trial=function"):  # a clone waits to run
         attach_sweep(sweep.id, report=quiet)

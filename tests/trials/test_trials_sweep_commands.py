@@ -350,6 +350,18 @@ def by_rate(lr: float) -> Any:
 by_rate.__module__ = "__main__"
 
 
+def test_names_that_a_trial_does_not_have_are_refused(begin: Begin, cluster: Cluster) -> None:
+    sweep = finished(begin(by_rate, "lr=[0.1]", metric="val_loss", direction="min", cluster=cluster))
+    with pytest.raises(InvalidArgumentError, match=r"by_rate\(\) takes no parameter width"):
+        sweep.edit(width=[1, 2])
+    with pytest.raises(InvalidArgumentError, match=r"not all trials have lr"):
+        sweep.edit("lr=when([0.1], width=1) width=[1]")
+    with pytest.raises(InvalidArgumentError, match=r"by_rate\(\) takes no parameter epoch"):
+        sweep.promote(0, epoch=4)
+    assert str(sweep.space) == "lr=[0.1]"
+    assert states(sweep) == ["finished"]
+
+
 def test_a_function_without_epochs_can_be_promoted(begin: Begin, cluster: Cluster) -> None:
     sweep = finished(begin(by_rate, "lr=[0.1]", metric="val_loss", direction="min", cluster=cluster))
     sweep.promote(0, epochs=4)

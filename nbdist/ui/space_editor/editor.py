@@ -25,6 +25,7 @@ from nbdist.sweep.parse import MOST_TEXT, as_space
 from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
 from nbdist.sweep.space import Space
+from nbdist.sweep.start import wrong_names
 from nbdist.text import clip
 from nbdist.ui.kernel import run_below, same_page, this_cell
 from nbdist.ui.space_editor.draft import KINDS, Condition, Draft, Drafts, drafts_of, edited, literals
@@ -205,8 +206,6 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
         found = check(self._drafts, self._sampler == "grid")
         if self.trial is None or isinstance(self.trial, str):
             return found
-        from nbdist.trials.start import wrong_names  # imported here: only a trial needs clusters and runs
-
         names = [draft.name for draft in self._drafts]
         wrong, missing = wrong_names(self.trial, names, [one.name for one in self._drafts if one.when])
         problems = {
