@@ -12,7 +12,7 @@ LAYERS := $(BIN)/python scripts/run_layer.py
 export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all check check-types check-widget check-labextension check-doctests lab bench format lock clean chromium gpu
+.PHONY: demo test test-all check check-types check-widget check-labextension check-doctests lab bench format lock clean chromium colab gpu
 
 demo: .venv/demo.stamp
 	$(BIN)/python scripts/demo.py
@@ -20,10 +20,10 @@ demo: .venv/demo.stamp
 SETUP := .venv/test.stamp widget/node_modules/.package-lock.json labextension/node_modules/.package-lock.json
 
 # Each behaviour once. test-all: over its whole matrix of strategies, transports and faults, too.
-test: $(SETUP) chromium
+test: $(SETUP) chromium colab
 	$(LAYERS) checks fast engines browser
 
-test-all: $(SETUP) chromium
+test-all: $(SETUP) chromium colab
 	$(LAYERS) --all checks fast engines browser
 
 check: $(SETUP)
@@ -57,6 +57,10 @@ lock:
 chromium: .venv/test.stamp
 	$(BIN)/python scripts/programs.py chromium ip
 
+# Another environment, with the versions of Google Colab, in which tests/colab runs notebooks.
+colab: .venv/test.stamp
+	$(BIN)/python scripts/colab_environment.py
+
 # On a machine with a GPU: installs, tests, checks and measures, and writes artifacts/gpu-report.txt.
 # EXTRA=gpu12 for drivers of CUDA 12.
 EXTRA := gpu
@@ -64,7 +68,7 @@ gpu: .venv/gpu.stamp
 	$(BIN)/python scripts/gpu_check.py
 
 clean:
-	rm -rf .venv widget/node_modules labextension/node_modules labextension/lib labextension/built
+	rm -rf .venv .venv-colab widget/node_modules labextension/node_modules labextension/lib labextension/built
 	rm -rf nbdist/ui/static artifacts dist
 
 # One stamp per set of extras: a stamp is newer than what it was made from, or it is made again.
