@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from nbdist.frameworks.apart import see_step
 from nbdist.frameworks.patches import Change, Patches
 from nbdist.train.context import current
 from nbdist.train.logging import log
@@ -46,7 +47,7 @@ def _lightning(module: ModuleType, patches: Patches) -> None:
         """Reports the loss of each step and all that is logged with ``self.log``."""
 
         def on_train_start(self, trainer: Any, model: Any) -> None:
-            progress = current().progress
+            current().trainer, progress = "lightning", current().progress
             batches, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
             steps = trainer.max_steps if trainer.max_steps > 0 else None
             if steps is None and trainer.max_epochs and trainer.max_epochs > 0 and batches != float("inf"):
@@ -110,7 +111,7 @@ def _transformers(module: ModuleType, patches: Patches) -> None:
         """Reports what the Trainer logs."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            progress = current().progress
+            current().trainer, progress = "transformers", current().progress
             progress.total, progress.epochs = state.max_steps, -(-state.num_train_epochs // 1)
 
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -146,6 +147,7 @@ def _keras(module: ModuleType, patches: Patches) -> None:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             progress = current().progress
             progress.step += 1
+            see_step("keras")
             report(logs or {}, progress.step)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

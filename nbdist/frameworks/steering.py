@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from nbdist.frameworks import apart
 from nbdist.frameworks.patches import Patches
 from nbdist.frameworks.reporting import CHANGES
 from nbdist.frameworks.torch.step_hooks import TorchOptimizers
@@ -26,6 +27,10 @@ def seen_and_steered(framework: str, context: Context) -> Iterator[None]:
     states, state = context.states, None
     with ExitStack() as stack:
         stack.enter_context(Patches(CHANGES, context.note))
+        stack.enter_context(Patches(apart.changes(), context.note))
+        if framework == "jax":  # its loops have no step that can be seen: what they log says that they train
+            context.on_log = apart.see_log
+            stack.callback(setattr, context, "on_log", None)
         if framework == "torch":
             parts = StepParts(context.progress.spent, context.step_log)
             stack.enter_context(Patches(parts.changes, context.note))

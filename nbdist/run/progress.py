@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -106,6 +106,8 @@ class Standing:
     """What became of each parameter server that died, in words."""
     lost_servers: tuple[str, ...] = ()
     """The names of the parameter servers that were lost, each at every loss."""
+    apart: str = ""
+    """That ranks of a framework's cell train a model each, and what to do; empty if none is known to."""
 
 
 @dataclass
@@ -142,6 +144,8 @@ class _Replica:
     input: Mapping[str, Any] | None = None
     left_out: int | None = None
     """How many of the present training, as it says itself."""
+    apart: str = ""
+    """What to do about it, if it trains a model of its own beside other ranks."""
 
     def counts(self) -> dict[str, int]:
         """Return what former processes have counted, and this one too."""
@@ -218,6 +222,7 @@ class ProgressTracker:
         latest.devices = tuple(progress.get("devices") or latest.devices)
         latest.gpu, latest.cores = progress.get("gpu") or latest.gpu, progress.get("cores") or latest.cores
         latest.input = progress.get("input") or latest.input
+        latest.apart = progress.get("apart") or latest.apart
         self.checkpoint = progress.get("checkpoint") or self.checkpoint
         if latest.state == PAUSED:  # what its rate is measured with stands still
             latest.past = deque((t + now - latest.at, own, s, e) for t, own, s, e in latest.past)
@@ -389,6 +394,7 @@ class ProgressTracker:
             checkpoint=self.checkpoint,
             servers=tuple(self._servers),
             lost_servers=tuple(self._lost_servers),
+            apart=trained_apart([latest.apart for latest in self._latest], over=states <= {*OVER}),
         )
 
     def _rate(self) -> float | None:
@@ -413,6 +419,22 @@ def _staleness(store: RunStore, replica: int) -> float | None:
         return None
     last = store.last(replica, "staleness")
     return None if last is None else float(last.value)
+
+
+def trained_apart(remedies: Sequence[str], over: bool = True) -> str:
+    """Return that ranks train without a process group, given what each would have to do (empty: nothing).
+
+    >>> trained_apart(["", ""])
+    ''
+    >>> trained_apart(["name all of them: Trainer(devices=2)"] * 2)
+    '2 ranks trained without a process group: each has its own model; name all of them: Trainer(devices=2)'
+    """
+    alone = [one for one in remedies if one]
+    if not alone:
+        return ""
+    ranks = f"{len(alone)} of {len(remedies)}" if len(alone) < len(remedies) else f"{len(alone)}"
+    verb = "trained" if over else "train"
+    return f"{ranks} ranks {verb} without a process group: each has its own model; {alone[0]}"
 
 
 def with_exchange(spent: list[dict[str, float]]) -> list[dict[str, float]]:

@@ -620,6 +620,7 @@ class Run(Labelled):
             self._record, self.outcomes, self.error, self._monitor.interrupted, self._is_to_train
         )
         self._last = self._standing_at_end()
+        self.notes += [self._last.apart] if self._last.apart else []
         finish.release(self._monitor, self._cluster.tasks)
         self._at_end()
         if self._monitor.stuck and str(self.error) != self._monitor.stuck:

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,8 @@ class Progress:
     """How many MonitoredSessions the body has made."""
     together: bool = False
     """Whether replicas of a framework's own distribution make each step together."""
+    apart: str = ""
+    """What to do about it, if this rank of several has made steps of a framework's training alone."""
     needed_workers: int = 0
     """With how few workers a session continues (SyncReplicasOptimizer); 0 if its workers do not wait."""
     own_steps: bool = False
@@ -285,6 +287,10 @@ class Context:
     """Whether ``nb.log`` ends a body that was asked to stop, for there may be no step that would."""
     framework: str | None = None
     """The framework by whose own calls the body is distributed (``--framework``), if it is."""
+    trainer: str = ""
+    """What makes the steps of a framework's training, as far as known; see `nbdist.frameworks.apart`."""
+    on_log: Callable[[Mapping[str, float]], object] | None = None
+    """Called with the values that ``nb.log`` is given; None where nothing looks at them."""
     fitting: bool = False
     """Whether a ``fit`` is under way, which ends by itself when it is asked to stop."""
     rates_handled: int = 0

@@ -48,6 +48,8 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         raise AbortedError("this body was asked to stop: it is pruned, or a user has stopped it")
     at = context.step() if step is None else _checked(step)
     values = {name: as_number(name, value) for name, value in {**(series or {}), **more}.items()}
+    if context.on_log is not None:
+        context.on_log(values)
     if context.recorder is None:
         _print(at or 0, values)
     elif context.recorder.closed:

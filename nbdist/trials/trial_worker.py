@@ -35,6 +35,7 @@ from nbdist.cluster.folder import busy_with, clusters_folder
 from nbdist.errors import NbdistError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
+from nbdist.run.progress import trained_apart
 from nbdist.run.task.agent import Agent, agent
 from nbdist.run.task.body import body_environment, end_without_gpu, filename, open_run, perform
 from nbdist.run.task.reporting import SEND_SECONDS, ActiveRun, Output
@@ -387,6 +388,8 @@ class TrialLive(ActiveRun):
         """Yield what was reported since the last time, if anything was."""
         for shown in self.output.take_displays():  # a trial has no cell: its file has the texts
             self.output.write(f"{shown.data['text/plain']}\n")
+        if ended and self.context.is_chief and (remedy := self.context.progress.apart):
+            self.output.write(f"{trained_apart([remedy] * self.context.world.size)}\n")
         self.output.take()  # into its file
         batch = self.recorder.flush()
         if batch is None or not self.context.is_chief:

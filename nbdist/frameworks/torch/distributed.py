@@ -76,6 +76,7 @@ class Torch(Framework):
                 "a process group is open in this task, from a cell without --framework torch: end it there "
                 "with torch.distributed.destroy_process_group()"
             )
+        _reset_accelerate()
         # Ranks find each other by this number, and a group that could not be made has counted in some.
         torch.distributed.distributed_c10d._world.group_count = 0
         self._loaded = True  # from here on groups are the body's
@@ -146,14 +147,18 @@ class Torch(Framework):
             distributed.destroy_process_group()
         # A module that the namespace keeps keeps its group as well, and other ranks may wait for it.
         shut_down_accepted(self._before, kept=self._port if ended else 0)
-        if (state := sys.modules.get("accelerate.state")) is not None:
-            # Accelerate keeps the place of the process in class attributes, and would use it in the next run.
-            state.AcceleratorState._reset_state(reset_partial_state=True)
-            state.GradientState._reset_state()
+        _reset_accelerate()
 
     def is_consequence(self, error: BaseException) -> bool:
         """Return whether gloo, NCCL or the store has lost another process."""
         return is_lost_connection(error)
+
+
+def _reset_accelerate() -> None:
+    """Have Accelerate look for a process group anew: its classes keep the place of the process."""
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 def _why_without_cuda(torch: Any) -> str:

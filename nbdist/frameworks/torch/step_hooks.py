@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from nbdist.errors import FailedPreconditionError
+from nbdist.frameworks.apart import in_group, see_step
 from nbdist.frameworks.steps import StepBoundary
 from nbdist.frameworks.torch.step_parts import StepParts
 from nbdist.train.context import MODEL, Context
@@ -72,9 +73,7 @@ class TorchOptimizers:
 
     def _together(self) -> bool:
         """Return whether the ranks have a process group; then `nb.log` leaves a stop to the boundary."""
-        from torch import distributed
-
-        return bool(distributed.is_initialized() and distributed.get_world_size() > 1)
+        return in_group("torch")
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if id(optimizer) in self._stepping:  # a step before has failed
@@ -84,6 +83,7 @@ class TorchOptimizers:
             return
         self._parts.begin_update()
         self._context.fitting = self._context.progress.together = self._together()
+        see_step("torch")
         if optimizer not in self._factors:
             self._factors[optimizer] = 1.0
             self._begin()

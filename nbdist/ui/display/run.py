@@ -22,7 +22,7 @@ from IPython.display import publish_display_data
 
 from nbdist.errors import NbdistError, WorkerError
 from nbdist.metrics.run_folder import duration
-from nbdist.run.devices import device_warning, trained_on
+from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
 from nbdist.run.progress import ABSENT, LEFT, LOST, PAUSED, RESTARTING, SILENT, ReplicaStanding, Standing
 from nbdist.run.run import Run, training_seconds
 from nbdist.run.task.reporting import Displayed
@@ -370,7 +370,7 @@ class RunView:
                 },
                 "note": note_on(standing.replicas, self._tasks),
                 "trained_on": trained_on(devices),
-                "warning": device_warning(devices),
+                "warning": warning_of(standing, devices),
                 "input": self._input,
             }
         )
@@ -512,10 +512,15 @@ def summary_of(run: Run) -> Summary:
         rows=rows,
         remarks=[*remarks_on(run, standing), *map(with_short_tasks, whole.servers)],
         trained_on=trained_on(devices),
-        warning=device_warning(devices),
+        warning=warning_of(whole, devices),
         gpus=gpus_of(run, whole),
         input=input_of(whole, run.tasks),
     )
+
+
+def warning_of(standing: Standing, devices: Sequence[ReplicaDevice]) -> str:
+    """Return what a user should change: ranks that train a model each, a GPU that is not used."""
+    return "; ".join(filter(None, [standing.apart, device_warning(devices)]))
 
 
 def input_of(standing: Standing, tasks: Sequence[str]) -> dict[str, Any] | None:
@@ -756,8 +761,7 @@ def progress_line(title: str, status: Mapping[str, Any], latest: Mapping[str, fl
         parts.append(f"{rate(examples)} examples/s")
     if (left := status.get("seconds_left")) is not None:
         parts.append(f"{duration(left)} left")
-    if note := status.get("note"):
-        parts.append(clip(note, 120))
+    parts += [clip(status[name], 120) for name in ("note", "warning") if status.get(name)]
     return f"{clip(title)}: {' · '.join(parts)}"
 
 

@@ -1,0 +1,180 @@
+"""Ranks of a ``--framework`` cell that train without a process group, so that each has a model of its own.
+
+    see_step("torch")           # at a step of this rank's training: notes it if the rank trains alone
+
+A body makes its process group itself, so only its steps show whether there is one. What trains is known to
+the reporters of `nbdist.frameworks.reporting`; each kind of trainer has its own remedy. The client counts the
+ranks (`nbdist.run.progress.trained_apart`).
+
+Objects that keep a process group (an Accelerator, a DistributedDataParallel) outlive the cell that made them,
+and the group does not. `changes` refuses them by name, and has the TrainingArguments of an earlier cell look
+for the group anew.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+from weakref import WeakSet
+
+from nbdist.errors import FailedPreconditionError
+from nbdist.frameworks.patches import Change, Patches
+from nbdist.train.context import current
+
+REMEDIES = {
+    "torch": "call torch.distributed.init_process_group() and wrap the model in DistributedDataParallel",
+    "accelerate": "make the Accelerator in the cell that trains, and prepare() the model with it",
+    "transformers": "make the TrainingArguments in the cell that trains",
+    "keras": "train with nb.frameworks.keras.wrap(model), and --strategy multi_worker for --framework",
+    "jax": "call jax.distributed.initialize(), and compute on a mesh of all devices",
+}
+"""What to do about it, by what trains; Lightning's is `_lightning_remedy`."""
+
+
+EARLIER = (
+    "{} by an earlier cell, and its process group has ended with that cell: make another Accelerator here, "
+    "and prepare() model, optimizer and data with it"
+)
+
+
+def see_step(trainer: str) -> None:
+    """Note whether this rank makes a step of its training alone, though the run has other ranks.
+
+    ``trainer``: what trains, if no reporter has set another one in ``context.trainer``: a key of `REMEDIES`,
+    or "lightning".
+    """
+    context = current()
+    if context.progress.apart or context.world.size == 1 or in_group(trainer):
+        return
+    trainer = context.trainer or trainer
+    context.progress.apart = REMEDIES.get(trainer) or _lightning_remedy()
+
+
+def see_log(values: Mapping[str, float]) -> None:
+    """Note that a loop of JAX trains this rank alone, if it logs a loss."""
+    if any("loss" in name for name in values):
+        see_step("jax")
+
+
+def in_group(trainer: str = "torch") -> bool:
+    """Return whether this process trains with others: in a group of torch, or as one process of JAX's.
+
+    Keras exchanges gradients on JAX only, where the user has set a distribution.
+
+    >>> in_group("torch")
+    False
+    """
+    if trainer == "torch":
+        distributed = sys.modules.get("torch.distributed")
+        return bool(distributed and distributed.is_initialized() and distributed.get_world_size() > 1)
+    jax = sys.modules.get("jax")
+    together = bool(jax and jax.distributed.is_initialized())
+    if trainer == "keras":
+        keras: Any = sys.modules["keras"]
+        return together and keras.backend.backend() == "jax" and keras.distribution.distribution() is not None
+    return together
+
+
+def _lightning_remedy() -> str:
+    """Return what to give to a Trainer of Lightning, whose default on CPUs is one device."""
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+    devices = f"devices={os.environ.get('LOCAL_WORLD_SIZE', '1')}"
+    return f"name all of them: Trainer({devices}{f', num_nodes={nodes}' if nodes > 1 else ''})"
+
+
+def changes() -> dict[str, Change]:
+    """Return what is to be changed in packages during one body, for `Patches`, by the module's name."""
+    accelerators: WeakSet[Any] = WeakSet()
+    arguments: list[Any] = []  # of transformers, which compares them by value
+
+    def accelerate(module: ModuleType, patches: Patches) -> None:
+        patches.replace(module.Accelerator, "__init__", partial(_made, accelerators.add))
+        for name in ("prepare", "backward"):
+            patches.replace(module.Accelerator, name, partial(_checked_accelerator, accelerators))
+
+    def accelerate_data(module: ModuleType, patches: Patches) -> None:
+        patches.replace(module.DataLoaderStateMixin, "begin", _checked_loader)
+
+    def transformers_arguments(module: ModuleType, patches: Patches) -> None:
+        patches.replace(module.TrainingArguments, "__post_init__", partial(_made, arguments.append))
+
+    def transformers_trainer(module: ModuleType, patches: Patches) -> None:
+        patches.replace(module.Trainer, "__init__", partial(_with_arguments, arguments))
+
+    def distributed_module(module: ModuleType, patches: Patches) -> None:
+        patches.replace(module.DistributedDataParallel, "forward", _checked_module)
+
+    return {
+        "accelerate.accelerator": accelerate,
+        "accelerate.data_loader": accelerate_data,
+        "transformers.training_args": transformers_arguments,
+        "transformers.trainer": transformers_trainer,
+        "torch.nn.parallel.distributed": distributed_module,
+    }
+
+
+def _made(record: Callable[[Any], object], original: Any) -> Any:
+    def initialize(self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        record(self)
+
+    return initialize
+
+
+def _checked_accelerator(made: WeakSet[Any], original: Any) -> Any:
+    """Refuse an Accelerator of an earlier cell."""
+
+    def call(accelerator: Any, *args: Any, **options: Any) -> Any:
+        if accelerator not in made:
+            raise FailedPreconditionError(EARLIER.format("this Accelerator was made"))
+        context = current()
+        context.trainer = context.trainer or "accelerate"
+        return original(accelerator, *args, **options)
+
+    return call
+
+
+def _checked_loader(original: Any) -> Any:
+    """Refuse a DataLoader that an Accelerator of an earlier cell has prepared, unless there is one here."""
+
+    def begin(loader: Any) -> Any:
+        if not vars(loader.gradient_state):
+            raise FailedPreconditionError(EARLIER.format("the Accelerator of this DataLoader was made"))
+        return original(loader)
+
+    return begin
+
+
+def _with_arguments(made: list[Any], original: Any) -> Any:
+    """Have a Trainer with the TrainingArguments of an earlier cell look for a process group anew."""
+
+    def initialize(trainer: Any, *args: Any, **options: Any) -> None:
+        given = options.get("args", args[1] if len(args) > 1 else None)
+        if given is not None and not any(one is given for one in made):
+            vars(given).pop("_setup_devices", None)
+            _ = given._setup_devices  # before the Trainer makes an Accelerator
+            made.append(given)
+        original(trainer, *args, **options)
+
+    return initialize
+
+
+def _checked_module(original: Any) -> Any:
+    """Refuse a DistributedDataParallel of an earlier cell: its gradients have nowhere to go."""
+    from torch.compiler import is_compiling
+    from torch.distributed import distributed_c10d
+
+    def forward(model: Any, *args: Any, **options: Any) -> Any:
+        if not is_compiling() and model.process_group not in distributed_c10d._world.pg_map:
+            raise FailedPreconditionError(
+                "this DistributedDataParallel was made by an earlier cell, and its process group has ended "
+                "with that cell: call torch.distributed.init_process_group() here, and wrap the module anew: "
+                "DistributedDataParallel(model.module)"
+            )
+        return original(model, *args, **options)
+
+    return forward

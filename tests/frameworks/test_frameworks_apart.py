@@ -1,0 +1,153 @@
+"""Ranks that train a model each: what the run says of them, and objects of earlier cells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tiers import exhaustive
+
+from nbdist.errors import WorkerError
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.run.start import start_run
+from nbdist.ui.display.run import summary_of
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
+
+pytestmark = [pytest.mark.engines, pytest.mark.frameworks]
+
+APART = "2 ranks trained without a process group: each has its own model; "
+STEPS = """
+for _ in range(3):
+    optimizer.zero_grad(); (model(torch.ones(8, 4)) ** 2).mean().backward(); optimizer.step()
+"""
+ALONE = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+TOGETHER = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model, optimizer = accelerator.prepare(model.module, optimizer)
+"""
+LIGHTNING = """
+import lightning, torch
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return (self.linear(batch[0]) ** 2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 4)), batch_size=4)
+quiet = dict(logger=False, enable_checkpointing=False, enable_model_summary=False)
+lightning.Trainer(accelerator="cpu", max_epochs=1, **quiet).fit(Model(), loader)
+"""
+KERAS = """
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+import keras, numpy as np
+keras_model = keras.Sequential([keras.layers.Dense(1)])
+keras_model.compile("sgd", "mse")
+keras_model.fit(np.ones((32, 4), "float32"), np.ones((32, 1), "float32"), verbose=0)
+"""
+JAX = """
+import jax
+{begin}
+for step in range(3):
+    nb.log(loss=1 / (step + 1))
+"""
+ARGUMENTS = """
+import tempfile, torch
+from transformers import Trainer, TrainingArguments
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+    def forward(self, x):
+        return {"loss": (self.linear(x) ** 2).mean()}
+given = TrainingArguments(
+    tempfile.mkdtemp(), max_steps=2, per_device_train_batch_size=2, save_strategy="no", report_to=[],
+    use_cpu=True,
+)
+"""
+TRAINER = """
+trainer = Trainer(Model(), given, train_dataset=[{"x": torch.ones(4)} for _ in range(16)])
+trainer.train()
+kind, size = type(trainer.model_wrapped).__name__, given.world_size
+"""
+
+
+def run_cell(cluster: Cluster, body: str, framework: str | None = "torch", **options: Any) -> Run:
+    return start_run(body, Options(framework=framework, on="worker:0-1", **options), cluster=cluster).wait()
+
+
+@pytest.mark.parametrize(
+    ("body", "framework", "remedy"),
+    [
+        (ALONE + STEPS, "torch", "call torch.distributed.init_process_group() and wrap"),
+        (JAX.format(begin=""), "jax", "call jax.distributed.initialize()"),
+        pytest.param(LIGHTNING, "torch", "name all of them: Trainer(devices=2)", marks=exhaustive),
+        pytest.param(KERAS, "jax", "train with nb.frameworks.keras.wrap(model)", marks=exhaustive),
+    ],
+    ids=["torch", "jax", "lightning", "keras"],
+)
+def test_ranks_without_a_process_group_are_reported(
+    cluster: Cluster, body: str, framework: str, remedy: str
+) -> None:
+    run = run_cell(cluster, body, framework)
+    said = summary_of(run).warning
+    assert said.startswith(APART + remedy)
+    assert said in run.notes
+
+
+def test_ranks_with_a_process_group_are_not(cluster: Cluster) -> None:
+    for body, framework in (
+        (TOGETHER + STEPS, "torch"),
+        (JAX.format(begin="jax.distributed.initialize()"), "jax"),
+    ):
+        run = run_cell(cluster, body, framework)
+        assert (run.standing().apart, run.notes) == ("", [])
+    alone = start_run(ALONE + STEPS, Options(framework="torch", on="worker:0"), cluster=cluster).wait()
+    assert alone.standing().apart == ""
+
+
+def test_a_distributed_module_of_an_earlier_cell_is_refused(cluster: Cluster) -> None:
+    run_cell(cluster, TOGETHER + STEPS)
+    for begin in ("", "dist.init_process_group('gloo')\n"):
+        with pytest.raises(WorkerError, match="this DistributedDataParallel was made by an earlier cell"):
+            run_cell(cluster, begin + STEPS)
+    anew = "dist.init_process_group('gloo')\n"
+    anew += "model = torch.nn.parallel.DistributedDataParallel(model.module)\n"
+    assert run_cell(cluster, anew + STEPS).standing().apart == ""
+
+
+def test_an_accelerator_of_an_earlier_cell_is_refused(cluster: Cluster) -> None:
+    run_cell(cluster, TOGETHER + STEPS)
+    run_cell(cluster, "from accelerate import PartialState\nstate = PartialState(cpu=True)", None)
+    run = run_cell(
+        cluster, ACCELERATE + STEPS + "size = accelerator.num_processes"
+    )  # not the plain cell's state
+    assert (run.results["size"], run.standing().apart) == (2, "")
+    for use in ("accelerator.prepare(model)", "accelerator.backward(None)"):
+        with pytest.raises(WorkerError, match="Accelerator was made by an earlier cell"):
+            run_cell(cluster, use)
+
+
+def test_training_arguments_of_an_earlier_cell_find_the_group_of_this_one(cluster: Cluster) -> None:
+    run_cell(cluster, ARGUMENTS)
+    assert run_cell(cluster, TRAINER).results["kind"] == "DistributedDataParallel"
+    run_cell(cluster, ARGUMENTS, None)  # which has no group at all
+    results = run_cell(cluster, TRAINER).results
+    assert (results["kind"], results["size"]) == ("DistributedDataParallel", 2)
