@@ -5,8 +5,8 @@ lock for a minute answers nothing and is healthy.
 
 1. The cluster's supervisor has waited for the process and reports its exit status (`cluster.dead`).
 2. The rank has another incarnation: another client has replaced the task.
-3. The process is on this host and the kernel has reported it as stopped (SIGSTOP) for 9 s. Strategies that
-   continue without a worker decide after 8 s, so their decision is known here first.
+3. The process is on this host and the kernel has reported it as stopped (SIGSTOP) for 3 s. Strategies that
+   continue without a worker decide after 2 s, so their decision is known here first.
 4. Other tasks report that it does not answer. Only strategies that continue without it do so.
 5. The supervisor itself has ended; then the whole cluster has.
 
@@ -30,7 +30,7 @@ from nbdist.wire.collective.shm.sync import FreezeDetector
 from nbdist.wire.hosts import host_identity
 
 POLL_FROZEN_SECONDS = 0.5  # between two checks for stopped processes
-FROZEN_SECONDS = 9.0  # after which a stopped process counts as lost
+FROZEN_SECONDS = 3.0  # after which a stopped process counts as lost
 TRAINING_SECONDS = 0.5  # in which the first message of a training may follow the death of one of its tasks
 ROOT_CAUSE_SECONDS = 1.0  # in which the cause of a broken call may follow its error
 CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")

@@ -19,6 +19,7 @@ from recording_view import RecordingView
 from tiers import matrix
 
 from nbdist.metrics.store import RunStore
+from nbdist.run import monitor
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, Standing, Stragglers
 from nbdist.run.run import Run
@@ -309,8 +310,9 @@ def test_a_slow_tower_is_found(begin: Callable[..., Run], cluster: Cluster, sync
 
 @pytest.mark.engines
 def test_a_frozen_worker_is_silent_until_it_reports_again(
-    begin: Callable[..., Run], cluster: Cluster
+    begin: Callable[..., Run], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(monitor, "SILENT_SECONDS", 0.5)  # it continues before it counts as lost
     run = begin(FIT, strategy="ps")
     deadline, pause = time.monotonic() + 30, threading.Event()
 

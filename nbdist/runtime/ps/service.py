@@ -16,7 +16,7 @@ authenticated socket. Both reach the same shard under one lock.
     ps.leave  ────────────────────────────► ps.left (pushed back) with the final values, once all have left
 
 Once a second the service checks for replicas that are dead while others wait for them, and for replicas of
-its host that are frozen (stopped, as by SIGSTOP, for 8 s). It continues without them and refuses their later
+its host that are frozen (stopped, as by SIGSTOP, for 2 s). It continues without them and refuses their later
 messages.
 
 Where a synchronous step needs a replica that is lost, and the rules of the training await its new process,

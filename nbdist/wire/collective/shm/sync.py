@@ -224,7 +224,7 @@ class Synchronizer:
                     os.write(descriptor, b"!")
 
 
-FROZEN_SECONDS = 8.0
+FROZEN_SECONDS = 2.0  # for a process to be stopped, which the kernel reports and which is no guess
 STOPPED = ("T", "t")
 
 
