@@ -99,8 +99,8 @@ class Pass:
     from ``first``. ``salt`` sets this replica's order apart. ``buffers`` is how many batches in a row must
     not overwrite each other; 0 means that every batch gets memory of its own. ``resources``
     are its threads and processes. ``readers`` (n, i) makes it read the i-th of n parts of the files,
-    ``hint`` the elements at the place marked for that. A ``meter`` measures the stages; ``counter`` is then
-    that of the stage that is opened.
+    ``hint`` the elements at the place marked for that. ``branch`` tells the datasets inside one that has
+    several apart. A ``meter`` measures the stages; ``counter`` is then that of the stage that is opened.
     """
 
     openings: dict[int, int] = field(default_factory=dict)
@@ -111,6 +111,7 @@ class Pass:
     skipped: Skipped = field(default_factory=Skipped)
     readers: tuple[int, int] | None = None
     hint: tuple[int, int] | None = None
+    branch: tuple[int, ...] = ()
     meter: Meter | None = None
     counter: StageCounter | None = None
 
@@ -119,6 +120,10 @@ class Pass:
         number = self.openings.get(token, self.first)
         self.openings[token] = number + 1
         return number
+
+    def inside(self, number: int) -> Pass:
+        """Return this pass for the dataset of that number inside one that has several."""
+        return replace(self, branch=(*self.branch, number))
 
     def own(self, files: Sequence[T]) -> Sequence[T]:
         """Return those of ``files`` that this pass reads."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.encoding import packed, unpacked
-from nbdist.data.steps import Step, comparable, tokens
+from nbdist.data.steps import RANDOM, Step, all_steps, comparable
 from nbdist.data.tfrecord import records
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, StorageError
 from nbdist.record_frame import framed
@@ -52,7 +52,8 @@ class FileCache:
 
     def __init__(self, upstream: Blocks, path: str, steps: Sequence[Step]) -> None:
         self._upstream, self._path = upstream, Path(path)
-        self._made_of, self._random = comparable(steps), bool(tokens(steps))
+        self._made_of = comparable(steps)
+        self._random = any(step[0] in RANDOM for step in all_steps(steps))
 
     def __call__(self, run: Pass) -> Iterator[Block]:
         """Yield the elements in the file, or make them and write it."""

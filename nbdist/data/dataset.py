@@ -535,7 +535,9 @@ class Dataset:
           number is found while it runs: more while that makes elements faster, within the cores and memory
         - ``workers``: processes that call it instead (1 or more), for functions that compute in Python.
           They are forked when a pass begins; elements and results travel in shared memory and are arrays,
-          numbers, text and bytes, in tuples, dicts and lists. Nothing that the function changes comes back
+          numbers, text and bytes, in tuples, dicts and lists. Nothing that the function changes comes back.
+          Its random generators (of NumPy, Python and PyTorch) draw other numbers in each process and pass,
+          which follow from their states where the pass begins
         - ``deterministic``: whether elements keep their order however long each takes
         - ``on_error``: "raise", or "skip" to leave out and count elements for which ``function`` raises; a
           lack of memory and storage that does not answer are raised nevertheless
@@ -549,6 +551,7 @@ class Dataset:
         if not callable(function):
             raise InvalidArgumentError(f"map takes a function of an element, got {function!r}")
         stage, how = self._stage, arguments.one_of("on_error", on_error, ON_ERROR)
+        step: Step = ("map",)
         if workers is not None:
             if num_parallel_calls is not None:
                 raise InvalidArgumentError("map: give num_parallel_calls (threads) or workers (processes)")
@@ -556,9 +559,9 @@ class Dataset:
             execution = Execution(
                 name_of(function), count, processes=True, buffer=processes.IN_FLIGHT * count
             )
-            made: Blocks = partial(
-                processes.mapped, stage.blocks, stage.rows, function, count, bool(deterministic), how
-            )
+            token = secrets.randbits(63)
+            step, order = ("map", token), (bool(deterministic), how, len(stage.steps), token)
+            made: Blocks = partial(processes.mapped, stage.blocks, stage.rows, function, count, *order)
         elif num_parallel_calls is None:
             execution = Execution(name_of(function))
             made = partial(elements.mapped, stage.blocks, stage.rows, function, how)
@@ -575,7 +578,7 @@ class Dataset:
                 parallel.mapped, stage.blocks, stage.rows, function, threads, bool(deterministic), how
             )
         left = stage.count if how == "raise" or stage.count == math.inf else None
-        return self._then(("map",), made, execution, rows=None, spec=None, count=left)
+        return self._then(step, made, execution, rows=None, spec=None, count=left)
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Return the elements for which ``predicate`` is true; a tuple's parts are its arguments.

@@ -131,14 +131,15 @@ def filtered(
 
 def zipped(parts: Sequence[tuple[Blocks, Rows | None]], form: Any, run: Pass) -> Iterator[Block]:
     """Yield one element of each part, together, until a part ends; a dict if ``form`` is its keys."""
-    for found in zip(*(elements(*part, run) for part in parts)):  # not strict: the shortest one ends it
+    opened = (elements(*part, run.inside(number)) for number, part in enumerate(parts))
+    for found in zip(*opened):  # not strict: the shortest one ends it
         yield [found if form is None else dict(zip(form, found, strict=True))]
 
 
 def concatenated(parts: Sequence[tuple[Blocks, Rows | None]], run: Pass) -> Iterator[Block]:
     """Yield the elements of each part, one part after the other."""
-    for part in parts:
-        for element in elements(*part, run):
+    for number, part in enumerate(parts):
+        for element in elements(*part, run.inside(number)):
             yield [element]
 
 
@@ -185,7 +186,7 @@ def interleaved(
     )
     incoming = kept(upstream, rows, run)
     slots: list[Iterator[Any] | None] = [None] * cycle
-    turn, more = 0, True
+    turn, more, begun = 0, True, 0
     while more or any(slot is not None for slot in slots):
         slot = slots[turn]
         if slot is None and more:
@@ -194,7 +195,8 @@ def interleaved(
                 more = False
                 continue
             # Each dataset counts its own openings.
-            slot = slots[turn] = open_inner(element, replace(inner_run, openings={}))
+            slot = slots[turn] = open_inner(element, replace(inner_run.inside(begun), openings={}))
+            begun += 1
         if slot is not None:
             found = list(itertools.islice(slot, block))
             if found:
@@ -213,7 +215,7 @@ def sampled(
 ) -> Iterator[Block]:
     """Yield elements of the parts at random, in the shares of ``weights``."""
     random = how.generator(run)
-    open_parts = [elements(*part, run) for part in parts]
+    open_parts = [elements(*part, run.inside(number)) for number, part in enumerate(parts)]
     shares = np.array(weights, float)
     while shares.any():
         edges = np.cumsum(shares / shares.sum())

@@ -285,7 +285,7 @@ def interleaved(
     inner_run = replace(
         run, openings={}, first=run.opening(token), buffers=0, readers=None, hint=None, meter=None
     )
-    incoming = kept(upstream, rows, run)
+    incoming = enumerate(kept(upstream, rows, run))
 
     counter, clock = run.counter, time.perf_counter
 
@@ -297,8 +297,8 @@ def interleaved(
         slots: list[tuple[Iterator[Any], Future[tuple[list[Any], float]]] | None] = [None] * cycle
 
         def fill(turn: int) -> bool:
-            for element in incoming:
-                source = open_inner(element, replace(inner_run, openings={}))
+            for number, element in incoming:
+                source = open_inner(element, replace(inner_run.inside(number), openings={}))
                 slots[turn] = source, executor.submit(read, source)
                 return True
             return False

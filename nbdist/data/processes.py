@@ -10,7 +10,8 @@ memory that both have mapped (a file without a name, which grows with the elemen
 their sizes only, a few bytes, so that neither side ever waits to write. Elements are encoded as in
 `encoding`: nothing is pickled. The consumer reads results in the order of the elements. A process ends when
 the pass ends, fails or is dropped: it is killed, for it holds nothing; and it ends by itself within a second
-when its parent has ended.
+when its parent has ended. A fork copies its parent's random generators, so each process seeds them anew: by
+the parent's state, the number of the pass, and its own number (`random_state`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import builtins
 import gc
 import mmap
 import os
+import random
 import signal
 import socket
 import struct
@@ -27,7 +29,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
@@ -36,6 +38,7 @@ from nbdist.data.blocks import Block, Blocks, Pass, RunsAhead
 from nbdist.data.elements import apply, kept
 from nbdist.data.encoding import ALIGNMENT, decode, encode, write
 from nbdist.data.meter import StageCounter
+from nbdist.data.random_state import reseed
 from nbdist.data.rows import Rows
 from nbdist.errors import UnavailableError
 
@@ -55,9 +58,15 @@ def mapped(
     workers: int,
     deterministic: bool,
     on_error: str,
+    place: int,
+    token: int,
     run: Pass,
 ) -> Iterator[Block]:
-    """Yield ``function`` of each element, made by processes; as they are ready if not ``deterministic``."""
+    """Yield ``function`` of each element, made by processes; as they are ready if not ``deterministic``.
+
+    ``place`` is the map's number in its pipeline: with it, each map draws random numbers of its own.
+    """
+    drawing = (run.opening(token), place, *run.branch)
     processes: list[MapProcess] = []
 
     def stop() -> None:
@@ -84,7 +93,7 @@ def mapped(
             yield block
 
     with run.resources.held(stop):
-        processes.extend(MapProcess(function) for _ in range(workers))
+        processes.extend(MapProcess(function, (*drawing, number)) for number in range(workers))
         ahead = RunsAhead(run)
         requests = _Requests(enumerate(kept(upstream, rows, ahead.run)), ahead, run.counter)
         make = _in_order if deterministic else _as_ready
@@ -171,22 +180,25 @@ def _first_ready(waiting: deque[MapProcess]) -> MapProcess:
 
 
 class MapProcess:
-    """A process that applies a function to elements, in the order in which they are sent."""
+    """A process that applies a function to elements, in the order in which they are sent.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    What it draws at random follows from the generators here and from ``numbers``.
+    """
+
+    def __init__(self, function: Callable[..., Any], numbers: Sequence[int]) -> None:
         self._name = getattr(function, "__name__", type(function).__name__)
         self._requests = [SharedMemory() for _ in range(IN_FLIGHT)]
         self._results = [SharedMemory() for _ in range(IN_FLIGHT)]
         self._numbers: deque[list[int]] = deque()  # of the elements of each request
         self._slot = 0
         own, other = (Connection(end.detach()) for end in socket.socketpair())
-        parent = os.getpid()
+        parent, python = os.getpid(), random.getstate()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork where other threads run
             self.pid = os.fork()
         if self.pid == 0:
             own.close()
-            _serve(function, other, self._requests, self._results, parent)
+            _serve(function, other, self._requests, self._results, parent, python, numbers)
         other.close()
         self.connection = own
 
@@ -294,6 +306,8 @@ def _serve(
     requests: list[SharedMemory],
     results: list[SharedMemory],
     parent: int,
+    python: object,
+    numbers: Sequence[int],
 ) -> None:
     """Answer requests until the parent ends; the body of the forked process, which never returns."""
     try:
@@ -301,6 +315,7 @@ def _serve(
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        reseed(function, python, numbers)
         while True:
             while not connection.poll(PARENT_SECONDS):
                 if os.getppid() != parent:

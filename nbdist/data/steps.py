@@ -16,7 +16,7 @@ Step: TypeAlias = tuple[Any, ...]
 """A source or a transform: its name, then plain values that say the rest."""
 
 RANDOM = ("shuffle", "sample_from", "interleave")
-"""Steps with a token. Of ``interleave`` it counts the passes of the datasets inside, which may be random."""
+"""Steps of random order, with a token. Of ``interleave`` it counts the passes of the datasets inside."""
 
 
 class Inner(tuple[Step, ...]):
@@ -39,9 +39,18 @@ def all_steps(steps: Sequence[Step]) -> Iterator[Step]:
         yield step
 
 
+def has_token(step: Step) -> bool:
+    """Whether a step ends with a token: a random one, or a map in processes, whose functions may be random.
+
+    >>> has_token(("shuffle", 4, None, True, 77)), has_token(("map", 77)), has_token(("map",))
+    (True, True, False)
+    """
+    return step[0] in RANDOM or (step[0] == "map" and len(step) > 1)
+
+
 def tokens(steps: Sequence[Step]) -> list[int]:
-    """Return the tokens of all random steps, in order."""
-    return list(dict.fromkeys(step[-1] for step in all_steps(steps) if step[0] in RANDOM))
+    """Return all tokens, in order."""
+    return list(dict.fromkeys(step[-1] for step in all_steps(steps) if has_token(step)))
 
 
 def comparable(steps: Sequence[Step], without: Sequence[str] = ()) -> list[list[Any]]:
@@ -53,7 +62,7 @@ def comparable(steps: Sequence[Step], without: Sequence[str] = ()) -> list[list[
     found = []
     for step in steps:
         if step[0] not in without:
-            values = step[:-1] if step[0] in RANDOM else step
+            values = step[:-1] if has_token(step) else step
             found.append(
                 [comparable(value, without) if isinstance(value, Inner) else value for value in values]
             )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -131,6 +134,78 @@ def test_processes_end_with_their_parent() -> None:
     os.close(read)
     os.close(write)
     until(lambda: not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == "zombie")
+
+
+def draws(function: Callable[..., Any], passes: int = 1, workers: int = 2) -> list[list[float]]:
+    dataset = Dataset.range(20).map(function, workers=workers)
+    return [[float(value) for value in dataset] for _ in range(passes)]
+
+
+def all_differ(found: list[list[float]]) -> bool:
+    flat = list(itertools.chain(*found))
+    return len(set(flat)) == len(flat)
+
+
+def test_processes_and_passes_draw_other_random_numbers() -> None:
+    own, old, python = np.random.default_rng(3), np.random.RandomState(3), random.Random(3)
+    assert all_differ(draws(lambda n: np.random.random(), passes=2))
+    assert all_differ(draws(lambda n: random.random(), passes=2))
+    assert all_differ(draws(lambda n: own.random(), passes=2))
+    assert all_differ(draws(lambda n: old.random_sample(), passes=2))
+    assert all_differ(draws(Augment(python), passes=2))
+    both = Dataset.zip(*(Dataset.range(20).map(lambda n: own.random(), workers=1) for _ in range(2)))
+    assert all_differ([[float(value) for pair in both for value in pair]])
+    inner = Dataset.range(4).interleave(lambda n: Dataset.range(5).map(lambda n: own.random(), workers=1))
+    assert all_differ([[float(value) for value in inner] for _ in range(2)])
+
+
+class Augment:
+    def __init__(self, generator: random.Random) -> None:
+        self.generator = generator
+
+    def __call__(self, n: int) -> float:
+        return self.generator.random()
+
+
+def test_a_seed_fixes_what_processes_draw() -> None:
+    def seeded() -> list[list[float]]:
+        np.random.seed(5)
+        random.seed(5)
+        own = np.random.default_rng(5)
+        return draws(lambda n: np.random.random() + 10 * random.random() + 100 * own.random(), passes=2)
+
+    before = np.random.get_state(), random.getstate()
+    try:
+        first = seeded()
+        assert seeded() == first
+        assert all_differ(first)
+        np.random.seed(5)
+        drawn = np.random.random()
+        np.random.seed(5)
+        draws(lambda n: np.random.random())
+        assert np.random.random() == drawn  # a pass draws nothing from the generators here
+    finally:
+        np.random.set_state(before[0])
+        random.setstate(before[1])
+
+
+def test_a_continued_pass_draws_what_the_pass_would_have_drawn() -> None:
+    own = np.random.default_rng(5)
+    dataset = Dataset.range(10).map(lambda n: own.random(), workers=2)
+    passes = [[float(value) for value in dataset] for _ in range(3)]
+    other = Dataset.range(10).map(lambda n: own.random(), workers=2)
+    assert [float(value) for value in other.iterate(opened=[2])] == passes[2]
+    assert [float(value) for value in other.iterate(epoch=1)] == passes[1]
+
+
+@pytest.mark.slow
+@pytest.mark.frameworks
+def test_generators_of_pytorch_are_seeded_too() -> None:
+    import torch
+
+    own = torch.Generator().manual_seed(1)
+    assert all_differ(draws(lambda n: float(torch.rand(())), passes=2))
+    assert all_differ(draws(lambda n: float(torch.rand((), generator=own)), passes=2))
 
 
 def test_threads_or_processes() -> None:
