@@ -44,7 +44,7 @@ def parquet_rows(
                 done = 0
                 for batch in table.iter_batches(ROWS, columns=wanted):
                     whole = _whole_rows(path, done, batch, defaults, on_error, run)
-                    found = [_values(whole.column(name), defaults.get(name)) for name in wanted]
+                    found = [values_of(whole.column(name), defaults.get(name)) for name in wanted]
                     done += batch.num_rows
                     yield [dict(zip(wanted, row, strict=True)) for row in zip(*found, strict=True)]
             except (pyarrow.ArrowException, OSError) as error:
@@ -63,9 +63,8 @@ def _whole_rows(
 
     nulls: dict[int, str] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if column.null_count and defaults.get(name) is None and not _has_missing(column.type):
-            for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
-                nulls.setdefault(int(row), name)
+        for row in np.flatnonzero(null_rows(column)) if defaults.get(name) is None else ():
+            nulls.setdefault(int(row), name)
     for index, name in sorted(nulls.items()):
         error = InvalidArgumentError(
             f"{path}, row {before + index}: column {name!r} ({batch.column(name).type}) is null; say "
@@ -80,30 +79,68 @@ def _whole_rows(
     return batch.filter(pyarrow.array(kept))
 
 
-def _has_missing(kind: Any) -> bool:
-    """Whether a type has a value for a null: nan, or an empty text."""
-    import pyarrow.types as types
+def is_plain(kind: Any) -> bool:
+    """Whether Arrow's type is one of numbers, truth values, times, text or bytes, or of lists of them."""
+    from pyarrow import types
 
-    return bool(types.is_floating(kind) or types.is_string(kind) or types.is_large_string(kind))
+    if is_list(kind):
+        return is_plain(kind.value_type)
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(check(kind) for check in (types.is_primitive, *texts))
 
 
-def _values(column: Any, default: Any) -> NDArray[Any]:
-    """Return the values of a column of a record batch."""
-    import pyarrow
+def is_list(kind: Any) -> bool:
+    """Whether Arrow's type is one of lists, of any or of one length."""
+    from pyarrow import types
 
-    if column.null_count:
-        if default is not None:
-            column = column.fill_null(default)
-        elif not pyarrow.types.is_floating(column.type):
-            column = column.fill_null("")
-    found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return found
+    return any(check(kind) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+
+
+def null_rows(column: Any) -> NDArray[np.bool_]:
+    """Return which rows of an Arrow column have a null, also in a list; one of floats is nan, and is none."""
+    from pyarrow import types
+
+    missing: NDArray[np.bool_] = np.zeros(len(column), bool)
+    if not types.is_floating(column.type) and column.null_count:
+        missing |= column.is_null().to_numpy(zero_copy_only=False)
+    if is_list(column.type):
+        inside = null_rows(column.flatten())
+        if inside.any():
+            missing[np.repeat(np.arange(len(column)), _lengths(column))[inside]] = True
+    return missing
+
+
+def values_of(column: Any, default: Any = None) -> NDArray[Any]:
+    """Return the values of an Arrow column in their own dtype; lists as an array of them, or as objects.
+
+    ``default`` stands for a null; without it there is none, except in floats, where it is nan.
+    """
+    if column.null_count and default is not None:
+        column = column.fill_null(default)
+    if is_list(column.type) and is_plain(column.type) and len(column):
+        inside, lengths = values_of(column.flatten()), _lengths(column)
+        if (lengths == lengths[0]).all():
+            return inside.reshape(len(column), lengths[0], *inside.shape[1:])
+        found = np.empty(len(column), object)
+        found[:] = np.split(inside, np.cumsum(lengths)[:-1])
+        return found
+    values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _lengths(column: Any) -> NDArray[np.intp]:
+    """Return the lengths of lists; 0 for a null."""
+    from pyarrow import compute
+
+    lengths = compute.fill_null(compute.list_value_length(column), 0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.intp)
 
 
 def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
     """Return the columns of a frame of pandas, polars or Arrow as arrays; text as NumPy's text.
 
-    Raises InvalidArgumentError for what is no frame, and for columns of Python objects.
+    Raises InvalidArgumentError for what is no frame, for columns of Python objects, and for a missing value
+    for which the column's type has none.
     """
     names = getattr(frame, "column_names", None) or getattr(frame, "columns", None)
     if names is None or not hasattr(frame, "__getitem__"):
@@ -113,14 +150,20 @@ def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
     columns = {}
     for name in names:
         values = np.asarray(frame[name].to_numpy())
+        kind = str(getattr(frame[name], "dtype", None) or frame[name].type).lower()
+        floats = any(word in kind for word in ("float", "double"))
+        if missing := [] if floats else [row for row, value in enumerate(values) if _is_missing(value)]:
+            raise InvalidArgumentError(
+                f"column {name!r} ({kind}) has no value in row {missing[0]} ({len(missing)} such rows): "
+                "fill them (fillna of pandas, fill_null of polars and Arrow), or drop them"
+            )
         if values.dtype == object:
-            texts = ["" if _is_missing(value) else value for value in values]
-            if not all(isinstance(value, str) for value in texts):
-                other = next(value for value in texts if not isinstance(value, str))
+            if not all(isinstance(value, str) for value in values):
+                other = next(value for value in values if not isinstance(value, str))
                 raise InvalidArgumentError(
                     f"column {name!r} holds {type(other).__name__} objects; convert it to numbers or text"
                 )
-            values = np.array(texts, str)
+            values = np.array(values, str)
         columns[str(name)] = values
     if not columns:
         raise InvalidArgumentError("from_frame was given a frame without columns")
@@ -128,4 +171,4 @@ def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
+    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)

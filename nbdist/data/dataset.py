@@ -179,7 +179,8 @@ class Dataset:
 
         - ``paths``: a path, folder, pattern or fsspec URL, or several
         - ``columns``: names of the columns to keep, or their dtypes by name; None keeps all. Types that are
-          not given follow from the first 1,000 rows of the first file: int64, float64 or text
+          not given follow from the first 1,000 rows of the first file: int64, uint64, float64, or text
+          (also of whole numbers that none of these has)
         - ``header``: whether each file begins with a line of names, or the names if no file does; with
           False they are column0, column1, ...
         - ``delimiter``: the character between two fields
@@ -236,8 +237,8 @@ class Dataset:
 
         - ``paths``: a path, folder, pattern or fsspec URL, or several
         - ``columns``: names of the columns to read; None reads all. Columns of lists are arrays
-        - ``defaults``: values for nulls by column; without one a null is nan in a column of floats, "" in
-          one of text, and an error in others
+        - ``defaults``: values for nulls by column; without one a null is nan in a column of floats, and an
+          error in others, of text too (``defaults={"name": ""}``)
         - ``on_error``: "raise", or "skip" to leave out and count rows with such a null, and what is left of a
           file that is damaged
 
@@ -271,7 +272,9 @@ class Dataset:
           label is the number of the class's name in sorted order, int64
         - ``size``: (height, width) to resize to, or one number for both; None leaves images as they are
         - ``labels``: with False, images without labels, of all folders below
-        - ``mode``: "RGB", "RGBA" or "L"; images are uint8, (height, width, channels)
+        - ``mode``: "RGB", "RGBA" or "L" for uint8, "I;16" for uint16 of grayscale images with 16 bits;
+          images are (height, width, channels). Others are converted as Pillow does, except for grayscale of
+          more than 8 bits, which is refused by the modes of uint8. Orientation of EXIF is not applied
         - ``shuffle``, ``seed``: whether paths are shuffled before they are decoded, with another order in
           each pass; this is cheaper than a shuffle of images
         - ``num_parallel_calls``: threads that decode, as for :meth:`map`
@@ -281,7 +284,7 @@ class Dataset:
         that cannot be decoded.
         """
         shape = image_folders.image_size(size)
-        arguments.one_of("images: mode", mode, tuple(image_folders.MODES))
+        arguments.one_of("images: mode", mode, image_folders.MODES)
         paths, classes, _ = image_folders.find_images(folder, labels)
         given = (np.array(paths), np.array(classes)) if labels else np.array(paths)
         rows = ArrayRows(given)
@@ -304,7 +307,8 @@ class Dataset:
     def from_frame(cls, frame: Any) -> Dataset:
         """Return the rows of a frame of pandas, polars or Arrow as dicts, without a copy of numbers.
 
-        Raises InvalidArgumentError for a column of objects that are neither numbers nor text.
+        Raises InvalidArgumentError for a column of objects that are neither numbers nor text, and for one
+        that lacks a value and is not of floats, in which it is nan.
 
         >>> import pandas
         >>> list(Dataset.from_frame(pandas.DataFrame({"n": [1, 2], "kind": ["a", "b"]})))[1]
@@ -317,9 +321,15 @@ class Dataset:
         """Return the rows of a dataset of Hugging Face's ``datasets`` as dicts of arrays.
 
         - ``dataset``: one split. One in memory or on disk is read by row number, a batch at once; a
-          streaming one (IterableDataset) in its own order
+          streaming one (IterableDataset) in its own order. Columns have the dtypes of its features, and
+          are those of ``set_format(columns=)``. One with a transform (``with_transform``) or a format
+          ("numpy", "torch", "jax", ...) is read row by row, as it returns them
+
+        Raises InvalidArgumentError for a format whose rows are frames; a pass, for a null in a column that
+        is not of floats.
         """
-        return cls._of_foreign("from_huggingface", foreign.huggingface_rows(dataset), dataset)
+        rows = foreign.huggingface_rows(dataset)
+        return cls._of_foreign("from_huggingface", rows, dataset, foreign.streamed_rows)
 
     @classmethod
     def from_torch(cls, source: Any) -> Dataset:
@@ -329,12 +339,18 @@ class Dataset:
           sampler; an IterableDataset or a DataLoader in its own order, for which PyTorch's seeds hold.
           Tensors become arrays (on the CPU, without a copy), lists tuples, images of Pillow arrays
         """
-        return cls._of_foreign("from_torch", foreign.torch_rows(source), source)
+        return cls._of_foreign("from_torch", foreign.torch_rows(source), source, foreign.iterated)
 
     @classmethod
-    def _of_foreign(cls, name: str, rows: foreign.IndexedRows | None, source: Any) -> Dataset:
+    def _of_foreign(
+        cls,
+        name: str,
+        rows: foreign.Indexed | None,
+        source: Any,
+        read_in_order: Callable[[Any], Iterator[Any]],
+    ) -> Dataset:
         if rows is None:
-            read = partial(elements.generated, partial(foreign.iterated, source))
+            read = partial(elements.generated, partial(read_in_order, source))
             return cls(_Stage(read, None, None, ((name,),)))
         return cls(_Stage(partial(blocks.whole, range(rows.count)), rows, rows.count, ((name,),)))
 

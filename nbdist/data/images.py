@@ -15,7 +15,8 @@ from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.numbers import is_whole
 
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-MODES = {"RGB": 3, "RGBA": 4, "L": 1}
+MODES = ("RGB", "RGBA", "L", "I;16")
+DEEP = ("I", "F")  # Pillow's other modes of one channel with more than 8 bits, which it would clip
 
 
 def find_images(folder: str | os.PathLike[str], labels: bool) -> tuple[list[str], list[int], list[str]]:
@@ -48,10 +49,11 @@ def _all(pattern: str) -> list[str]:
     return [path.replace(os.sep, "/") for path in expand([pattern])]
 
 
-def decode(path: Any, size: tuple[int, int] | None, mode: str) -> NDArray[np.uint8]:
+def decode(path: Any, size: tuple[int, int] | None, mode: str) -> NDArray[np.uint8 | np.uint16]:
     """Return the image in a file as (height, width, channels), resized to ``size`` (height, width).
 
-    Raises DataLossError, with the file, for one that cannot be decoded.
+    Raises DataLossError, with the file, for one that cannot be decoded, and InvalidArgumentError for one with
+    another depth than ``mode`` has.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -62,10 +64,17 @@ def decode(path: Any, size: tuple[int, int] | None, mode: str) -> NDArray[np.uin
                 if size is not None:
                     image.draft(mode if mode in ("RGB", "L") else None, (size[1], size[0]))
                 image.load()
+                _check_depth(name, image.mode, mode)
                 converted = image if image.mode == mode else image.convert(mode)  # which would copy it
                 if size is not None and converted.size != (size[1], size[0]):
+                    if mode == "I;16":  # Pillow resizes floats, and not all of its versions these
+                        converted = Image.fromarray(np.asarray(converted, np.float32))
                     converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
                 pixels = np.asarray(converted)
+                if mode == "I;16":
+                    pixels = np.rint(pixels).astype(np.uint16)
+        except InvalidArgumentError:
+            raise
         except (
             UnidentifiedImageError,
             Image.DecompressionBombError,
@@ -78,6 +87,21 @@ def decode(path: Any, size: tuple[int, int] | None, mode: str) -> NDArray[np.uin
                 "such images out with on_error='skip'"
             ) from None
     return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+def _check_depth(name: str, has: str, wanted: str) -> None:
+    """Raise InvalidArgumentError for an image of Pillow's mode ``has`` whose values ``wanted`` would clip."""
+    if has.startswith("I;16"):
+        if wanted != "I;16":
+            raise InvalidArgumentError(
+                f"{name} is grayscale with 16 bits, and mode {wanted!r} keeps 8: read it with mode='I;16', "
+                "which makes uint16, or convert the files"
+            )
+    elif wanted == "I;16" or has in DEEP:
+        remedy = "read such images with mode='L'" if has not in DEEP else "decode such images in map()"
+        raise InvalidArgumentError(
+            f"{name} has Pillow's mode {has!r}, whose values mode {wanted!r} does not keep: {remedy}"
+        )
 
 
 def image_size(size: Sequence[int] | int | None) -> tuple[int, int] | None:

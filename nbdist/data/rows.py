@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.data.blocks import Places
-from nbdist.data.structure import leaves_of, rebuild
+from nbdist.data.structure import exact, leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 
 
@@ -83,6 +83,8 @@ def read_only(leaf: Any, index: int) -> NDArray[Any]:
         raise InvalidArgumentError(f"array {index} is ragged: {error}") from error
     if array.ndim == 0:
         raise InvalidArgumentError(f"array {index} is the single value {leaf!r}; a dataset needs rows")
+    if not hasattr(leaf, "dtype") and array.ndim == 1:
+        array = exact(f"array {index}", leaf, array)
     if array.dtype == object:
         raise InvalidArgumentError(f"array {index} holds Python objects; use from_generator for those")
     array.flags.writeable = False

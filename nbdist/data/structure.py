@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,8 @@ def stack(elements: list[Any]) -> Any:
     for index, column in enumerate(columns):
         try:
             stacked.append(stack_column(column))
+        except InvalidArgumentError:
+            raise
         except ValueError as error:
             shapes = sorted({np.shape(part) for part in column})
             raise InvalidArgumentError(
@@ -103,12 +105,45 @@ def stack(elements: list[Any]) -> Any:
 
 
 def stack_column(column: tuple[Any, ...]) -> NDArray[Any]:
-    """Return values of one place as an array; bytes as objects, for a dtype S drops zeros at their end."""
-    if isinstance(column[0], bytes):
+    """Return values of one place as an array; bytes as objects, for a dtype S drops zeros at their end.
+
+    Raises InvalidArgumentError for values that no dtype has as they are: numbers among text, and whole
+    numbers that would become floats.
+    """
+    first = column[0]
+    if isinstance(first, bytes):
         found = np.empty(len(column), object)
         found[:] = column
         return found
-    return np.asarray(column) if np.isscalar(column[0]) else np.stack(column)
+    if not np.isscalar(first):
+        return np.stack(column)
+    values: NDArray[Any] = np.asarray(column)
+    if values.dtype.kind == "U" and not all(isinstance(value, str) for value in column):
+        other = next(value for value in column if not isinstance(value, str))
+        raise InvalidArgumentError(
+            f"a batch has {other!r:.80} among texts; return text, or numbers, for every element"
+        )
+    return exact("a batch", column, values)
+
+
+def exact(what: str, values: Sequence[Any], array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array that NumPy has made of ``values``; of whole numbers as whole numbers.
+
+    NumPy makes floats of those of which some are beyond int64. Raises InvalidArgumentError if no dtype has
+    all of them.
+
+    >>> exact("x", [2**63, 1], np.asarray([2**63, 1]))
+    array([9223372036854775808,                   1], dtype=uint64)
+    """
+    if array.dtype.kind != "f" or not all(isinstance(value, (int, np.integer)) for value in values):
+        return array
+    try:
+        return np.asarray([int(value) for value in values], np.uint64)
+    except OverflowError:
+        raise InvalidArgumentError(
+            f"{what} has the whole numbers {min(values)} and {max(values)}, and no dtype of whole numbers "
+            "has both: keep them within int64 or uint64, or make them floats"
+        ) from None
 
 
 def spec_of(element: Any) -> Any:

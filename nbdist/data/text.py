@@ -24,6 +24,7 @@ from nbdist.errors import DataLossError, InvalidArgumentError, choices
 
 LINES = 1024  # in a block
 SAMPLED = 1000  # rows from which the types of columns are found
+EXACT = 1 << 53  # floats have all whole numbers up to it
 
 
 @contextmanager
@@ -58,7 +59,7 @@ class CsvRows:
     """The rows of CSV files, as dicts of one value for each column.
 
     - ``columns``: names of the columns to keep, or their dtypes by name; None keeps all. Types that are not
-      given follow from the first rows of the first file: int64, float64, or text
+      given follow from the first rows of the first file: int64, uint64, float64, or text
     - ``header``: whether each file begins with names; or the names, if no file has them
     - ``defaults``: values of empty fields, by column; without one, an empty field is nan in a column of
       floats, "" in one of text, and an error in one of whole numbers
@@ -243,18 +244,29 @@ _TRUTH = _Truth({"true": True, "1": True, "yes": True, "false": False, "0": Fals
 
 
 def _type_of(fields: Sequence[str], has_default: bool) -> np.dtype[Any]:
-    """Return the narrowest of int64, float64 and text that all fields have."""
+    """Return the narrowest of int64, uint64, float64 and text that has all fields as they are.
+
+    A whole number that a float cannot have makes a column of texts: an identifier, say, keeps its digits.
+    """
     given = [field for field in fields if field]
-    for kind in (np.int64, np.float64):
-        if kind is np.int64 and len(given) < len(fields) and not has_default:
+    for kind in (np.int64, np.uint64, np.float64):
+        if kind is not np.float64 and len(given) < len(fields) and not has_default:
             continue  # nan stands for what is missing
         try:
-            np.array(given, kind)
+            values = np.array(given, kind)
         except (ValueError, OverflowError):
+            continue
+        if kind is np.float64 and np.abs(values).max(initial=0) >= EXACT and not _are_exact(given):
             continue
         if given:
             return np.dtype(kind)
     return np.dtype(str)
+
+
+def _are_exact(fields: Sequence[str]) -> bool:
+    """Whether each field that is written as a whole number is one that a float64 has."""
+    whole = (field for field in fields if field.strip().lstrip("+-").isdecimal())
+    return all(int(float(field)) == int(field) for field in whole)
 
 
 def _word(kind: np.dtype[Any]) -> str:

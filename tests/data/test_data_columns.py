@@ -28,8 +28,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_parquet(file: Path) -> None:
-    first, second, third = Dataset.parquet(file)
-    assert (first["n"], second["n"], third["name"], second["name"]) == (1, 2, "c", "")
+    first, second, third = Dataset.parquet(file, defaults={"name": "?"})
+    assert (first["n"], second["n"], third["name"], second["name"]) == (1, 2, "c", "?")
     assert np.isnan(second["x"])
     assert third["words"].tolist() == [2, 3]
     assert type(first["n"]) is np.int64
@@ -38,6 +38,26 @@ def test_parquet(file: Path) -> None:
         "n": [1, 2, 3],
         "x": [0.5, 7, 2],
     }
+
+
+def test_nulls_are_nan_in_floats_and_errors_elsewhere(file: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"row 1: column 'name' \(string\) is null.*defaults"):
+        list(Dataset.parquet(file))
+    table = {"flag": [True, None], "list": [[1, None], [2]], "day": [None, 3], "x": [[None, 1.5], [2.0]]}
+    for name, row in [("flag", 1), ("list", 0), ("day", 0)]:
+        parquet.write_table(pyarrow.table({name: table[name]}), file)
+        with pytest.raises(InvalidArgumentError, match=f"row {row}: column '{name}'"):
+            list(Dataset.parquet(file))
+        assert len(list(Dataset.parquet(file, on_error="skip"))) == 1
+    parquet.write_table(pyarrow.table({"x": table["x"]}), file)
+    assert np.isnan(next(iter(Dataset.parquet(file)))["x"][0])
+
+
+def test_lists_in_lists_are_arrays(file: Path) -> None:
+    parquet.write_table(pyarrow.table({"image": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]}), file)
+    (batch,) = Dataset.parquet(file).batch(2)
+    assert batch["image"].shape == (2, 2, 2)
+    assert batch["image"].dtype == np.int64
 
 
 def test_parquet_that_cannot_be_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +94,26 @@ def test_frames_that_are_none() -> None:
         Dataset.from_frame(pandas.DataFrame({"o": [{}, {}]}))
     with pytest.raises(InvalidArgumentError, match="got list"):
         Dataset.from_frame([1])
-    missing = Dataset.from_frame(pandas.DataFrame({"s": ["a", None]}))
-    assert [row["s"] for row in missing] == ["a", ""]
+    floats = Dataset.from_frame(pandas.DataFrame({"s": [1.5, None]}))
+    assert np.isnan([row["s"] for row in floats]).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pandas.DataFrame({"s": ["a", None]}),
+        pandas.DataFrame({"s": pandas.array([2**62 + 1, None], dtype="Int64")}),
+        pandas.DataFrame({"s": pandas.array([True, None], dtype="boolean")}),
+        polars.DataFrame({"s": [2**62 + 1, None]}),
+        polars.DataFrame({"s": ["a", None]}),
+        pyarrow.table({"s": [2**62 + 1, None]}),
+        pyarrow.table({"s": ["a", None]}),
+    ],
+    ids=str,
+)
+def test_a_frame_without_a_value_is_refused_where_no_nan_can_be(frame: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"column 's' .* has no value in row 1"):
+        Dataset.from_frame(frame)
 
 
 @pytest.fixture
@@ -101,6 +139,29 @@ def test_images(folder: Path, calls: int | None) -> None:
     assert all(sorted(epoch) == [0, 40, 80] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
     assert len(list(Dataset.images(folder, labels=False))) == 3
+
+
+def test_images_keep_their_bit_depth(folder: Path) -> None:
+    deep = np.array([[0, 255, 256], [1000, 40_000, 65_535]], np.uint16)
+    for kind in ("cat", "dog"):
+        for old in (folder / kind).iterdir():
+            old.unlink()
+        Image.fromarray(deep).save(folder / kind / "16.png")
+        Image.fromarray(deep).save(folder / kind / "16.tif")
+    for image, _ in Dataset.images(folder, mode="I;16"):
+        assert image.dtype == np.uint16
+        assert np.array_equal(image[..., 0], deep)
+    (small, *_) = Dataset.images(folder, (1, 3), mode="I;16", labels=False)
+    assert small[0, :, 0].tolist() == [500, 20_128, 32_896]
+    for mode in ("RGB", "RGBA", "L"):
+        with pytest.raises(InvalidArgumentError, match=r"16\.png is grayscale with 16 bits.*mode='I;16'"):
+            list(Dataset.images(folder, mode=mode))
+    Image.fromarray(deep.astype(np.int32)).save(folder / "cat" / "0.tif")
+    with pytest.raises(InvalidArgumentError, match=r"0\.tif has Pillow's mode 'I'.*map\(\)"):
+        list(Dataset.images(folder))
+    Image.fromarray(deep.astype(np.uint8)).save(folder / "cat" / "0.tif")
+    with pytest.raises(InvalidArgumentError, match=r"0\.tif has Pillow's mode 'L'.*mode='L'"):
+        list(Dataset.images(folder, mode="I;16"))
 
 
 def test_images_that_are_none(folder: Path) -> None:
@@ -188,3 +249,49 @@ def test_datasets_of_hugging_face() -> None:
     assert [int(row["y"]) for row in streamed] == [0, 1, 2]
     with pytest.raises(InvalidArgumentError, match=r"from_huggingface\(ds\['train'\]\)"):
         Dataset.from_huggingface(datasets.DatasetDict(train=theirs))
+
+
+@pytest.mark.slow
+@pytest.mark.frameworks
+def test_what_a_dataset_of_hugging_face_carries_is_obeyed_or_refused() -> None:
+    import datasets
+
+    columns = {
+        "x": [[1.0, 2.0], [3.0, 4.0]],
+        "y": pyarrow.array([2**63 + 1, 1], "u8"),
+        "text": ["a", "bc"],
+        "b": pyarrow.array([[1], [2, 3]], pyarrow.list_(pyarrow.int8())),
+    }
+    theirs = datasets.Dataset(pyarrow.table(columns))
+    for source in (theirs, theirs.to_iterable_dataset()):
+        first, second = Dataset.from_huggingface(source)
+        assert (int(first["y"]), first["text"], second["b"].tolist()) == (2**63 + 1, "a", [2, 3])
+        assert (first["x"].dtype, second["b"].dtype) == (np.float64, np.int8)
+    (batch,) = Dataset.from_huggingface(theirs.remove_columns("b")).shuffle(2, seed=1).batch(2)
+    assert {name: part.dtype.str for name, part in batch.items()} == {"x": "<f8", "y": "<u8", "text": "<U2"}
+
+    def doubled(rows: dict[str, list[Any]]) -> dict[str, Any]:
+        return {"twice": [np.asarray(x) * 2 for x in rows["x"]], "y": rows["y"]}
+
+    (batch,) = Dataset.from_huggingface(theirs.with_transform(doubled)).batch(2)
+    assert list(batch) == ["twice", "y"]
+    assert batch["twice"].tolist() == [[2, 4], [6, 8]]
+    chosen = theirs.with_format(columns=["x"])
+    assert [list(row) for row in Dataset.from_huggingface(chosen)] == [["x"], ["x"]]
+    (batch,) = Dataset.from_huggingface(theirs.with_format("numpy", columns=["x"], dtype="f4")).batch(2)
+    assert batch["x"].dtype == np.float32
+    assert list(batch) == ["x"]
+    (batch,) = Dataset.from_huggingface(theirs.with_format("torch", columns=["x"])).batch(2)
+    assert batch["x"].tolist() == [[1, 2], [3, 4]]
+    for form in ("pandas", "arrow"):
+        with pytest.raises(InvalidArgumentError, match=f"format '{form}', whose rows are frames"):
+            Dataset.from_huggingface(theirs.with_format(form))
+    for column in ([1, None], ["a", None], [[1], [None]]):
+        rows = Dataset.from_huggingface(datasets.Dataset.from_dict({"c": column}))
+        with pytest.raises(InvalidArgumentError, match="row 1 of the dataset has a null in column 'c'"):
+            list(rows.batch(2))
+    image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(2, 2, 3))
+    decoded = datasets.Dataset.from_dict({"i": [image], "n": [3]}).cast_column("i", datasets.Image())
+    (batch,) = Dataset.from_huggingface(decoded).batch(1)
+    assert batch["i"].tolist() == [np.asarray(image).tolist()]
+    assert list(batch) == ["i", "n"]

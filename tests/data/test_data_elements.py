@@ -256,6 +256,30 @@ def test_a_cache_has_the_first_epoch_whichever_pass_fills_it(cache_path: Path | 
     assert [part.tolist() for part in later] == expected[2]
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([2**63, -1], "whole numbers -1 and 9223372036854775808, and no dtype of whole numbers has both"),
+        (["a", 3], "has 3 among texts"),
+    ],
+    ids=str,
+)
+def test_values_that_no_dtype_has_are_refused(values: list[Any], message: str) -> None:
+    assert list(Dataset.from_generator(lambda: values)) == values
+    with pytest.raises(InvalidArgumentError, match=message):
+        list(Dataset.from_generator(lambda: values).batch(2))
+    if values[0] != "a":
+        with pytest.raises(InvalidArgumentError, match=message):
+            Dataset.from_arrays(values)
+
+
+def test_whole_numbers_beyond_int64_stay_whole_numbers() -> None:
+    (batch,) = Dataset.from_generator(lambda: [2**64 - 1, 1]).batch(2)
+    (rows,) = Dataset.from_arrays([2**64 - 1, 1]).batch(2)
+    assert batch.tolist() == rows.tolist() == [2**64 - 1, 1]
+    assert batch.dtype == rows.dtype == np.uint64
+
+
 def test_a_cache_file_of_another_pipeline_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     assert numbers(Dataset.range(3).cache(path)) == [0, 1, 2]

@@ -150,6 +150,21 @@ def test_csv_columns_have_the_types_of_their_fields(place: str) -> None:
     assert typed.element_spec["count"].dtype == np.uint8
 
 
+def test_csv_keeps_the_digits_of_large_whole_numbers(tmp_path: Path) -> None:
+    large, missing = 2**53 + 1, ""
+    columns = {"u": 2**64 - 1, "more": 2**64 + 1, "some": large, "near": 2**60}
+    text = f"{','.join(columns)}\n{','.join(map(str, columns.values()))}\n1,1,{missing},{missing}\n"
+    first, second = Dataset.csv(put(f"{tmp_path}/a.csv", text.encode()))
+    assert {name: int(value) for name, value in first.items()} == columns
+    assert {name: np.asarray(value).dtype.kind for name, value in first.items()} == {
+        "u": "u",
+        "more": "U",
+        "some": "U",
+        "near": "f",
+    }
+    assert (second["more"], second["some"]) == ("1", "")
+
+
 def test_csv_without_names_and_with_others(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1;x\n2;y\n")
     assert list(Dataset.csv(tmp_path / "a.csv", header=False, delimiter=";")) == [
