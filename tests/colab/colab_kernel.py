@@ -1,4 +1,4 @@
-"""Kernels and servers of the environment with Google Colab's versions, which scripts/colab_environment.py makes."""
+"""Kernels and servers of the environment with Google Colab's versions (scripts/colab_environment.py)."""
 
 from __future__ import annotations
 

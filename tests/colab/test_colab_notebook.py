@@ -39,7 +39,7 @@ print("ranks", int(total))
 
 
 def cells() -> list[str]:
-    """Return the quickstart's cells, with a tenth of its epochs, and the two others before it stops its cluster."""
+    """Return the quickstart's cells, with a tenth of its epochs, and two others before the cluster stops."""
     notebook = nbformat.read(ROOT / "notebooks" / "01_quickstart.ipynb", as_version=4)
     quickstart = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     short = [
@@ -58,7 +58,8 @@ def test_the_versions_are_those_of_colab() -> None:
         for line in (ROOT / "scripts" / "colab.txt").read_text().splitlines()
         if not line.startswith("#")
     )
-    ask = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {list(wanted)!r}}}))"
+    versions = f"{{n: m.version(n) for n in {list(wanted)!r}}}"
+    ask = f"import importlib.metadata as m, json; print(json.dumps({versions}))"
     found = subprocess.run([PYTHON, "-c", ask], check=True, capture_output=True, text=True).stdout
     assert json.loads(found) == wanted
 

@@ -515,7 +515,7 @@ class TestCheckpoints:
         saves = train.CheckpointSaverHook(tmp_path, save_steps=1, saver=train.Saver())  # not the scaffold's
         creator, made = train.ChiefSessionCreator(checkpoint_dir=tmp_path), 0
         with train.MonitoredSession(creator, [saves, Loses()]) as session:
-            for made in range(4):
+            for made in range(4):  # noqa: B007 (the hook reads it)
                 session.run(op)
             assert session.recoveries == 1
         assert load_variable(tmp_path, "w") == 4.0
