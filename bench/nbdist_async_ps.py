@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--value", choices=["rate", "step"], required=True)
     parser.add_argument("--ps", type=int, default=1)
     parser.add_argument("--ps-replicas", type=int, default=None)
+    parser.add_argument("--max-restarts", type=int, help="0: nothing is replaced")
     options = parser.parse_args()
     from bench import work
     from nbdist.cluster.launch import start_cluster
@@ -51,7 +52,10 @@ def main() -> None:
         cluster = start_cluster(workers=options.workers, ps=options.ps, threads=1, report=None)
         try:
             body, replicas = BODY.format(steps=STEPS), options.ps_replicas
-            run = launch(body, strategy="ps", ps_replicas=replicas, live=False, cluster=cluster)
+            run = launch(
+                body, strategy="ps", ps_replicas=replicas, max_restarts=options.max_restarts, live=False,
+                cluster=cluster,
+            )  # fmt: skip
             spans = [
                 [
                     float(word)

@@ -5,6 +5,7 @@ Prints images per second of both workers together.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import tempfile
@@ -35,7 +36,9 @@ print("CLOCK", clock.begin, clock.end)
 
 
 def main() -> None:
-    given = options()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--max-restarts", type=int, help="0: nothing is replaced")
+    given = options(parser)
     work, gpus = scaled(given), "auto" if given.device.startswith("GPU") else "none"
     from nbdist.cluster.gpus import list_gpus
     from nbdist.cluster.launch import start_cluster
@@ -51,6 +54,7 @@ def main() -> None:
             run = launch(
                 BODY.format(name=given.work, options=given),
                 strategy="multi_worker",
+                max_restarts=given.max_restarts,
                 live=False,
                 cluster=cluster,
             )

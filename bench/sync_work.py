@@ -86,9 +86,12 @@ WORKS = {
 }
 
 
-def options() -> argparse.Namespace:
-    """Return the work that the command line asks for, and its device and steps if it names them."""
-    parser = argparse.ArgumentParser()
+def options(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+    """Return the work that the command line asks for, and its device and steps if it names them.
+
+    ``parser`` has options of one side alone.
+    """
+    parser = parser or argparse.ArgumentParser()
     parser.add_argument("--work", choices=list(WORKS), required=True)
     parser.add_argument("--device", default="CPU:0", help="CPU:0 or GPU:0")
     parser.add_argument("--warm-up", type=int)

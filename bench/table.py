@@ -49,6 +49,26 @@ BENCHMARKS: list[Benchmark | Survey] = [
         Bar("<=", 1.25),
         TRAINED,
     ),
+    Benchmark(
+        "price.recovery-ps",
+        "what recovery costs when nothing fails: p1 with 2 workers, over the same with --max-restarts 0",
+        "steps/s",
+        "without recovery",
+        here("nbdist_async_ps", "--workers", 2, "--value", "rate"),
+        here("nbdist_async_ps", "--workers", 2, "--value", "rate", "--max-restarts", 0),
+        Bar(">=", 0.99),
+        TRAINED,
+    ),
+    Benchmark(
+        "price.recovery-multi_worker",
+        "what recovery costs when nothing fails: the MLP of p4, over the same with --max-restarts 0",
+        "images/s",
+        "without recovery",
+        here("nbdist_multi_worker", "--work", "mlp"),
+        here("nbdist_multi_worker", "--work", "mlp", "--max-restarts", 0),
+        Bar(">=", 0.99),
+        EXACT,
+    ),
     *(
         Benchmark(
             f"ps.replicas-{workers}",

@@ -31,9 +31,10 @@ def test_synchronous_training_equals_one_device(two_hosts: TwoHosts) -> None:
 def test_asynchronous_training_counts_every_update(two_hosts: TwoHosts) -> None:
     cluster = HostsCluster(two_hosts, PLACES)
     assert cluster.begin("ps", ASYNC, epochs=20) == REACHED
-    for found in cluster.results():
-        assert found["global_step"] == 2 * 20 * 3
-        assert found["loss"][-1] < found["loss"][0] / 2
+    found = list(cluster.results())
+    assert [one["global_step"] for one in found] == [2 * 20 * 3] * 2
+    # Which of them begins, and whose last step comes last, is open.
+    assert min(one["loss"][-1] for one in found) < max(one["loss"][0] for one in found) / 2
     cluster.close()
 
 
