@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tiers import matrix
 
 from nbdist.errors import WorkerError
 from nbdist.frameworks.torch.weights import StateDict
@@ -219,6 +220,43 @@ weights = [one.detach().numpy() for one in model.parameters()]
         if optimizer is not None:
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(run.model["2.weight"], run.results["weights"][1])
+
+
+@pytest.mark.parametrize(
+    "options", matrix([{"strategy": "multi_worker"}], rest=[{"strategy": "ps", "synchronous": True}]), ids=str
+)
+def test_a_grad_scaler_leaves_a_step_out_on_all_replicas(cluster: Cluster, options: dict[str, Any]) -> None:
+    body = f"""
+def train(batches, optimizer, wrapped):
+    scaler, made = torch.amp.GradScaler("cpu", init_scale=64.0), 0
+    for epoch in range(2):
+        for features, targets in batches:
+            loss = torch.nn.functional.cross_entropy(model(features), targets)
+            overflows = made == 1 and nb.task.index == 0 if wrapped else made == 1
+            optimizer.zero_grad()
+            scaler.scale(loss * (float("inf") if overflows else 1.0)).backward()
+            if made % 2:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            made += 1
+    return scaler.get_scale()
+optimizer = torch.optim.{SGD}
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 8)
+if {{wrapped}}:
+    with nb.frameworks.torch.wrap(model, optimizer, loader) as batches:
+        scale = train(batches, optimizer, True)
+else:
+    scale = train(loader, optimizer, False)
+weights = [one.detach().numpy() for one in model.parameters()]
+"""
+    model = MODEL.format(seed=0)
+    plain = start_run(model + body.format(wrapped=False), Options(on="worker:0"), cluster=cluster).wait()
+    run = start_run(model + body.format(wrapped=True), Options(**options), cluster=cluster).wait()
+    assert (run.results["scale"], plain.results["scale"]) == (32.0, 32.0)
+    assert run.skipped == 1
+    for found, expected in zip(run.results["weights"], plain.results["weights"], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_training_continues_from_a_state(cluster: Cluster, tmp_path: Path) -> None:

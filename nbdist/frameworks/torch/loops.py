@@ -10,12 +10,14 @@
 
 Inside the ``with`` the module computes with the strategy's arrays, and ``optimizer.step`` hands ``.grad``
 over in place of an update. What is done to ``.grad`` before (clipping, accumulation) acts on this replica's
-own gradient, so nothing is sent before ``step``: the all-reduce of `fit` overlaps backward, this one not.
+own gradient, so nothing is sent before ``step``: the all-reduce of `fit` overlaps backward, this one not. A
+GradScaler leaves the division by its scale, and what to do with a gradient that overflowed, to such an
+optimizer: all replicas that make the step together leave it out then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,8 +96,9 @@ def wrap(
         except BaseException:
             trainable.release()
             raise
-        before = optimizer.__dict__.get("step")
+        before = {name: optimizer.__dict__[name] for name in REPLACED if name in optimizer.__dict__}
         optimizer.step = batches.step_function()
+        optimizer._step_supports_amp_scaling = True  # what a GradScaler looks for
         count_training(model)
         context.fitting = True  # it ends by itself when it is asked to stop
         try:
@@ -107,13 +110,13 @@ def wrap(
             raise
         finally:
             context.fitting = False
-            if before is None:
-                del optimizer.__dict__["step"]
-            else:
-                optimizer.step = before
+            for name in REPLACED:
+                del optimizer.__dict__[name]
+            optimizer.__dict__.update(before)
             batches.close()
 
 
+REPLACED = ("step", "_step_supports_amp_scaling")
 NOT_APPLIED = "{}; that gradient was not applied. Try a smaller learning rate"
 
 
@@ -199,7 +202,12 @@ class Batches:
                     "optimizer.step() was called outside of a pass over the batches that wrap() returned"
                 )
             self._follow_rate()
-            self._model.send(self._replica.gradients(), self._weight)
+            scale, overflows = self._scaled()
+            self._model.send(self._replica.gradients(), self._weight, scale)
+            if overflows:
+                self._context.progress.skipped += 1
+                self._push(self._replica.overflow)
+                return
             squares = square_sum(self._replica.flat_gradients())
             if wrong := describe_nonfinite(0.0, squares, self._replica.gradients()):
                 raise NanLossError(NOT_APPLIED.format(wrong))
@@ -209,6 +217,14 @@ class Batches:
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # read by torch's schedulers
         return step
 
+    def _scaled(self) -> tuple[float, bool]:
+        """Return the factor of the gradients if a GradScaler calls ``step``, and whether one overflowed.
+
+        It leaves both at the optimizer for the time of the call; its own ``unscale_`` leaves no scale.
+        """
+        scale, found = (getattr(self._optimizer, name, None) for name in ("grad_scale", "found_inf"))
+        return 1.0 if scale is None else float(scale), found is not None and bool(found)
+
     def _follow_rate(self) -> None:
         """Change the strategy's learning rate if a scheduler has changed the optimizer's."""
         rate = self._rates.rate
@@ -216,10 +232,10 @@ class Batches:
             self._rate = rate
             self._replica.set_learning_rate(rate)
 
-    def _push(self) -> None:
+    def _push(self, push: Callable[[], None] | None = None) -> None:
         progress = self._context.progress
         try:
-            self._replica.push()
+            (push or self._replica.push)()
         except RetryStep:
             raise UnavailableError(
                 "a worker was lost, and a loop of one's own in PyTorch cannot repeat its step: "

@@ -332,10 +332,13 @@ class TorchModel(FrameworkModel):
         assert self._ready is not None
         self._ready(number)
 
-    def send(self, gradients: Sequence[Array], weight: float) -> None:
-        """Write the gradients that ``.grad`` has, times the share's part of the batch; it is None then."""
+    def send(self, gradients: Sequence[Array], weight: float, scale: float = 1.0) -> None:
+        """Write the gradients that ``.grad`` has, times the share's part of the batch; it is None then.
+
+        ``scale``: what a GradScaler has multiplied them by.
+        """
         self._point_to(gradients)
-        self._factor = self._weight = weight
+        self._factor, self._weight = weight / scale, weight
         self._ready = _taken
         for number, parameter in enumerate(self._parameters):
             self._hand_over(number, parameter)
