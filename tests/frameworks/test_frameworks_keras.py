@@ -121,6 +121,42 @@ def test_replicas_in_step_train_as_keras_does(
     np.testing.assert_array_equal(results["model"][names[0]], results["weights"][0])
 
 
+MASKED = """
+x = np.random.default_rng(1).integers(0, 5, (11, 4))
+x[:, 0], x[5:, 2:] = 1, 0
+y = np.random.default_rng(2).integers(0, 3, (11, 4))
+def make():
+    first, second = (keras.initializers.GlorotUniform(seed=seed) for seed in (1, 2))
+    embedding = keras.layers.Embedding(5, 3, mask_zero=MASKS, embeddings_initializer=first)
+    model = keras.Sequential([embedding, keras.layers.Dense(3, "softmax", kernel_initializer=second)])
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=IGNORED)
+    model.compile(keras.optimizers.SGD(0.3), loss)
+    return model
+how = dict(batch_size=4, epochs=2, shuffle=False, verbose=0)
+model = make()
+model(x[:2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "masks", "ignored"),
+    matrix(
+        [("torch", "True", "None")],
+        rest=[("jax", "True", "None"), ("torch", "False", "1"), ("jax", "False", "1")],
+    ),
+)
+def test_a_masked_loss_is_that_of_keras(cluster: Cluster, backend: str, masks: str, ignored: str) -> None:
+    text = KERAS.replace("CHOSEN", backend) + MASKED.replace("MASKS", masks).replace("IGNORED", ignored)
+    text += "first = model.get_weights()\nmore = {}\n" + COMPARED.replace("make()", "model").replace(
+        "plain = model", "plain = make(); plain(x[:2]); plain.set_weights(first)"
+    )
+    results = start_run(text, Options(on=ON, strategy="multi_worker"), cluster=cluster).wait().results
+    require_equal(results["weights"], results["own"])
+    np.testing.assert_allclose(results["history"]["loss"], results["expected"]["loss"], rtol=1e-5)
+    with pytest.raises(WorkerError, match=r"counts .* where there are 2 examples .*strategy ps adds up"):
+        start_run(text, Options(on=ON, strategy="ps", synchronous=True), cluster=cluster).wait()
+
+
 @pytest.mark.parametrize(
     ("backend", "strategy"),
     matrix([("torch", "ps"), ("jax", "elastic")], rest=[("torch", "elastic"), ("jax", "ps")]),

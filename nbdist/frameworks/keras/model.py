@@ -20,6 +20,7 @@ from nbdist.data import Dataset
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.keras.data import HeldOut
+from nbdist.frameworks.torch.counting import Counted
 from nbdist.frameworks.torch.model import TorchModel
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array, to_host
@@ -35,8 +36,13 @@ class Compiled:
         self.model = model
         batch = [np.zeros([2 if n is None else n for n in one.shape], one.dtype) for one in leaves_of(spec)]
         x, y, *weights = rebuild(spec, [part[:2] for part in batch])
-        found = model.compute_metrics(x, y, model(x), *weights)
+        predicted = model(x)
+        found = model.compute_metrics(x, y, predicted, *weights)
         model.reset_metrics()
+        self.ignored: int | None = None
+        """The class number that the loss ignores."""
+        self.is_masked = self._finds_masks(x, y, predicted)
+        """Whether the loss is a mean over what a mask keeps, and not over the examples."""
         self.metric_names = [name for name in found if name != "loss"]
         self.trained, self.states = named(model)
         for name, variable in self.trained.items():
@@ -45,6 +51,44 @@ class Compiled:
                     f"{name} is {variable.dtype}, and parameters are float32 or float64: make the model with "
                     "the dtype policy float32, or mixed_bfloat16, whose variables are float32"
                 )
+
+    def _finds_masks(self, x: Any, y: Any, predicted: Any) -> bool:
+        """Return whether a mask, of the outputs (mask_zero) or of the loss (ignore_class), is known here.
+
+        Raises InvalidArgumentError for one of a model of several outputs, or of a loss function.
+        """
+        self.model.compute_loss(x, y, predicted)  # builds what it is compiled with
+        losses: list[Any] = list(getattr(self.model._compile_loss, "_flat_losses", ()))
+        outputs = keras_tree().flatten(predicted)
+        self.ignored = next(
+            (n for one in losses if (n := getattr(one.loss, "ignore_class", None)) is not None), None
+        )
+        has_mask = any(mask_of(one) is not None for one in outputs)
+        if (has_mask or self.ignored is not None) and (len(losses) > 1 or len(outputs) > 1):
+            raise InvalidArgumentError(
+                "a model of several outputs with a mask (mask_zero, ignore_class) has a loss that is not one "
+                "mean, and shares of a batch could not be put together: train its outputs with sample_weight "
+                "of 0 and 1 in place of masks"
+            )
+        is_one = len(losses) == len(outputs) == 1 and self.ignored is None
+        if is_one and mask_of(losses[0].loss.call(keras_tree().flatten(y)[0], outputs[0])) is not None:
+            raise InvalidArgumentError(
+                "the loss is a function that ignores a class: give "
+                "keras.losses.SparseCategoricalCrossentropy(ignore_class=...), whose shares of a batch are "
+                "put together by what they count"
+            )
+        return has_mask or self.ignored is not None
+
+    def counted(self, y: Any, predicted: Any) -> Any:
+        """Return what the loss of a batch with a mask divides by, a tensor."""
+        from keras import ops
+
+        predicted = keras_tree().flatten(predicted)[0]
+        mask = mask_of(predicted)
+        if self.ignored is not None:
+            counts = ops.reshape(keras_tree().flatten(y)[0], ops.shape(predicted)[:-1]) != self.ignored
+            mask = counts if mask is None else ops.logical_and(mask, counts)
+        return ops.sum(ops.cast(mask, "float32"))
 
     def measured(self, predicted: Any, x: Any, y: Any, sample_weight: Any = None) -> list[float]:
         """Return the metrics of one batch."""
@@ -63,6 +107,24 @@ class Compiled:
             how = dict(zip(["sample_weight"], weights, strict=False))
             found = self.model.evaluate(x, y, **how, verbose=0, return_dict=True)
         return {name: float(value) for name, value in found.items()}
+
+
+def mask_of(tensor: Any) -> Any:
+    """Return the mask that Keras has for a tensor; None for none."""
+    from keras.src import backend  # it has no public name
+
+    return backend.get_keras_mask(tensor)
+
+
+NOTHING = 1e-6
+"""What a share counts in which everything is masked: its loss is 0, and the model's penalties count."""
+
+
+def keras_tree() -> Any:
+    """Return Keras's functions for nested values."""
+    import keras
+
+    return keras.tree
 
 
 def named(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -104,7 +166,16 @@ class KerasOnTorch(TorchModel):
     def __init__(self, model: Any, spec: Any, opened: Opened) -> None:
         self.compiled = compiled = Compiled(model, spec)
         parameters = {name: variable.value for name, variable in compiled.trained.items()}
-        super().__init__(model, self._loss, opened, parameters, metric_names=compiled.metric_names)
+        self._number = 0.0
+        super().__init__(
+            model,
+            self._loss,
+            opened,
+            parameters,
+            metric_names=compiled.metric_names,
+            counter=(lambda batch, loss, rows: Counted(self._number, rows)) if compiled.is_masked else None,
+            shared=True,
+        )
         self.keep_states({name: variable.value for name, variable in compiled.states.items()})
         model.train()
 
@@ -115,6 +186,8 @@ class KerasOnTorch(TorchModel):
         predicted = self.module(x, training=True)
         loss = self.module.compute_loss(x, y, predicted, *weights)
         with torch.no_grad():
+            if self.compiled.is_masked:
+                self._number = self.compiled.counted(y, predicted).item() or NOTHING
             return loss, self.compiled.measured(predicted, x, y, *weights)
 
     def evaluated(self, values: Sequence[Array], data: HeldOut) -> dict[str, float]:
@@ -175,7 +248,9 @@ class KerasOnJax(FrameworkModel):
 
         states = [array for _, array in self.states]
         values, batch = list(map(to_jax, self._values)), rebuild(batch, list(map(to_jax, leaves_of(batch))))
-        (loss, (predicted, changed)), found = self._step(values, states, *batch)
+        (loss, (predicted, changed, number)), found = self._step(values, states, *batch)
+        if self.compiled.is_masked:
+            weight = self.count(float(number) or NOTHING, weight)
         for number in range(len(gradients) - 1, -1, -1):
             copy_from_jax(gradients[number], found[number], weight)
             ready(number)
@@ -196,7 +271,8 @@ class KerasOnJax(FrameworkModel):
             training=True,
             optimizer_variables=model.optimizer.variables,
         )
-        return loss, (predicted, states)
+        number = self.compiled.counted(y, predicted) if self.compiled.is_masked else 0.0
+        return loss, (predicted, states, number)
 
     def evaluated(self, values: Sequence[Array], data: HeldOut) -> dict[str, float]:
         """Return loss and metrics of validation data."""
