@@ -61,7 +61,7 @@ class Estimator:
     - ``config``: a :class:`RunConfig`
     - ``params``: anything; ``model_fn`` and ``input_fn`` get it
     - ``warm_start_from``: a checkpoint, or a folder of them, whose values are the initial ones; not the step,
-      nor what optimizers keep
+      nor what optimizers keep. Variables that it lacks begin as ever, and are printed
 
     Batch sizes are global: under a synchronous strategy each replica gets its share of a batch, and N
     replicas make the steps of one device. Runs on the workers, or in any process. Raises InvalidArgumentError
@@ -132,8 +132,10 @@ class Estimator:
         - ``saving_listeners``: CheckpointSaverListeners, which act around each checkpoint
 
         All workers of a run call it. The chief writes checkpoints (at step 0, at ``config``'s interval, at
-        the end) and summaries. Raises InvalidArgumentError for other arguments and for a model function that
-        does not fit, NanLossError for a loss of NaN, StorageError if the last checkpoint cannot be written.
+        the end) and summaries; a checkpoint that cannot be written is printed, and training continues. Raises
+        InvalidArgumentError for other arguments and for a model function that does not fit, NotFoundError for
+        a variable that the newest checkpoint lacks, NanLossError for a loss of NaN, StorageError or
+        ResourceExhaustedError if the last checkpoint cannot be written.
         """
         if steps is not None and max_steps is not None:
             raise InvalidArgumentError("Estimator.train: give steps or max_steps, not both")
@@ -141,15 +143,15 @@ class Estimator:
         check_steps("Estimator.train", "max_steps", max_steps)
         strategy = self.config.train_distribute or current().strategy
         found, begun = self._beginning(strategy)
-        restored = found[1] if found is not None else self._warm()
+        restored = found or self._warm()
         if max_steps is not None and begun >= max_steps:
             print(f"training has reached step {begun} of {max_steps} already: nothing to do")
             return self
         last = begun + steps if steps is not None else max_steps
         dataset = self._dataset(input_fn, ModeKeys.TRAIN)
         training = Training(
-            self.config, strategy, self._function(strategy), restored, self.model_dir, hooks or (),
-            saving_listeners or (),
+            self.config, strategy, self._function(strategy), restored, found is None, self.model_dir,
+            hooks or (), saving_listeners or (),
         )  # fmt: skip
         training.run(dataset, last)
         if not training.begun:
@@ -348,13 +350,13 @@ class Estimator:
     def _values(self, trained: Trained) -> dict[str, Array]:
         return {"global_step": np.array(trained.step, np.int64), **trained.values}
 
-    def _warm(self) -> Trained | None:
-        """Return the values to begin with, as at step 0."""
+    def _warm(self) -> tuple[str, Trained] | None:
+        """Return the checkpoint with the values to begin with, as at step 0."""
         if self._warm_start is None:
             return None
         newest = load_newest(self._warm_start) if os.path.isdir(self._warm_start) else None
-        found = newest[1] if newest is not None else load(self._warm_start)
-        return Trained(0, found.values)
+        path, found = newest or (self._warm_start, load(self._warm_start))
+        return path, Trained(0, found.values)
 
     def _function(self, strategy: Strategy) -> TrainingFunction:
         """Return this Estimator's training step in a strategy's graph, with its variables there."""

@@ -117,7 +117,7 @@ class TrainingFunction:
     """
 
     def __init__(self, model: ModelFunction, store: VariableStore, global_step: Variable) -> None:
-        self._model, self.store, self.global_step = model, store, global_step
+        self.model, self.store, self.global_step = model, store, global_step
         self._optimizers: list[Any] = []
         self._steps: dict[tuple[str, ...], Callable[..., Any]] = {}
         self.first: Recording | None = None
@@ -139,18 +139,18 @@ class TrainingFunction:
             rules = tracing()
             assert rules is not None
             rules.share, rules.optimizers = share, self._optimizers
-            found = record(self._model, self.store, features, labels, ModeKeys.TRAIN)
+            found = record(self.model, self.store, features, labels, ModeKeys.TRAIN)
             if self.first is None:
                 self.first = found
             if not any(one.counter is self.global_step for one in rules.trace.applied):
                 raise InvalidArgumentError(
-                    f"{self._model.name}: train_op counts no step; give minimize the global step: "
+                    f"{self.model.name}: train_op counts no step; give minimize the global step: "
                     "optimizer.minimize(loss, global_step=nb.train.get_or_create_global_step())"
                 )
             missing = [name for name in names if name not in found.tensors]
             if missing:
                 raise InvalidArgumentError(
-                    f"{self._model.name} has no tensor {missing[0]!r}; {choices(missing[0], found.tensors)}"
+                    f"{self.model.name} has no tensor {missing[0]!r}; {choices(missing[0], found.tensors)}"
                 )
             return {"loss": found.spec.loss, **{name: found.tensors[name] for name in names}}
 
@@ -280,10 +280,7 @@ class Forward:
                 named["global_step"] = variable
         for name, variable in named.items():
             if name not in self._given:
-                raise NotFoundError(
-                    f"{self._model.name} has a variable {name!r}, which {self._where} lacks: it was made by "
-                    "another model_fn, or with other params"
-                )
+                raise NotFoundError(lacks(self._model, name, self._where))
             value = self._given[name]
             if value.shape != variable.shape:
                 raise InvalidArgumentError(
@@ -293,6 +290,14 @@ class Forward:
                 np.copyto(self._values[variable], value)
             else:
                 self._values[variable] = np.array(value, variable.dtype)
+
+
+def lacks(model: ModelFunction, variable: str, where: str) -> str:
+    """Return why a checkpoint does not fit a model function: it has no value for a variable."""
+    return (
+        f"{model.name} has a variable {variable!r}, which {where} lacks: it was made by another model_fn, "
+        "or with other params"
+    )
 
 
 def _as_array(value: Any) -> Any:

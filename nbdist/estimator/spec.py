@@ -96,7 +96,7 @@ class RunConfig:
     """How an Estimator trains, evaluates and saves.
 
     - ``model_dir``: its folder of checkpoints and summaries, or an fsspec URL; None for the Estimator's own
-    - ``tf_random_seed``: the seed of initial values, a whole number
+    - ``tf_random_seed``: the seed of initial values and of dropout, a whole number
     - ``save_summary_steps``: steps between two summaries, from 1; None for none
     - ``save_checkpoints_steps``, ``save_checkpoints_secs``: steps or seconds between two checkpoints, above
       0; at most one is given. By default 600 s

@@ -2,7 +2,7 @@
 
     restore ─► batches ─► strategy.run(step) ─► hooks ─► checkpoint, summaries ─► the final checkpoint
 
-All replicas run it. The chief writes; a hook of any replica ends the training of all.
+All replicas run it. The chief writes; a hook of any replica ends the training of all that wait for it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.data.arguments import members
-from nbdist.errors import InvalidArgumentError, NbdistError, StorageError
+from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, StorageError
 from nbdist.estimator.checkpoints import ModelCheckpoints, Trained
-from nbdist.estimator.model_function import TrainingFunction
+from nbdist.estimator.model_function import TrainingFunction, lacks
 from nbdist.estimator.spec import RunConfig
 from nbdist.graph.backend import Array, to_host
 from nbdist.graph.sparse import dense
@@ -44,6 +44,7 @@ from nbdist.train.monitored.hooks import (
 from nbdist.train.strategy import Strategy
 
 SAVE_SECONDS = 600.0
+MOST_NAMED = 5
 ASYNCHRONOUS = "asynchronous"
 """The family of strategies whose replicas train independently, on parameter servers."""
 
@@ -54,7 +55,8 @@ class Training:
     - ``config``: of the Estimator
     - ``strategy``: whose replicas train
     - ``function``: the training step in the strategy's graph
-    - ``restored``: where the training begins; None for initial values
+    - ``restored``: path and content of the checkpoint where the training begins; None for initial values
+    - ``warm``: whether only variables that the checkpoint has begin with its values
     - ``model_dir``: the folder of checkpoints and summaries
     - ``hooks``: SessionRunHooks of all replicas
     - ``listeners``: CheckpointSaverListeners of the chief
@@ -65,7 +67,8 @@ class Training:
         config: RunConfig,
         strategy: Strategy,
         function: TrainingFunction,
-        restored: Trained | None,
+        restored: tuple[str, Trained] | None,
+        warm: bool,
         model_dir: str,
         hooks: Sequence[SessionRunHook],
         listeners: Sequence[CheckpointSaverListener],
@@ -98,7 +101,9 @@ class Training:
         self._variables.takes_over, self._variables.joined_at = strategy.family == ASYNCHRONOUS, None
         self.begun = False
         """Whether there was a batch, or the others have ended the training before it."""
-        self._begin_from(restored)
+        self._begin_from(None if restored is None else restored[1])
+        self._restored = None if restored is None else (restored[0], frozenset(restored[1].values))
+        self._warm = warm
         self._session = TrainingSession(self)
         self._last: Trained | None = None
         self._coordinator = Coordinator()
@@ -126,14 +131,15 @@ class Training:
                     if not begun:
                         self._begin(share, features, labels)
                         begun = True
+                        if self._coordinator.should_stop():
+                            break
                     passed += 1
                     if passed <= (variables.joined_at or 0):
                         continue
-                    if self._coordinator.should_stop():
-                        variables.stop_requested = True  # all replicas agree on it before the next batch
-                        continue
                     self._step(share, features, labels)
                     if last_step is not None and self.global_step >= last_step:
+                        break
+                    if self._ends():
                         break
                 self._strategy.finish()
                 self._end(begun)
@@ -149,6 +155,14 @@ class Training:
             raise
         finally:
             variables.at_finish = None
+
+    def _ends(self) -> bool:
+        """Return whether a hook ends the training after this step: of any replica that waits for this one."""
+        stop, local = self._coordinator.should_stop(), self._variables.local
+        joint = local.has_group or any(group.joint for group in self._variables.groups if group.replicas)
+        if joint and self._strategy.num_replicas_in_sync > len(local.all):
+            stop = bool(local.all_reduce([np.array(stop, np.int64)] * len(local.all), "sum"))
+        return stop
 
     def _keep_last(self) -> None:
         """Keep what the optimizers have at the end, which the last checkpoint needs."""
@@ -246,6 +260,7 @@ class Training:
         if variables.context.loop.joined or variables.joined_at is not None:
             # The others' step, and not that of the checkpoint.
             self._begun_at, self._steps_before = int(variables.host_value(self._global_step)), variables.steps
+        self._check_restored()
         recording = self._function.first
         assert recording is not None
         self._hooks += recording.spec.training_hooks
@@ -260,6 +275,22 @@ class Training:
         for one in (self._checkpoints, self._summaries):
             if one is not None:
                 one.begin()
+
+    def _check_restored(self) -> None:
+        """Raise NotFoundError for a variable that the checkpoint lacks; of a warm start print which."""
+        if self._restored is None:
+            return
+        path, known = self._restored
+        missing = [name for name in self._store.all() if name not in known]
+        if missing and not (self._warm and len(missing) < len(self._store.all())):
+            raise NotFoundError(
+                f"{lacks(self._function.model, missing[0], path)}; to train anew, choose another model_dir"
+                if not self._warm
+                else f"warm_start_from: {path} has no variable of {self._function.model.name}, which has "
+                f"{', '.join(missing[:MOST_NAMED])}"
+            )
+        if missing and self._is_chief:
+            print(f"{path} has no {', '.join(missing)}: they begin with their initial values")
 
     def _step(self, share: Any, features: Any, labels: Any) -> Array:
         recording = self._function.first
@@ -396,6 +427,8 @@ class _Checkpoints:
         self._files = ModelCheckpoints(
             training._model_dir, config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours
         )
+        self._error: NbdistError | None = None
+        """Why the last checkpoint was not written."""
 
     def begin(self) -> None:
         for listener in self._listeners:
@@ -414,12 +447,27 @@ class _Checkpoints:
         return self._save(step)
 
     def end(self, step: int) -> None:
-        if self._files.saved_step != step:
+        self._finish()
+        if self._files.saved_step != step or self._error is not None:
             self._save(step, self._training.final())
+            self._finish()
         session: Any = self._training._session
         for listener in self._listeners:
             listener.end(session, step)
+        if self._error is not None:
+            raise self._error
         self._files.close()
+
+    def _finish(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        try:
+            self._files.wait()
+        except NbdistError as error:
+            self._report(error)
+
+    def _report(self, error: NbdistError) -> None:
+        self._error = error
+        print(f"no checkpoint was written, training continues: {error}")
 
     def abort(self) -> None:
         """Wait for the checkpoint that is being written: the next training begins at it."""
@@ -429,12 +477,18 @@ class _Checkpoints:
             print(f"the last checkpoint is not complete: {error}")
 
     def _save(self, step: int, trained: Trained | None = None) -> bool:
+        self._finish()
+        self._error = None
         session: Any = self._training._session
         for listener in self._listeners:
             listener.before_save(session, step)
-        self._files.save(trained or self._training.trained())
-        if self._listeners:
-            self._files.wait()
+        try:
+            self._files.save(trained or self._training.trained())
+            if self._listeners:
+                self._files.wait()
+        except NbdistError as error:
+            self._report(error)
+            return False
         stops = [bool(listener.after_save(session, step)) for listener in self._listeners]
         return any(stops)
 

@@ -138,6 +138,7 @@ class VariableStore:
         self._used: set[str] = set()
         self._layers: dict[str, int] = {}
         self._models: set[int] = set()
+        self._seeds = 0
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -145,6 +146,7 @@ class VariableStore:
         graph = default_graph()
         outer, graph.store = graph.store, self
         self._scope, self._used, self._layers, self._models = graph.scope.name, set(), {}, set()
+        self._seeds = 0
         try:
             yield
         finally:
@@ -189,6 +191,11 @@ class VariableStore:
         first = id(model) not in self._models
         self._models.add(id(model))
         return first
+
+    def model_seed(self, seed: int) -> int:
+        """Return what the next model draws from, given the graph's seed: the same in each recording."""
+        self._seeds += 1
+        return _seed(seed, f"model {self._seeds}")
 
     def parts(self, key: str) -> dict[str, Variable]:
         """Return a variable as the parts that have values, by name: itself, or its shards."""

@@ -156,8 +156,16 @@ def predict(model: Model, x: Any, training: bool) -> Any:
 
 def seed_of(wanted: int | None) -> int:
     """Return the seed of a training: the model's, the run's, or a random one."""
-    seed = wanted if wanted is not None else current().seed
+    seed = given_seed(wanted)
     return int(np.random.default_rng(seed).integers(1 << 62)) if seed is None else int(seed)
+
+
+def given_seed(wanted: int | None) -> int | None:
+    """Return a model's own seed, or that of the model function that makes it, or the run's if it has one."""
+    if wanted is not None:
+        return wanted
+    graph = default_graph()
+    return current().seed if graph.store is None else graph.store.model_seed(graph.seed)
 
 
 @contextlib.contextmanager

@@ -98,9 +98,8 @@ class Model:
 
     def build(self, input_shape: Sequence[int]) -> Model:
         """Make the weights for examples of ``input_shape`` (without the batch axis); returns the model."""
-        seed = self.seed if self.seed is not None else current().seed
         self._require_room(input_shape)
-        network = self.network_for(input_shape, np.random.default_rng(seed))
+        network = self.network_for(input_shape, np.random.default_rng(calling.given_seed(self.seed)))
         self.take(network, network.drawn)
         return self
 

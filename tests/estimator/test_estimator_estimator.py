@@ -11,7 +11,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiers import matrix
 
 import nbdist as nb
-from nbdist.errors import InvalidArgumentError, NanLossError, NotFoundError, StorageError
+from nbdist.checkpoint.folder import LocalFolder
+from nbdist.errors import (
+    InvalidArgumentError,
+    NanLossError,
+    NotFoundError,
+    ResourceExhaustedError,
+    StorageError,
+)
 from nbdist.estimator import Estimator, EstimatorSpec, RunConfig
 
 RNG = np.random.default_rng(0)
@@ -145,6 +152,50 @@ def test_hooks_fetch_and_stop(tmp_path: Path) -> None:
     assert [path.rsplit("-")[-1] for path in state.all_model_checkpoint_paths] == ["0", "2", "4"]
 
 
+class Requests(nb.train.SessionRunHook):
+    """Asks for the end after a number of steps."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            run_context.request_stop()
+
+
+class Ends(nb.train.CheckpointSaverListener):
+    def after_save(self, session: Any, global_step_value: int) -> bool:
+        return global_step_value == 3
+
+
+@pytest.mark.parametrize("strategy", [None, nb.distribute.MirroredStrategy])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        lambda: {"hooks": [nb.train.StopAtStepHook(last_step=3)]},
+        lambda: {"hooks": [Requests(after=3)]},
+        lambda: {"saving_listeners": [Ends()]},
+    ],
+    ids=["stop_at_step", "request", "listener"],
+)
+def test_a_hook_ends_a_training_on_endless_data(tmp_path: Path, strategy: Any, ends: Any) -> None:
+    taken = 0
+
+    def rows() -> Any:
+        nonlocal taken
+        while True:
+            taken += 1
+            assert taken < 10
+            yield {"x": X[:20]}, Y[:20]
+
+    replicas = None if strategy is None else strategy(["CPU:0"] * 2)
+    estimator = made(tmp_path, train_distribute=replicas, save_checkpoints_steps=1)
+    estimator.train(lambda: nb.data.Dataset.from_generator(rows), **ends())
+    assert estimator.get_variable_value("global_step") == 3
+    assert taken <= 5  # some are made ahead
+
+
 def test_models_made_in_the_function(tmp_path: Path) -> None:
     def with_layers(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         layers = nb.nn
@@ -196,6 +247,28 @@ def test_summaries_that_are_not_written_cost_no_checkpoint(
     assert made(tmp_path).latest_checkpoint() == str(tmp_path / "model.ckpt-2")
 
 
+def test_a_checkpoint_that_is_not_written_ends_no_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, failing = LocalFolder.replace, {"model.ckpt-2.index", "model.ckpt-4.index"}
+
+    def full(folder: LocalFolder, file: str, text: str) -> None:
+        if file in failing:
+            raise ResourceExhaustedError(f"cannot write {file}: No space left on device")
+        replace(folder, file, text)
+
+    monkeypatch.setattr(LocalFolder, "replace", full)
+    estimator = made(tmp_path, save_checkpoints_steps=2)
+    estimator.train(batches(), steps=3)
+    assert "training continues: cannot write model.ckpt-2.index" in capsys.readouterr().out
+    assert estimator.latest_checkpoint() == str(tmp_path / "model.ckpt-3")
+    with pytest.raises(ResourceExhaustedError, match=r"model\.ckpt-4\.index"):  # the last one
+        estimator.train(batches(), steps=1)
+    assert estimator.latest_checkpoint() == str(tmp_path / "model.ckpt-3")
+    failing.clear()
+    assert estimator.train(batches(), steps=1).get_variable_value("global_step") == 4
+
+
 def test_a_damaged_state_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path).train(batches(), max_steps=2)
     (tmp_path / "checkpoint").write_text("{")
@@ -227,6 +300,64 @@ def test_a_checkpoint_begins_another_training(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         warm.get_variable_value("hidden/w"), first.get_variable_value("hidden/w"), atol=1e-6
     )
+
+
+def renamed(name: str) -> Any:
+    """A model function whose hidden layer has another name, or one of another program."""
+
+    def function(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        with nb.name_scope(name):
+            hidden = np.tanh(features["x"] @ nb.get_variable("w", (6, 8)) + nb.get_variable("b", (8,)))
+        logits = hidden @ nb.get_variable("out", (8, 3))
+        loss = np.mean(nb.nn.functional.sparse_softmax_cross_entropy(labels, logits))
+        step = nb.train.get_or_create_global_step()
+        return EstimatorSpec(mode, loss=loss, train_op=nb.optim.SGD(0.1).minimize(loss, step))
+
+    return function
+
+
+def test_a_checkpoint_that_lacks_a_variable_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "one", function=renamed("first")).train(batches(), steps=1)
+    other = made(tmp_path / "one", function=renamed("second"))
+    with pytest.raises(
+        NotFoundError, match=r"function has a variable 'second/w', which .*model\.ckpt-1 lacks"
+    ):
+        other.train(batches(), steps=1)
+    with pytest.raises(NotFoundError, match="'second/w'"):
+        other.evaluate(batches())
+    assert other.get_variable_value("global_step") == 1
+    warm = Estimator(renamed("second"), tmp_path / "warm", quiet(), warm_start_from=tmp_path / "one")
+    warm.train(batches(), steps=1)
+    assert "model.ckpt-1 has no second/w, second/b: they begin" in capsys.readouterr().out
+    with nb.Graph().as_default():
+        alone = nb.Variable(np.zeros(2), name="alone")
+        with nb.Session() as session:
+            session.run(alone.initializer)
+            path = nb.train.Saver().save(session, tmp_path / "foreign" / "model.ckpt")
+    with pytest.raises(NotFoundError, match="choose another model_dir"):
+        made(tmp_path / "foreign", function=renamed("first")).train(batches())
+    with pytest.raises(NotFoundError, match="warm_start_from"):
+        Estimator(renamed("first"), tmp_path / "new", quiet(), warm_start_from=path).train(batches())
+
+
+def test_the_seed_decides_what_layers_begin_with(tmp_path: Path) -> None:
+    def function(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        towers = [nb.nn.Sequential([nb.nn.Dense(3), nb.nn.Dropout(0.5)]) for _ in range(2)]
+        logits = sum(tower(features["x"], training=True) for tower in towers)
+        loss = np.mean(nb.nn.functional.sparse_softmax_cross_entropy(labels, logits))
+        step = nb.train.get_or_create_global_step()
+        return EstimatorSpec(mode, loss=loss, train_op=nb.optim.SGD(0.1).minimize(loss, step))
+
+    found = [
+        weights(made(tmp_path / name, function=function, tf_random_seed=seed).train(batches(), steps=3))
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    one, same, other = (each["dense/kernel"] for each in found)
+    np.testing.assert_array_equal(one, same)
+    assert not np.allclose(one, other)
+    assert not np.allclose(one, found[0]["dense_1/kernel"])  # of one seed, each model has its own values
 
 
 def broken(**changes: Any) -> Any:

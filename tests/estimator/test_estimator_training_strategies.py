@@ -175,6 +175,31 @@ def test_a_process_that_replaces_another_ends_at_the_same_step(cluster: Cluster,
     assert nb.train.load_variable(nb.train.latest_checkpoint(tmp_path), "global_step") == 400
 
 
+STOPS = """
+class Ends(nb.train.CheckpointSaverListener):
+    def after_save(self, session, step):
+        return step == 3
+
+def model_fn(features, labels, mode):
+    loss = ((features @ nb.get_variable("w", (1, 1)) - labels) ** 2).mean()
+    train_op = nb.optim.SGD(0.01).minimize(loss, global_step=nb.train.get_or_create_global_step())
+    return nb.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+config = nb.estimator.RunConfig(save_checkpoints_steps=1, log_step_count_steps=None)
+ones = nb.data.Dataset.from_arrays([[1.0], [1.0]], [[1.0], [1.0]]).batch(2).repeat()
+nb.estimator.Estimator(model_fn, folder, config).train(lambda: ones, saving_listeners=[Ends()])
+"""
+
+
+@pytest.mark.engines
+def test_a_listener_of_the_chief_ends_the_training_of_all(cluster: Cluster, tmp_path: Path) -> None:
+    run = start_run(
+        STOPS, Options(strategy="multi_worker"), cluster=cluster, names={"folder": str(tmp_path)}
+    ).wait()
+    assert run.status == "finished", run.error
+    assert nb.train.load_variable(nb.train.latest_checkpoint(tmp_path), "global_step") == 3
+
+
 ON_SERVERS = """
 import os, pathlib, signal, threading
 import numpy as np

@@ -504,8 +504,11 @@ class TestCheckpoints:
             result(writing)
 
         class Loses(train.SessionRunHook):
+            runs = 0
+
             def before_run(self, run_context: Any) -> None:
-                if made == 3 and not lost.is_set():
+                self.runs += 1
+                if self.runs == 4:
                     lost.set()
                     raise AbortedError("once")
 
@@ -513,9 +516,9 @@ class TestCheckpoints:
         monkeypatch.setattr(_Writing, "result", wait)
         _, op = counting
         saves = train.CheckpointSaverHook(tmp_path, save_steps=1, saver=train.Saver())  # not the scaffold's
-        creator, made = train.ChiefSessionCreator(checkpoint_dir=tmp_path), 0
+        creator = train.ChiefSessionCreator(checkpoint_dir=tmp_path)
         with train.MonitoredSession(creator, [saves, Loses()]) as session:
-            for made in range(4):  # noqa: B007 (the hook reads it)
+            for _ in range(4):
                 session.run(op)
             assert session.recoveries == 1
         assert load_variable(tmp_path, "w") == 4.0
