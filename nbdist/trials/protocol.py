@@ -11,6 +11,7 @@ from nbdist.distribute.registry import STRATEGIES, default_strategy, training_sp
 from nbdist.distribute.spec import TrainingSpec
 from nbdist.run.delivery import Given, Pushed
 from nbdist.run.task.body import RunSpec
+from nbdist.sweep.parameters import plain
 
 STATE = "state.safetensors"
 """The file in a trial's folder from which its training can be continued."""
@@ -54,9 +55,15 @@ class TrialSpec:
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> TrialSpec:
-        """Return what `to_meta` made."""
-        names = cls.__dataclass_fields__
-        return cls(**{**{name: meta[name] for name in names}, "ranks": tuple(meta["ranks"])})
+        """Return what `to_meta` made, also after it has travelled, which makes lists of tuples.
+
+        >>> meta = {**TrialSpec(0, 1, (0,), {}, 7).to_meta(), "parameters": {"sizes": [32, 16]}}
+        >>> TrialSpec.from_meta(meta).parameters
+        {'sizes': (32, 16)}
+        """
+        given = {name: meta[name] for name in cls.__dataclass_fields__}
+        parameters = {name: plain(value) for name, value in meta["parameters"].items()}
+        return cls(**{**given, "ranks": tuple(meta["ranks"]), "parameters": parameters})
 
 
 def run_name(sweep: str, number: int, attempt: int) -> str:

@@ -18,15 +18,17 @@ registered last is obeyed, and a repeated message has no further effect.
 from __future__ import annotations
 
 import linecache
+import os
 import queue
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -255,7 +257,7 @@ def open_trial_server() -> None:
 
 # The worker loop: the engine's main thread runs one trial after another, until the driver sends no more.
 
-Body = str | Callable[..., Any]
+Body: TypeAlias = str | Callable[..., Any]
 
 
 def serve(spec: SweepSpec, body: Body, token: str) -> None:
@@ -291,7 +293,8 @@ def run_trial(
         live.context.on_error = partial(end_without_gpu, task.name)
         seed_generators(trial.seed)
         collect = lambda spec, found: {"metrics": metrics_of(found, sweep.metric)}
-        outcome = perform(spec, body, task, here, live, body_environment(live, here, spec), collect)
+        with surroundings_restored(), defaults_restored(body):
+            outcome = perform(spec, body, task, here, live, body_environment(live, here, spec), collect)
     except Exception as error:  # a full disk, say: this trial cannot be run here
         return {"state": "failed", "values": {}, "error": plain(f"{type(error).__name__}: {error}")}
     finally:
@@ -299,6 +302,47 @@ def run_trial(
         if len(trial.ranks) > 1:
             task.server.post(lambda: here.groups.drop_run(spec.run))
     return ending(outcome)
+
+
+@contextmanager
+def surroundings_restored() -> Iterator[None]:
+    """Give the next trial the folder and environment of this one, and close its figures, after a ``with``."""
+    folder, environment, figures = os.getcwd(), dict(os.environ), open_figures()
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the folder is deleted
+            os.chdir(folder)
+        if os.environ != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+        for number in open_figures() - figures:
+            sys.modules["matplotlib.pyplot"].close(number)
+
+
+def open_figures() -> set[int]:
+    """Return the numbers of pyplot's figures; it is not imported for that."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    return set() if pyplot is None else set(pyplot.get_fignums())
+
+
+@contextmanager
+def defaults_restored(body: Body) -> Iterator[None]:
+    """Give the next trial the lists, dicts and sets that are default values of a function as they are now."""
+    where = [
+        values
+        for values in (getattr(body, "__defaults__", None), getattr(body, "__kwdefaults__", None))
+        if values
+    ]
+    found = [one for each in where for one in (each.values() if isinstance(each, dict) else each)]
+    mutable = [one for one in found if type(one) in (list, dict, set)]
+    kept = [type(one)(one) for one in mutable]
+    try:
+        yield
+    finally:
+        for one, before in zip(mutable, kept, strict=True):
+            one.clear()
+            getattr(one, "extend" if isinstance(one, list) else "update")(before)
 
 
 def ending(outcome: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,36 @@ print(drawn)
 
 def drawn(sweep: Sweep, number: int) -> list[Any]:
     return [sweep.output(number).strip().splitlines()[-1], losses(sweep, number)]
+
+
+def leaving(number: int, seen: list[int] = [], *, more: dict[str, int] = {}) -> Any:  # noqa: B006
+    import os
+
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend("agg")  # no cell shows and closes its figures
+    found = [os.getcwd(), os.environ.get("NBDIST_TRIAL"), os.environ["HOME"], plt.get_fignums(), seen, more]
+    print(found)
+    os.makedirs(f"left-{number}", exist_ok=True)
+    os.chdir(f"left-{number}")
+    os.environ["NBDIST_TRIAL"] = str(number)
+    del os.environ["HOME"]
+    plt.figure()
+    seen.append(number)
+    more["number"] = number
+    return 1.0
+
+
+leaving.__module__ = "__main__"
+
+
+def test_what_a_trial_changes_around_it_does_not_last(begin: Begin, cluster: Cluster, tmp_path: Path) -> None:
+    start_run(f"import os; os.chdir({str(tmp_path)!r})", Options(on="worker:0"), cluster=cluster).wait()
+    sweep = finished(begin(leaving, "number=[1, 2, 3]", on="worker:0", cluster=cluster))
+    assert states(sweep) == ["finished"] * 3, sweep.trial(0).error
+    assert {sweep.output(number) for number in range(3)} == {
+        f"{[str(tmp_path), None, os.environ['HOME'], [], [], {}]}\n"
+    }
 
 
 def test_random_numbers_of_a_trial_follow_its_seed(begin: Begin, cluster: Cluster) -> None:
@@ -287,13 +318,14 @@ def test_parameters_of_all_kinds(begin: Begin, cluster: Cluster) -> None:
 
     body = """
 accuracy = 1.0
-print(repr((opt, drop, flag, size, name, globals().get("momentum"))))
+print(repr((opt, drop, flag, size, name, sizes, globals().get("momentum"))))
 """
     space = {
         "opt": ["sgd", None],
         "drop": [0.5],
         "flag": [True, False],
         "size": 3,
+        "sizes": [(32, 16)],
         "name": "with 'quotes' and\nlines",
         "momentum": when([0.9], opt="sgd"),
     }
@@ -302,7 +334,9 @@ print(repr((opt, drop, flag, size, name, globals().get("momentum"))))
     assert states(sweep) == ["finished"] * 4
     for trial in sweep.trials:
         given = trial.parameters
-        expected = tuple(given.get(name) for name in ("opt", "drop", "flag", "size", "name", "momentum"))
+        expected = tuple(
+            given.get(name) for name in ("opt", "drop", "flag", "size", "name", "sizes", "momentum")
+        )
         assert sweep.output(trial.number).strip() == repr(expected)
         assert ("momentum" in given) == (given["opt"] == "sgd")
 
