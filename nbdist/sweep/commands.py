@@ -273,7 +273,7 @@ def clone(ledger: Ledger, number: int, changes: Mapping[str, object], now: float
     """
     _check_not_closed(ledger)
     parent = trial_of(ledger, number)
-    parameters = cloned_parameters(ledger.space, parent.parameters, changes)
+    parameters = cloned_parameters(ledger.space, parent.given, changes)
     new = ledger.next_number
     return [Cloned(now, new, parameters, trial_seed(ledger.created.seed, new), number)]
 
@@ -360,7 +360,7 @@ def edit(
 def outside_of(ledger: Ledger, space: Space) -> list[Trial]:
     """Return the waiting and running trials that a space does not contain: those that an edit affects."""
     trials = [ledger.trials[number] for number in (*ledger.running, *ledger.waiting)]
-    return [trial for trial in trials if not space.contains(trial.parameters)]
+    return [trial for trial in trials if not space.contains(trial.drawn)]
 
 
 def close(ledger: Ledger, now: float, reason: str = "stopped") -> list[Event]:

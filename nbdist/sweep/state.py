@@ -218,7 +218,7 @@ class Ledger:
     def _promotion_failed(self, trial: Trial, before: Result, event: Ended) -> None:
         """Restore the result of a finished trial after its promotion failed or was stopped."""
         self._move(trial, "finished")
-        trial.value, trial.values, trial.step, trial.ended_at = before
+        trial.value, trial.values, trial.step, trial.ended_at, trial.parameters = before
         why = f" ({cause(event.error)})" if event.error else ""
         trial.error = f"its promotion {PROMOTION_ENDS[event.state]}{why}: its result is that from before"
         if event.error:
@@ -246,7 +246,8 @@ class Ledger:
         if trial is None or not trial.over:
             return False
         if trial.state == "finished":
-            trial.before = Result(trial.value, trial.values, trial.step, trial.ended_at)
+            trial.before = Result(trial.value, trial.values, trial.step, trial.ended_at, trial.parameters)
+        trial.parameters = {**trial.parameters, **event.changes}
         trial.promotion, trial.lost, trial.avoid, trial.error = event, 0, (), ""
         self._move(trial, "waiting")
         return True
@@ -341,28 +342,30 @@ class Result(NamedTuple):
     values: dict[str, float]
     step: int | None
     ended_at: float | None
+    parameters: Parameters
 
 
 class Trial:
     """A trial's parameters, where it stands, and how it got there; read it, do not write it.
 
-    ``attempt`` counts its starts, ``lost`` how many of them ended with their engine or driver, ``stopping``
-    is "pruned" or "stopped" if a running trial has been ordered to end as such. ``before`` is the result of a
-    promoted trial before the promotion: it is restored if the promotion fails or is stopped. Times are
-    seconds since 1970.
+    ``parameters`` are those of its latest training: what a promotion has changed is in them, the number of
+    epochs too; ``drawn`` are those that it began with. ``attempt`` counts its starts, ``lost`` how many of
+    them ended with their engine or driver, ``stopping`` is "pruned" or "stopped" if a running trial has been
+    ordered to end as such. ``before`` is the result of a promoted trial before the promotion: it is restored
+    if the promotion fails or is stopped. Times are seconds since 1970.
     """
 
     __slots__ = (
-        "asked_at", "attempt", "avoid", "before", "ended_at", "error", "lost", "number", "parameters",
-        "parent", "promotion", "ranks", "sampled", "seed", "started_at", "state", "step", "stopping", "value",
-        "values",
+        "asked_at", "attempt", "avoid", "before", "drawn", "ended_at", "error", "lost", "number",
+        "parameters", "parent", "promotion", "ranks", "sampled", "seed", "started_at", "state", "step",
+        "stopping", "value", "values",
     )  # fmt: skip
 
     def __init__(
         self, number: int, parameters: Parameters, seed: int, asked_at: float, parent: int | None = None
     ) -> None:
         self.number, self.parameters, self.seed, self.parent = number, parameters, seed, parent
-        self.asked_at = asked_at
+        self.drawn, self.asked_at = parameters, asked_at
         self.sampled = parent is None
         self.started_at: float | None = None
         self.ended_at: float | None = None
@@ -378,6 +381,29 @@ class Trial:
         self.value: float | None = None
         self.values: dict[str, float] = {}
         self.error = ""
+
+    @property
+    def given(self) -> Parameters:
+        """The parameters that its body receives: without a number of epochs that only a promotion has set."""
+        return {n: one for n, one in self.parameters.items() if n in self.drawn or n != "epochs"}
+
+    @property
+    def began_with(self) -> str:
+        """What a promotion has changed of its parameters, as it was before: ``epochs = 2``; empty if nothing.
+
+        A parameter that the promotion has added is ``not given``.
+        """
+        return ", ".join(
+            f"{name} = {self.drawn[name]!r}" if name in self.drawn else f"{name} not given"
+            for name, one in self.parameters.items()
+            if name not in self.drawn or one != self.drawn[name]
+        )
+
+    @property
+    def epochs(self) -> int | None:
+        """The number of epochs that a promotion has set, which overrides that of its body; None without."""
+        value = self.parameters.get("epochs")
+        return value if isinstance(value, int) and value != self.drawn.get("epochs") else None
 
     @property
     def over(self) -> bool:

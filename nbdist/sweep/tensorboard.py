@@ -17,7 +17,7 @@ from nbdist.errors import StorageError
 from nbdist.metrics.event_file import EventFile, event
 from nbdist.summary.hyperparameters import Experiment, HParam, SessionEnd, SessionStart
 from nbdist.summary.values import Scalar, Value
-from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, When
+from nbdist.sweep.parameters import Integer, Real, is_number, same_key
 from nbdist.sweep.state import Ledger, Trial
 
 STATUSES = {"finished": "success", "pruned": "success", "stopped": "success", "failed": "failure"}
@@ -31,7 +31,7 @@ def write_hparams(ledger: Ledger, folder: Path) -> Path:
     """
     created = ledger.created
     others = {name for trial in ledger.trials.values() for name in trial.values} - {created.metric}
-    hparams = [hparam(name, one) for name, one in ledger.space.items()]
+    hparams = [hparam(name, ledger) for name in parameter_names(ledger)]
     metrics = [created.metric, *sorted(others)]
     experiment = Experiment(hparams, metrics, began=created.time)
     write(folder, [("experiment", experiment, 0, created.time)])
@@ -41,16 +41,29 @@ def write_hparams(ledger: Ledger, folder: Path) -> Path:
     return folder
 
 
-def hparam(name: str, parameter: Parameter) -> HParam:
-    """Return a parameter's name and domain."""
-    inner = parameter.parameter if isinstance(parameter, When) else parameter
-    if isinstance(inner, Choice):
-        return HParam(name, tuple(inner.values))
-    if isinstance(inner, Fixed):
-        return HParam(name, (inner.value,))
-    if isinstance(inner, (Real, Integer)):
-        return HParam(name, (inner.low, inner.high), interval=True)
-    return HParam(name)
+def hparam(name: str, ledger: Ledger) -> HParam:
+    """Return a parameter's domain: all that it was in the sweep, edits, clones and promotions included.
+
+    TensorBoard does not show a trial outside of it.
+    """
+    kinds = [space[name].kind for space in ledger.spaces if name in space]
+    values = [one.parameters[name] for one in ledger.trials.values() if name in one.parameters]
+    ranges = [kind for kind in kinds if isinstance(kind, (Real, Integer))]
+    ends = [value for value in values if is_number(value)]
+    if ranges and len(ranges) == len(kinds) and len(ends) == len(values):
+        lows, highs = [one.low for one in ranges], [one.high for one in ranges]
+        return HParam(name, (min(lows + ends), max(highs + ends)), interval=True)
+    if ranges:
+        return HParam(name)
+    listed = [value for kind in kinds for value in kind.grid()] + values
+    return HParam(name, tuple({same_key(value): value for value in listed}.values()))
+
+
+def parameter_names(ledger: Ledger) -> list[str]:
+    """Return the names of all parameters that trials had, or may have, those of the present space first."""
+    trials = (name for one in ledger.trials.values() for name in one.parameters)
+    spaces = (name for space in reversed(ledger.spaces) for name in space)
+    return list(dict.fromkeys([*spaces, *trials]))
 
 
 def session(ledger: Ledger, trial: Trial) -> Iterator[tuple[str, Value, int, float]]:
@@ -64,9 +77,10 @@ def session(ledger: Ledger, trial: Trial) -> Iterator[tuple[str, Value, int, flo
             yield metric, Scalar(value), step, began
     ended = trial.ended_at or began
     finals = {**trial.values, **({} if trial.value is None else {metric: trial.value})}
-    reported = curve is not None and bool(curve.steps) and curve.steps[-1] >= last
+    last = max(last, curve.steps[-1]) if curve is not None and curve.steps else last
+    reported = curve is not None and curve.values[-1:] == [trial.value]
     for name, value in finals.items():
-        if name != metric or not reported:
+        if name != metric or not reported:  # TensorBoard shows the last value of a tag
             yield name, Scalar(value), last, ended
     if trial.over:
         yield "end", SessionEnd(STATUSES.get(trial.state, "running"), ended), last, ended

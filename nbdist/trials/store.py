@@ -65,17 +65,10 @@ class Record:
     def trial_spec(self, started: Started) -> TrialSpec:
         """Return the description of a starting trial that its engines receive."""
         trial = self.ledger.trials[started.number]
-        resume, epochs = "", None
-        given = dict(trial.parameters)
-        if trial.promotion is not None:
-            changes = dict(trial.promotion.changes)
-            if isinstance(more := changes.get("epochs"), int):
-                epochs = more  # it wins over what the body says, also one that knows no such name
-                if "epochs" not in given:
-                    del changes["epochs"]
-            given |= changes
-            resume = trial.promotion.checkpoint
-        return TrialSpec(trial.number, started.attempt, started.ranks, given, trial.seed, resume, epochs)
+        resume = trial.promotion.checkpoint if trial.promotion is not None else ""
+        return TrialSpec(
+            trial.number, started.attempt, started.ranks, trial.given, trial.seed, resume, trial.epochs
+        )
 
     def checkpoint(self, number: int) -> Path:
         """Return the file from which a trial can be continued; it may not be there."""

@@ -161,7 +161,8 @@ class Sweep:
         """Run a trial once more as a run of its own, with its parameters and seed; returns the finished run.
 
         ``number`` is the trial's; None is the best one. On the same kind of device its losses are the
-        trial's. The sweep does not change. Raises FailedPreconditionError if too few engines are free (pause
+        trial's; of a promoted trial if the promotion has changed nothing but the number of epochs. The sweep
+        does not change. Raises FailedPreconditionError if too few engines are free (pause
         the sweep, or wait for its end), NotFoundError for an unknown trial.
         """
         if self.rerun_by is None:
@@ -284,11 +285,14 @@ class Sweep:
     def as_code(self, number: int | None = None) -> str:
         """Return a cell's text with the parameters of trial ``number`` (None: the best).
 
-        ``"# trial 7 of 261120-090000-digits: val_accuracy 0.9531\\nlr = 0.01\\nhidden = 64\\n"``
+        ``"# trial 7 of 261120-090000-digits: val_accuracy 0.9531\\nlr = 0.01\\nhidden = 64\\n"``; a comment
+        lists the parameters that a promotion has changed, as they were before.
         """
         trial = self._chosen(number)
         value = "" if trial.value is None else f": {self.metric} {trial.value:.6g}"
         lines = [f"# trial {trial.number} of {self.id}{value}"]
+        if began := trial.began_with:
+            lines.append(f"# it was promoted; before, {began}")
         return "\n".join([*lines, *(f"{name} = {one!r}" for name, one in trial.parameters.items())]) + "\n"
 
     def _chosen(self, number: int | None) -> Trial:
@@ -338,8 +342,8 @@ class Sweep:
             if isinstance(event, SpaceEdited):
                 check_edit(self._body, self.ledger.space, event.space)
             elif isinstance(event, Promoted):
-                parameters = [*self.ledger.trials[event.number].parameters, "epochs"]
-                check_changes(self._body, parameters, event.changes)
+                known = [*self.ledger.trials[event.number].given, "epochs"]
+                check_changes(self._body, known, event.changes)
 
     def pause(self) -> None:
         """Start no more trials; when the running ones have ended, other cells can use the cluster."""

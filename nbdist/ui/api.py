@@ -503,16 +503,23 @@ def rerun(sweep: Sweep, trial: Trial) -> Run:
     """Repeat a trial as a separate run, on the same number of engines, so that sums are rounded equally."""
     together, spec = sweep.ledger.created.per_trial, sweep.spec
     trained = sweep.has_trained(trial.number)
+    own = trained and spec.framework is None  # the run has the options of models of nbdist
+    if {**trial.given, "epochs": None} != {**trial.drawn, "epochs": None}:
+        print(
+            f"trial {trial.number} was promoted; before, {trial.began_with}. This run has its present "
+            "parameters from the start, so its losses are not the trial's"
+        )
     options = Options(
         seed=trial.seed,
+        epochs=trial.epochs if own else None,
         on=f"worker:{','.join(map(str, _workers(sweep, together)))}",
-        strategy=spec.training.strategy if trained and spec.framework is None else None,
+        strategy=spec.training.strategy if own else None,
         framework=spec.framework,
         name=f"{sweep.name}-{trial.number}",
-        collective=spec.training.collective if trained and spec.framework is None else "auto",
+        collective=spec.training.collective if own else "auto",
     )
     run = start_run(
-        sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=dict(trial.parameters),
+        sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=trial.given,
         given=sweep.given, first_line=spec.first_line,
     )  # fmt: skip
     return run.wait()

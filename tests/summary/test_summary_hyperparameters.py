@@ -18,7 +18,7 @@ from nbdist import nn, optim, summary
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Variable, placeholder
-from nbdist.sweep.events import Asked, Created, Ended, Reported, Started
+from nbdist.sweep.events import Asked, Cloned, Created, Ended, Promoted, Reported, SpaceEdited, Started
 from nbdist.sweep.parameters import Integer, Real
 from nbdist.sweep.space import Space
 from nbdist.sweep.state import Ledger
@@ -86,6 +86,27 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert [(one.step, round(one.value, 3)) for one in found.Scalars("accuracy")] == [(1, 0.1), (2, 0.2)]
     assert found.Scalars("loss")[0].value == 1.5
     assert len(list(first.iterdir())) == 1
+
+
+def test_a_sweep_has_the_results_and_parameters_of_its_table(tmp_path: Path) -> None:
+    """The result is not the last report; the space was edited; trials are outside of it."""
+    events: list[Any] = [Created(5.0, Space({"rate": Real(0.1, 0.5), "opt": ["sgd"]}), 2, 1, "accuracy")]
+    events += [Asked(6.0, 0, {"rate": 0.1, "opt": "sgd"}, 0), Started(7.0, 0, 1, (0,))]
+    events += [Reported(0, 1, step, step / 10, 8.0) for step in (1, 2)]
+    events += [Ended(9.0, 0, 1, "finished", 0.15, {"accuracy": 0.15})]
+    events += [
+        SpaceEdited(10.0, Space({"width": [8, 16]})),
+        Cloned(11.0, 1, {"rate": 0.9, "opt": "adam"}, 1, 0),
+    ]
+    events += [Promoted(12.0, 0, "", None, {"epochs": 6})]
+    write_hparams(Ledger.of(events), tmp_path)
+    infos = {one.name: one for one in hparams_of(tmp_path, "experiment").hparam_infos}
+    assert list(infos) == ["width", "rate", "opt", "epochs"]
+    assert infos["rate"].domain_interval.max_value == 0.9
+    assert list(infos["opt"].domain_discrete) == ["sgd", "adam"]
+    assert hparams_of(tmp_path / "trial-0000", "session_start_info").hparams["epochs"].number_value == 6
+    found = EventAccumulator(str(tmp_path / "trial-0000")).Reload().Scalars("accuracy")
+    assert [round(one.value, 3) for one in found] == [0.1, 0.2, 0.15]
 
 
 def test_an_embedding(tmp_path: Path) -> None:

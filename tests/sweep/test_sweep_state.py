@@ -11,6 +11,7 @@ from sweep_simulated import state_of
 
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from nbdist.metrics.table import table
+from nbdist.sweep.commands import clone
 from nbdist.sweep.event_log import EventLog, read_events
 from nbdist.sweep.events import (
     Asked,
@@ -30,6 +31,7 @@ from nbdist.sweep.events import (
 )
 from nbdist.sweep.export import columns, write_csv
 from nbdist.sweep.optuna import export_study
+from nbdist.sweep.samplers import Ask
 from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.space import Space, integer, log, uniform, when
 from nbdist.sweep.state import Ledger
@@ -238,6 +240,24 @@ def test_an_unfinished_promotion_keeps_the_trials_result(ends: list[Event], mess
     ledger.apply(Started(9.0, 0, trial.attempt + 1, (0,)))
     ledger.apply(Ended(10.0, 0, trial.attempt, "finished", 0.97))
     assert (trial.state, trial.value, trial.error) == ("finished", 0.97, "")
+
+
+def test_a_promoted_trial_has_the_parameters_that_it_was_promoted_with() -> None:
+    ledger = two_finished_trials()
+    trial = ledger.trials[0]
+    assert trial.parameters == {"a": 1, "epochs": 9}
+    assert (trial.given, trial.epochs, trial.began_with) == ({"a": 1}, 9, "epochs not given")
+    ledger.apply(Started(6.0, 0, 2, (0,)))
+    ledger.apply(Ended(7.0, 0, 2, "finished", 0.95))
+    assert columns(ledger)["epochs"].tolist()[0] == 9
+    assert np.isnan(columns(ledger)["epochs"][1])
+    ledger.apply(Promoted(8.0, 0, "state.safetensors", None, {"a": 3}))
+    assert (trial.given, trial.epochs) == ({"a": 3}, 9)
+    assert trial.began_with == "a = 1, epochs not given"
+    ledger.apply(Ended(9.0, 0, 2, "stopped"))  # the promotion has not begun
+    assert trial.parameters == {"a": 1, "epochs": 9}
+    assert ledger.history[0] == Ask(0, {"a": 1}, True)
+    assert clone(ledger, 0, {}, 10.0)[0].parameters == {"a": 1}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("direction", ["max", "min"])

@@ -40,6 +40,14 @@ def test_a_trial_that_is_run_again_has_the_same_losses(cluster: Cluster, how: di
         run = sweep.rerun(0)
         assert run.history.history["val_loss"][-1] == best.value
         assert len(run.tasks) == how.get("per_trial", 1)
+        if not how:  # a promoted trial is run again as what it has become
+            sweep.promote(0, epochs=4)
+            assert sweep.rerun(sweep.wait(60).best.number).history.history["val_loss"][-1] == best.value
+            assert sweep.as_code().splitlines()[1:] == [
+                "# it was promoted; before, epochs not given",
+                "lr = 0.01",
+                "epochs = 4",
+            ]
     finally:
         if not sweep.over:
             sweep.close()
