@@ -71,8 +71,8 @@ class ArrowRows:
 
     def _columns(self, rows: list[int]) -> dict[str, NDArray[Any]]:
         found = {} if self._decoded is None else dict(self._decoded[rows])
-        table = {} if self._arrow is None else self._arrow[rows]
-        for name in () if self._arrow is None else table.column_names:
+        table: Any = None if self._arrow is None else self._arrow[rows]
+        for name in () if table is None else table.column_names:
             column = table[name].combine_chunks()
             for place in np.flatnonzero(null_rows(column)):
                 raise InvalidArgumentError(
