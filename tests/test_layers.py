@@ -184,7 +184,7 @@ def test_no_module_hides_a_public_name_of_its_package() -> None:
 
 
 TESTS = Path(__file__).parent
-OTHER_TESTS = {"", "bench", "browser", "first", "hosts"}
+OTHER_TESTS = {"", "bench", "browser", "first", "hosts", "mac"}
 """Folders of tests that are not about the modules of one folder of the package."""
 
 

@@ -36,6 +36,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 
+ZEROS = bytes(1 << 20)
 ALONE = "nbdist-alone"  # prefix of the segments of processes outside clusters
 
 
@@ -134,7 +135,11 @@ def _reserved(path: Path, size: int) -> mmap.mmap:
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        os.posix_fallocate(fd, 0, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+        else:  # macOS: what is written is allocated
+            for at in range(0, size, len(ZEROS)):
+                os.pwrite(fd, ZEROS[: size - at], at)
         return mmap.mmap(fd, size)
     finally:
         os.close(fd)

@@ -242,13 +242,24 @@ class SupervisorClient:
 
 def kill_peer(connection: socket.socket) -> None:
     """Kill the process at the other end of a Unix socket, which is this user's."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return
-    size = struct.calcsize("3i")
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    if pid > 0 and uid == os.getuid():
-        with suppress(ProcessLookupError):
+    pid = peer_of(connection)
+    if pid > 0:
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+LOCAL_PEERPID = (0, 2)  # level and option of macOS, which Python does not name
+
+
+def peer_of(connection: socket.socket) -> int:
+    """Return the pid of the process at the other end of a Unix socket, 0 if it is another user's."""
+    if hasattr(socket, "SO_PEERCRED"):
+        size = struct.calcsize("3i")
+        pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return int(pid) if uid == os.getuid() else 0
+    with suppress(OSError):  # the socket is in a folder that only this user can enter
+        return connection.getsockopt(*LOCAL_PEERPID)
+    return 0
 
 
 def end_frozen(folder: Path) -> None:

@@ -30,9 +30,10 @@ A message is one JSON object per line.
                                         group, reports the exit to all clients, and writes an engine's rank to
                                         the hub's pipe, so that the hub frees its id. The exit of the
                                         controller ends the cluster.
-    the supervisor dies                 The kernel kills its children (PR_SET_PDEATHSIG, Linux), and clients
-                                        read the end of the stream. The next client that lists the clusters
-                                        finds the lock free and removes the folder and the shared segments.
+    the supervisor dies                 The kernel kills its children (PR_SET_PDEATHSIG, Linux; elsewhere they
+                                        read the end of a pipe), and clients read the end of the stream. The
+                                        next client that lists the clusters finds the lock free and removes
+                                        the folder and the shared segments.
     the last client disconnects         `IdleTimeout` ends the cluster after a time: a minute while it is
                                         idle, an hour while a run uses it. An observer ("watch" instead of
                                         "status") does not count as a client.
@@ -46,13 +47,12 @@ A message is one JSON object per line.
 from __future__ import annotations
 
 import ctypes
-import errno
 import json
 import os
 import selectors
 import signal
 import socket
-import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -105,6 +105,7 @@ class SupervisorProcess:
         self.changes = ChangeLock()
         self.hub_pipe = -1  # the controller reads from it the ranks of engines that have ended
         self.wake_in, self.wake_out = os.pipe()
+        self.alive_in, self.alive_out = os.pipe()  # for `die_with_parent`: no child can write to it
         os.set_blocking(self.wake_in, False)
         os.set_blocking(self.wake_out, False)
         self.listener = socket.socket(socket.AF_UNIX)
@@ -194,11 +195,11 @@ class SupervisorProcess:
             one.close()
         if self.launcher is not None:
             self.launcher.close_in_child()
-        for descriptor in (self.wake_in, self.wake_out, self.lock, self.hub_pipe):
+        for descriptor in (self.wake_in, self.wake_out, self.alive_out, self.lock, self.hub_pipe):
             if descriptor >= 0:
                 os.close(descriptor)
         os.setpgid(0, 0)
-        die_with_parent(self.pid)
+        die_with_parent(self.pid, self.alive_in)
         target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(target, 1)
         os.dup2(target, 2)
@@ -279,21 +280,20 @@ class SupervisorProcess:
 
     def _reap(self) -> None:
         for pid in list(self.children):
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
                 continue
-            # Until the process is reaped no other can take the number of its group: kill what it left there.
+            # No other process gets this number as long as the group has members: kill what it left there.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
             rank = self.children.pop(pid)
             if rank != CONTROLLER and not self.changes.is_member(self, rank):
                 # Scaled down, or of a change that was aborted: no client waits for this exit.
                 remove_segments(self, pid)
                 self._report_to_hub(rank)
                 continue
-            died_by = None if ended.si_code == os.CLD_EXITED else ended.si_status
-            code = ended.si_status if died_by is None else None
+            died_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+            code = os.WEXITSTATUS(status) if died_by is None else None
             how: dict[str, Any] = {"rank": rank, "pid": pid, "code": code, "signal": died_by}
             how |= {"time": time.time(), "log": self._log_tail(rank)}
             self.exits[rank] = how
@@ -647,28 +647,41 @@ def send_signal(pid: int, number: int) -> bool:
     return True
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends (Linux)."""
-    if sys.platform.startswith("linux"):
-        if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "prctl")
-        if os.getppid() != parent:  # it ended before the call above
-            os._exit(1)
+def die_with_parent(parent: int, alive: int) -> None:
+    """End this process, a group's leader, when its parent ends.
+
+    On Linux the kernel does it. Elsewhere a thread reads ``alive``, a pipe that only the parent can write to.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "prctl"):
+        threading.Thread(target=_end_with, args=(alive,), name="nbdist-parent", daemon=True).start()
+        return
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+    if os.getppid() != parent:  # it ended before the call above
+        os._exit(1)
+
+
+def _end_with(alive: int) -> None:
+    os.read(alive, 1)  # returns at the end of the stream
+    os.killpg(0, signal.SIGKILL)
 
 
 @contextmanager
 def short_path(folder: Path) -> Iterator[str]:
-    """A path to a folder that fits a socket's address (108 bytes), however long the real one is."""
+    """A path to a folder that fits a socket's address (macOS: 104 bytes), however long the real one is."""
     if len(os.fsencode(folder)) < 80:
         yield str(folder)
-        return
-    if not os.path.isdir("/proc/self/fd"):
-        raise OSError(errno.ENAMETOOLONG, f"{folder} is too long for a socket; set NBDIST_HOME")
-    descriptor = os.open(folder, os.O_DIRECTORY | os.O_RDONLY)
-    try:
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
+    elif os.path.isdir("/proc/self/fd"):
+        descriptor = os.open(folder, os.O_DIRECTORY | os.O_RDONLY)
+        try:
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+    else:
+        with tempfile.TemporaryDirectory(prefix="nbdist-", dir="/tmp") as private:
+            os.symlink(folder.absolute(), f"{private}/folder")
+            yield f"{private}/folder"
 
 
 def socket_name(folder: Path) -> str:

@@ -8,15 +8,13 @@ once applied) and the gradient's bytes. A replica writes a gradient straight int
 
 from __future__ import annotations
 
-import os
 import struct
-import threading
-import time
 from typing import Any
 
 import numpy as np
 
 from nbdist.runtime.layout import ALIGNMENT, Layout
+from nbdist.wire.ordering import fence, yield_core
 from nbdist.wire.shm import Segment
 
 Array = np.ndarray[Any, Any]
@@ -81,22 +79,3 @@ class Mailbox:
                     return version, step
             yield_core()
         return None
-
-
-def fence() -> None:
-    """Keep this thread's reads and writes of shared memory before it apart from those after it.
-
-    x86 keeps the order that matters by itself; other processors need a fence, as in every lock. A later
-    access may move up into one locked section, but not past a second one.
-    """
-    for lock in (threading.Lock(), threading.Lock()):
-        with lock:
-            pass
-
-
-def yield_core() -> None:
-    """Yield the core to a waiting thread, which may be in the middle of an update."""
-    if hasattr(os, "sched_yield"):
-        os.sched_yield()
-    else:
-        time.sleep(0)

@@ -16,10 +16,11 @@ import numpy as np
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.mailbox import BEGUN, CHANGES, COUNTERS, GLOBAL_STEP, VERSION, fence
+from nbdist.runtime.ps.mailbox import BEGUN, CHANGES, COUNTERS, GLOBAL_STEP, VERSION
 from nbdist.runtime.ps.restore import Restoration
 from nbdist.runtime.ps.sync import APPLIED, KEPT, LEFT_OUT, REFUSED, Answer, Quorum, Rules, StalenessBound
 from nbdist.runtime.tables import RowGradient, Tables
+from nbdist.wire.ordering import fence
 
 Array = np.ndarray[Any, Any]
 

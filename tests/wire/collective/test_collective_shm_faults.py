@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from collective_worlds import Processes
@@ -125,7 +126,13 @@ def test_an_interrupt_twice_ends_the_group_and_the_next_one_works(form: Form, ki
     assert group.all(do="reduce", count=400_000) == [6.0 * 400_000] * 3
 
 
-def test_a_stopped_process_is_frozen_and_a_busy_one_is_not() -> None:
+@pytest.mark.parametrize("linux", [True, False])
+def test_a_stopped_process_is_frozen_and_a_busy_one_is_not(
+    linux: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not linux:  # a Mac has neither
+        monkeypatch.delattr(os, "pidfd_open")
+        monkeypatch.setattr(sync, "PROC", tmp_path / "proc")
     script = "print('here', flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as busy:
         assert busy.stdout
@@ -140,4 +147,7 @@ def test_a_stopped_process_is_frozen_and_a_busy_one_is_not() -> None:
         busy.wait()
         assert one.dead() == [3]
         assert one.frozen(0.0) == []
+        assert (one.seen(), one.unseen()) == ([3], [])
+        one.replace(3, busy.pid)  # which is no process by now
+        assert (one.seen(), one.unseen(), one.dead()) == ([], [3], [])
         one.close()

@@ -23,6 +23,7 @@ import numpy as np
 from nbdist.errors import UnavailableError
 from nbdist.wire.collective.base import AbortCheck, GroupBroken, GroupFailure, Member
 from nbdist.wire.collective.shm.sync import ProcessMonitor
+from nbdist.wire.ordering import yield_core
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Array, Frame
 from nbdist.wire.rpc.server import Listener
@@ -175,7 +176,7 @@ class MpiTransport:
             for _ in range(YIELDS):
                 if self._testall(requests):
                     return
-                os.sched_yield()
+                yield_core()
                 if time.monotonic() - begun > SPIN_SECONDS:
                     break
             self._check_left(requests)
@@ -359,7 +360,7 @@ class ControlMessages:
         for _ in range(TRIES):
             if self._mpi.Request.Testall(requests):
                 break
-            os.sched_yield()
+            yield_core()
 
 
 # Liveness of remote ranks: each rank keeps a connection to the next one.

@@ -19,9 +19,8 @@ the data. So two orders must hold: store before store on the writer (release), l
 - x86: the hardware keeps both orders (TSO), and CPython does not move memory accesses across bytecodes.
   ``IN_ORDER`` is true and no fence is used.
 - Elsewhere (ARM, POWER): neither order holds. ``Synchronizer.post`` calls ``fence`` between the data and the
-  word, and ``Synchronizer.wait_until`` calls it between the word and the data. ``fence`` is ``sched_yield``:
-  the kernel's scheduler begins with a full memory barrier, and Python has no other way to one. A port to C
-  would use a store-release and a load-acquire. The tests run on x86 only; nothing here is tested on ARM.
+  word, and ``Synchronizer.wait_until`` calls it between the word and the data (wire/ordering.py). A port to
+  C would use a store-release and a load-acquire. The tests run on x86 only; nothing here is tested on ARM.
 - Store before load (Dekker's pattern: "I sleep" against "your word is written") does not hold on x86 either.
   A rank that goes to sleep therefore fences after it has set ASLEEP and before it looks again. The writer
   does not, for that would cost a system call for each message: it can miss a sleeper, and the sleeper's poll
@@ -32,7 +31,6 @@ A word is aligned and 64 bits wide, so a read never sees half of a write.
 
 from __future__ import annotations
 
-import os
 import platform
 from functools import lru_cache
 from typing import Any
@@ -41,6 +39,7 @@ import numpy as np
 
 from nbdist.errors import UnavailableError
 from nbdist.wire.collective.base import GroupFailure
+from nbdist.wire.ordering import fence
 from nbdist.wire.rpc.frame import Array
 from nbdist.wire.shm import Segment, shared_folder
 
@@ -56,11 +55,6 @@ CALL_TEXT_AT, CALL_TEXT_BYTES = 512, 512  # two texts
 FAILURE_AT, FAILURE_BYTES = 2048, 2048
 DATA_AT = 4096
 IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
-
-
-def fence() -> None:
-    """Keep loads and stores from moving across: a full memory barrier, by a system call."""
-    os.sched_yield()
 
 
 class RankSegment:

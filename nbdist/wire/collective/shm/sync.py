@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from nbdist.wire.collective.base import CHECK_EVERY, AbortCheck, GroupBroken, GroupFailure
 from nbdist.wire.collective.call import CollectiveCall, compare
@@ -39,8 +40,8 @@ from nbdist.wire.collective.shm.segment import (
     SENT,
     THREAD,
     RankSegment,
-    fence,
 )
+from nbdist.wire.ordering import fence, yield_core
 from nbdist.wire.shm import Doorbell, shared_folder
 
 ANNOUNCE_EVERY = 64  # steps: another thread may use the group
@@ -145,7 +146,7 @@ class Synchronizer:
             for _ in range(YIELDS):
                 if line[word] >= value:
                     return
-                os.sched_yield()
+                yield_core()
             if self._own[FAILED]:
                 break
             self.abort_check()
@@ -225,11 +226,12 @@ class Synchronizer:
 
 
 FROZEN_SECONDS = 2.0  # for a process to be stopped, which the kernel reports and which is no guess
-STOPPED = ("T", "t")
+PROC = Path("/proc")
+STOPPED = ("T", "t", "stopped", "tracing-stop")
 
 
 class FreezeDetector:
-    """Finds frozen processes by rank: each call reads their state in /proc.
+    """Finds frozen processes by rank: each call reads their state.
 
     A stopped process (SIGSTOP, a debugger) is frozen. A process that computes, holds the interpreter lock for
     long in native code, or waits for a core is not. Ranks of this process are left out. ``clock`` returns
@@ -264,55 +266,108 @@ class FreezeDetector:
 
 
 class ProcessMonitor(FreezeDetector):
-    """Detects the end of processes too, by rank: holds a pidfd of each until it is closed."""
+    """Detects the end of processes too, by rank, until it is closed."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         super().__init__(pids)
-        self._descriptors: dict[int, int] = {}
-        for rank, pid in self._pids.items():
-            with suppress(OSError):  # the process has ended, or is in another PID namespace
-                self._descriptors[os.pidfd_open(pid)] = rank
+        self._ends: dict[int, ProcessEnd] = {}
+        for rank in self._pids:
+            self._watch(rank)
 
     def replace(self, rank: int, pid: int) -> None:
         """Watch the process ``pid`` in place of a rank's former one; 0 for a process on another host."""
         super().replace(rank, pid)
-        for descriptor in [one for one, other in self._descriptors.items() if other == rank]:
-            os.close(descriptor)
-            del self._descriptors[descriptor]
+        if rank in self._ends:
+            self._ends.pop(rank).close()
         if rank in self._pids:
-            with suppress(OSError):
-                self._descriptors[os.pidfd_open(pid)] = rank
+            self._watch(rank)
+
+    def _watch(self, rank: int) -> None:
+        with suppress(OSError):  # the process has ended, or is in another PID namespace
+            self._ends[rank] = ProcessEnd(self._pids[rank])
 
     def register(self, poll: select.poll) -> None:
-        """Let a poll return when one of the processes ends."""
-        for descriptor in self._descriptors:
-            poll.register(descriptor, select.POLLIN)
+        """Let a poll return when one of the processes ends, if the system can tell (Linux)."""
+        for end in self._ends.values():
+            if end.descriptor >= 0:
+                poll.register(end.descriptor, select.POLLIN)
 
     def seen(self) -> list[int]:
         """Return the ranks with a detectable end."""
-        return sorted(self._descriptors.values())
+        return sorted(self._ends)
 
     def unseen(self) -> list[int]:
         """Return the ranks with an undetectable end, because their processes are not visible here."""
-        return sorted(self._pids.keys() - set(self._descriptors.values()))
+        return sorted(self._pids.keys() - self._ends.keys())
 
     def dead(self) -> list[int]:
         """Return the ranks with a process that has ended; zombies are included."""
-        poll = select.poll()
+        if not hasattr(os, "pidfd_open"):
+            return sorted(rank for rank, end in self._ends.items() if end.has_come())
+        poll = select.poll()  # one call for all of them
         self.register(poll)
-        return sorted(self._descriptors[descriptor] for descriptor, _ in poll.poll(0))
+        ended = {descriptor for descriptor, _ in poll.poll(0)}
+        return sorted(rank for rank, end in self._ends.items() if end.descriptor in ended)
 
     def close(self) -> None:
-        """Close the descriptors, and stop watching for ends."""
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
+        """Stop watching for ends."""
+        for end in self._ends.values():
+            end.close()
+        self._ends.clear()
+
+
+class ProcessEnd:
+    """The end of another process: on Linux a pidfd, elsewhere its state, which is asked for.
+
+    Raises OSError if there is no such process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.descriptor = -1
+        """Becomes readable at the end; -1 where only `has_come` tells it."""
+        if hasattr(os, "pidfd_open"):
+            self.descriptor = os.pidfd_open(pid)
+            return
+        import psutil  # here, since Linux needs none of this
+
+        try:
+            self._process = psutil.Process(pid)  # knows it by its start, too: the pid may be used again
+        except psutil.Error as error:
+            raise ProcessLookupError(str(error)) from None
+
+    def has_come(self) -> bool:
+        """Return whether the process has ended; without a descriptor only."""
+        return _state_of(self._process) in ("", "zombie") or not self._process.is_running()
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
 
 def _state(pid: int) -> str:
+    """Return the state of a process, "" if there is none: a letter of /proc, or psutil's word elsewhere."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+        return (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except IndexError:
+        return ""
+    except OSError:
+        if PROC.is_dir():
+            return ""
+    import psutil
+
+    try:
+        return _state_of(psutil.Process(pid))
+    except psutil.Error:
+        return ""
+
+
+def _state_of(process: Any) -> str:
+    import psutil
+
+    try:
+        return str(process.status())
+    except psutil.Error:
         return ""
 
 
@@ -331,7 +386,8 @@ class CoreAffinity:
         self._own = words[rank]
         self._others = [one for one in words if one is not words[rank]]
         self._next = 0.0
-        self._enough = len(words) <= len(os.sched_getaffinity(0))
+        able = hasattr(os, "sched_setaffinity")  # elsewhere a thread cannot choose its core
+        self._enough = able and len(words) <= len(os.sched_getaffinity(0))
 
     def announce(self) -> None:
         """Publish the id of the calling thread."""
