@@ -3,9 +3,7 @@
 class Mine(Framework):
     name, package, least = "mine", "mine", "1.0"
     def load(self, device): ...           # import it
-    def serve(self, host): ...            # on the first rank, before: the port that all ranks connect to
-    def withdraw(self): ...               # instead of all that follows, if there is no body
-    def variables(self, place): ...       # environment variables of its own
+    def variables(self, world, ...): ...  # connect to the rendezvous: environment variables of its own
     def abort(self): ...                  # from another thread: break the calls that wait for other ranks
     def close(self, ended): ...           # after the body: leave nothing of the run in the process
 """
@@ -13,6 +11,7 @@ class Mine(Framework):
 from __future__ import annotations
 
 import importlib
+import socket
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nbdist.runtime.groups import World
+from nbdist.runtime.task import TaskInfo
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ class Place:
 class Framework(ABC):
     """What a task does for a framework around one body.
 
-    The object is made before the body begins, on any thread, which also calls ``serve`` and ``withdraw``.
     Another thread than the body's calls ``abort``; the body's own thread calls all other methods.
     """
 
@@ -84,18 +83,7 @@ class Framework(ABC):
         """Import the framework. Raises FailedPreconditionError if it cannot use ``device``."""
 
     @abstractmethod
-    def serve(self, host: str) -> int:
-        """Return a port of this host for a rendezvous at the address ``host``.
-
-        Called on the first rank, before `load`, so that all ranks learn versions and port at once.
-        """
-
-    @abstractmethod
-    def withdraw(self) -> None:
-        """End the rendezvous of `serve`, which no body has used."""
-
-    @abstractmethod
-    def variables(self, place: Place, host: str, port: int) -> Mapping[str, str]:
+    def variables(self, world: World, place: Place, host: str, port: int) -> Mapping[str, str]:
         """Return the environment variables of its own, for a rendezvous at ``host`` and ``port``."""
 
     @abstractmethod
@@ -112,9 +100,30 @@ class Framework(ABC):
         ``ended`` says whether the body has ended without an error.
         """
 
+    @classmethod
+    @abstractmethod
+    def release(cls, run: str) -> None:
+        """End what this process keeps of a run, which has ended on all tasks. On the Server's thread."""
+
     @abstractmethod
     def is_consequence(self, error: BaseException) -> bool:
         """Return whether an error says that another rank has left a call that this one waited in."""
+
+
+def host_of(task: TaskInfo) -> str:
+    """Return the address at which other tasks reach a task's host.
+
+    >>> host_of(TaskInfo("worker", 0, 0, "node-1", 1, "[::1]:4711", "CPU:0", 1))
+    '::1'
+    """
+    return task.address.rpartition(":")[0].strip("[]")
+
+
+def free_port(host: str) -> int:
+    """Return a port of this host that is free now, at the address ``host``."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as found:
+        return int(found.getsockname()[1])
 
 
 def is_loaded(module: str) -> bool:

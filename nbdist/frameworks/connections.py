@@ -3,6 +3,7 @@
     before = set(sockets())          # of this process, when a run begins
     ...                              # a framework listens, accepts, and waits in a call
     shut_down_accepted(before)       # from another thread: the call fails, here and at the other end
+    close_listeners(before)          # after the run: no other process can connect to what it has left
 
 gloo, in PyTorch and in JAX, has no call that aborts a group. What ends its calls is the end of a connection:
 in 2 ms, at both ends. Each pair of ranks has one that has accepted the connection, at a socket that was made
@@ -55,12 +56,17 @@ def shut_down_accepted(before: set[int], kept: int = 0) -> None:
                 one.shutdown(socket.SHUT_RDWR)
 
 
-def shut_down_connections_to(port: int, before: set[int]) -> None:
-    """Shut the connections down that were made to a port of any host, but those with inodes in ``before``."""
-    for one in tcp_sockets(before):
-        with suppress(OSError):  # it listens, or the other end was quicker
-            if one.getpeername()[1] == port:
-                one.shutdown(socket.SHUT_RDWR)
+def close_listeners(before: set[int], kept: int = 0) -> None:
+    """Close this process's listening TCP sockets, except at the port ``kept`` and inodes in ``before``.
+
+    Their owners, such as a group of gloo that a module of the namespace keeps, may close their numbers later:
+    each becomes that of a socket without an address.
+    """
+    for number, inode in _descriptors():
+        if inode not in before and (one := _tcp_socket(number)) is not None:
+            with one, socket.socket() as unused:
+                if _is_listening(one) and one.getsockname()[1] != kept:
+                    os.dup2(unused.fileno(), number, inheritable=False)
 
 
 def tcp_sockets(before: set[int]) -> Iterator[socket.socket]:
@@ -69,11 +75,19 @@ def tcp_sockets(before: set[int]) -> Iterator[socket.socket]:
     Each is a duplicate, which is open until the next one is asked for.
     """
     for number, inode in _descriptors():
-        if inode in before:
-            continue
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+        if inode not in before and (one := _tcp_socket(number)) is not None:
+            with one:
                 yield one
+
+
+def _tcp_socket(number: int) -> socket.socket | None:
+    """Return a duplicate of a descriptor that is a TCP socket; None if it is another one, or was closed."""
+    with suppress(OSError):
+        one = socket.socket(fileno=os.dup(number))
+        if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+            return one
+        one.close()
+    return None
 
 
 def _descriptors() -> Iterator[tuple[int, int]]:

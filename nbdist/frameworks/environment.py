@@ -1,13 +1,12 @@
 """What a body of ``%%distribute --framework torch`` finds around it: `framework_environment`.
 
-    framework, offer = offered("torch", host)     # when the task is reserved for the run
-    with framework_environment(framework, world, control, port):
+    offer = offered("torch", host)     # when the task is reserved for the run
+    with framework_environment(FRAMEWORKS["torch"](), world, control, port):
         ...     # RANK, WORLD_SIZE, MASTER_ADDR, ... are set, as by torchrun
 
-Each run has a rendezvous of its own: the first rank serves it on a free port. So a run never meets what an
-earlier one has left. The client of a run collects what the tasks offer, versions and the port, with their
-reservations, and compares the versions before a body is sent. The ranks of a sweep's trial exchange this
-themselves.
+Each run has a rendezvous of its own at the first rank, so that it never meets what an earlier one has left.
+The client of a run collects what the tasks offer, versions and a free port, with their reservations, and
+compares the versions before a body is sent. The ranks of a sweep's trial exchange this themselves.
 
 How ranks leave a collective call that cannot end, because another rank has failed, has died, or was stopped:
 
@@ -29,12 +28,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from nbdist.errors import AbortedError, UnavailableError
-from nbdist.frameworks.base import Framework, Place
+from nbdist.frameworks.base import Framework, Place, free_port, host_of
 from nbdist.frameworks.jax.distributed import Jax
 from nbdist.frameworks.torch.distributed import Torch
 from nbdist.frameworks.versions import check_versions, installed
 from nbdist.runtime.groups import World
-from nbdist.runtime.task import TaskInfo
 from nbdist.text import cut_middle
 from nbdist.train.context import Control
 
@@ -46,15 +44,20 @@ LOOK_SECONDS = 0.1  # how often a thread looks for a stop or an abort of the run
 MOST_MESSAGE = 300  # characters of a framework's error that are repeated
 
 
-def offered(name: str, host: str | None) -> tuple[Framework, dict[str, Any]]:
-    """Return a framework for one run on this task, and what the other ranks have to know of it here.
+def offered(name: str, host: str | None) -> dict[str, Any]:
+    """Return what the other ranks have to know of a framework on this task.
 
-    That is the ``version``, the name of the ``host``, and, if this is the first rank, the ``port`` of the
-    rendezvous at the address ``host``; `Framework.withdraw` ends it, if no `framework_environment` follows.
+    That is the ``version``, the name of the ``host``, and, if this is the first rank, a free ``port`` of the
+    address ``host``.
     """
-    framework = FRAMEWORKS[name]()
-    about = installed(framework.package)
-    return framework, about if host is None else {**about, "port": framework.serve(host)}
+    about = installed(FRAMEWORKS[name].package)
+    return about if host is None else {**about, "port": free_port(host)}
+
+
+def release(run: str) -> None:
+    """End what frameworks keep of a run, which has ended on all tasks."""
+    for framework in FRAMEWORKS.values():
+        framework.release(run)
 
 
 @contextmanager
@@ -68,8 +71,8 @@ def framework_environment(
     """Provide the environment of a framework to a body, inside a ``with`` that all tasks of the run enter.
 
     At its end the environment variables are as before, and process groups that the body left open are
-    destroyed. ``port`` is that of the rendezvous, of which the first rank's ``framework`` has been `offered`;
-    None for one that the ranks agree on here. ``interruptible`` is entered around all but the end.
+    destroyed. ``port`` is what the first rank has `offered`; None for one that the ranks agree on here.
+    ``interruptible`` is entered around all but the end.
 
     Raises what `check_versions` and `Framework.load` raise, AbortedError if the run was aborted,
     KeyboardInterrupt if it was stopped, and UnavailableError if another rank has left a call that this one
@@ -100,15 +103,6 @@ def framework_environment(
         raise instead.with_traceback(error.__traceback__) from None
     finally:
         framework.close(ended)
-
-
-def host_of(task: TaskInfo) -> str:
-    """Return the address at which other tasks reach a task's host.
-
-    >>> host_of(TaskInfo("worker", 0, 0, "node-1", 1, "[::1]:4711", "CPU:0", 1))
-    '::1'
-    """
-    return task.address.rpartition(":")[0].strip("[]")
 
 
 def launcher_variables(place: Place, host: str, port: int) -> dict[str, str]:
@@ -184,12 +178,12 @@ def _rendezvous(framework: Framework, world: World, port: int | None) -> dict[st
     """Load the framework, and return the variables for the body."""
     place, host = Place.of(world), host_of(world.infos[0])
     if port is None:
-        about = {**installed(framework.package), "port": framework.serve(host) if place.rank == 0 else 0}
+        about = {**installed(framework.package), "port": free_port(host) if place.rank == 0 else 0}
         every = world.exchange("framework", about)
         check_versions(framework.package, framework.least, [info.name for info in world.infos], every)
         port = int(every[0]["port"])
     framework.load(world.infos[world.index].device)
-    return {**launcher_variables(place, host, port), **framework.variables(place, host, port)}
+    return {**launcher_variables(place, host, port), **framework.variables(world, place, host, port)}
 
 
 @contextmanager

@@ -299,8 +299,8 @@ def run_trial(
         return {"state": "failed", "values": {}, "error": plain(f"{type(error).__name__}: {error}")}
     finally:
         linecache.cache.pop(filename(spec.run), None)  # there may be thousands
-        if len(trial.ranks) > 1:
-            task.server.post(lambda: here.groups.drop_run(spec.run))
+        if len(trial.ranks) > 1 or sweep.framework is not None:
+            task.server.post(lambda: here.drop_groups(spec.run))
     return ending(outcome)
 
 

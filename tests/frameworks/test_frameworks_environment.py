@@ -16,7 +16,7 @@ import pytest
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.frameworks.base import Place, import_on_a_thread
-from nbdist.frameworks.connections import shut_down_accepted, sockets
+from nbdist.frameworks.connections import close_listeners, shut_down_accepted, sockets
 from nbdist.frameworks.environment import FRAMEWORKS, framework_environment
 from nbdist.frameworks.torch.distributed import Torch
 from nbdist.frameworks.versions import check_versions
@@ -201,14 +201,27 @@ def test_accepted_connections_are_shut_down_except_those_of_older_sockets_and_of
                     one.close()
 
 
+def test_listening_sockets_are_closed_except_older_ones_and_one_port() -> None:
+    def refused(one: socket.socket) -> bool:
+        with socket.socket() as caller:
+            return caller.connect_ex(address[one]) != 0
+
+    with socket.create_server(("127.0.0.1", 0)) as older:
+        before = set(sockets())
+        with socket.create_server(("127.0.0.1", 0)) as kept, socket.create_server(("127.0.0.1", 0)) as closed:
+            address = {one: one.getsockname() for one in (older, kept, closed)}
+            close_listeners(before, kept=address[kept][1])
+            assert [refused(one) for one in (older, kept, closed)] == [False, False, True]
+
+
 class Absent(Torch):
     """Torch as far as errors go, which loads nothing."""
 
     def load(self, device: str) -> None:
         pass
 
-    def serve(self, host: str) -> int:
-        return 1
+    def variables(self, world: World, place: Place, host: str, port: int) -> dict[str, str]:
+        return {}
 
     def close(self, ended: bool) -> None:
         pass

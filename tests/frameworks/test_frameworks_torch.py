@@ -102,6 +102,68 @@ def test_a_plain_script_trains_as_under_torchrun_in_one_cell_after_another(begin
     assert plain.results["left"] == (False, False)
 
 
+OPEN_PORTS = """
+import os, socket, psutil
+def listening():
+    found = psutil.Process().net_connections("tcp")
+    return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
+"""
+
+
+def test_no_other_process_reaches_the_store_and_no_port_stays(begin: Callable[..., Run]) -> None:
+    begin(f"{OPEN_PORTS}before = listening()").wait()
+    run = begin(
+        TRAIN
+        + """
+caller = socket.socket()
+answers = caller.connect_ex((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) == 0
+caller.close()
+address = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+dist.destroy_process_group()
+dist.init_process_group(
+    "gloo", init_method="tcp://{}:{}".format(*address), rank=int(os.environ["RANK"]), world_size=size
+)  # a second group, as a script of torchrun may form it
+again = [None] * size
+dist.all_gather_object(again, rank)
+store = dist.distributed_c10d._get_default_store()
+if rank == 1:
+    store.set("late", "1")
+late, count = store.get("late").decode(), store.add("count", 1)
+dist.barrier()
+found = [
+    store.check(["late"]), store.check(["other"]), store.compare_set("late", "1", "2").decode(),
+    store.compare_set("late", "1", "3").decode(), store.delete_key("late"), store.delete_key("late"),
+    store.num_keys() > 1, store.multi_get(["count"])[0].decode(),
+] if rank == 0 else None
+kept = ddp  # with its group
+""",
+        framework="torch",
+    )
+    results = check_trained(run).results
+    assert not results["answers"]
+    assert results["again"] == [0, 1, 2]
+    assert results["late"] == "1"
+    assert results["found"] == [True, False, "2", "2", True, False, True, "3"]
+    left = (
+        begin("left = nb.collective.all_reduce(len(listening() - before), op='sum')").wait().results["left"]
+    )
+    assert left == 0
+
+
+def test_a_wait_for_a_key_ends_in_time(begin: Callable[..., Run]) -> None:
+    body = """
+import torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("gloo")
+try:
+    dist.distributed_c10d._get_default_store().wait(["nothing"], timedelta(seconds=0.1))
+except dist.DistStoreError as error:
+    said = str(error)
+"""
+    said = begin(body, framework="torch", on="worker:0").wait().results["said"]
+    assert said.startswith("wait timeout after 0.1 s, keys: ")
+
+
 def test_fully_sharded_modules_train(begin: Callable[..., Run]) -> None:
     run = begin(
         """

@@ -1,12 +1,12 @@
 """PyTorch's own distribution in a body: a fresh store for each run, and groups that can be left.
 
 ``torch.distributed.init_process_group("gloo")``, DistributedDataParallel, FSDP and what is built on them find
-a rendezvous as under torchrun: the task of the first rank serves the store (torchrun's agent store), and
-init_process_group connects to it.
+a rendezvous as under torchrun: init_process_group gets a store that this cluster's tasks alone can reach
+(`nbdist/frameworks/torch/store.py`).
 
 Torch can abort NCCL's communicators, but not a gloo group: ``ProcessGroupGloo.abort()`` and ``shutdown()``
 return, and a thread in ``all_reduce`` continues to wait, for up to 30 minutes (measured with torch 2.13). So
-`Torch.abort` also shuts the connections down, those of gloo and those to the store.
+`Torch.abort` also shuts the connections of gloo down.
 """
 
 from __future__ import annotations
@@ -16,20 +16,15 @@ import socket
 import sys
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
-from datetime import timedelta
-from typing import Any, ClassVar
+from contextlib import ExitStack, suppress
+from typing import Any
 
-from nbdist.errors import FailedPreconditionError
-from nbdist.frameworks.base import Framework, Place, import_on_a_thread, is_loaded
-from nbdist.frameworks.connections import (
-    is_lost_connection,
-    shut_down_accepted,
-    shut_down_connections_to,
-    sockets,
-)
-
-STORE_SECONDS = 300.0  # torch's own timeout of a store
+from nbdist.errors import AbortedError, FailedPreconditionError
+from nbdist.frameworks.base import Framework, Place, import_on_a_thread
+from nbdist.frameworks.connections import close_listeners, is_lost_connection, shut_down_accepted, sockets
+from nbdist.frameworks.torch.store import connect_store, rendezvous_at
+from nbdist.runtime.groups import World
+from nbdist.wire.rpc.client import Peer
 
 
 class Torch(Framework):
@@ -38,17 +33,11 @@ class Torch(Framework):
     name = package = "torch"
     least = "2.13"
 
-    _served: ClassVar[Any] = None
-    """The store of the last run: other ranks may use it for longer than this one, which may end first."""
-
     def __init__(self) -> None:
         self._before = set(sockets())
-        self._port, self._host = 0, ""
-        self._store_port = 0
         self._aborted: list[Any] = []
-        self._loaded = False
-        self._listening: socket.socket | None = None
-        self._store: Any = None
+        self._is_aborted = self._loaded = False
+        self._ends = ExitStack()
 
     def load(self, device: str) -> None:
         """Import torch; if the task has a GPU, it must be a build with CUDA that the driver can run."""
@@ -76,46 +65,22 @@ class Torch(Framework):
                 "a process group is open in this task, from a cell without --framework torch: end it there "
                 "with torch.distributed.destroy_process_group()"
             )
+        import_on_a_thread("torch._dynamo")  # which the first optimizer or DistributedDataParallel would do
         _reset_accelerate()
         # Ranks find each other by this number, and a group that could not be made has counted in some.
         torch.distributed.distributed_c10d._world.group_count = 0
         self._loaded = True  # from here on groups are the body's
-        if self._listening is not None:
-            Torch._served = self._store or self._start_store(self._listening)
 
-    def serve(self, host: str) -> int:
-        """Start the store at the address ``host``, on a free port.
+    def variables(self, world: World, place: Place, host: str, port: int) -> Mapping[str, str]:
+        """Connect to the store; return what torchrun sets beside the ranks.
 
-        If this process has not loaded torch yet, it only listens there, and `load` starts the store: other
-        ranks, which may have loaded it, connect and wait.
+        gloo stays on the loopback device of a single host.
         """
-        self._host = host.strip("[]")
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        self._listening = socket.socket(family, socket.SOCK_STREAM)
-        self._listening.bind((self._host, 0))
-        self._listening.listen(socket.SOMAXCONN)
-        self._port = int(self._listening.getsockname()[1])
-        if is_loaded("torch.distributed") and sys.modules["torch.distributed"].is_available():
-            self._store = self._start_store(self._listening)
-        return self._port
-
-    def withdraw(self) -> None:
-        """Stop listening."""
-        self._store = None
-        if self._listening is not None:
-            self._listening.close()  # does nothing if the store has taken the socket over
-
-    def _start_store(self, listening: socket.socket) -> Any:
-        from torch.distributed import TCPStore
-
-        return TCPStore(
-            self._host, self._port, None, is_master=True, wait_for_workers=False,
-            timeout=timedelta(seconds=STORE_SECONDS), master_listen_fd=listening.detach(),
-        )  # fmt: skip
-
-    def variables(self, place: Place, host: str, port: int) -> Mapping[str, str]:
-        """Return what torchrun sets beside the ranks; gloo stays on the loopback device of a single host."""
-        self._store_port = port
+        assert world.task is not None
+        first = world.infos[0]
+        peer = self._ends.enter_context(Peer(first.address, world.task.keys, name=first.name))
+        store = connect_store(peer, world.run, self._check)
+        self._ends.enter_context(rendezvous_at(store, port))
         return {
             "TORCHELASTIC_RUN_ID": place.run,
             "TORCHELASTIC_RESTART_COUNT": "0",
@@ -125,29 +90,35 @@ class Torch(Framework):
             **({"GLOO_SOCKET_IFNAME": loopback_device()} if place.one_host else {}),
         }
 
+    def _check(self) -> None:
+        if self._is_aborted:
+            raise AbortedError("another rank has left the run")
+
     def abort(self) -> None:
-        """Abort all groups, and shut their connections down."""
+        """Abort all groups, shut their connections down, and end the waits for keys of the store."""
         from torch.distributed import distributed_c10d
 
+        self._is_aborted = True
         for group in list(distributed_c10d._world.pg_names):
             if group not in self._aborted:
                 self._aborted.append(group)
                 with suppress(RuntimeError):  # a backend without abort, or a group that has just ended
                     group.abort()
         shut_down_accepted(self._before)
-        shut_down_connections_to(self._store_port, self._before)  # it may wait there for a rank that has left
 
     def close(self, ended: bool) -> None:
-        """Destroy the groups, with their connections; those to the store, too, if the body has failed.
-
-        The store stays until the next run: a rank that connects only now would try again for minutes.
-        """
-        self.withdraw()
+        """Destroy the groups, with their connections, and leave the store."""
         if self._loaded and (distributed := sys.modules["torch.distributed"]).is_initialized():
             distributed.destroy_process_group()
         # A module that the namespace keeps keeps its group as well, and other ranks may wait for it.
-        shut_down_accepted(self._before, kept=self._port if ended else 0)
+        shut_down_accepted(self._before)
+        close_listeners(self._before)
+        self._ends.close()
         _reset_accelerate()
+
+    @classmethod
+    def release(cls, run: str) -> None:
+        """Do nothing: the values of the store are dropped with the run's groups."""
 
     def is_consequence(self, error: BaseException) -> bool:
         """Return whether gloo, NCCL or the store has lost another process."""

@@ -40,9 +40,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nbdist.cluster.control_channel import serve
-from nbdist.errors import AbortedError, FailedPreconditionError, NbdistError, NotFoundError
-from nbdist.frameworks.base import Framework
-from nbdist.frameworks.environment import host_of, offered
+from nbdist.errors import FailedPreconditionError, NbdistError, NotFoundError
+from nbdist.frameworks import environment as frameworks
+from nbdist.frameworks.base import host_of
+from nbdist.frameworks.torch.store import StoreService
 from nbdist.home import private_folder
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.metrics.timeline_parts import Part, write_part
@@ -83,6 +84,7 @@ class Agent:
             task.server, self.prefix, lambda rank: tasks.find_rank(task.roster, rank)
         )
         self.groups = GroupCoordinator(task.server)
+        self._stores = StoreService(task.server)
         self.data = DataService(task.server, self.prefix)
         self._reserved: tuple[str, float] | None = None
         self._holder: str | None = None
@@ -90,7 +92,6 @@ class Agent:
         self._added: tuple[str, list[int]] = ("", [])  # a run, and the ranks of workers that were added to it
         self._fixed: tuple[str, str | None] = ("", None)  # a run, and why no worker can join or leave it
         self._left = ""  # the run that this task has left last
-        self._framework: tuple[str, Framework] | None = None  # a run that has no body yet, and its framework
         self._active: ActiveRun | None = None
         self.body: tuple[RunSpec, str | Callable[..., Any]] | None = None
         """What runs on this task, while it does."""
@@ -178,20 +179,6 @@ class Agent:
         spec, body = self.body
         return spec, without_closure(body)[0]  # the cells that the task has filled are in `spec.pushed`
 
-    def take_framework(self, run: str) -> Framework:
-        """Return what was made ready for a body of a run, once. Called by the body, on the main thread.
-
-        Raises AbortedError if another run has reserved the task since.
-        """
-        taken = self._framework
-        if taken is None or taken[0] != run:
-            raise AbortedError(
-                f"{self.task.name} was reserved for another run, since the body of run {run} did not begin "
-                f"within {RESERVED_SECONDS:.0f} s: run it again"
-            )
-        self._framework = None
-        return taken[1]
-
     def hold(self, holder: str) -> None:
         """Reserve the task for a holder that runs bodies of its own here, such as a sweep, until `let_go`."""
         self._holder = holder
@@ -221,6 +208,11 @@ class Agent:
     def unsubscribe(self, run: str) -> None:
         """Drop all subscribers of a run. On the Server's thread."""
         self._subscribers.drop(run)
+
+    def drop_groups(self, run: str) -> None:
+        """Drop what lets the ranks of a run find each other. On the Server's thread."""
+        self.groups.drop_run(run)
+        self._stores.drop_run(run)
 
     def close(self) -> None:
         """Release all parameters, passes over datasets and pushed files."""
@@ -253,18 +245,10 @@ class Agent:
         self.control(run)
         if frame.meta.get("subscribe"):  # in this call: a short body would end before another message
             self._subscribers.add(run, sender)
-        self._withdraw_framework()
         if (name := frame.meta.get("framework")) is None:
             return Frame("run.reserved")
-        framework, about = offered(str(name), host_of(self.task.info) if frame.meta["first"] else None)
-        self._framework = run, framework
-        return Frame("run.reserved", about)
-
-    def _withdraw_framework(self) -> None:
-        """End what was made ready for a body that has not begun."""
-        if self._framework is not None:
-            self._framework[1].withdraw()
-            self._framework = None
+        host = host_of(self.task.info) if frame.meta["first"] else None
+        return Frame("run.reserved", frameworks.offered(str(name), host))
 
     def _busy(self) -> str | None:
         """Return the run that has this task, None if it is free."""
@@ -422,10 +406,10 @@ class Agent:
         if self._active is None and self._reserved is not None and self._reserved[0] == run:
             self._reserved = None
             self._subscribers.drop(run)
-            self._withdraw_framework()
         self.parameters.drop_run(run)
         self.data.drop_run(run)
-        self.groups.drop_run(run)
+        self.drop_groups(run)
+        frameworks.release(run)
         self.cached_outcome.set_fetched(run)
         self._received.drop(run)
         return_freed_memory()

@@ -217,10 +217,8 @@ def body_environment(live: ActiveRun, here: Agent, spec: RunSpec) -> Iterator[No
         context.ends_in_log = (
             True  # the body trains by calls of its own, between which nothing looks for a stop
         )
-        reserved = spec.framework_port is not None
-        framework = here.take_framework(spec.run) if reserved else FRAMEWORKS[spec.framework]()
         inner = framework_environment(
-            framework, context.world, context.control, spec.framework_port, interruptible
+            FRAMEWORKS[spec.framework](), context.world, context.control, spec.framework_port, interruptible
         )
     with contexts.use(context), printing_to(output), displaying_to(output), ExitStack() as steered, inner:
         if spec.framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
