@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from nbdist.run.task import signals
 from nbdist.run.task.signals import bodies_only, forget, interruptible
 
 
@@ -60,3 +64,28 @@ def test_a_thread_without_it_is_as_it_was() -> None:
     thread.start()
     thread.join()
     assert done.is_set()
+
+
+def test_the_import_of_a_package_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("installed", "own"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}_module.py").write_text(
+            "import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    monkeypatch.setattr(signals, "INSTALLED", (str(tmp_path / "installed"),))
+    ended = []
+
+    def body() -> None:
+        importlib.import_module("installed_module")
+        ended.append("import")
+        threading.Event().wait(60)
+
+    with bodies_only():
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            body()
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            importlib.import_module("own_module")  # it may train
+    assert ended == ["import"]
+    assert sys.modules.pop("installed_module").whole
+    assert "own_module" not in sys.modules

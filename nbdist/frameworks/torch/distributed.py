@@ -74,7 +74,8 @@ class Torch(Framework):
     def variables(self, world: World, place: Place, host: str, port: int) -> Mapping[str, str]:
         """Connect to the store; return what torchrun sets beside the ranks.
 
-        gloo stays on the loopback device of a single host.
+        gloo stays on the loopback device of a single host. TORCHELASTIC_USE_AGENT_STORE is not set: groups
+        of processes that a body starts by itself have no store of an agent.
         """
         assert world.task is not None
         first = world.infos[0]
@@ -85,7 +86,6 @@ class Torch(Framework):
             "TORCHELASTIC_RUN_ID": place.run,
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             **({"GLOO_SOCKET_IFNAME": loopback_device()} if place.one_host else {}),
         }

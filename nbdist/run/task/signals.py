@@ -8,20 +8,39 @@
         forget()                # what was kept was for a body that is over
 
 A client sends one a while after its command to stop, when the body may be about to end by itself.
+
+A signal does not interrupt the import of an installed package either, such as the one of torch._dynamo that
+the first optimizer of a process makes: Python forgets a package whose import has failed, but not its parts
+that were imported, and extension modules cannot be imported twice. So the signal comes again after it.
 """
 
 from __future__ import annotations
 
+import _thread
 import signal
+import site
+import sysconfig
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+LOOK_SECONDS = 0.05  # between two looks whether an import has ended
+INSTALLED = (
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("platstdlib"),
+    *site.getsitepackages(),
+    site.getusersitepackages(),
+)
+"""Where installed packages are. A module of the user's own may train when it is imported."""
+
 
 class _Gate:
-    """Whether a signal comes through at present, and whether one is kept."""
+    """Whether a signal comes through at present, whether one is kept, and one waits for an import."""
 
-    open = kept = False
+    open = kept = waits = False
+    lock = threading.Lock()
 
 
 _gate = _Gate()
@@ -48,6 +67,8 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         _gate.open = False
+        with _gate.lock:
+            _gate.waits = False
 
 
 def forget() -> None:
@@ -56,6 +77,33 @@ def forget() -> None:
 
 
 def _heard(number: int, frame: FrameType | None) -> None:
-    if _gate.open:
+    if not _gate.open:
+        _gate.kept = True
+    elif imports_a_package(frame):
+        _gate.waits = True
+        _thread.start_new_thread(_send_again, ())  # without the locks of a threading.Thread
+    else:
         raise KeyboardInterrupt
-    _gate.kept = True
+
+
+def _send_again() -> None:
+    time.sleep(LOOK_SECONDS)
+    with _gate.lock:
+        if _gate.waits:
+            _gate.waits = False
+            _thread.interrupt_main()
+
+
+def imports_a_package(frame: FrameType | None) -> bool:
+    """Return whether a thread that is at ``frame`` imports a module of an installed package."""
+    while frame is not None:
+        code, caller = frame.f_code, frame.f_back
+        if (
+            code.co_name == "<module>"
+            and code.co_filename.startswith(INSTALLED)
+            and caller is not None
+            and caller.f_code.co_filename.startswith("<frozen importlib")
+        ):
+            return True
+        frame = caller
+    return False
