@@ -235,8 +235,9 @@ class Huber(Loss):
 
 def _plain(function: Any, class_name: str) -> type[Loss]:
     """Return the class of a loss without settings."""
+    summary = (function.__doc__ or "").partition("\n")[0]  # none under python -OO
     members = {
-        "__doc__": f"{function.__doc__.splitlines()[0]} See :func:`{function.__name__}`.",
+        "__doc__": f"{summary} See :func:`{function.__name__}`.",
         "__module__": __name__,
         "name": function.__name__,
         "__call__": lambda self, y, predicted: function(y, predicted),

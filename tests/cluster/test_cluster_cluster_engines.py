@@ -588,3 +588,12 @@ def test_an_error_on_the_servers_thread_is_in_the_engines_log(cluster: Cluster) 
     log = (cluster.folder / "log" / "engine-1.log").read_text()
     assert "a function on the thread of /job:worker/task:1 failed" in log
     assert "ZeroDivisionError" in log
+
+
+def test_pythons_own_settings_are_for_the_users_code(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    cluster = start(workers=1, memory="1G")
+    with pytest.raises(WorkerError, match="UserWarning: mine"):
+        cluster.run("import warnings, nbdist.nn; warnings.warn('mine')")
+    assert cluster.run("import sys; assert False; sys.flags.optimize, sys.argv") == [(2, [""])]

@@ -241,3 +241,9 @@ def test_rows_of_labels_and_of_logits_are_as_many() -> None:
     for labels in (np.ones((1, 2), np.float32), np.ones(2, np.float32)):
         with pytest.raises(InvalidArgumentError, match=r"labels \(.*2.*\) and logits \(2, 2\) differ"):
             softmax_cross_entropy(labels, constant(np.ones((2, 2), np.float32)))
+
+
+def test_losses_have_classes_without_docstrings() -> None:
+    """As under ``python -OO``, which drops them."""
+    one = losses._plain(lambda y, predicted: y, "Plain")
+    assert (one.__doc__ or "").startswith(" See")

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,16 @@ from nbdist.cluster.resources import set_blas_threads
 HEARTBEAT_SECONDS = 1.0  # between the controller's beats once all engines are there
 CONTROLLER_MISSES = 10  # missed beats after which an engine takes the controller for dead, and exits
 RECONNECT_MS = 10  # the controller binds while the engines start; ZeroMQ's own 100 ms would add up
+ENGINE_PACKAGES = (
+    "asyncio",
+    "ipykernel",
+    "ipyparallel",
+    "IPython",
+    "jupyter_client",
+    "tornado",
+    "traitlets",
+    "zmq",
+)
 
 
 def run_engine(
@@ -37,6 +48,7 @@ def run_engine(
         bind_this_process(environment[CORES_VARIABLE])  # before a thread starts: each has its own affinity
     if (threads := environment.get("OPENBLAS_NUM_THREADS")) is not None and threads != loaded_with:
         set_blas_threads(int(threads))  # a task that was added later has another share of the cores
+    sys.argv = [""]  # as in a notebook's own process, a body that parses arguments finds none of its parent's
     enter()
     fresh_random_state()
     # To the engine's own log file: sys.stderr belongs to the notebook, or to the body that runs.
@@ -45,6 +57,8 @@ def run_engine(
     from ipyparallel.engine.app import IPEngine
     from traitlets.config import Config
 
+    if sys.warnoptions:  # PYTHONWARNINGS=error is for the user's code
+        warnings.filterwarnings("ignore", module=rf"({'|'.join(ENGINE_PACKAGES)})(\.|$)")
     config = Config()
     config.ProfileDir.location = folder
     config.IPEngine.log_level = 30
