@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,19 @@ class Batches:
     opened: Callable[[tuple[Array, ...]], Any]
     note: str = ""
     """What a user should know."""
+
+
+class Pass(Iterator[Any]):
+    """One pass over the batches of a dataset; its ``len``, for progress bars, is that of the dataset."""
+
+    def __init__(self, batches: Iterator[Any], dataset: Dataset) -> None:
+        self._batches, self._dataset = batches, dataset
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
 
 
 def nested(dataset: Dataset, note: str = "") -> Batches:

@@ -114,8 +114,10 @@ LOOP = (
     + f"""
 with nb.frameworks.jax.wrap(loss, start, optimizer=nb.optim.SGD({RATE})) as training:
     for epoch in range(4):
-        for batch in training.batches(batches):
+        shares = training.batches(batches)
+        for number, batch in enumerate(shares, 1):
             value, metrics = training.step(batch)
+        assert number == len(shares)
 params = training.params
 """
 )

@@ -202,8 +202,10 @@ scheduler = MultiplicativeLR(optimizer, lambda epoch: 1.0)
 rows = torch.utils.data.TensorDataset(x, y)
 data = rows if {optimizer is None} else torch.utils.data.DataLoader(rows, 8)
 with nb.frameworks.torch.wrap(model, optimizer, data) as batches:
+    count, passed = len(batches), 0
     for epoch in range(3):
         for features, targets in batches:
+            passed += 1
             for half in range(2):       # accumulated over two parts
                 loss = torch.nn.functional.cross_entropy(model(features[half::2]), targets[half::2])
                 (loss * len(features[half::2]) / len(features)).backward()
@@ -212,6 +214,7 @@ with nb.frameworks.torch.wrap(model, optimizer, data) as batches:
             nb.log(loss=loss)
         scheduler.step()
 weights = [one.detach().numpy() for one in model.parameters()]
+assert passed == 3 * count, (passed, count)
 """
     run = start_run(MODEL.format(seed="nb.task.index") + body, Options(**options), cluster=cluster).wait()
     assert run.store.last(2, "loss") is not None

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.data import Dataset
 from nbdist.data.structure import leaves_of, rebuild, spec_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.frameworks.batches import Pass
 from nbdist.frameworks.jax.step import LossFunction, spec_with_rows
 from nbdist.frameworks.jax.training import (
     as_arrays,
@@ -113,13 +115,18 @@ class LoopOfSteps:
             )
         self._loop.replica.set_learning_rate(float(rate))
 
-    def batches(self, data: Any, batch_size: int | None = None) -> Iterator[Any]:
-        """Yield this replica's share of each batch of one pass through ``data``, which is that of `fit`.
+    def batches(self, data: Any, batch_size: int | None = None) -> Pass:
+        """Return this replica's share of each batch of one pass through ``data``, which is that of `fit`.
+
+        Its ``len`` is the number of batches, where it is known.
 
         The pass ends early, and all later ones are empty, if the run is asked to stop. Where a batch is
         smaller than the number of replicas, some get one without examples: pass it to `step` as well.
         """
         dataset = batches_of(data, batch_size)
+        return Pass(self._shares(dataset), dataset)
+
+    def _shares(self, dataset: Dataset) -> Iterator[Any]:
         spec = spec_with_rows(dataset.element_spec)
         loop = self._begun(spec)
         with use_here(self._context):

@@ -54,8 +54,9 @@ def wrap(
     """Run a loop of one's own under the run's strategy, inside a ``with``, whose target are the batches.
 
     Runs on the workers, or in any process on one device. Each pass over the batches is an epoch; it yields
-    this replica's share of each batch, as tensors. All replicas make the same passes and call
-    ``optimizer.step`` at the same batches. *Stop* ends the pass, and the ``with`` where the next
+    this replica's share of each batch, as tensors. Their ``len`` is their number
+    in a pass, where it is known. All replicas make the same passes and call ``optimizer.step`` at the same
+    batches. *Stop* ends the pass, and the ``with`` where the next
     one begins, without an error. Schedulers of torch change the rate of the strategy's updates.
 
     - ``model``: an nn.Module, made alike on every worker; at the end it has the trained weights
@@ -148,6 +149,10 @@ class Batches:
         context.progress.state = "running"
         model.bind(self._replica.values)
         self._replica.pull()
+
+    def __len__(self) -> int:
+        """Return the number of batches of a pass. Raises TypeError if it is unknown or without end."""
+        return len(self._dataset)
 
     def __iter__(self) -> Iterator[Any]:
         replica, control = self._replica, self._context.control
