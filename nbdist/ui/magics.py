@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from inspect import cleandoc
 from typing import Any
@@ -21,6 +22,7 @@ from nbdist.cluster.adopt import report_runs, start_or_adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
 from nbdist.frameworks.torch.weights import loaded
+from nbdist.metrics.run_folder import duration
 from nbdist.run.delivery import Given
 from nbdist.run.follow import InterruptDebounce
 from nbdist.run.options import Options
@@ -145,14 +147,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         Flags:
         {flags}
         """
-        run = begin(line, cell, self.shell.user_ns)
-        if follow_if_background(run, self.shell.user_ns):
-            return
-        try:
-            run.wait()
-        finally:
-            fetch_results(run, self.shell.user_ns)
-        finish(run)
+        run_distribute(line, cell)
 
     @line_magic  # type: ignore[untyped-decorator]
     @shown_briefly
@@ -337,6 +332,20 @@ def finish(run: Run) -> None:
         raise stopped
 
 
+@shown_briefly
+def run_distribute(line: str, cell: str, before: int = 1) -> None:
+    """Run a %%distribute cell, with its body after ``before`` lines, without an event loop."""
+    namespace = get_ipython().user_ns
+    run = begin(line, cell, namespace, before)
+    if follow_if_background(run, namespace):
+        return
+    try:
+        run.wait()
+    finally:
+        fetch_results(run, namespace)
+    finish(run)
+
+
 async def await_distribute(line: str, cell: str, before: int = 1) -> None:
     """Run a %%distribute cell, with its body after ``before`` lines, while the kernel's event loop runs."""
     shell = get_ipython()
@@ -354,27 +363,49 @@ async def await_distribute(line: str, cell: str, before: int = 1) -> None:
 
 
 AWAITED = {
-    "%%distribute": ("nbdist.ui.magics", "await_distribute"),
-    "%%sweep": ("nbdist.ui.magics", "await_sweep"),
+    "%%distribute": ("await_distribute", "run_distribute"),
+    "%%sweep": ("await_sweep", "run_of_sweep"),
 }
+"""The functions that a cell calls, awaited and not, by its first line."""
+WRAPPERS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%memit", "%%pyinstrument", "%%scalene")
+"""Magics that run the cell below them, by a call that does not await."""
 
 
 def awaited(lines: list[str]) -> list[str]:
     """Turn a cell that starts with %%distribute or %%sweep into an awaited call. An input transformer.
 
+    Below ``%%time`` it is awaited as well. Below another of the magics that run a cell, it is a plain call.
+
     >>> awaited(["%%distribute --sync\\n", "x = 1\\n"])
     ["await __import__('nbdist.ui.magics', fromlist=['']).await_distribute('--sync', 'x = 1\\\\n', 1)\\n"]
+    >>> awaited(["%%capture out\\n", "%%distribute\\n", "x = 1\\n"])[1]
+    "__import__('nbdist.ui.magics', fromlist=['']).run_distribute('', 'x = 1\\\\n', 2)\\n"
     """
-    first = next((i for i, line in enumerate(lines) if line.strip()), None)
-    if first is None:
+    first, above = 0, []
+    while first < len(lines) and (not (text := lines[first].strip()) or text.partition(" ")[0] in WRAPPERS):
+        above += [text] * bool(text)
+        first += 1
+    if first == len(lines):
         return lines
     name, _, rest = lines[first].strip().partition(" ")
     if name not in AWAITED or rest.strip() in ("?", "??"):
         return lines
-    body = "".join(lines[first + 1 :])
-    module, function = AWAITED[name]
-    call = f"{function}({rest.strip()!r}, {body!r}, {first + 1})"
-    return [f"await __import__({module!r}, fromlist=['']).{call}\n"]
+    given = f"({rest.strip()!r}, {''.join(lines[first + 1 :])!r}, {first + 1})"
+    module, (awaits, plain) = f"__import__({__name__!r}, fromlist=[''])", AWAITED[name]
+    if not above:
+        return [f"await {module}.{awaits}{given}\n"]
+    if above == ["%%time"]:
+        return [f"await {module}.timed({module}.{awaits}{given})\n"]
+    return [*(f"{line}\n" for line in above), f"{module}.{plain}{given}\n"]
+
+
+async def timed(call: Coroutine[Any, Any, None]) -> None:
+    """Await a call, and print how long it took, as ``%%time`` does."""
+    began = time.perf_counter()
+    try:
+        await call
+    finally:
+        print(f"Wall time: {duration(time.perf_counter() - began)}")
 
 
 def load(shell: Any) -> None:
@@ -428,7 +459,7 @@ class SweepMagics(Magics):  # type: ignore[misc]  # IPython has no types
         Flags:
         {flags}
         """
-        begin_sweep(line, cell, self.shell.user_ns, may_wait=True)
+        run_of_sweep(line, cell)
 
 
 SweepMagics.sweep.__doc__ = cleandoc(SweepMagics.sweep.__doc__ or "").replace("{flags}", usage(SWEEP_FLAGS))
@@ -459,6 +490,12 @@ def begin_sweep(
     )
     namespace["sweep"] = sweep
     return sweep, wait
+
+
+@shown_briefly
+def run_of_sweep(line: str, cell: str, before: int = 1) -> None:
+    """Run a %%sweep cell without an event loop."""
+    begin_sweep(line, cell, get_ipython().user_ns, True, before)
 
 
 async def await_sweep(line: str, cell: str, before: int = 1) -> None:

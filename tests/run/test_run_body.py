@@ -18,8 +18,11 @@ from nbdist.run.options import Options
 from nbdist.run.start import start_run
 from nbdist.run.task.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
 from nbdist.run.task.reporting import SCREEN, Output, printing_to
+from nbdist.run.task.spawned import described
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import Context, Control, use
+from nbdist.ui.display.run import PrintedView
+from nbdist.ui.transcript import Transcript
 
 
 def raised(function: Callable[[], Any]) -> BaseException:
@@ -251,3 +254,105 @@ def test_output_survives_a_full_disk() -> None:
         print("kept")
     assert output.take() == "kept\n"
     output.finish()
+
+
+ASYNCHRONOUS = """
+import asyncio
+async def later(value):
+    await asyncio.sleep(0)
+    return value
+second = await later(2)
+third = await asyncio.gather(later(3), later(nb.task.rank))
+await later(None)
+"""
+
+
+@pytest.mark.engines
+def test_a_body_may_await_and_run_an_event_loop(cluster: Cluster) -> None:
+    options = Options(on="worker:0")
+    for _ in range(2):  # the engine's own loop runs as before
+        run = start_run(ASYNCHRONOUS, options, cluster=cluster).wait()
+        assert [run.results[name] for name in ("second", "third")] == [2, [3, 0]]
+        first = start_run("first = asyncio.run(later([1]))", options, cluster=cluster).wait()
+        assert first.results["first"] == [1]
+
+    async def body() -> dict[str, int]:
+        import asyncio
+
+        await asyncio.sleep(0)
+        return {"fourth": 4}
+
+    body.__module__ = "__main__"  # sent by its code, as one of a notebook
+    assert start_run(body, options, cluster=cluster).wait().results["fourth"] == 4
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    "call", ["quit()", "exit()", "input()", "breakpoint()", "import pdb; pdb.set_trace()"]
+)
+def test_what_needs_a_terminal_is_refused_by_a_sentence(cluster: Cluster, call: str) -> None:
+    run = start_run(f"x = 1\n{call}\nx += 1", Options(on="worker:0"), cluster=cluster)
+    with pytest.raises(WorkerError, match=r"(no keyboard on|would end) (a|this) worker"):
+        run.wait()
+    assert cluster.run("x", on=0) == [1]  # the process is there, and has its names
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("bar", ["tqdm", "tqdm.auto", "tqdm.autonotebook", "tqdm.notebook"])
+def test_a_progress_bar_is_a_line_that_moves(
+    cluster: Cluster, bar: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = f"""
+from {bar} import tqdm, trange
+for name in tqdm(["a", "b"], desc="names", mininterval=0): pass
+for step in trange(3, desc="steps", mininterval=0): pass
+"""
+    run = start_run(body, Options(on="worker:0"), cluster=cluster, make_view=PrintedView).wait()
+    printed = (run.folder / "output-0000.log").read_bytes().decode()
+    assert printed.count("\rnames: ") >= 3  # each state at the start of the line
+    transcript = Transcript()
+    transcript.append(printed)
+    lines = [line.partition("|")[0] for line in transcript.text().splitlines()]
+    assert lines == ["names: 100%", "steps: 100%"]
+    assert "[worker 0] steps: 100%|" in capsys.readouterr().out
+
+
+@pytest.mark.engines
+def test_a_spawned_process_gets_functions_and_classes_of_the_body(cluster: Cluster) -> None:
+    body = """
+import multiprocessing
+table = np.arange(3000.0)
+class Row:
+    def __init__(self, at):
+        self.at = at
+    def value(self):
+        return table[self.at]
+def double(row):
+    return 2 * row.value()
+with multiprocessing.get_context("spawn").Pool(1) as pool:
+    doubled = pool.map(double, [Row(3), Row(2000)])
+    (row,) = pool.map(Row, [5])
+is_row = isinstance(row, Row)
+"""
+    run = start_run(f"import numpy as np{body}", Options(on="worker:0"), cluster=cluster).wait()
+    assert run.results["doubled"] == [6.0, 4000.0]
+    assert run.results["is_row"]
+
+
+def test_what_a_spawned_process_cannot_get_is_named() -> None:
+    namespace = {"__name__": "__main__", "held": threading.Lock()}
+    exec("def locked():\n    return held", namespace)
+    with pytest.raises(InvalidArgumentError, match=r"process cannot get locked of this body: "):
+        described(namespace["locked"])
+
+
+@pytest.mark.engines
+def test_a_body_that_parses_arguments_finds_none(cluster: Cluster) -> None:
+    body = """
+import argparse, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=3)
+epochs, given = parser.parse_args().epochs, sys.argv
+"""
+    results = start_run(body, Options(on="worker:0"), cluster=cluster).wait().results
+    assert (results["epochs"], results["given"]) == (3, [""])

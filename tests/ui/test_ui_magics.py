@@ -132,12 +132,24 @@ def test_cells_become_awaited_calls(cell: str, flags: str, body: str) -> None:
         "%%distribute ?\n",
         "%%distribute ??\n",
         "'''\n%%distribute\n'''\n",
-        "%%time\n%%distribute\nx\n",
+        "%%writefile cell.py\n%%distribute\nx\n",
+        "%%time\nx\n",
+        "%%time\n",
     ],
 )
 def test_other_cells_stay_as_they_are(cell: str) -> None:
     lines = cell.splitlines(keepends=True)
     assert awaited(lines) == lines
+
+
+def test_a_magic_above_is_kept_or_done_by_the_awaited_call() -> None:
+    call = "__import__('nbdist.ui.magics', fromlist=[''])."
+    assert awaited(["%%time\n", "\n", "%%sweep lr=[1]\n", "x\n"]) == [
+        f"await {call}timed({call}await_sweep('lr=[1]', 'x\\n', 3))\n"
+    ]
+    assert awaited(["%%timeit -n 1\n", "%%capture out\n", "%%distribute\n", "x\n"]) == [
+        "%%timeit -n 1\n", "%%capture out\n", f"{call}run_distribute('', 'x\\n', 3)\n"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("given", [3, RunFile("digits")], ids=["number", "run"])
@@ -251,6 +263,32 @@ def test_a_cell_trains_and_its_names_are_in_the_notebook(shell: InteractiveShell
     assert names["result"] == 6
     np.testing.assert_array_equal(names["x"], np.eye(6, 4))
     assert names["model"].predict(names["x"]).shape == (6, 3)
+
+
+@pytest.mark.engines
+@pytest.mark.usefixtures("on_cluster")
+@pytest.mark.parametrize(
+    "above", ["%%time\n{}", "%%capture out\n{}", "%%timeit -n 1 -r 1\n{}", "%%prun -q\n{}", "{}%%time\n"]
+)
+def test_a_cell_below_or_above_another_magic_trains_as_without(
+    shell: InteractiveShell, run: Run, above: str
+) -> None:
+    error, shown = run(above.format("%%distribute --strategy one_device --no-live --on worker:0\n") + TRAIN)
+    assert error is None, shown
+    assert shell.user_ns["model"].predict(np.eye(6, 4)).shape == (6, 3)
+    assert shell.user_ns["history"].global_step == 6
+    assert ("Wall time: " in shown) == ("%%time\n" in above)
+    assert ("out" in shell.user_ns) == ("out" in above)
+
+
+@pytest.mark.engines
+@pytest.mark.usefixtures("on_cluster")
+def test_a_magic_that_would_keep_the_bodys_names_is_refused_inside(run: Run) -> None:
+    error, shown = run("%%distribute --no-live\n%%capture out\nx = 1")
+    assert isinstance(error, InvalidArgumentError)
+    assert "%%capture in the body would keep the names of the body to itself" in shown
+    error, shown = run("%%time\n%%distribute --no-live\nx = (")
+    assert "SyntaxError in line 3 of the cell" in shown
 
 
 @pytest.mark.engines

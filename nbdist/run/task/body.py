@@ -39,13 +39,17 @@ from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
 from nbdist.metrics.event_file import events_folder
 from nbdist.metrics.recorder import Recorder
+from nbdist.metrics.run_folder import duration
 from nbdist.nn import Model
 from nbdist.run.delivery import Given, Pushed, names_added, with_closure
 from nbdist.run.outcome import pack
 from nbdist.run.task.agent import Agent, agent
 from nbdist.run.task.data_reader import DataReader
+from nbdist.run.task.event_loop import EventLoop, no_running_loop
 from nbdist.run.task.reporting import ActiveRun, Output, displaying_to, printing_to
 from nbdist.run.task.signals import bodies_only, interruptible
+from nbdist.run.task.spawned import sent_by_value
+from nbdist.run.task.terminal import without_terminal
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
 from nbdist.text import cut_middle
@@ -220,7 +224,16 @@ def body_environment(live: ActiveRun, here: Agent, spec: RunSpec) -> Iterator[No
         inner = framework_environment(
             FRAMEWORKS[spec.framework](), context.world, context.control, spec.framework_port, interruptible
         )
-    with contexts.use(context), printing_to(output), displaying_to(output), ExitStack() as steered, inner:
+    with (
+        contexts.use(context),
+        printing_to(output),
+        displaying_to(output),
+        without_terminal(),
+        no_running_loop(),
+        sent_by_value(),
+        ExitStack() as steered,
+        inner,
+    ):
         if spec.framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
             steered.enter_context(seen_and_steered(spec.framework, context))
         yield
@@ -340,7 +353,8 @@ def _call(body: Any, given: Given, names: dict[str, Any]) -> dict[str, Any]:
     """Run a function; return what it returned under `RETURNED`, and by name the parts that have one."""
     if getattr(body, "__module__", "") == "__main__":  # typed by the user, as nb
         getattr(body, "__globals__", {}).setdefault("nb", import_module("nbdist"))
-    value = body(*given.args, **{**given.kwargs, **names})
+    with EventLoop() as loop:
+        value = loop.result(body(*given.args, **{**given.kwargs, **names}))
     return {RETURNED: value, **_named(value)}
 
 
@@ -474,11 +488,18 @@ class Code:
         self._before = {name: namespace.get(name) for name in assigned_names(tree)}
         self._trainings = {name: times_trained(model) for name, model in models_in(namespace)}
         wanted = {*self._fetch, *(certain_names(tree) | set(USUAL_NAMES)) & set(self._before)}
-        exec(compile(tree, file, "exec"), namespace)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), file, "eval"), namespace)
-            if value is not None:
-                _show(value)
+        began = time.perf_counter()
+        with EventLoop() as loop:
+            loop.execute(compile(tree, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
+            if isinstance(last, ast.Expr):
+                expression = ast.Expression(last.value)
+                value = loop.execute(
+                    compile(expression, file, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace
+                )
+                if value is not None:
+                    _show(value)
+        if first_magic(self._source) == TIME:
+            print(f"Wall time: {duration(time.perf_counter() - began)}")
         return self.bound() | {name: namespace[name] for name in wanted if name in namespace}
 
     def with_names(self, names: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -498,6 +519,21 @@ class Code:
         return found
 
 
+TIME = "%%time"
+OUTSIDE = ("%%capture", "%%prun", "%%memit", "%%pyinstrument", "%%scalene")
+"""Magics that would execute a body as a cell of the engine, where its names do not belong to the run."""
+
+
+def first_magic(source: str) -> str:
+    """Return the cell magic that a body begins with, without its options; empty without one.
+
+    >>> first_magic("%%time\\nx = 1"), first_magic("x = 1")
+    ('%%time', '')
+    """
+    word = source.split(maxsplit=1)[0] if source.strip() else ""
+    return word if word.startswith("%%") else ""
+
+
 def as_python(source: str, first_line: int = 1) -> str:
     """Return a body as Python alone, IPython's own lines translated, each line under its number in the cell.
 
@@ -506,6 +542,8 @@ def as_python(source: str, first_line: int = 1) -> str:
     """
     from IPython.core.inputtransformer2 import TransformerManager
 
+    if first_magic(source) == TIME:
+        source = source.replace(TIME, "", 1)
     shell = _shell()
     translated: str = shell.transform_cell(source) if shell is not None else source
     if shell is None and any(line.lstrip()[:1] in ("%", "!") for line in source.splitlines()):
@@ -524,9 +562,14 @@ def check_source(source: str, first_line: int = 1) -> None:
         x = (
             ^
     """
+    if (magic := first_magic(source)) in OUTSIDE:
+        raise InvalidArgumentError(
+            f"{magic} in the body would keep the names of the body to itself, and the notebook would get no "
+            f"model: write {magic} above %%distribute"
+        )
     translated = as_python(source, first_line)
     try:
-        compile(translated, "<cell>", "exec", dont_inherit=True)
+        compile(translated, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
         lines = translated.splitlines()
         known = error.lineno is not None and 0 < error.lineno <= len(lines)

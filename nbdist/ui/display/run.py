@@ -43,7 +43,7 @@ from nbdist.ui.frozen.summary import (
 from nbdist.ui.gpus import Gpus, gpus_over_time
 from nbdist.ui.input_pipeline import input_shown
 from nbdist.ui.pictures import Entries, entries_of
-from nbdist.ui.transcript import Transcript
+from nbdist.ui.transcript import Transcript, after_returns, latest_return
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.run_feed import plan_charts
 
@@ -429,10 +429,11 @@ class PrintedView:
         """Do nothing."""
 
     def output(self, task: str, text: str) -> None:
-        """Print the complete lines of a task's output."""
-        *lines, self._open[task] = (self._open.get(task, "") + text).split("\n")
+        """Print the complete lines of a task's output; of a progress bar, its last state."""
+        *lines, rest = (self._open.get(task, "") + text.replace("\r\n", "\n")).split("\n")
+        self._open[task] = latest_return(rest)[1]
         for line in lines:
-            print(f"[{short_task(task)}] {line}")
+            print(f"[{short_task(task)}] {after_returns(line)}")
 
     def display(self, task: str, shown: Displayed) -> None:
         """Show an object that a task displayed."""
@@ -442,7 +443,7 @@ class PrintedView:
         """Print the remaining incomplete lines."""
         for task, line in self._open.items():
             if line:
-                print(f"[{short_task(task)}] {line}")
+                print(f"[{short_task(task)}] {after_returns(line)}")
 
 
 def show_displayed(task: str, shown: Displayed) -> None:
