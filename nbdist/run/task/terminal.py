@@ -62,7 +62,11 @@ def _bars_as_lines(module: ModuleType, patches: Patches) -> None:
     """Have a body that asks for the bars of notebooks get those of terminals."""
     std = importlib.import_module("tqdm.std")
     for name, kind in (("tqdm", std.tqdm), ("tqdm_notebook", std.tqdm), ("trange", std.trange)):
-        patches.replace(module, name, lambda before, kind=kind: kind)
+        patches.replace(module, name, _always(kind))
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    return lambda before: value
 
 
 def _refuse(sentence: str) -> Callable[..., NoReturn]:
