@@ -1,4 +1,4 @@
-"""What a fault costs a training, for the rows 1 to 7 and 11 of the faults that a cluster survives.
+"""What a fault costs a training, for the rows 1 to 7, 11 and 30 of the faults that a cluster survives.
 
     python -m bench faults                                # all rows, about ten minutes
     python -m bench faults --rows 2 11 --program all-reduce --rounds 3
@@ -16,16 +16,18 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import signal
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench import recovery_work
-from bench.kills import POINT, PROGRAMS, SEED, Outcome, trained
+from bench.kills import POINT, SEED, Outcome, Program, trained
+from bench.kills import PROGRAMS as SURVIVING
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -36,6 +38,27 @@ KILLED, FROZEN = 2.0, 10.0  # seconds in which a killed, a frozen process is not
 FROZEN_SECONDS = 60.0
 LEAST_STEPS = 600
 WORKER, CHIEF, SERVER = "/job:worker/task:1", "/job:worker/task:0", "/job:ps/task:0"
+DDP = """
+import torch
+import torch.distributed as dist
+from bench.recovery_work import StepLog
+log = StepLog({steps!r}, nb.task.rank, {pace})
+dist.init_process_group("gloo")
+torch.manual_seed({seed})
+x, y, x_test, y_test = nb.data.digits()
+net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 32), torch.nn.Sigmoid(), torch.nn.Linear(32, 10))
+ddp = torch.nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(ddp.parameters(), 0.5)
+draw = torch.Generator().manual_seed(nb.task.rank)
+for step in range(1, {least} + 1):
+    rows = torch.randint(len(x), (64,), generator=draw).numpy()
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(ddp(torch.from_numpy(x[rows])), torch.from_numpy(y[rows])).backward()
+    optimizer.step()
+    log.add(step)
+accuracy = float((net(torch.from_numpy(x_test)).argmax(1).numpy() == y_test).mean())
+"""
+PROGRAMS = {**SURVIVING, "ddp": Program(DDP, 3, 0, {"framework": "torch"})}
 
 
 @dataclass(frozen=True)
@@ -57,6 +80,8 @@ class Fault:
     refuses: str = ""
     """What the run's notes say, if it has to continue without the victims."""
     options: dict[str, Any] = field(default_factory=dict)
+    descriptors: int = 0
+    """How many files each process may have open; 0 for as many as it may here."""
 
     @property
     def text(self) -> str:
@@ -103,6 +128,10 @@ FAULTS = (
     Fault(11, "sync-ps", (WORKER,), signum=signal.SIGSTOP),
     Fault(11, "session", (WORKER,), signum=signal.SIGSTOP),
     Fault(11, "all-reduce", (WORKER,), signum=signal.SIGSTOP),
+    Fault(11, "elastic", (WORKER,), signum=signal.SIGSTOP),
+    Fault(2, "ddp", (WORKER,), ends="died: killed by SIGKILL"),
+    Fault(30, "async-ps", (WORKER,), descriptors=1024),
+    Fault(30, "all-reduce", (WORKER,), within=15.0, descriptors=1024),
 )
 
 
@@ -157,10 +186,23 @@ def accuracy_without(program: str, seed: int) -> float:
 def measured(fault: Fault, calm: float, seed: int) -> Cost:
     """Make a fault in a training on a new cluster; return what it costs."""
     injection = Injection(fault, PROGRAMS[fault.program].workers)
-    outcome = trained(
-        PROGRAMS[fault.program], injection, seed, least=LEAST_STEPS, per_epoch=1, **fault.options
-    )
+    with at_most(fault.descriptors):
+        outcome = trained(
+            PROGRAMS[fault.program], injection, seed, least=LEAST_STEPS, per_epoch=1, **fault.options
+        )
     return cost_of(fault, injection, outcome, calm)
+
+
+@contextmanager
+def at_most(descriptors: int) -> Iterator[None]:
+    """Let this process, and those that it starts, have so many files open in the block; 0 changes nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Injection:
