@@ -21,7 +21,8 @@ leaving  A replica that is to leave says so with its next push, in a control val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -32,7 +33,7 @@ from nbdist.data import Dataset
 from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.membership import GroupReplica, GroupStrategy
 from nbdist.distribute.sharing import one_order
-from nbdist.errors import DataLossError, TaskDiedError, UnavailableError
+from nbdist.errors import DataLossError, InvalidArgumentError, TaskDiedError, UnavailableError
 from nbdist.graph.backend import backend, scoped_device, to_device
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
@@ -52,6 +53,8 @@ from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
 CONTROL = "control"
+END_CALL = "all_reduce(op='max', dtype=bool, shape=())"
+"""What a replica calls at the end of its epoch, in the text of an error about calls that differ."""
 COUNT = 21  # all but the last exact in a float of any size; those of metrics follow
 STOP, HAS_RATE, RATE = 0, 1, slice(2, 10)  # whether to stop; a learning rate
 JOINS, LEAVES = 10, 11  # whether others join; how many leave
@@ -270,11 +273,12 @@ class AllReduceReplica(GroupReplica):
         if not self.controls_apart:
             self._buckets.mark(CONTROL)
         try:
-            self._buckets.finish()
-            self._check_sums()
-            if self.controls_apart:
-                self._group.all_reduce(self._control, "sum", out=self._control)
-            rows = self._all_rows()
+            with self._same_batches():
+                self._buckets.finish()
+                self._check_sums()
+                if self.controls_apart:
+                    self._group.all_reduce(self._control, "sum", out=self._control)
+                rows = self._all_rows()
         except UnavailableError as error:
             if self._recover(error):
                 raise RetryStep from None
@@ -400,9 +404,27 @@ class AllReduceReplica(GroupReplica):
         """Return whether any replica wants to end the training."""
         while True:
             try:
-                return bool(self._group.all_reduce(np.array(stop or self._stops), "max"))
+                with self._same_batches():
+                    return bool(self._group.all_reduce(np.array(stop or self._stops), "max"))
             except UnavailableError as error:
                 self._recover(error)
+
+    @contextmanager
+    def _same_batches(self) -> Iterator[None]:
+        """Name the replica whose data has ended, where the others make another step."""
+        try:
+            yield
+        except InvalidArgumentError as error:
+            calling = [label for label in self._group.labels if f"{label} calls " in str(error)]
+            ended = [label for label in calling if f"{label} calls {END_CALL}" in str(error)]
+            others = [label for label in calling if label not in ended]
+            if not ended or not others:
+                raise
+            raise InvalidArgumentError(
+                f"the data of {ended[0]} ended after step {self._made:,}, and {others[0]} has a batch for "
+                "the next step, which all replicas share: make the same dataset on every worker, or, where "
+                "each reads data of its own, say so with dataset.with_auto_shard(...)"
+            ) from None
 
     def _recover(self, error: UnavailableError) -> bool:
         """Continue with the remaining replicas; return whether the current step must be repeated.

@@ -35,7 +35,7 @@ from nbdist.runtime.ps.shard import GradientStatistics
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, LEFT_OUT, Rules
 from nbdist.runtime.ps.trace import gradient_of, parameters_for
 from nbdist.runtime.tables import RowGradient
-from nbdist.train.context import Context
+from nbdist.train.context import Context, current
 from nbdist.train.strategy import Replica, ReplicaLeft, ReplicaState, interleaved
 from nbdist.wire.rpc.frame import Frame
 
@@ -463,7 +463,9 @@ class ServedReplica(Replica):
             self._settle(self._under_way[0])
         except StepStopped:
             self.dropped += 1
-            self.unmade += self._rules.synchronous and self._rules.needed == self._rules.replicas
+            if self._rules.synchronous and self._rules.needed == self._rules.replicas:
+                self.unmade += 1
+                current().progress.cut_short = True
             raise
         finally:
             self._under_way.popleft()  # not before: a server that dies now does not answer it any more

@@ -38,6 +38,7 @@ LEFT = "left"
 """The state of a replica that has left the run, which continues on the others."""
 
 
+CUT_SHORT, CALLBACK = "cut short", "by a callback"
 OVER = (LOST, LEFT, "finished")
 ABSENT = (LOST, RESTARTING, JOINING, LEFT)
 
@@ -76,6 +77,8 @@ class ReplicaStanding:
     """How many cores its process may use."""
     input: Mapping[str, Any] | None = None
     """What was measured of the dataset that it trains on (see `nbdist.data.bottleneck`)."""
+    ended: str = ""
+    """What ended its training, if not its data: "cut short" by another replica, or "by a callback"."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class _Replica:
     """How many of the present training, as it says itself."""
     apart: str = ""
     """What to do about it, if it trains a model of its own beside other ranks."""
+    ended: str = ""
 
     def counts(self) -> dict[str, int]:
         """Return what former processes have counted, and this one too."""
@@ -223,6 +227,9 @@ class ProgressTracker:
         latest.gpu, latest.cores = progress.get("gpu") or latest.gpu, progress.get("cores") or latest.cores
         latest.input = progress.get("input") or latest.input
         latest.apart = progress.get("apart") or latest.apart
+        latest.ended = (
+            CALLBACK if progress.get("ended_early") else CUT_SHORT if progress.get("cut_short") else ""
+        )
         self.checkpoint = progress.get("checkpoint") or self.checkpoint
         if latest.state == PAUSED:  # what its rate is measured with stands still
             latest.past = deque((t + now - latest.at, own, s, e) for t, own, s, e in latest.past)
@@ -385,6 +392,7 @@ class ProgressTracker:
                     latest.gpu,
                     latest.cores,
                     latest.input,
+                    latest.ended,
                 )
                 for i, latest in enumerate(self._latest)
             ],
@@ -419,6 +427,33 @@ def _staleness(store: RunStore, replica: int) -> float | None:
         return None
     last = store.last(replica, "staleness")
     return None if last is None else float(last.value)
+
+
+def uneven_data(replicas: Sequence[ReplicaStanding], names: Sequence[str], status: str = "finished") -> str:
+    """Return which replicas' data ended first, where that ended a training of replicas that step together.
+
+    Empty if none of the replicas that have ended their training was cut short, or if something else ended it.
+
+    >>> cut, whole = ReplicaStanding("finished", 7, 0.0, None, {}, ended=CUT_SHORT), ReplicaStanding(
+    ...     "finished", 7, 0.0, None, {})
+    >>> uneven_data([cut, whole], ["worker 0", "worker 1"]).partition(":")[0]
+    'the data of worker 1 ended after step 7, and the training with it, though worker 0 had more'
+    """
+    cut = [name for name, one in zip(names, replicas, strict=True) if one.ended == CUT_SHORT]
+    first = [one for one in replicas if one.ended != CUT_SHORT]
+    if (
+        status != "finished"
+        or not cut
+        or not first
+        or any(one.ended == CALLBACK or one.state in ABSENT for one in replicas)
+    ):
+        return ""
+    ended = " and ".join(name for name in names if name not in cut)
+    return (
+        f"the data of {ended} ended after step {max(one.step for one in first):,}, and the training with "
+        f"it, though {' and '.join(cut)} had more: replicas that step together share each batch, so make the "
+        "same dataset on every worker"
+    )
 
 
 def trained_apart(remedies: Sequence[str], over: bool = True) -> str:

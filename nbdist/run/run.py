@@ -42,7 +42,7 @@ from nbdist.run.history import Labelled
 from nbdist.run.monitor import RunMonitor
 from nbdist.run.options import Options
 from nbdist.run.ownership import RunOwnership
-from nbdist.run.progress import ProgressTracker, Standing
+from nbdist.run.progress import ProgressTracker, Standing, uneven_data
 from nbdist.run.progress_file import progress_path, read_input
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery import BodyLauncher, Restart, RestartBudget, WorkerRecovery
@@ -620,7 +620,8 @@ class Run(Labelled):
             self._record, self.outcomes, self.error, self._monitor.interrupted, self._is_to_train
         )
         self._last = self._standing_at_end()
-        self.notes += [self._last.apart] if self._last.apart else []
+        uneven = uneven_data(self._last.replicas, self.tasks, self.status)
+        self.notes += filter(None, [self._last.apart, uneven])
         finish.release(self._monitor, self._cluster.tasks)
         self._at_end()
         if self._monitor.stuck and str(self.error) != self._monitor.stuck:

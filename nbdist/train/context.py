@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,10 @@ class Progress:
     """How many MonitoredSessions the body has made."""
     together: bool = False
     """Whether replicas of a framework's own distribution make each step together."""
+    cut_short: bool = False
+    """Whether a training has ended here before its data did, because other replicas had ended theirs."""
+    ended_early: bool = False
+    """Whether a callback of this replica has ended a training."""
     apart: str = ""
     """What to do about it, if this rank of several has made steps of a framework's training alone."""
     needed_workers: int = 0
@@ -289,6 +293,10 @@ class Context:
     """The framework by whose own calls the body is distributed (``--framework``), if it is."""
     trainer: str = ""
     """What makes the steps of a framework's training, as far as known; see `nbdist.frameworks.apart`."""
+    trained: Callable[[], Sequence[Any]] | None = None
+    """Returns the modules that a framework's own loop has trained; None where nothing knows them."""
+    weights: Callable[[], list[tuple[float, float]]] | None = None
+    """Returns what the weights of replicas have in common; None where nothing is to be compared."""
     on_log: Callable[[Mapping[str, float]], object] | None = None
     """Called with the values that ``nb.log`` is given; None where nothing looks at them."""
     fitting: bool = False

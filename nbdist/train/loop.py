@@ -236,6 +236,7 @@ def _train(
                         logs = validate(replica.values)
                     history.validated(logs, loop.of_all())
             history.end_epoch(epoch, whole=continues)
+            context.progress.ended_early |= history.stop_training
             if history.stop_training and context.end_everywhere is not None and context.is_chief:
                 context.end_everywhere(context.trainings)
             with _waiting(context):

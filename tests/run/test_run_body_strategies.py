@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from recording_view import RecordingView
-from tiers import matrix
+from tiers import exhaustive, matrix
 from waiting import limit, until
 
 from nbdist.cluster.cluster import Cluster
@@ -22,6 +23,7 @@ from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.train.state_writer import state_files
+from nbdist.ui.display.run import summary_of
 
 pytestmark = pytest.mark.engines
 
@@ -40,6 +42,18 @@ SAME_EVERYWHERE = """
 everyone = nb.collective.all_gather(np.concatenate([w.ravel() for w in model.get_weights()]))
 """
 LONG = 30.0
+
+
+UNEVEN = (
+    MODEL
+    + """
+import nbdist as nb
+def batches():
+    for number in range(7 if nb.task.index == 1 else 12):
+        yield x[:30], y[:30]
+data = nb.data.Dataset.from_generator(batches)
+"""
+)
 
 
 @pytest.fixture
@@ -507,3 +521,37 @@ def test_invalid_strategies(begin: Callable[..., Run]) -> None:
         begin(
             MODEL.replace(".batch(30)", ".shard(3, 0).batch(5)") + "model.fit(data)", strategy="mirrored"
         ).wait()
+
+
+@pytest.mark.parametrize(
+    ("options", "train"),
+    [
+        ({"strategy": "multi_worker"}, "model.fit(data, epochs=2)"),
+        pytest.param({"strategy": "sharded"}, "model.fit(data, epochs=2)", marks=exhaustive),
+    ],
+)
+def test_data_that_ends_earlier_on_one_worker_is_named(
+    begin: Callable[..., Run], options: dict[str, Any], train: str
+) -> None:
+    with pytest.raises(WorkerError) as found:
+        begin(UNEVEN + train, **options).wait()
+    assert re.search(
+        r"the data of rank 1 \(/job:worker/task:1\) ended after step 7, and rank [02] "
+        r"\(/job:worker/task:[02]\) has a batch for the next step",
+        str(found.value),
+    )
+
+
+def test_parameter_servers_name_the_worker_whose_data_ended_a_synchronous_training(
+    begin: Callable[..., Run], cluster: Cluster
+) -> None:
+    run = begin(UNEVEN + "model.fit(data, epochs=1)", strategy="ps", synchronous=True).wait()
+    [said] = [note for note in run.notes if "ended after step 7" in note]
+    assert said.startswith(
+        "the data of /job:worker/task:1 ended after step 7, and the training with it, though"
+    )
+    assert summary_of(run).warning.startswith("the data of worker 1 ended after step 7")
+    stops = "class Stop(nb.train.Callback):\n    def on_epoch_end(self, epoch, logs):\n"
+    stops += "        self.stop_training = True\nmodel.fit(data, epochs=5, callbacks=[Stop()])"
+    for body in (TRAIN, MODEL + stops):
+        assert begin(body, strategy="ps", synchronous=True).wait().notes == []

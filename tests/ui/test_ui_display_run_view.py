@@ -19,6 +19,7 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui.display import run as view
 from nbdist.ui.display.run import Marks, RunView, in_a_line, lost_among, note_on, summary_of, unit_of
+from nbdist.ui.frozen.run import RUN, frozen
 from nbdist.ui.widgets.controls import KINDS, PageControls
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
@@ -425,3 +426,30 @@ def test_gpus_are_shown_with_their_curves_at_intervals(
     shown = [gpus for kind, gpus in displays[0].calls if kind == "gpus"]
     assert [gpus[0]["use"]["values"].split()[-1] for gpus in shown] == ["0", "10", "20"]
     assert summary_of(as_run(run)).trained_on == "2 workers on CPU (2 cores)"
+
+
+def test_series_that_the_body_logs_have_their_last_and_best_value_in_the_summary() -> None:
+    run = FakeRun()
+    for replica, shift in ((0, 0.0), (1, 0.5)):
+        run.store.extend(
+            replica, "train_error", [0, 1, 2], [3 + shift, 1 + shift, 2 + shift], [1.0, 2.0, 3.0]
+        )
+        run.store.extend(replica, "gpu/use", [1], [5.0], [1.0])
+    run.store.extend(0, "val_acc", [0, 1, 2], [0.5, 0.75, float("nan")], [1.0, 2.0, 3.0])
+    found = summary(run)
+    assert list(found.logged) == [
+        "train_error (last)",
+        "train_error (best)",
+        "val_acc (last)",
+        "val_acc (best)",
+    ]
+    assert [*found.logged.values()][:2] == [2.25, 1.0]  # a mean over the replicas, and the best of all
+    assert found.logged["val_acc (best)"] == 0.75
+    assert [row["task"] for row in found.rows] == ["worker 0", "worker 1"]
+    bundle = frozen(run.store, found)
+    assert "train_error (best)" in bundle["text/html"]
+    assert "train_error (best)" in bundle["text/plain"]
+    assert [*bundle[RUN]["metrics"]] == [*found.logged]
+    fitted = FakeRun()
+    steps_of(fitted, 0, 10)
+    assert summary(fitted).logged == {}  # the loop of fit has the means of its epochs

@@ -17,13 +17,24 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from IPython.core.getipython import get_ipython
 from IPython.display import publish_display_data
 
 from nbdist.errors import NbdistError, WorkerError
 from nbdist.metrics.run_folder import duration
 from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
-from nbdist.run.progress import ABSENT, LEFT, LOST, PAUSED, RESTARTING, SILENT, ReplicaStanding, Standing
+from nbdist.run.progress import (
+    ABSENT,
+    LEFT,
+    LOST,
+    PAUSED,
+    RESTARTING,
+    SILENT,
+    ReplicaStanding,
+    Standing,
+    uneven_data,
+)
 from nbdist.run.run import Run, training_seconds
 from nbdist.run.task.reporting import Displayed
 from nbdist.text import clip
@@ -34,6 +45,7 @@ from nbdist.ui.frozen.summary import (
     Mark,
     MarkKind,
     Summary,
+    last_and_best,
     number,
     of_last_epoch,
     rate,
@@ -45,7 +57,7 @@ from nbdist.ui.input_pipeline import input_shown
 from nbdist.ui.pictures import Entries, entries_of
 from nbdist.ui.transcript import Transcript, after_returns, latest_return
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
-from nbdist.ui.widgets.run_feed import plan_charts
+from nbdist.ui.widgets.run_feed import NOT_CURVES, plan_charts
 
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
@@ -463,7 +475,8 @@ def show_displayed(task: str, shown: Displayed) -> None:
 
 def summary_of(run: Run) -> Summary:
     """Return the summary of a finished run."""
-    trained = {i: run.store.last(i, "loss") for i in range(len(run.tasks)) if "loss" in run.store.series}
+    shown = "loss" if "loss" in run.store.series else next(iter(logged_series(run)), "")
+    trained = {i: run.store.last(i, shown) for i in range(len(run.tasks)) if shown in run.store.series}
     whole = run.tally.standing(time.monotonic(), run.store)
     standing, devices = whole.replicas, run.replica_devices(whole)
     lost = {i for i, replica in enumerate(standing) if replica.state == LOST}
@@ -509,19 +522,42 @@ def summary_of(run: Run) -> Summary:
         total=whole.total if rows else None,
         checkpoint=(run.tally.checkpoint or {}).get("path"),
         metrics=metrics,
+        logged=logged_values(run),
         error=in_a_line(run.error) if run.error else None,
         rows=rows,
         remarks=[*remarks_on(run, standing), *map(with_short_tasks, whole.servers)],
         trained_on=trained_on(devices),
-        warning=warning_of(whole, devices),
+        warning=warning_of(
+            whole, devices, uneven_data(standing, list(map(short_task, run.tasks)), run.status)
+        ),
         gpus=gpus_of(run, whole),
         input=input_of(whole, run.tasks),
     )
 
 
-def warning_of(standing: Standing, devices: Sequence[ReplicaDevice]) -> str:
-    """Return what a user should change: ranks that train a model each, a GPU that is not used."""
-    return "; ".join(filter(None, [standing.apart, device_warning(devices)]))
+def logged_series(run: Run) -> list[str]:
+    """Return the series with charts that a body has logged itself, and not the loop of a ``fit``."""
+    fitted = {name for i in range(len(run.tasks)) for name in run.last_epoch(i)}
+    fitted |= set(run.history.history if run.history else ())
+    return [name for name in run.store.series if name not in NOT_CURVES and name not in fitted]
+
+
+def logged_values(run: Run) -> dict[str, float]:
+    """Return the last and the best value of these series by label: a mean, and the best of all replicas."""
+    found: dict[str, float] = {}
+    for name in logged_series(run):
+        points = [run.store.points(i, name)[1] for i in run.store.replicas]
+        finite = [values[np.isfinite(values)] for values in points]
+        lasts = [float(values[-1]) for values in points if len(values)]
+        if any(map(len, finite)):
+            every = np.concatenate(finite)
+            found |= last_and_best(name, sum(lasts) / len(lasts), float(every.min()), float(every.max()))
+    return found
+
+
+def warning_of(standing: Standing, devices: Sequence[ReplicaDevice], data: str = "") -> str:
+    """Return what a user should change: ranks that train a model each, uneven ``data``, a GPU not in use."""
+    return "; ".join(filter(None, [standing.apart, data, device_warning(devices)]))
 
 
 def input_of(standing: Standing, tasks: Sequence[str]) -> dict[str, Any] | None:

@@ -95,6 +95,7 @@ MOST_MARKS = 100
 
 def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: int) -> dict[str, Any]:
     """Return the data in at most ``limit`` bytes of JSON: fewer points first, then fewer curves."""
+    final = {**summary.metrics, **summary.logged}
     data: dict[str, Any] = {
         "version": 1,
         "run": clip(summary.run_id),
@@ -114,7 +115,7 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
         "input": summary.input,
         "gpus": fewer_points(summary.gpus, limit // 4),
         "pictures": fewer(summary.pictures, min(SAVED_LIMIT, limit // 3)),
-        "metrics": {clip(name): jsonable(value) for name, value in first_of(summary.metrics, MOST_METRICS)},
+        "metrics": {clip(name): jsonable(value) for name, value in first_of(final, MOST_METRICS)},
         "charts": [
             {
                 "title": clip(chart.title),

@@ -41,6 +41,7 @@ class Summary:
     checkpoint: str | None = None  # path of the last one
     marks: Sequence[Mark] = ()  # events at steps of the curves
     metrics: Mapping[str, float] = field(default_factory=dict)  # final values
+    logged: Mapping[str, float] = field(default_factory=dict)  # last and best of other series, by label
     outputs: Mapping[str, str] = field(default_factory=dict)  # task -> printed text
     error: str | None = None  # one line; the cell shows the traceback
     rows: Sequence[Mapping[str, object]] = ()
@@ -78,10 +79,30 @@ def of_last_epoch(name: str) -> str:
     return f"{name} (last epoch)"
 
 
+LOWER = ("loss", "err", "mse", "mae", "rmse", "nll", "perplexity", "ppl", "wer", "cer")
+HIGHER = ("acc", "auc", "f1", "precision", "recall", "bleu", "rouge", "r2", "iou", "dice", "reward")
+
+
+def last_and_best(name: str, last: float, lowest: float, highest: float) -> dict[str, float]:
+    """Return the labelled values of a series: the last one, and the best one if its name says which that is.
+
+    >>> last_and_best("val_accuracy", 0.75, 0.5, 0.875)
+    {'val_accuracy (last)': 0.75, 'val_accuracy (best)': 0.875}
+    >>> [*last_and_best("norm", 2.0, 1.0, 3.0)]
+    ['norm (last)', 'norm (lowest)', 'norm (highest)']
+    """
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    found = {f"{name} (last)": last}
+    for kinds, best in ((LOWER, lowest), (HIGHER, highest)):
+        if any(word.startswith(kinds) for word in words):
+            return {**found, f"{name} (best)": best}
+    return {**found, f"{name} (lowest)": lowest, f"{name} (highest)": highest}
+
+
 def apart(summary: Summary) -> Mapping[str, float]:
     """Return the final values for a separate table; none if the first row has them all."""
     metrics = {of_last_epoch(name): value for name, value in summary.metrics.items()}
-    return {} if summary.rows and set(metrics) <= set(summary.rows[0]) else metrics
+    return {**({} if summary.rows and set(metrics) <= set(summary.rows[0]) else metrics), **summary.logged}
 
 
 def is_plain(summary: Summary) -> bool:
