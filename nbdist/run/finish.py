@@ -22,6 +22,9 @@ from nbdist.runtime.task import TaskInfo
 Outcomes: TypeAlias = Mapping[int, Mapping[str, Any]]
 ENDED = ("finished", "stopped", "failed")
 WRITE_SECONDS = 1.0
+WEIGHTS_TOLERANCE = (
+    1e-5  # of a norm: the weights of replicas are the same to the last bit, on one kind of device
+)
 
 
 def verdict(
@@ -41,8 +44,11 @@ def verdict(
     interrupted = interrupted or any(outcome.get("stopped") for outcome in outcomes.values())
     if error is None and wants_training and not trained(outcomes) and not interrupted:
         error = FailedPreconditionError(
-            "the body never trained: a strategy or epochs were asked for, but no model.fit(...) ran on "
-            "any worker. Call fit in the body, or drop the flags to run it as a plain cell on each worker"
+            "the body never trained under its strategy: a strategy or epochs were asked for, but no "
+            "model.fit(...) ran on any worker. A loop or a fit of PyTorch, Keras or JAX by itself trains a "
+            "model on each worker: use nb.frameworks.torch.fit or torch.wrap, keras.wrap or jax.fit in it, "
+            "or run code with torch.distributed as it is by --framework torch. Or drop the flags to run the "
+            "body as a plain cell on each worker"
         )
     return error, "failed" if error is not None else "stopped" if interrupted else "finished"
 
@@ -69,6 +75,47 @@ def fetched(outcome: Mapping[str, Any], chief: str) -> tuple[dict[str, Any], lis
             notes.append(f"{name} stayed on {chief}: {error}")
     found.update(outcome.get("values", {}))  # of a body in this process
     return found, [*notes, *outcome.get("left", ())]
+
+
+def model_of(outcome: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the model that a body has trained, and a note that names it if it is not called ``model``.
+
+    >>> model_of({"model": {"name": "net"}}, {"net": 1, "history": 2})
+    (1, 'run.model is net, which the body has trained')
+    """
+    model, about = results.get("model"), outcome.get("model")
+    if about is None:
+        return model, ""
+    name = about["name"]
+    if name:
+        found = results.get(name)
+        return found, f"run.model is {name}, which the body has trained" if found is not None else ""
+    return unpack(
+        about["packed"]
+    ), f"run.model has the weights of the {about['class']} that the body has trained"
+
+
+def differing_weights(outcomes: Outcomes) -> str:
+    """Return that ranks which trained together have different weights; empty if they have the same.
+
+    >>> differing_weights({0: {"weights": [(1.0, 1.0)]}, 1: {"weights": [(1.5, 2.0)]}}).partition(":")[0]
+    'the ranks have a process group and ended with different weights'
+    """
+    found = [outcome["weights"] for outcome in outcomes.values() if outcome.get("weights")]
+    if not found or any(len(one) != len(found[0]) for one in found):
+        return ""  # parts of a model, such as the stages of a pipeline
+    differ = any(
+        abs(a - b) > WEIGHTS_TOLERANCE * first[1]
+        for one in found
+        for own, first in zip(one, found[0], strict=True)
+        for a, b in zip(own, first, strict=True)
+    )
+    if not differ:
+        return ""
+    return (
+        "the ranks have a process group and ended with different weights: unless each trains a part of the "
+        "model, wrap it in DistributedDataParallel, or average its gradients before optimizer.step()"
+    )
 
 
 def release(monitor: RunMonitor, tasks: Sequence[TaskInfo]) -> None:

@@ -107,7 +107,7 @@ def light(outcome: dict[str, Any]) -> dict[str, Any]:
     for name, value in outcome.get("values", {}).items():  # of a body in the notebook's own process
         if isinstance(value, History):
             results[name] = pack(value)
-    rest = {key: value for key, value in outcome.items() if key not in ("values", "left")}
+    rest = {key: value for key, value in outcome.items() if key not in ("values", "left", "model")}
     return {**rest, "results": results}
 
 

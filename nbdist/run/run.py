@@ -59,8 +59,9 @@ JOIN_SECONDS = 2.0  # limit for that thread to end at the end of this process
 class Run(Labelled):
     """Handle on a run. ``status`` is "running", then "finished", "stopped" or "failed".
 
-    ``history`` and ``model`` are what the body assigned to these names on the chief; ``results`` has all
-    fetched values by name, ``run.metrics()`` the points of every replica.
+    ``history`` is what the body assigned to this name on the chief. ``model`` is its `model`, or else the one
+    model that it has trained, whatever its name, which ``notes`` says. ``results`` has all fetched values by
+    name, ``run.metrics()`` the points of every replica.
 
     The body runs on ``workers``, a replica each; or in the notebook's own process, which drives ``towers``.
     ``launcher`` starts it again on the new process of a worker that is lost. ``ownership`` says whether this
@@ -614,14 +615,17 @@ class Run(Labelled):
         found, left = finish.fetched(self.outcomes.get(chief.rank) or {}, chief.name)
         self.results.update(found)
         self.notes.extend(left)
-        self.history, self.model = self.results.get("history"), self.results.get("model")
+        self.history = self.results.get("history")
+        self.model, said = finish.model_of(self.outcomes.get(chief.rank) or {}, self.results)
+        self.notes += filter(None, [said])
         self.deliver(self)  # before `over` is true: a cell that waits for `over` then finds the results
         self._monitor.error, self.status = finish.verdict(
             self._record, self.outcomes, self.error, self._monitor.interrupted, self._is_to_train
         )
         self._last = self._standing_at_end()
         uneven = uneven_data(self._last.replicas, self.tasks, self.status)
-        self.notes += filter(None, [self._last.apart, uneven])
+        differ = finish.differing_weights(self.outcomes) if self.status == "finished" else ""
+        self.notes += filter(None, [self._last.apart, uneven, differ])
         finish.release(self._monitor, self._cluster.tasks)
         self._at_end()
         if self._monitor.stuck and str(self.error) != self._monitor.stuck:

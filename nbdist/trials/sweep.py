@@ -414,8 +414,10 @@ class Sweep:
         Raises FailedPreconditionError if the trial runs, or has left no checkpoint, InvalidArgumentError if
         its body does not have such a variable.
         """
-        number = self._chosen(number).number
-        self.command("promote", number=number, epochs=epochs, per_trial=per_trial, changes=changes)
+        trial = self._chosen(number)
+        if trial.over:
+            self.checkpoint(trial.number)  # raises here: a traceback through the command says nothing more
+        self.command("promote", number=trial.number, epochs=epochs, per_trial=per_trial, changes=changes)
 
     # Waiting, showing.
 

@@ -123,6 +123,17 @@ def test_ranks_with_a_process_group_are_not(cluster: Cluster) -> None:
     assert alone.standing().apart == ""
 
 
+def test_ranks_with_a_process_group_that_average_nothing_are_reported(cluster: Cluster) -> None:
+    begin = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    begin += "torch.manual_seed({seed})\n" + ALONE
+    same, apart = (run_cell(cluster, begin.format(seed=seed) + STEPS) for seed in ("0", "dist.get_rank()"))
+    [said] = [note for note in apart.notes if "different weights" in note]
+    assert "wrap it in DistributedDataParallel" in said
+    assert same.notes == []  # as if their gradients had been averaged
+    weights = [apart.outcomes[rank]["weights"] for rank in apart.outcomes]
+    assert all(len(one) == 2 for one in weights)  # of the kernel and the bias
+
+
 def test_a_distributed_module_of_an_earlier_cell_is_refused(cluster: Cluster) -> None:
     run_cell(cluster, TOGETHER + STEPS)
     for begin in ("", "dist.init_process_group('gloo')\n"):

@@ -97,6 +97,8 @@ def test_a_plain_script_trains_as_under_torchrun_in_one_cell_after_another(begin
             "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": run.id,
         }  # fmt: skip
         assert [run.store.last(i, "loss").step for i in range(3)] == [STEPS - 1] * 3  # type: ignore[union-attr]
+        np.testing.assert_array_equal(run.model["weight"], run.results["weights"][:1])
+        assert run.notes == ["run.model is linear, which the body has trained"]
 
     plain = begin("import os, torch.distributed as d\nleft = 'RANK' in os.environ, d.is_initialized()").wait()
     assert plain.results["left"] == (False, False)
@@ -162,6 +164,27 @@ except dist.DistStoreError as error:
 """
     said = begin(body, framework="torch", on="worker:0").wait().results["said"]
     assert said.startswith("wait timeout after 0.1 s, keys: ")
+
+
+def test_the_model_of_a_run_is_the_one_that_its_optimizer_trains(begin: Callable[..., Run]) -> None:
+    body = """
+import torch
+other, layers = torch.nn.Linear(3, 3), [torch.nn.Linear(2, 1)]
+optimizer = torch.optim.SGD(layers[0].parameters(), lr=0.1)
+layers[0](torch.ones(4, 2)).sum().backward(); optimizer.step()
+"""
+    run = begin(body, framework="torch", on="worker:0").wait()
+    assert {name: array.shape for name, array in run.model.items()} == {"weight": (1, 2), "bias": (1,)}
+    assert run.notes == ["run.model has the weights of the Linear that the body has trained"]
+    two = (
+        body
+        + """
+other(torch.ones(1, 3)).sum().backward()
+second = torch.optim.SGD(other.parameters())
+second.step()
+"""
+    )
+    assert begin(two, framework="torch", on="worker:0").wait().model is None
 
 
 def test_fully_sharded_modules_train(begin: Callable[..., Run]) -> None:

@@ -51,6 +51,25 @@ def test_a_lone_surrogate_in_an_error_is_escaped() -> None:
     assert "ValueError: no picture in caf\\udce9\n" in str(error)
 
 
+def test_a_framework_without_a_launcher_names_the_flag() -> None:
+    code = compile("def inside():\n    raise ValueError(message)\ninside()", "torch/rendezvous.py", "exec")
+    body = compile("exec(code, given)", "<distribute r>", "exec")
+    for missing, flag in (
+        ("env:// rendezvous: environment variable RANK expected, but not set", "--framework torch"),
+        ("coordinator_address should be defined.", "--framework jax"),
+    ):
+        given = {"message": missing}
+        record = describe_error(
+            raised(lambda given=given: exec(body, {"code": code, "given": given})),  # type: ignore[misc]
+            Control(),
+        )
+        *_, error, advice = record["traceback"].splitlines()
+        assert error == f"ValueError: {missing}"
+        assert advice.startswith(f"the ranks of a cell have these variables with {flag}")
+        assert "in inside" not in record["traceback"]  # frames of a rendezvous say nothing to a user
+        assert 'File "<distribute r>", line 1' in record["traceback"]
+
+
 @pytest.mark.parametrize(
     ("error", "name", "message"),
     [
@@ -173,7 +192,8 @@ def test_a_model_trained_in_a_function_is_fetched_under_its_name(cluster: Cluste
     start_run(MODEL.format(name="net"), Options(on="worker:0"), cluster=cluster).wait()
     code = "def train():\n    " + FIT.format(name="net", epochs=2) + "\ntrain()"
     run = start_run(code, Options(on="worker:0"), cluster=cluster).wait()
-    assert (run.model, [*run.results]) == (None, ["net"])
+    assert (run.model is run.results["net"], [*run.results]) == (True, ["net"])
+    assert run.notes == ["run.model is net, which the body has trained"]
 
 
 @pytest.mark.engines

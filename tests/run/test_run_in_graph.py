@@ -246,7 +246,9 @@ session.close()
 
 
 def test_a_body_with_a_strategy_must_train(begin: Callable[..., Run]) -> None:
-    with pytest.raises(FailedPreconditionError, match=r"the body never trained.*no model\.fit"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"the body never trained under its strategy.*no model\.fit"
+    ):
         begin("x = 1", strategy="ps").wait()
 
 

@@ -33,6 +33,7 @@ from nbdist.train.context import MODEL, Context
 Optimizer: TypeAlias = Any
 TorchModule: TypeAlias = Any
 OPTIMIZER = "optimizer.safetensors"
+MOST_COMPARED = 64  # parameters by which the ranks are compared at the end
 GROUPS = "param_groups"
 """The header's entry with the settings of an optimizer's parameter groups, as JSON."""
 
@@ -58,6 +59,7 @@ class TorchOptimizers:
             (optimizer.register_optimizer_step_post_hook, self._after),
         ):
             self._stack.callback(register(hook).remove)
+        self._context.trained, self._context.weights = self._trained, self._weights
         return self
 
     def __exit__(
@@ -151,6 +153,28 @@ class TorchOptimizers:
                 else:
                     group["lr"].mul_(factor)
         self._context.progress.learning_rate = rate
+
+    def _trained(self) -> list[TorchModule]:
+        """Return the modules that the body's optimizers train; none if they are sharded, or no modules."""
+        try:
+            return models_of(parameter for one in list(self._factors) for parameter in parameters_of(one))
+        except FailedPreconditionError:
+            return []
+
+    def _weights(self) -> list[tuple[float, float]]:
+        """Return sum and norm of the parameters that this rank has trained together with others.
+
+        Replicas have the same ones, to the last bit. None are returned of parameters that are sharded.
+        """
+        from torch.distributed.tensor import DTensor
+
+        if not self._context.progress.together:
+            return []
+        every = [one for optimizer in list(self._factors) for one in parameters_of(optimizer)]
+        if any(isinstance(one, DTensor) or hasattr(one, "_fsdp_flattened") for one in every):
+            return []
+        found = [one.detach().float() for one in every[:MOST_COMPARED]]
+        return [(float(one.sum()), float(one.norm())) for one in found]
 
     def save(self, folder: Path) -> Path:
         """Write the models that the optimizers train, and the optimizers' state, into a folder."""

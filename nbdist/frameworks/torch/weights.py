@@ -74,14 +74,18 @@ def state_of(module: Any) -> dict[str, Array]:
         from nbdist.frameworks.keras.model import weights_of
 
         return weights_of(module)
-    inner = module.module if type(module).__name__ == "DistributedDataParallel" else module
     found = {}
-    for name, value in inner.state_dict().items():
+    for name, value in unwrapped(module).state_dict().items():
         try:
             found[name] = array_of(value).copy()
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{name} of the module: {error}") from None
     return found
+
+
+def unwrapped(module: Any) -> Any:
+    """Return the module that a DistributedDataParallel wraps; any other model as it is."""
+    return module.module if type(module).__name__ == "DistributedDataParallel" else module
 
 
 def is_tensor(value: Any) -> bool:

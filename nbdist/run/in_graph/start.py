@@ -29,7 +29,7 @@ from nbdist.run.in_graph.thread import BodyThread, Gate, printing_here
 from nbdist.run.in_graph.towers import Towers
 from nbdist.run.protocols import RunReplacement
 from nbdist.run.task.agent import Agent
-from nbdist.run.task.body import RunSpec, check_fetched, make_context, perform
+from nbdist.run.task.body import RunSpec, check_fetched, make_context, perform, trained_model
 from nbdist.run.task.reporting import ActiveRun, Output
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo, acting_as, host_identity, segment_prefix
@@ -63,7 +63,8 @@ class InGraph:
             gate = Gate()
             run = partial(
                 perform, spec, body, client, client.agent, live,
-                _body_environment(live.context, client, live.output, default_graph(), gate), _local_results,
+                _body_environment(live.context, client, live.output, default_graph(), gate),
+                partial(_local_results, live.context),
             )  # fmt: skip
             self.body = BodyThread(client.rank, run, self._body_ended, f"nbdist body of {spec.run}")
             self.tasks = WithClient(cluster, client, gate.interrupt)
@@ -191,10 +192,10 @@ def _body_environment(
         yield
 
 
-def _local_results(spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
+def _local_results(context: Context, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
     """Return the results as they are: they never leave the process."""
     check_fetched(spec, found)
-    return {"values": dict(found)}
+    return {"values": dict(found), "model": trained_model(context, found)}
 
 
 # The notebook's process as a task of the cluster, /job:client/task:0, while a run needs it.

@@ -34,7 +34,7 @@ from nbdist.errors import (
 from nbdist.frameworks.environment import FRAMEWORKS, framework_environment
 from nbdist.frameworks.steering import seen_and_steered
 from nbdist.frameworks.torch import step_parts
-from nbdist.frameworks.torch.weights import is_module, trainings_of
+from nbdist.frameworks.torch.weights import is_module, trainings_of, unwrapped
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
 from nbdist.metrics.event_file import events_folder
@@ -396,8 +396,9 @@ def _needed(found: Mapping[str, Any]) -> set[str]:
 
 def _pack_results(context: contexts.Context, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
     """Pack the results to be fetched: the chief's only; names in ``fetch`` must be defined."""
+    weights = [] if context.weights is None else context.weights()
     if not context.is_chief:
-        return {}
+        return {"weights": weights}
     results, left = {}, []
     check_fetched(spec, found)
     needed = _needed(found)
@@ -409,7 +410,36 @@ def _pack_results(context: contexts.Context, spec: RunSpec, found: dict[str, Any
                 raise InvalidArgumentError(f"--fetch {name}: {error}") from None
             if isinstance(error, ResourceExhaustedError) or name in needed:
                 left.append(f"{name} stayed on {current().name}: {error}")
-    return {"results": results, "left": left}
+    return {
+        "results": results, "left": left, "weights": weights, "model": trained_model(context, found),
+    }  # fmt: skip
+
+
+def trained_model(context: contexts.Context, found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return which model a body has trained that calls none `model`: its name there, or what it is.
+
+    None if it has trained none, or several.
+    """
+    if _is_model(found.get("model")):
+        return None
+    modules = list(context.trained()) if context.trained is not None else []
+    names = {
+        name: value
+        for name, value in found.items()
+        if _is_model(value) and (unwrapped(value) in modules if modules else times_trained(value))
+    }
+    if len(modules or {id(unwrapped(value)) for value in names.values()}) != 1:
+        return None
+    if names:  # the module itself rather than what wraps it
+        return {"name": min(names, key=lambda name: names[name] is not unwrapped(names[name]))}
+    try:
+        return {"name": "", "class": type(modules[0]).__name__, "packed": pack(modules[0])}
+    except (InvalidArgumentError, ResourceExhaustedError):
+        return None
+
+
+def _is_model(value: Any) -> bool:
+    return issubclass(type(value), Model) or is_module(value)
 
 
 def check_fetched(spec: RunSpec, found: dict[str, Any]) -> None:
@@ -432,7 +462,7 @@ def describe_error(error: BaseException, control: contexts.Control) -> dict[str,
         first = first or error.__traceback__
         while first is not None and first.tb_frame.f_code.co_filename in OWN_FILES:
             first = first.tb_next
-        lines = [shown(error, first)]
+        lines = [shown(error, first), launcher_advice(error)]
     cut_off = control.aborted is not None or control.stop_requested
     try:
         message = str(error)
@@ -602,7 +632,7 @@ def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in list(namespace.items())
-        if (issubclass(type(value), Model) or is_module(value)) and not name.startswith("_")
+        if _is_model(value) and not name.startswith("_")
     ]
 
 
@@ -659,11 +689,37 @@ def shown(error: BaseException, first: TracebackType | None) -> str:
     return "".join(report.format())
 
 
+LAUNCHERS = {
+    "environment variable RANK expected": "--framework torch",
+    "environment variable WORLD_SIZE expected": "--framework torch",
+    "coordinator_address should be defined": "--framework jax",
+}
+"""Parts of the errors of frameworks that find no launcher's variables, and the flag that sets these."""
+
+
+def launcher_advice(error: BaseException) -> str:
+    """Return what to do about an error of a framework that has found no launcher; empty for any other error.
+
+    >>> launcher_advice(ValueError("environment variable RANK expected, but not set"))
+    'the ranks of a cell have these variables with --framework torch (framework="torch" in nb.launch)\\n'
+    """
+    flag = ""
+    if isinstance(error, ValueError):
+        with suppress(Exception):  # its message cannot be printed
+            flag = next((flag for text, flag in LAUNCHERS.items() if text in str(error)), "")
+    if not flag:
+        return ""
+    name = flag.partition(" ")[2]
+    return f'the ranks of a cell have these variables with {flag} (framework="{name}" in nb.launch)\n'
+
+
 def _trim(report: traceback.TracebackException, error: BaseException) -> None:
     """Remove uninformative nbdist frames from an error and its causes."""
     last = max((n for n, frame in enumerate(report.stack) if _is_users(frame)), default=0)
     report.stack[:last] = [frame for frame in report.stack[:last] if not _is_own(frame)]
     report.stack[last:] = [frame for frame in report.stack[last:] if frame.filename not in PASSED]
+    if launcher_advice(error):  # the frames of the framework's rendezvous say nothing to a user
+        del report.stack[last + 1 :]
     if isinstance(error, (NbdistError, MemoryError)):
         while report.stack and _is_own(report.stack[-1]):
             report.stack.pop()
