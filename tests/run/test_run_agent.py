@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, NbdistError
+from nbdist.frameworks.torch.store import REQUEST
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.task import agent as agents
@@ -93,24 +95,29 @@ def test_a_reservation_without_a_body_expires(client: Peer, monkeypatch: pytest.
     client.call("run.reserve", {"run": "r2"})
 
 
-def test_a_rendezvous_is_reserved_with_a_task(
-    agent: Agent, client: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def listens(port: int) -> bool:
-        with socket.socket() as one:
-            return one.connect_ex(("127.0.0.1", port)) == 0
-
+def test_a_port_is_offered_on_which_nothing_listens(client: Peer) -> None:
     asked = {"framework": "torch", "first": True}
-    one, other = (client.call("run.reserve", {"run": "r1", **asked}).meta for _ in "12")  # a lost answer
-    assert other["host"] == socket.gethostname()
-    assert [listens(about["port"]) for about in (one, other)] == [False, True]
+    about = client.call("run.reserve", {"run": "r1", **asked}).meta
+    assert about["host"] == socket.gethostname()
+    with socket.socket() as one:
+        assert one.connect_ex(("127.0.0.1", about["port"])) != 0
     client.call("run.release", {"run": "r1"})
-    assert not listens(other["port"])
     assert "port" not in client.call("run.reserve", {"run": "r2", **asked, "first": False}).meta
-    monkeypatch.setattr(agents, "RESERVED_SECONDS", 0.0)
-    client.call("run.reserve", {"run": "r3"})
-    with pytest.raises(AbortedError, match="/job:worker/task:0 was reserved for another run"):
-        agent.take_framework("r2")
+
+
+def test_a_store_ends_with_its_run(client: Peer) -> None:
+    def ask(do: str, *values: bytes) -> list[bytes]:
+        arrays = [np.frombuffer(value, np.uint8) for value in values]
+        return [
+            bytes(one) for one in client.call(REQUEST, {"run": "r1", "do": do, "keys": ["a"]}, arrays).arrays
+        ]
+
+    ask("set", b"1")
+    ask("append", b"2")
+    assert ask("get") == [b"12"]
+    client.call("run.release", {"run": "r1"})
+    with pytest.raises(AbortedError, match="run r1 has ended: its store is gone"):
+        ask("get")
 
 
 def test_a_subscriber_receives_points_text_and_progress(agent: Agent, client: Peer, folder: Path) -> None:
