@@ -106,15 +106,15 @@ class Jax(Framework):
         """Leave the coordination service, which stays, and drop the devices of the run."""
         place, Jax.place = Jax.place, None
         jax = sys.modules.get("jax")
-        if jax is not None and jax.distributed.is_initialized():
-            state = sys.modules["jax._src.distributed"].global_state
-            if state.service is not None and place is not None:
-                Jax._served, state.service = (place.run, state.service), None
-            jax.distributed.shutdown()
-            jax.extend.backend.clear_backends()
-        shut_down_accepted(self._before, kept=self._port)
-        close_listeners(self._before, kept=self._port)
-        self._ends.close()
+        with self._ends:
+            if jax is not None and jax.distributed.is_initialized():
+                state = sys.modules["jax._src.distributed"].global_state
+                if state.service is not None and place is not None:
+                    Jax._served, state.service = (place.run, state.service), None
+                jax.distributed.shutdown()
+                jax.extend.backend.clear_backends()
+            shut_down_accepted(self._before, kept=self._port)
+            close_listeners(self._before, kept=self._port)
 
     @classmethod
     def release(cls, run: str | None = None) -> None:

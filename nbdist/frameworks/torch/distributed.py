@@ -108,13 +108,13 @@ class Torch(Framework):
 
     def close(self, ended: bool) -> None:
         """Destroy the groups, with their connections, and leave the store."""
-        if self._loaded and (distributed := sys.modules["torch.distributed"]).is_initialized():
-            distributed.destroy_process_group()
-        # A module that the namespace keeps keeps its group as well, and other ranks may wait for it.
-        shut_down_accepted(self._before)
-        close_listeners(self._before)
-        self._ends.close()
-        _reset_accelerate()
+        with self._ends:
+            if self._loaded and (distributed := sys.modules["torch.distributed"]).is_initialized():
+                distributed.destroy_process_group()
+            # A module that the namespace keeps keeps its group as well, and other ranks may wait for it.
+            shut_down_accepted(self._before)
+            close_listeners(self._before)
+            _reset_accelerate()
 
     @classmethod
     def release(cls, run: str) -> None:
