@@ -100,7 +100,8 @@ class Pass:
     not overwrite each other; 0 means that every batch gets memory of its own. ``resources``
     are its threads and processes. ``readers`` (n, i) makes it read the i-th of n parts of the files,
     ``hint`` the elements at the place marked for that. ``branch`` tells the datasets inside one that has
-    several apart. A ``meter`` measures the stages; ``counter`` is then that of the stage that is opened.
+    several apart. One that ``looks`` ends after its first element. A ``meter`` measures the stages;
+    ``counter`` is then that of the stage that is opened.
     """
 
     openings: dict[int, int] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class Pass:
     readers: tuple[int, int] | None = None
     hint: tuple[int, int] | None = None
     branch: tuple[int, ...] = ()
+    looks: bool = False
     meter: Meter | None = None
     counter: StageCounter | None = None
 

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,13 @@ from typing import Any
 
 from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.encoding import packed, unpacked
+from nbdist.data.fingerprint import fingerprint
 from nbdist.data.steps import RANDOM, Step, all_steps, comparable
 from nbdist.data.tfrecord import records
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, StorageError
 from nbdist.record_frame import framed
+
+_DIGEST = re.compile(r'"digest": "\w+"')
 
 
 class MemoryCache:
@@ -53,11 +57,13 @@ class FileCache:
     def __init__(self, upstream: Blocks, path: str, steps: Sequence[Step]) -> None:
         self._upstream, self._path = upstream, Path(path)
         self._made_of = comparable(steps)
+        self._digest = ""  # of the functions and arrays before it, at its first pass
         self._random = any(step[0] in RANDOM for step in all_steps(steps))
 
     def __call__(self, run: Pass) -> Iterator[Block]:
         """Yield the elements in the file, or make them and write it."""
-        about: dict[str, Any] = {"nbdist cache": 1, "steps": self._made_of}
+        self._digest = self._digest or fingerprint(self._upstream)
+        about: dict[str, Any] = {"nbdist cache": 2, "steps": self._made_of, "digest": self._digest}
         if self._random:
             about["salt"] = list(run.salt)
         if run.readers or run.hint:
@@ -84,9 +90,15 @@ class FileCache:
         kept = itertools.chain.from_iterable(records([os.fspath(self._path)], "", "raise", whole))
         theirs = next(kept, b"").decode(errors="replace")
         if theirs != head:
+            what = f"of another pipeline or worker: {theirs:.300}, and this one is {head:.300}"
+            if _DIGEST.sub("", theirs) == _DIGEST.sub("", head):
+                what = (
+                    "of a pipeline with the same steps whose functions (or what they use), arrays or "
+                    "settings were others"
+                )
             raise FailedPreconditionError(
-                f"cache file {self._path} is of another pipeline or worker: {theirs:.300}, and this one is "
-                f"{head:.300}. Delete it, or give each pipeline (and, after a shuffle, each worker) its own"
+                f"cache file {self._path} is {what}. Delete it, or give each pipeline (and, after a shuffle, "
+                "each worker) its own"
             )
         for record in kept:
             yield [unpacked(record)]
@@ -107,7 +119,8 @@ class FileCache:
                 draft.replace(self._path)
         finally:
             with contextlib.suppress(OSError):
-                file.close()
+                file.close()  # which may fail, on a full disk
+            with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -116,6 +129,9 @@ class FileCache:
             yield
         except OSError as error:
             raise StorageError(f"cache file {self._path} cannot be written: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_digest": ""}
 
 
 def first_epoch(run: Pass) -> Pass:

@@ -120,7 +120,7 @@ class Dataset:
                 f"from_generator needs a function that returns a fresh iterable for each pass, not a "
                 f"{type(make).__name__}; pass the generator function itself, without calling it"
             )
-        return cls(_Stage(partial(elements.generated, make), None, None, (("from_generator",),)))
+        return cls(_Stage(elements.Generated(make), None, None, (("from_generator",),)))
 
     @classmethod
     def list_files(cls, pattern: Paths, shuffle: bool = False, seed: int | None = None) -> Dataset:
@@ -350,7 +350,7 @@ class Dataset:
         read_in_order: Callable[[Any], Iterator[Any]],
     ) -> Dataset:
         if rows is None:
-            read = partial(elements.generated, partial(read_in_order, source))
+            read = elements.Generated(partial(read_in_order, source))
             return cls(_Stage(read, None, None, ((name,),)))
         return cls(_Stage(partial(blocks.whole, range(rows.count)), rows, rows.count, ((name,),)))
 
@@ -862,8 +862,9 @@ class Dataset:
         - ``path``: a local file, which later runs of the same pipeline use too; None keeps them in memory
 
         A pass that ends early keeps nothing. A shuffle before the cache has one order for all passes. A file
-        says what pipeline it is of (not the code of its functions): a pass raises FailedPreconditionError if
-        it is of another one, and StorageError if it cannot be written.
+        says what pipeline it is of: its steps, the code of its functions with what they use, and its arrays,
+        but not the contents of files. A pass raises FailedPreconditionError if it is of another one, and
+        StorageError if it cannot be written.
 
         >>> cached = Dataset.from_generator(lambda: [1, 2]).cache()
         >>> list(cached) == list(cached)
@@ -1067,8 +1068,10 @@ class Dataset:
         if self._stage.spec is not None:
             return self._stage.spec
         if self._found_spec is None:
-            for element in self.take(1).iterate(epoch=0):
-                self._found_spec = spec_of(element)
+            one = self.take(1)._iterate(Pass({}, 0, self._salt, looks=True))
+            with contextlib.closing(one) as found:  # type: ignore[type-var]  # generators close
+                for element in found:
+                    self._found_spec = spec_of(element)
         if self._found_spec is not None:
             return self._found_spec
         raise InvalidArgumentError("an empty dataset of unknown origin has no element_spec")

@@ -41,24 +41,51 @@ def element_blocks(upstream: Blocks, rows: Rows | None, run: Pass) -> Iterator[B
         yield [element]
 
 
-def generated(make: Callable[[], Iterable[Any]], run: Pass) -> Iterator[Block]:
-    """Yield what a fresh iterable from ``make`` yields."""
-    made, number = make(), 0
-    if not isinstance(made, Iterable):
-        raise InvalidArgumentError(
-            f"the function of from_generator returns an iterable of elements, and returned {made!r:.80}"
-        )
-    source = iter(made)
-    while True:
+class Generated:
+    """What a fresh iterable from ``make`` yields.
+
+    A pass that only looks at the first elements leaves them, and the iterable, to the pass after it: ``make``
+    is called once for each pass, and nothing that it yields is lost.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
+        self._make = make
+        self._left: tuple[list[Any], Iterator[Any]] | None = None
+
+    def __call__(self, run: Pass) -> Iterator[Block]:
+        """Yield the elements of one pass."""
+        left, self._left = self._left, None
+        seen, source = left or ([], self._opened())
+        leaves = run.looks
         try:
-            element = next(source)
+            for number in itertools.count():
+                if number < len(seen):
+                    element = seen[number]
+                    seen[number] = element if leaves else None  # a buffer may be all of the memory
+                else:
+                    element = next(source)
+                    if leaves:
+                        seen.append(element)
+                yield [element]
         except StopIteration:
             return
         except Exception as error:
+            leaves = False
             error.add_note(f"raised by the function of from_generator after {number} elements of this pass")
             raise
-        yield [element]
-        number += 1
+        finally:
+            self._left = (seen, source) if leaves else None
+
+    def _opened(self) -> Iterator[Any]:
+        made = self._make()
+        if not isinstance(made, Iterable):
+            raise InvalidArgumentError(
+                f"the function of from_generator returns an iterable of elements, and returned {made!r:.80}"
+            )
+        return iter(made)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_make": self._make, "_left": None}
 
 
 def batch(upstream: Blocks, rows: Rows | None, size: int, drop_remainder: bool, run: Pass) -> Iterator[Block]:

@@ -69,7 +69,8 @@ def _expanded(name: str) -> list[str]:
     if os.path.isfile(local):  # also if its name has a character of patterns
         return [local]
     if os.path.isdir(local):
-        found = [os.path.join(local, file) for file in os.listdir(local) if not file.startswith(".")]
+        with explained(local):
+            found = [os.path.join(local, file) for file in os.listdir(local) if not file.startswith(".")]
     elif glob.has_magic(local):
         found = glob.glob(local, recursive=True)
     else:
@@ -100,12 +101,31 @@ def _some(name: str, found: list[str]) -> list[str]:
     return sorted(found)
 
 
-def _none_at(name: str, kind: str) -> NotFoundError:
+def _none_at(name: str, kind: str) -> NotFoundError | StorageError:
+    closed = "" if is_url(name) else _closed_folder(name.removeprefix("file://"))
+    if closed:
+        return StorageError(
+            f"{name!r} cannot be read: the user of this process may not read the folder {closed!r}. Change "
+            "its permissions, or copy the files"
+        )
     where = "" if is_url(name) or os.path.isabs(name) else f" (in {os.getcwd()})"
     return NotFoundError(
         f"{name!r}{where}: {kind}. Every worker opens the files itself: check the path, and that all workers "
         "see it (a shared folder, or a URL such as s3://bucket/...)"
     )
+
+
+def _closed_folder(name: str) -> str:
+    """Return the folder on the way to a local path that this process may not look into; "" if there is none.
+
+    To glob, and to a test whether a file exists, such a folder is empty.
+    """
+    folder = os.path.dirname(name)
+    while folder and not os.path.isdir(folder):
+        folder, below = os.path.dirname(folder), folder
+        if folder == below:
+            break
+    return folder if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK) else ""
 
 
 def count(names: Sequence[str]) -> int:

@@ -66,14 +66,7 @@ def held_by(function: Any) -> Iterator[Any]:
 
 def _parts_of(one: Any) -> list[Any]:
     if isinstance(one, FunctionType):
-        cells = []
-        for cell in one.__closure__ or ():
-            try:
-                cells.append(cell.cell_contents)
-            except ValueError:  # a name that is not assigned yet
-                continue
-        named = [one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__]
-        return [*cells, *named, *(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
+        return [*outer_values(one), *(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
     if isinstance(one, MethodType):
         return [one.__self__, one.__func__]
     if isinstance(one, partial):
@@ -84,6 +77,18 @@ def _parts_of(one: Any) -> list[Any]:
         return list(one)
     called = vars(type(one)).get("__call__")
     return [*getattr(one, "__dict__", {}).values(), *([called] if isinstance(called, FunctionType) else [])]
+
+
+def outer_values(function: FunctionType) -> list[Any]:
+    """Return what a function closes over, and the globals that its code names."""
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # a name that is not assigned yet
+            continue
+    names, known = dict.fromkeys(_names(function.__code__)), function.__globals__
+    return found + [known[name] for name in names if name in known]
 
 
 def _names(code: CodeType) -> Iterator[str]:

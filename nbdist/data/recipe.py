@@ -18,6 +18,7 @@ from nbdist.data.autotune import AUTOTUNE, BufferTuner, CallsTuner
 from nbdist.data.blocks import Shuffle
 from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.dataset import Dataset
+from nbdist.data.elements import Generated
 from nbdist.data.meter import Measured
 from nbdist.data.policy import AutoShardPolicy
 from nbdist.data.rows import ArrayRows
@@ -182,7 +183,7 @@ def _check_values(name: str, values: list[Any], kinds: tuple[str, ...]) -> None:
 # Whole pipelines, with their functions: what a dataset consists of in this process. They travel only where
 # code does (`nbdist.run.push`), and are put together again as they were, with the same shuffles.
 
-PARTS = (ArrayRows, CsvRows, MemoryCache, FileCache, Measured, BufferTuner, CallsTuner)
+PARTS = (ArrayRows, CsvRows, Generated, MemoryCache, FileCache, Measured, BufferTuner, CallsTuner)
 """Classes of what a pipeline has in it, beside functions of nbdist and of the user: plain attributes."""
 
 
@@ -197,5 +198,6 @@ def from_pipeline(stage: Any, salt: tuple[int, ...]) -> Dataset:
 
 
 def state_of(part: Any) -> dict[str, Any]:
-    """Return the attributes of an instance of :data:`PARTS`, without what a cache has kept so far."""
-    return {**vars(part), "_complete": {}} if isinstance(part, MemoryCache) else dict(vars(part))
+    """Return the attributes of an instance of :data:`PARTS`, without what it has read or kept so far."""
+    found = part.__getstate__()
+    return dict(found) if found else {}

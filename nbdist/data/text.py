@@ -110,6 +110,9 @@ class CsvRows:
                 while block := list(itertools.islice(rows, LINES)):
                     yield self._typed(path, block, len(names), places, types, run)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_types": None}  # what it has found in files is no part of what it is
+
     def _rows(self, path: str) -> Generator[tuple[int, list[str]]]:
         """Yield (line, fields): first the header, then each row that is not empty."""
         with open_text(path, self._compression, self._encoding, newline="") as file:

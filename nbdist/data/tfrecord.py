@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from nbdist.data.arguments import any_path
 from nbdist.data.blocks import Block, Pass
 from nbdist.data.files import check_compression, compressed, expand, filesystem, is_url, open_file
-from nbdist.errors import DataLossError, InvalidArgumentError
+from nbdist.errors import DataLossError, InvalidArgumentError, NbdistError, StorageError
 from nbdist.record_frame import LENGTH, framed
 
 CHUNK = 1 << 19  # bytes read at once
@@ -204,7 +204,8 @@ def write_tfrecords(
       TensorFlow reads "gzip" and "zlib", and has to be told: ``TFRecordDataset(path,
       compression_type="ZLIB")``
 
-    Raises InvalidArgumentError for a record that is not bytes, and for a local folder that does not exist.
+    Raises InvalidArgumentError for a record that is not bytes, and for a local folder that does not exist;
+    StorageError if the file cannot be written, for instance on a full disk.
 
     >>> import tempfile, os
     >>> from nbdist.data import Dataset
@@ -221,16 +222,34 @@ def write_tfrecords(
         raise InvalidArgumentError(
             f"write_tfrecords: records are {given!r:.80}; expected a list, or another iterable, of bytes"
         )
-    with _created(name) as raw, compressed(raw, name, compression) as file:
-        for record in records:
-            if not isinstance(record, (bytes, bytearray, memoryview)):
-                raise InvalidArgumentError(
-                    f"record {count} is of type {type(record).__name__}; expected bytes (make_example makes "
-                    "them of named values)"
-                )
-            file.write(framed(record))
-            count += 1
-    return count
+    source, failed = iter(given), None
+    try:
+        with _created(name) as raw, compressed(raw, name, compression) as file:
+            while True:
+                try:
+                    record = next(source)
+                except StopIteration:
+                    return count
+                except OSError as error:
+                    failed = error
+                    raise
+                _check_record(record, count)
+                file.write(framed(record))
+                count += 1
+    except OSError as error:
+        if error is failed or isinstance(error, NbdistError):
+            raise
+        raise StorageError(
+            f"write_tfrecords: {name} cannot be written: {error}. No part of it is kept"
+        ) from error
+
+
+def _check_record(record: Any, count: int) -> None:
+    if not isinstance(record, (bytes, bytearray, memoryview)):
+        raise InvalidArgumentError(
+            f"record {count} is of type {type(record).__name__}; expected bytes (make_example makes them of "
+            "named values)"
+        )
 
 
 @contextlib.contextmanager
@@ -250,4 +269,5 @@ def _created(name: str) -> Iterator[BinaryIO]:
             yield file
         draft.replace(target)
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -213,6 +214,44 @@ def test_a_batch_size_beyond_the_data_takes_no_more_memory_than_the_data() -> No
     assert sorted(part) == [0, 1, 2, 3, 4]
     (part,) = Dataset.range(2).shuffle(2).repeat(2).batch(4).iterate(reuse_buffers=True)
     assert sorted(part) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "then", [lambda d: d, lambda d: d.batch(2), lambda d: d.shuffle(9).batch(9).prefetch(1)]
+)
+def test_a_generator_is_called_once_for_each_pass_though_its_elements_are_looked_at(
+    then: Callable[[Dataset], Dataset],
+) -> None:
+    calls, taken = [0], [0]
+
+    def make() -> Iterator[int]:
+        calls[0] += 1
+        for n in range(3):
+            taken[0] += 1
+            yield n
+
+    dataset = Dataset.from_generator(make)
+    assert dataset.element_spec.shape == ()
+    looked_at = then(dataset)
+    assert looked_at.element_spec is not None
+    for number in (1, 2, 3):
+        assert sorted(np.ravel(np.concatenate([np.atleast_1d(one) for one in looked_at]))) == [0, 1, 2]
+        assert (calls, taken) == ([number], [3 * number])
+
+
+def test_a_generator_that_fails_while_it_is_looked_at_begins_anew() -> None:
+    calls: list[int] = []
+
+    def make() -> Iterator[int]:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError("not ready")
+        yield from range(2)
+
+    dataset = Dataset.from_generator(make)
+    with pytest.raises(OSError, match="not ready"):
+        _ = dataset.element_spec
+    assert list(dataset) == [0, 1]
 
 
 def test_batches_of_generated_elements() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +273,57 @@ def test_values_that_no_dtype_has_are_refused(values: list[Any], message: str) -
     if values[0] != "a":
         with pytest.raises(InvalidArgumentError, match=message):
             Dataset.from_arrays(values)
+
+
+SCALE = {"mean": 0.5, "by": [2, 3]}
+
+
+def scaled(n: int) -> float:
+    return SCALE["by"][0] * n + SCALE["mean"]
+
+
+class Plus:
+    def __init__(self, number: float) -> None:
+        self.number, self.random = number, np.random.default_rng()
+
+    def __call__(self, n: int) -> float:
+        return n + self.number
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: Dataset.from_arrays(np.arange(3)), lambda: Dataset.from_arrays(np.arange(1, 4))),
+        (lambda: listed(3).map(lambda n: n + 1), lambda: listed(3).map(lambda n: n + 2)),
+        (lambda: listed(3).map(scaled), lambda: listed(3).map(scaled, 2).map(scaled).map(scaled)),
+        (lambda: listed(3).map(Plus(1)), lambda: listed(3).map(Plus(2))),
+        (lambda: listed(3).map(partial(pow, 2)), lambda: listed(3).map(partial(pow, 3))),
+        (lambda: listed(3).scan(0, pairs), lambda: listed(3).scan(1, pairs)),
+        (lambda: Dataset.from_generator(lambda: [1]), lambda: Dataset.from_generator(lambda: [2])),
+    ],
+)
+def test_a_cache_file_is_of_its_functions_and_arrays(
+    tmp_path: Path, one: Callable[[], Dataset], other: Callable[[], Dataset]
+) -> None:
+    path = tmp_path / "cache"
+    first = list(one().cache(path))
+    assert list(one().cache(path)) == first
+    with pytest.raises(FailedPreconditionError, match=r"cache file .* is of .*pipeline.*Delete it"):
+        list(other().cache(path))
+
+
+def pairs(state: int, n: int) -> tuple[int, int]:
+    return state + n, state
+
+
+def test_a_cache_file_of_a_function_that_uses_other_values_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cache"
+    assert list(listed(2).map(scaled).cache(path)) == list(listed(2).map(scaled, 2).cache(path)) == [0.5, 2.5]
+    monkeypatch.setitem(SCALE, "mean", 1.5)
+    with pytest.raises(FailedPreconditionError, match=r"same steps whose functions \(or what they use\)"):
+        list(listed(2).map(scaled).cache(path))
 
 
 def test_whole_numbers_beyond_int64_stay_whole_numbers() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import os
+import resource
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from nbdist.data import (
     parse_sequence_example,
     write_tfrecords,
 )
-from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra, NotFoundError
+from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra, NotFoundError, StorageError
 from nbdist.record_frame import masked_crc32c
 
 BY_TENSORFLOW = Path(__file__).parent / "files"  # written by TensorFlow 2.21's TFRecordWriter
@@ -84,6 +87,50 @@ def test_a_folder_without_files_and_a_name_with_a_pattern_in_it(tmp_path: Path) 
         Dataset.list_files(tmp_path / "none")
     (tmp_path / "a[1].txt").write_text("x")
     assert list(Dataset.text_lines(tmp_path / "a[1].txt")) == ["x"]
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed")
+    for pattern in ("closed/a.txt", "closed/*", "closed/more/*.txt"):
+        with pytest.raises(StorageError, match=r"may not read the folder '.*closed'"):
+            Dataset.list_files(tmp_path / pattern)
+
+    def denied(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "listdir", denied)
+    with pytest.raises(StorageError, match=r"closed cannot be read: .*Permission denied"):
+        Dataset.list_files(tmp_path / "closed")
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """Files of this process have at most 1 MB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_file_that_cannot_be_written_is_named_and_leaves_no_draft(tmp_path: Path, ending: str) -> None:
+    large = np.random.default_rng(0).bytes(2 << 20)
+    with pytest.raises(StorageError, match=r"write_tfrecords: .*a\.tfrecord.* cannot be written: .*No part"):
+        write_tfrecords(f"{tmp_path}/a.tfrecord{ending}", [b"small", large])
+    with pytest.raises(StorageError, match="/proc/a cannot be written"):
+        write_tfrecords("/proc/a", [b"small"])
+    with pytest.raises(StorageError, match=r"cache file .* cannot be written"):
+        list(Dataset.from_generator(lambda: [large]).cache(tmp_path / "cache"))
+    assert list(tmp_path.iterdir()) == []
+
+    def records() -> Iterator[bytes]:
+        raise OSError("of the source")
+        yield b""
+
+    with pytest.raises(OSError, match=r"^of the source$"):
+        write_tfrecords(f"{tmp_path}/a.tfrecord", records())
 
 
 def test_a_url_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
