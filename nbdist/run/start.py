@@ -259,8 +259,8 @@ def check_given(
 ) -> tuple[str | Callable[..., Any], Given, Packed | None]:
     """Return a body in the form that is sent, its inputs with its closure, and their description.
 
-    Raises InvalidArgumentError for a text that is not Python or has arguments, and for a value that cannot
-    be sent.
+    Raises InvalidArgumentError for a text that is not Python or has arguments, for an object of a class of
+    the notebook, and for a value that cannot be sent.
     """
     if isinstance(body, str):
         check_source(body, first_line)
@@ -270,6 +270,13 @@ def check_given(
             )
     if not travels:
         return body, given, None
+    owner = getattr(body, "__self__", body)
+    if type(owner).__module__ == "__main__":
+        name = type(owner).__name__
+        raise InvalidArgumentError(
+            f"the body is an object of {name}, a class of the notebook, which a worker does not know: pass a "
+            f"function that makes the object and calls it, or put {name} into a module"
+        )
     body, closure = without_closure(body)
     given = replace(given, closure=closure)
     return body, given, given.pack()

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
-from nbdist.frameworks.torch.trial_state import read_model
+from nbdist.frameworks.torch.trial_state import has_place, read_model
+from nbdist.frameworks.torch.weights import StateDict
 from nbdist.frameworks.trainable import weights_in
 from nbdist.metrics.table import table
 from nbdist.run.delivery import Delivery, Given, missing_name
@@ -255,6 +256,20 @@ class Sweep:
             )
         return path
 
+    def _continued(self, number: int) -> Path:
+        """Return the checkpoint from which a promotion continues trial ``number``; raises as `checkpoint`.
+
+        FailedPreconditionError also if its loop would begin anew, on the trained weights.
+        """
+        path = self.checkpoint(number)
+        if self.spec.framework == "torch" and not has_place(path):
+            raise FailedPreconditionError(
+                f"trial {number} cannot be promoted: its loop is not over nb.train.epochs(...), so it would "
+                "begin anew on the trained weights and count from 1. Write `for epoch in "
+                "nb.train.epochs(epochs):` in the trial, or clone it with more epochs"
+            )
+        return path
+
     def has_trained(self, number: int) -> bool:
         """Whether trial ``number`` has left a checkpoint on this machine."""
         return self._record.checkpoint(number).exists()
@@ -262,15 +277,16 @@ class Sweep:
     def model(self, number: int | None = None) -> Any:
         """Return the trained model of trial ``number`` (None: the best); raises what `checkpoint` raises.
 
-        Of a module of PyTorch, a function of JAX or a model of Keras these are the weights: arrays by name.
+        Of a module of PyTorch, a function of JAX or a model of Keras these are the weights, arrays by name: a
+        ``StateDict``, as of a run, which ``module.load_state_dict`` takes.
         """
         from nbdist.nn import load
 
         path = self.checkpoint(number)
         if self.spec.framework:
-            return read_model(path)
+            return StateDict(read_model(path))
         weights = weights_in(path)
-        return load(path) if weights is None else weights
+        return load(path) if weights is None else StateDict(weights)
 
     def output(self, number: int) -> str:
         """Return what trial ``number`` has printed so far; of a long text the end."""
@@ -323,7 +339,7 @@ class Sweep:
                 raise FailedPreconditionError(
                     f"this process no longer drives sweep {self.id}; nb.attach({self.id!r}) takes it over"
                 )
-            context = commands.CommandContext(self.ledger, time.time(), self.checkpoint, self._engine_count)
+            context = commands.CommandContext(self.ledger, time.time(), self._continued, self._engine_count)
             events = row.events(context, **checked)
             self._check_names(events)
             if self._driver is None and commands.starts_trials(self.ledger, events):

@@ -496,20 +496,29 @@ def metrics_of(found: Mapping[str, Any], metric: str) -> dict[str, float]:
         values[metric] = result
     if is_metric(found.get(metric)):
         values[metric] = found[metric]
-    kept = {name: float(one) for name, one in list(values.items())[:MOST_METRICS]}
-    return {**kept, metric: float(values[metric])} if metric in values else kept
+    numbers = {name: as_float(one) for name, one in values.items() if is_metric(one)}
+    kept = dict(list(numbers.items())[:MOST_METRICS])
+    return {**kept, metric: numbers[metric]} if metric in numbers else kept
 
 
 def is_metric(value: Any) -> bool:
-    """Return whether a value is one number, Python's or an array's.
+    """Return whether a value is one number: Python's, an array's, or a tensor's.
 
     >>> import numpy as np
     >>> [is_metric(one) for one in (1, 0.5, np.float32(2), np.zeros(1), True, "high", np.zeros(2), None)]
     [True, True, True, True, False, False, False, False]
+    >>> metrics_of({"accuracy": np.ones((1, 1)), "result": {"loss": np.array(0.5)}}, "accuracy")
+    {'loss': 0.5, 'accuracy': 1.0}
     """
     if isinstance(value, (bool, str, bytes)) or value is None:
         return False
-    kind = getattr(getattr(value, "dtype", None), "kind", "f")
-    if kind not in "fiu" or getattr(value, "size", 1) != 1:
+    size = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)  # of torch, of others
+    dtype = str(getattr(value, "dtype", "float"))
+    if size != 1 or not ("int" in dtype or "float" in dtype):
         return False
     return hasattr(value, "__float__") or hasattr(value, "__index__")
+
+
+def as_float(value: Any) -> float:
+    """Return one number as a float."""
+    return float(value.item() if hasattr(value, "item") else value)

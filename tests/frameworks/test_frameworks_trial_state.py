@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from waiting import until
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.trials.start import start_sweep
 from nbdist.trials.sweep import Sweep
 
@@ -58,6 +58,7 @@ def test_a_promoted_trial_of_torch_continues_exactly(cluster: Cluster) -> None:
     part = finished(start_sweep(TRIAL, "lr=[0.1] epochs=2 waits=0", **options))
     assert [one.state for one in (whole.trial(0), part.trial(0))] == ["finished"] * 2
     first = part.model(0)
+    assert repr(first).startswith("<StateDict: 4 arrays, 49 numbers: ")
     assert sorted(first) == ["0.bias", "0.weight", "2.bias", "2.weight"]
     part.promote(0, epochs=4)
     finished(part)
@@ -99,3 +100,15 @@ def test_a_stopped_trial_continues_its_schedule_at_another_rate(cluster: Cluster
 def test_options_of_models_of_nbdist_are_refused(cluster: Cluster) -> None:
     with pytest.raises(InvalidArgumentError, match="--strategy mirrored is for models of nbdist"):
         start_sweep(TRIAL, "lr=[0.1]", metric="loss", framework="torch", strategy="mirrored", cluster=cluster)
+
+
+def test_a_loop_that_would_begin_anew_is_not_promoted(cluster: Cluster) -> None:
+    trial = TRIAL.replace("nb.train.epochs(epochs)", "range(epochs)").replace(
+        "nb.log(loss=loss", "final = loss; nb.log(loss=loss"
+    )
+    options: dict[str, Any] = {"metric": "final", "framework": "torch", "cluster": cluster, "on": "worker:0"}
+    sweep = finished(start_sweep(trial, "lr=[0.1] epochs=2 waits=0", sampler="grid", **options))
+    assert sweep.trial(0).error == ""  # its result is a tensor
+    with pytest.raises(FailedPreconditionError, match=r"loop is not over nb.train.epochs"):
+        sweep.promote(0, epochs=6)
+    assert (sweep.state, sweep.trial(0).parameters["epochs"]) == ("finished", 2)

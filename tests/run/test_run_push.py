@@ -22,6 +22,7 @@ from nbdist.data.dataset import Dataset
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.run.delivery import Delivery, Given, Receiver
 from nbdist.run.push import Packed, build, pack
+from nbdist.run.start import check_given
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.rpc.frame import Frame
@@ -416,3 +417,15 @@ def test_classes_that_use_each_other_are_built_bases_first(
     for name, found in pushed(**{name: main[name] for name in names}).items():
         result = found().child().name() if isinstance(found, type) else found()
         assert result == "base", name
+
+
+def test_an_object_of_a_class_of_the_notebook_is_refused() -> None:
+    class Trial:
+        def __call__(self, lr: float) -> float:
+            return lr
+
+    Trial.__module__ = "__main__"
+    for body in (Trial(), Trial().__call__):
+        with pytest.raises(InvalidArgumentError, match="an object of Trial, a class of the notebook"):
+            check_given(body, Given(), True)
+    assert check_given(len, Given(), True)[0] is len

@@ -235,6 +235,21 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ) from None
 
 
+def has_place(path: Path) -> bool:
+    """Return whether a file of `TorchState` knows where the body's loop was; True for a file of another kind.
+
+    Torch is not needed. Raises DataLossError if the file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "np") as file:
+            texts = json.loads((file.metadata() or {}).get(TORCH, "null"))
+        return texts is None or bool(texts["position"]["epochs"] or texts["position"]["datasets"])
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise DataLossError(f"{str(path)!r} is damaged: {error}") from None
+
+
 def read_model(path: Path) -> dict[str, Any]:
     """Return the weights in a file of `TorchState` as NumPy arrays, by their names in the ``state_dict``.
 

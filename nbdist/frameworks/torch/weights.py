@@ -2,7 +2,7 @@
 
     run.model                                       # after a cell that has trained `model`
     run.model.save("model.safetensors")             # read by safetensors.torch.load_file
-    model.load_state_dict(run.model.tensors())      # in a process that has torch and the module's class
+    model.load_state_dict(run.model)                # in a process that has torch and the module's class
 
 A module is code, and stays on its worker. Its state_dict travels as arrays; nothing is pickled. A notebook
 that has a module of the same name, parameters and shapes finds the weights in it.
@@ -11,10 +11,12 @@ that has a module of the same name, parameters and shapes finds the weights in i
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
@@ -24,20 +26,43 @@ _trainings: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """How often ``fit`` has trained each module of this process."""
 
 
+class ModelArray(np.ndarray[Any, Any]):
+    """An array that torch copies from as from a tensor, as ``module.load_state_dict`` does."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch with tensors for arrays."""
+        import torch
+
+        def given(value: Any) -> Any:
+            return torch.from_numpy(np.array(value)) if isinstance(value, cls) else value
+
+        return function(*map(given, args), **{name: given(one) for name, one in (kwargs or {}).items()})
+
+    def __repr__(self) -> str:
+        return repr(self.view(np.ndarray))
+
+
 class StateDict(dict[str, Array]):
-    """Arrays by name, as in ``module.state_dict()``.
+    """Arrays by name, as in ``module.state_dict()``; ``module.load_state_dict`` takes it.
 
     >>> import numpy as np
     >>> StateDict(weight=np.zeros((2, 3), np.float32))
     <StateDict: 1 arrays, 6 numbers: weight (2, 3)>
     """
 
+    def __init__(self, *args: Any, **arrays: Array) -> None:
+        super().__init__(*args, **arrays)
+        self.update({name: one.view(ModelArray) for name, one in self.items() if type(one) is np.ndarray})
+
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, with a checksum of each array in its header."""
         write_tensors(Path(path), self, {})
 
     def tensors(self) -> dict[str, Any]:
-        """Return tensors by name, for ``module.load_state_dict``; this imports torch."""
+        """Return tensors by name, copies of the arrays; this imports torch."""
         import torch
 
         return {name: torch.from_numpy(array.copy()) for name, array in self.items()}
