@@ -25,6 +25,27 @@ def body_error(info: TaskInfo, wrong: Mapping[str, Any], hint: Hint | None = Non
     return error
 
 
+def ended_before(outcome: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return which tasks had ended their bodies where a rank of a framework waited for them in its next step.
+
+    ``outcome`` is that of the rank, which has an error, and ``others`` are those of tasks that have ended, by
+    name. Empty if the error says nothing of other ranks, if none had ended without an error, or none trained.
+
+    >>> waited = {"step": 7, "error": {"type": "UnavailableError"}}
+    >>> ended_before(waited, {"worker 1": {"step": 7}}).partition(":")[0]
+    'worker 1 had ended its body after step 7, and this rank was in step 8'
+    """
+    step, wrong = outcome.get("step", 0), outcome["error"]
+    ended = [name for name, one in others.items() if one and not one.get("error") and one["step"] == step]
+    if wrong["type"] != "UnavailableError" or not step or not ended:
+        return ""
+    return (
+        f"{ended[0]} had ended its body after step {step:,}, and this rank was in step {step + 1:,}: all "
+        "ranks need the same number of batches (DistributedSampler, drop_last=True), or a loop within "
+        "torch.distributed.algorithms.join.Join\n"
+    )
+
+
 def with_hint(text: str, wrong: Mapping[str, Any], hint: Hint | None) -> str:
     """Return the text of an error, and below it the remedy for an undefined name."""
     advice = hint(str(wrong["undefined"])) if hint is not None and wrong.get("undefined") else ""

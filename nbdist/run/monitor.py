@@ -40,7 +40,7 @@ from nbdist.errors import (
 from nbdist.metrics.log import Batch
 from nbdist.metrics.store import RunStore
 from nbdist.run.backfill import add_since
-from nbdist.run.body_error import Hint, body_error, why_not_joined
+from nbdist.run.body_error import Hint, body_error, ended_before, why_not_joined
 from nbdist.run.failure_detector import FailureDetector, LostTask, RootCause
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.protocols import RunCalls, RunTasks
@@ -346,7 +346,9 @@ class RunMonitor:
                 continue
             if wrong and not wrong["aborted"] and not (stopped and wrong["interrupted"]):
                 info = next(info for info in self.workers if info.rank == rank)
-                self._fail(body_error(info, wrong, self._hint), rank)
+                others = {self._names[other]: one for other, one in self.outcomes.items() if other != rank}
+                said = {**wrong, "traceback": wrong["traceback"] + ended_before(outcome, others)}
+                self._fail(body_error(info, said, self._hint), rank)
 
     def _fail(self, error: NbdistError, rank: int | None) -> None:
         """Record the first error and abort the other tasks."""

@@ -134,6 +134,14 @@ def test_ranks_with_a_process_group_that_average_nothing_are_reported(cluster: C
     assert all(len(one) == 2 for one in weights)  # of the kernel and the bias
 
 
+def test_the_rank_whose_data_ended_first_is_named(cluster: Cluster) -> None:
+    uneven = STEPS.replace("range(3)", "range(7 if dist.get_rank() == 1 else 12)")
+    with pytest.raises(
+        WorkerError, match=r"/job:worker/task:1 had ended its body after step 7, and this rank"
+    ):
+        run_cell(cluster, TOGETHER + uneven)
+
+
 def test_a_distributed_module_of_an_earlier_cell_is_refused(cluster: Cluster) -> None:
     run_cell(cluster, TOGETHER + STEPS)
     for begin in ("", "dist.init_process_group('gloo')\n"):
