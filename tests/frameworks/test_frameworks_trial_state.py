@@ -95,6 +95,7 @@ def test_a_stopped_trial_continues_its_schedule_at_another_rate(cluster: Cluster
     finished(sweep)
     assert (sweep.trial(0).state, sweep.trial(0).error) == ("finished", "")
     assert losses(sweep, 0) == pytest.approx({1: 0.08, 2: 0.064, 3: 0.1024, 4: 0.08192})
+    assert "2 ranks trained without a process group: each has its own model" in sweep.output(0)
 
 
 def test_options_of_models_of_nbdist_are_refused(cluster: Cluster) -> None:
