@@ -453,3 +453,21 @@ def test_series_that_the_body_logs_have_their_last_and_best_value_in_the_summary
     fitted = FakeRun()
     steps_of(fitted, 0, 10)
     assert summary(fitted).logged == {}  # the loop of fit has the means of its epochs
+
+
+def test_ranks_that_train_a_model_each_are_a_warning_at_once_and_in_the_summary(
+    displays: list[FakeDisplay],
+) -> None:
+    run = FakeRun(framework="torch")
+    shown = RunView(as_run(run))
+    for state, verb in (("running", "train"), ("finished", "trained")):
+        for replica in range(2):
+            apart = vars(Progress(step=3, state=state, apart="name all of them: Trainer(devices=2)"))
+            run.tally.update(replica, apart, 1.0)
+        standing = run.tally.standing(1.0, run.store)
+        shown.progress(standing)
+        status = displays[0].calls[-1][1]
+        said = f"2 ranks {verb} without a process group: each has its own model; name all of them: "
+        assert status["warning"] == f"{said}Trainer(devices=2)"
+        assert said in view.progress_line("mnist", status)
+    assert summary(run).warning == status["warning"]
