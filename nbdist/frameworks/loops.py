@@ -31,6 +31,7 @@ from nbdist.train.boundary import Boundary, describe_nonfinite, read_step
 from nbdist.train.context import current
 from nbdist.train.custom.replicas import StepRecorder, StepTimes
 from nbdist.train.device import on_device
+from nbdist.train.loop import share_fixed
 from nbdist.train.strategy import Replica, RetryStep
 from nbdist.train.weighing import counted_in, measures_of, own_loss
 
@@ -74,6 +75,7 @@ class ReplicaLoop:
         context.metric_names = list(self.model.metric_names)
         self._updates_before = context.progress.global_step
         self._first_step = context.progress.step
+        share_fixed(context, self.model)
         with device_scope(context.device):
             begun = context.strategy.begin(self.model, self._optimizer)
         self._replica = replica = on_device(begun, context.device)

@@ -98,6 +98,11 @@ class ModelCalls:
             "that graph is recorded: in the function that strategy.run runs"
         )
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether loops of one's own train the model's variables."""
+        return any(graph.owner is not None for graph in self._recorded)
+
     def refresh(self) -> None:
         """Fetch the newest weights."""
         for graph in self._recorded:
@@ -124,7 +129,12 @@ class ModelCalls:
         for layer, ones in zip(model.layers, network.held, strict=True):
             kind = type(layer).__name__.lower()
             with _layer_scope(graph, kind):
-                held.append({name: _variable(graph, name, v, next(arrays)) for name, v in ones.items()})
+                held.append(
+                    {
+                        name: _variable(graph, name, v, next(arrays), v.trainable or v in network.frozen)
+                        for name, v in ones.items()
+                    }
+                )
         model.trainings += 1
         found = ModelCopy(held, seed_of(model.seed), model.trainings)
         if graph.owner is not None and store is None:
@@ -179,9 +189,11 @@ def _layer_scope(graph: Graph, kind: str) -> Iterator[None]:
             yield
 
 
-def _variable(graph: Graph, name: str, like: Variable, value: np.ndarray[Any, Any]) -> Variable:
+def _variable(
+    graph: Graph, name: str, like: Variable, value: np.ndarray[Any, Any], is_weight: bool
+) -> Variable:
     # Each replica moves states by its own part of the batch; the client gets the first one's, as in fit.
-    own = {} if like.trainable else {"aggregation": "only_first_replica", "synchronization": "on_read"}
+    own = {} if is_weight else {"aggregation": "only_first_replica", "synchronization": "on_read"}
     new = partial(Variable, value, trainable=like.trainable, name=name, **own)
     found = new() if graph.store is None else graph.store.get(name, value.shape, value.dtype, new)
     assert isinstance(found, Variable)

@@ -8,6 +8,7 @@ history = model.fit(Dataset.from_arrays(x, y).shuffle(len(x)).batch(100), epochs
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import prod
@@ -57,7 +58,8 @@ class Model:
 
     Weights are made at the first use, for the shape of the data, or by :meth:`build`.
 
-    - ``layers``: a list of layers; the output of each is the input of the next
+    - ``layers``: a list of layers; the output of each is the input of the next. A layer with weights has one
+      place in one model. With ``layer.trainable = False`` its weights are not trained, from the next ``fit`` on
     - ``seed``: fixes the initial weights, a whole number of 0 or more; None takes the run's seed
     - ``stages``: the number of tasks over which the layers are spread where the model is trained in-graph, or
       a list with the number of layers of each
@@ -100,6 +102,7 @@ class Model:
         """Make the weights for examples of ``input_shape`` (without the batch axis); returns the model."""
         self._require_room(input_shape)
         network = self.network_for(input_shape, np.random.default_rng(calling.given_seed(self.seed)))
+        own(self, [layer for layer, held in zip(self.layers, network.held, strict=True) if held])
         self.take(network, network.drawn)
         return self
 
@@ -133,6 +136,16 @@ class Model:
         self._calls = calling.ModelCalls()
         self._objective = None
         self._predictors = {}
+
+    @property
+    def trainable(self) -> bool:
+        """Whether training changes any weights; setting it sets ``trainable`` of all layers, as in Keras."""
+        return any(layer.trainable for layer in self.layers)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        for layer in self.layers:
+            layer.trainable = bool(value)
 
     @property
     def compiled_loss(self) -> Measure | None:
@@ -461,10 +474,16 @@ class Model:
         return self._objective
 
     def _in_its_precision(self) -> Network:
-        """Return the graph of the layers, made anew if it was made before the precision was chosen."""
+        """Return the graph of the layers, made anew if precision or frozen layers were chosen later."""
         network = self._network
         assert network is not None
-        if network.precision != (self.precision or current().precision):
+        trains = [layer.trainable for layer in self.layers]
+        if network.trains != trains and self._calls.is_traced:
+            raise FailedPreconditionError(
+                "layer.trainable was changed after a loop has trained the model, whose steps are recorded "
+                "with the old value: set it before the loop, or make the model anew with from_config"
+            )
+        if network.precision != (self.precision or current().precision) or network.trains != trains:
             self.take(self.network_for([n or 0 for n in network.shape]), self.weights)
             assert self._network is not None
         return self._network or network
@@ -508,6 +527,23 @@ class Model:
         if count == 0:
             raise InvalidArgumentError("there is nothing to evaluate: the data is empty")
         return {name: total / count for name, total in sums.items()}
+
+
+_OWNERS: weakref.WeakKeyDictionary[Layer, weakref.ref[Model]] = weakref.WeakKeyDictionary()
+"""The model that has made the weights of a layer."""
+
+
+def own(model: Model, layers: Sequence[Layer]) -> None:
+    """Note that a model has the weights of layers; InvalidArgumentError if another one has them."""
+    for layer in layers:
+        before = _OWNERS.get(layer)
+        other = None if before is None else before()
+        if other is not None and other is not model:
+            raise InvalidArgumentError(
+                f"{layer!r} is a layer of another model, {other!r}, and models do not share weights: make a "
+                "new layer, and copy the weights with get_weights() and set_weights()"
+            )
+    _OWNERS.update((layer, weakref.ref(model)) for layer in layers)
 
 
 class Sequential(Model):

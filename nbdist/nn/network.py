@@ -63,6 +63,9 @@ class Network:
         self.variables: list[Variable] = []
         self.held: list[dict[str, Variable]] = []
         """Weights and states of each layer, by name."""
+        self.frozen: list[Variable] = []
+        """The weights of layers with ``trainable = False``."""
+        self.trains = [layer.trainable for layer in layers]
         self.outputs: list[Shape] = []
         self.counts: list[int] = []
         with self.graph.as_default():
@@ -74,6 +77,12 @@ class Network:
                 before = value
                 with name_scope(type(layer).__name__.lower()), self._noted(number):
                     self.held.append(self._variables_of(layer, value.shape[1:], rng))
+                    if self.held[-1] and any(layer is other for other in layers[:number]):
+                        raise InvalidArgumentError(
+                            f"{layer!r} stands twice in the list of layers, and layers have weights of their "
+                            "own: write a second one in its place. One kernel for two places takes variables "
+                            "and strategy.run, or Keras (nb.frameworks.keras)"
+                        )
                     value = self._call(layer, value, self.held[-1])
                 made, last = last, _last_dimension(layer, before, value, last)
                 for v in self.held[-1].values():
@@ -93,7 +102,9 @@ class Network:
         for name, initial in (weights | states).items():
             # The graph has shape and dtype only: the model holds the one copy of the values.
             like = np.broadcast_to(np.zeros((), initial.dtype), initial.shape)
-            made[name] = Variable(like, trainable=name in weights, name=name)
+            made[name] = Variable(like, trainable=name in weights and layer.trainable, name=name)
+            if name in weights and not layer.trainable:
+                self.frozen.append(made[name])
             if rng is not None:
                 self.drawn.append(np.require(initial, requirements=["C", "W"]))
         self.variables.extend(made.values())
@@ -215,8 +226,10 @@ class Objective(Trainable):
         self.states = {v: held[v] for v in network.variables if not v.trainable}
         self._resident: ResidentStates | None = None
         self.seed, self.training = 0, 0
+        self.fixed = [held[v] for v in network.frozen]
         if not self.variables:
-            raise InvalidArgumentError("the model has no weights: there is nothing to train")
+            have = "all layers of the model are frozen" if network.frozen else "the model has no weights"
+            raise InvalidArgumentError(f"{have}: there is nothing to train")
         for name, metric in measured:
             if metric.sparse != loss.sparse and not metric.any_labels:
                 kind = "class numbers" if loss.sparse else "rows like the predictions"

@@ -35,8 +35,13 @@ def call(
     if casts:
         dtype = policy if layer.computes_in == "policy" else np.dtype(np.float32)
         x = _cast(x, dtype)
-        given = {name: _cast(v, dtype) if v.trainable else v for name, v in weights.items()}
-    value = layer.call(x, given) if training is None else layer.train(x, given, training)
+        states = () if layer.trainable else layer.states(x.shape[1:])
+        given = {
+            name: _cast(v, dtype) if v.trainable or not (layer.trainable or name in states) else v
+            for name, v in weights.items()
+        }
+    trains = training is not None and layer.differs_in_training
+    value = layer.train(x, given, training) if training is not None and trains else layer.call(x, given)
     return _cast(value, policy) if casts and layer.computes_in == "float32" else value
 
 

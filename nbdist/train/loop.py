@@ -173,6 +173,7 @@ def _train(
     _begin_progress(context, dataset, epochs, steps_per_epoch)
     history = History(callbacks, context, model.metric_names)
     _require_room(context, model, optimizer)
+    share_fixed(context, model)
     try:
         replica = own = context.strategy.begin(model, optimizer)
     except TrainingOver:
@@ -294,6 +295,22 @@ def _require_room(context: Context, model: Trainable, optimizer: Optimizer) -> N
         f"the training: weights, a copy, gradients and the slots of {type(optimizer).__name__} (most of "
         f"it, {most:,} bytes, for {name} {shape})",
     )
+
+
+def share_fixed(context: Context, model: Trainable) -> None:
+    """Give this process the chief's values of what no step changes; a process that joins gets them later."""
+    world = context.world
+    if not model.fixed or world.size == 1 or world.rejoins:
+        return
+    group = world.group("frozen weights")
+    try:
+        for array in model.fixed:
+            group.broadcast(array, root=0, out=array)
+    except BaseException as error:
+        group.abort(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        group.close()
 
 
 def _copy_to_model(model: Trainable, replica: Replica) -> None:

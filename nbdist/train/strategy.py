@@ -755,6 +755,8 @@ class Trainable(ABC):
     """Whether it has a step as tensors: see :meth:`parts`."""
     draws = False
     """Whether the program is also fed :meth:`draw`, because it has random numbers in it."""
+    fixed: Sequence[Array] = ()
+    """Arrays that no step changes, such as weights of frozen layers; all replicas begin with the chief's."""
     weighs = False
     """Whether a step weighs its share by what the loss counts; the loop sets it: `Replica.adds_measures`."""
     counted: float | None = None

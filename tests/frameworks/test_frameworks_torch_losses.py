@@ -209,3 +209,17 @@ def test_a_batch_in_which_nothing_counts_is_never_applied(nan: str) -> None:
     else:
         with pytest.raises(NanLossError, match="nothing in the batch counts"):
             refused(torch.nn.CrossEntropyLoss(), y)
+
+
+def test_frozen_parameters_of_all_replicas_are_the_first_ones() -> None:
+    x, y = data_of(8, 0, False, 0)
+    modules = [module(False).requires_grad_(False) for _ in range(2)]
+    for number, one in enumerate(modules):
+        one[2].requires_grad_(True)
+        torch.nn.init.constant_(one[0].weight, number + 0.5)
+    world = thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), 2)
+    how = {"loss": torch.nn.CrossEntropyLoss()}
+    everywhere(world, lambda own, _: trained(own, modules[own.replica_index], x, y, 4, how))
+    for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+        np.testing.assert_array_equal(a.detach(), b.detach())
+    assert float(modules[1][0].weight[0, 0].detach()) == 0.5

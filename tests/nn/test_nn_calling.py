@@ -29,6 +29,7 @@ from nbdist.nn import (
     compute_average_loss,
     losses,
 )
+from nbdist.nn.layers import layer_from_config
 from nbdist.optim import SGD, Adam
 from nbdist.runtime.session.session import Session
 from nbdist.train.context import Context, use
@@ -200,7 +201,8 @@ def test_a_share_without_examples_has_no_part_in_an_update(
 
     def trained(strategy: Strategy) -> list[Array]:
         with strategy.scope():
-            model, optimizer = Sequential(layers, seed=4), SGD(0.1)
+            own = [layer_from_config(layer.to_config()) for layer in layers]
+            model, optimizer = Sequential(own, seed=4), SGD(0.1)
 
         def step(x: Any) -> None:
             each = np.sum(np.square(model(x, training=True) - 1), axis=-1)

@@ -11,13 +11,30 @@ import pytest
 
 from nbdist import nn
 from nbdist.data import Dataset
-from nbdist.errors import InvalidArgumentError
+from nbdist.distribute import MultiWorkerMirroredStrategy, OneDeviceStrategy, Strategy
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.compile.program import compile_program
 from nbdist.graph.tensor import Graph, placeholder
-from nbdist.nn import BatchNorm, Conv2D, Dense, Dropout, Embedding, Flatten, LayerNorm, Sequential, functional
+from nbdist.nn import (
+    Activation,
+    BatchNorm,
+    Conv2D,
+    Dense,
+    Dropout,
+    Embedding,
+    Flatten,
+    LayerNorm,
+    Sequential,
+    compute_average_loss,
+    functional,
+    load,
+    losses,
+)
 from nbdist.nn.losses import SparseCategoricalCrossentropy
 from nbdist.nn.network import Network, Objective
 from nbdist.optim import SGD
+from nbdist.testing import thread_world
+from nbdist.testing.strategy import everywhere
 from nbdist.train.context import Context, use
 
 Array = np.ndarray[Any, Any]
@@ -240,3 +257,75 @@ def test_only_the_rows_that_were_looked_up_change() -> None:
     model.fit(Dataset.from_arrays(x, np.ones((2, 1), np.float32)).batch(2))
     changed = (model.weights[0] != before).any(axis=1)
     assert changed.tolist() == [False, True, False, True, False]
+
+
+def changed(model: Sequential, x: Array, y: Array) -> list[bool]:
+    """Train; return which of the weights have changed."""
+    before = model.get_weights()
+    model.fit(x, y)
+    return [bool((a != b).any()) for a, b in zip(before, model.get_weights(), strict=True)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_frozen_layers_are_not_trained(precision: str, tmp_path: Path) -> None:
+    """As in Keras, a frozen BatchNorm also uses its moving averages, and keeps them."""
+    x, y = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32), np.arange(20) % 2
+    first, norm = Dense(3), BatchNorm()
+    model = Sequential([first, norm, Dense(2, activation="softmax")], seed=1)
+    first.trainable = False
+    model.compile("sgd", precision=precision)
+    model.build((4,))
+    assert changed(model, x, y) == [False] * 2 + [True] * 6
+    norm.trainable = False  # takes effect in the next training
+    assert changed(model, x, y) == [False] * 6 + [True] * 2
+    model.save(tmp_path / "model.safetensors")
+    assert changed(load(tmp_path / "model.safetensors"), x, y) == [False] * 6 + [True] * 2
+    first.trainable = True
+    assert changed(model, x, y) == [True] * 2 + [False] * 4 + [True] * 2
+    model.trainable = False
+    with pytest.raises(InvalidArgumentError, match="all layers of the model are frozen"):
+        model.fit(x, y)
+
+
+def test_frozen_layers_of_all_replicas_are_the_first_ones() -> None:
+    x, y = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32), np.arange(8) % 2
+
+    def body(strategy: Strategy, _: Context) -> list[Array]:
+        with strategy.scope():
+            model = Sequential([Dense(3), Dense(2, activation="softmax")], seed=strategy.replica_index)
+            model.layers[0].trainable = False
+            model.compile("sgd")
+            model.fit(Dataset.from_arrays(x, y).batch(4))
+            return model.get_weights()
+
+    world = thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), 2)
+    first, second = everywhere(world, body)
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(first[0], Sequential([Dense(3)], seed=0).build((4,)).get_weights()[0])
+
+
+def test_a_layer_has_one_place() -> None:
+    shared = Dense(4)
+    with pytest.raises(InvalidArgumentError, match=r"Dense\(units=4.*stands twice in the list"):
+        Sequential([shared, shared]).build((4,))
+    model = Sequential([Activation("relu"), Dense(4), Activation("relu")]).build((4,))
+    with pytest.raises(InvalidArgumentError, match=r"is a layer of another model, <Sequential: 3 layers"):
+        Sequential(model.layers).build((4,))
+    relu = model.layers[0]  # without weights there is nothing to share
+    assert Sequential([relu, relu, Dense(1)]).build((4,)).count_params() == 5
+
+
+def test_freezing_after_the_steps_of_a_loop_are_recorded_is_refused() -> None:
+    strategy = OneDeviceStrategy()
+    with strategy.scope():
+        model, optimizer = Sequential([Dense(2), Dense(2, activation="softmax")], seed=1), SGD(0.1)
+
+    def step(x: Any, y: Any) -> None:
+        each = losses.sparse_categorical_crossentropy(y, model(x, training=True))
+        optimizer.minimize(compute_average_loss(each, 4))
+
+    strategy.run(step, (np.ones((4, 3), np.float32), np.arange(4) % 2))
+    model.layers[0].trainable = False
+    with pytest.raises(FailedPreconditionError, match=r"layer\.trainable was changed after a loop"):
+        model.predict(np.ones((1, 3)))

@@ -40,6 +40,7 @@ from nbdist.nn import (
     load,
     losses,
 )
+from nbdist.nn.layers import layer_from_config
 from nbdist.optim import SGD, Adam, LossScaleOptimizer
 from nbdist.train import Callback
 from nbdist.train import context as contexts
@@ -455,7 +456,7 @@ def test_what_a_step_costs_a_gpu(
         gpus = [f"GPU:{number}" for number in range(mirrors)]
         strategy = MirroredStrategy(gpus) if gpus else OneDeviceStrategy()
         with contexts.use(contexts.Context(device="GPU:0", strategy=strategy, quiet=True)):
-            model = Sequential(network, seed=1)
+            model = Sequential([layer_from_config(layer.to_config()) for layer in network], seed=1)
             model.compile(Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
             counts.clear()
             model.fit(Dataset.from_arrays(x, y).batch(64).repeat(), steps_per_epoch=steps, epochs=1)

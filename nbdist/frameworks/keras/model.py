@@ -45,6 +45,9 @@ class Compiled:
         """Whether the loss is a mean over what a mask keeps, and not over the examples."""
         self.metric_names = [name for name in found if name != "loss"]
         self.trained, self.states = named(model)
+        weights = {id(one) for layer in model._flatten_layers() for one in layer._trainable_variables}
+        self.frozen = [number for number, one in enumerate(self.states.values()) if id(one) in weights]
+        """Which of the states are weights of frozen layers."""
         for name, variable in self.trained.items():
             if variable.dtype not in ("float32", "float64"):
                 raise InvalidArgumentError(
@@ -177,6 +180,7 @@ class KerasOnTorch(TorchModel):
             shared=True,
         )
         self.keep_states({name: variable.value for name, variable in compiled.states.items()})
+        self.fixed = [self.states[number][1] for number in compiled.frozen]
         model.train()
 
     def _loss(self, batch: Any) -> tuple[Any, list[float]]:
@@ -222,6 +226,7 @@ class KerasOnJax(FrameworkModel):
         self.compiled, self._opened = Compiled(model, spec), opened
         compiled = self.compiled
         super().__init__(copies(compiled.trained), compiled.metric_names, copies(compiled.states))
+        self.fixed = [self.states[number][1] for number in compiled.frozen]
         self._values: list[Any] = []
         self._step = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
 

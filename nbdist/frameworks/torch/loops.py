@@ -41,6 +41,7 @@ from nbdist.train.boundary import Boundary, describe_nonfinite, square_sum
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.custom.api import scoped
 from nbdist.train.device import on_device
+from nbdist.train.loop import share_fixed
 from nbdist.train.strategy import RetryStep
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ class Batches:
         context.progress.trainings = context.trainings
         seed = None if context.seed is None else context.seed + context.trainings - 1
         self._dataset = context.served(strategy.dataset(dataset, seed)).ahead_of_training()
+        share_fixed(context, model)
         self._replica = on_device(strategy.begin(model, rule), context.device)
         context.see_arrays(self._replica.computed_with)
         for note in self._replica.notes:

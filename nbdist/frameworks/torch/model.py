@@ -83,8 +83,13 @@ class TorchModel(FrameworkModel):
             [(name, array_of(tensor)) for name, tensor in zip(named, self._own, strict=True)], metric_names
         )
         trained = set(map(id, self._parameters))
-        self._frozen = [(one, one.data) for one in module.parameters() if id(one) not in trained]
-        """Parameters that no update changes, and their own memory."""
+        self._frozen = [
+            (one, one.data, one.data.cpu().contiguous())
+            for one in module.parameters()
+            if id(one) not in trained
+        ]
+        """Parameters that no update changes, their own memory, and that in which they are shared."""
+        self.fixed = [kept.reshape(-1).view(torch.uint8).numpy() for *_, kept in self._frozen]
         self._changed: list[tuple[Any, Any]] = []
         """Tensors that a step changes without gradients, and their own memory."""
         self._are_placed = False
@@ -139,8 +144,8 @@ class TorchModel(FrameworkModel):
             parameter.data = tensor_of(value)
         if not self._are_placed:
             self._are_placed = True
-            for tensor, own in self._frozen:
-                tensor.data = own.to(self.device)
+            for tensor, _, kept in self._frozen:
+                tensor.data = kept.to(self.device)
             for (tensor, _), (_, array) in zip(self._changed, self.states, strict=True):
                 tensor.data = tensor_of(array).to(self.device)  # a state of a training may have restored it
 
@@ -177,7 +182,9 @@ class TorchModel(FrameworkModel):
             if own.data_ptr() != tensor.data_ptr():
                 own.copy_(tensor.data)
             tensor.data = own
-        for tensor, own in self._frozen:
+        for tensor, own, kept in self._frozen:
+            if own.data_ptr() != kept.data_ptr():
+                own.copy_(kept)
             tensor.data = own
 
     def opened(self, batch: tuple[Array, ...]) -> Any:

@@ -37,7 +37,10 @@ def layer_from_config(config: dict[str, Any]) -> Layer:
     name = settings.pop("layer")
     if name not in LAYERS:
         raise InvalidArgumentError(f"no layer {name!r}; {choices(name, sorted(LAYERS))}")
-    return LAYERS[name](**settings)
+    trainable = bool(settings.pop("trainable", True))
+    layer = LAYERS[name](**settings)
+    layer.trainable = trainable
+    return layer
 
 
 def check_layers(layers: Sequence[Any]) -> list[Layer]:

@@ -51,6 +51,9 @@ class Layer(ABC):
     shards: int = 1
     """Tasks that the layer's own weights are split over, where the model is trained in-graph."""
 
+    trainable: bool = True
+    """Whether training changes the layer's weights. Set it to False to freeze them, and before `fit`: a model
+    sees it when it is used next."""
     dimension: str | None = None
     """The name of the layer's last output dimension, by which a mesh of devices may split its weights."""
 
@@ -88,10 +91,13 @@ class Layer(ABC):
 
     def to_config(self) -> dict[str, Any]:
         """Return the layer's name and settings as plain values."""
-        return {"layer": type(self).__name__, **{name: getattr(self, name) for name in self.settings}}
+        frozen = {} if self.trainable else {"trainable": False}
+        own = {name: getattr(self, name) for name in self.settings}
+        return {"layer": type(self).__name__, **own, **frozen}
 
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self)).parameters
         values = {name: getattr(self, name) for name in self.settings}
         unusual = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name].default]
+        unusual += [] if self.trainable else ["trainable=False"]
         return f"{type(self).__name__}({', '.join(unusual)})"

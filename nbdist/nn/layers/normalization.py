@@ -48,6 +48,8 @@ class BatchNorm(_Norm):
     - ``epsilon``: added to the variance, under the root; from 0 to below 1
     - ``center``, ``scale``: whether an offset (beta) is added and a factor (gamma) multiplied, both trained
 
+    With ``trainable = False`` it uses the moving averages in training, too, and does not change them.
+
     Raises InvalidArgumentError for a value outside of these ranges.
 
     >>> BatchNorm(momentum=0.9)
@@ -62,6 +64,11 @@ class BatchNorm(_Norm):
         self.momentum = _fraction("BatchNorm: momentum", momentum)
         self.epsilon = _fraction("BatchNorm: epsilon", epsilon)
         self.center, self.scale = bool(center), bool(scale)
+
+    @property
+    def differs_in_training(self) -> bool:
+        """Whether it uses the batch's mean and variance in training; not if it is frozen, as in Keras."""
+        return self.trainable
 
     def states(self, shape: Shape) -> dict[str, Array]:
         """Return the moving mean and variance, one number per channel."""
