@@ -757,7 +757,8 @@ class Dataset:
         - ``batch_size``: 1 or more
         - ``padded_shapes``: the structure of an element, with a list of sizes for each array (``[]`` for a
           single value); None in a list, or instead of all, is the largest of each batch
-        - ``padding_values``: one value, or the structure of an element
+        - ``padding_values``: one value, or the structure of an element. 0 is the zero of each dtype: empty
+          for text and bytes
         - ``drop_remainder``: whether a smaller last batch is left out
 
         A pass raises InvalidArgumentError for an array that is larger, or has other axes.

@@ -313,7 +313,8 @@ def make_example(values: Mapping[str, Any]) -> bytes:
     """Return a serialized Example of named values, for :func:`write_tfrecords`.
 
     ``values`` are whole numbers, floats, bytes, text, truth values (stored as 0 and 1), or lists or arrays of
-    them, by name; an array's shape is not stored, its values are, in C order.
+    them, by name; an array's shape is not stored, its values are, in C order. An empty list is a feature of
+    no type, which counts as missing; an empty array has the type of its dtype.
 
     Raises InvalidArgumentError for other values.
 
@@ -323,6 +324,8 @@ def make_example(values: Mapping[str, Any]) -> bytes:
     example = _messages()["Example"]()
     for name, value in named_values("make_example: values", values, "{'x': [1.0, 2.0], 'label': 3}").items():
         feature = example.features.feature[name]
+        if isinstance(value, (list, tuple)) and not len(value):
+            continue  # of no kind: the feature is there, and has no values of any type
         try:
             flat = np.asarray(value, object if _is_bytes(value) else None).reshape(-1)
         except ValueError:
@@ -367,13 +370,14 @@ def _as_bytes(name: str, value: Any) -> bytes:
 def _parsed(found: Any, record: Any, features: Features) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, wanted in features.items():
-        if name in found:
+        if name in found and found[name].WhichOneof("kind") is not None:
             result[name] = _shaped(name, _values(name, found[name], wanted, record), wanted, record)
             continue
         if isinstance(wanted, FixedLenFeature) and wanted.default_value is None:
+            which = "has no values" if name in found else f"is missing; {choices(name, sorted(found))}"
             raise InvalidArgumentError(
-                f"{_place(record)}: feature {name!r} is missing; {choices(name, sorted(found))}, or give "
-                f"a value for examples without it: FixedLenFeature(..., default_value=...)"
+                f"{_place(record)}: feature {name!r} {which}. Correct the name, or give a value for examples "
+                "without it: FixedLenFeature(..., default_value=...)"
             )
         result[name] = _default(name, wanted)
     return result

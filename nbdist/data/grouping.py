@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -85,16 +86,32 @@ def _padded(number: int, column: Sequence[Any], shape: list[int | None] | None, 
                 f"array {number} has {most} values on axis {axis}, and padded_shapes allows {allowed}; use a "
                 "larger size, None, or cut it in map()"
             )
-    dtype = np.result_type(*arrays)
-    try:
-        batch = np.full((len(arrays), *sizes), value, dtype)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidArgumentError(
-            f"array {number} is {dtype}, and padding_values has {value!r:.80} for it; give a value of {dtype}"
-        ) from None
+    batch = np.broadcast_to(_padding(number, arrays, value), (len(arrays), *sizes)).copy()
     for row, array in zip(batch, arrays, strict=True):
         row[tuple(slice(n) for n in array.shape)] = array
     return batch
+
+
+def _padding(number: int, arrays: list[NDArray[Any]], value: Any) -> NDArray[Any]:
+    """Return ``value`` as an array of a single value in the dtype of a padded batch of ``arrays``.
+
+    0 is the zero of every dtype: for texts the empty one, and for bytes those of length 0.
+    """
+    dtype = np.result_type(*arrays)
+    one = next((item for array in arrays for item in array.flat[:1].tolist()), None)
+    kind = type(one) if dtype.kind in "SUO" and isinstance(one, (str, bytes)) else None
+    if kind is not None and type(value) is int and value == 0:
+        value = kind()
+    if kind is not None and isinstance(value, kind):
+        return np.array(value, dtype if dtype.kind == "O" else np.result_type(dtype, np.asarray(value)))
+    with np.errstate(invalid="ignore"), contextlib.suppress(TypeError, ValueError, OverflowError):
+        found = np.full((), value, dtype)
+        if kind is None and (dtype.kind in "SUOfc" or found == value):
+            return found
+    what = "text" if kind is str else "bytes" if kind is bytes else dtype
+    raise InvalidArgumentError(
+        f"array {number} is {what}, and padding_values has {value!r:.80} for it; give a value of {what}"
+    )
 
 
 def bucketed(

@@ -180,8 +180,7 @@ class VocabularyColumn(CategoricalColumn):
                 np.int64
             )
             ids = np.where(found, ids, other)
-        missing = (values == "") if known.dtype.kind in "US" else np.zeros(values.shape, bool)
-        return np.where(missing & ~found, NONE, ids).astype(np.int64)
+        return np.where(is_missing(values) & ~found, NONE, ids).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -197,10 +196,11 @@ class HashColumn(CategoricalColumn):
         return self.key
 
     def transform(self, features: Features) -> Array:
-        """Return the bucket of each value; an empty text has none."""
+        """Return the bucket of each value; an empty text, and the whole number -1, have none."""
         raw = feature_of(features, self.key)
-        texts = texts_of(raw.reshape(len(raw), -1))
-        return np.where(texts == "", NONE, (hash_texts(texts) % np.uint64(self.size)).astype(np.int64))
+        values = raw.reshape(len(raw), -1)
+        buckets = hash_texts(texts_of(values)) % np.uint64(self.size)
+        return np.where(is_missing(values), NONE, buckets.astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,8 @@ class CrossedColumn(CategoricalColumn):
         for one in self.keys:
             if isinstance(one, str):
                 raw = feature_of(features, one)
-                texts = texts_of(raw.reshape(len(raw), -1))
-                parts.append((hash_texts(texts), texts == ""))
+                values = raw.reshape(len(raw), -1)
+                parts.append((hash_texts(texts_of(values)), is_missing(values)))
             else:
                 ids = one.transform(features)
                 parts.append((ids.astype(np.uint64), ids < 0))
@@ -375,6 +375,8 @@ def categorical_column_with_vocabulary_list(
     - ``default_value``: the id of any other value; -1 for none
     - ``num_oov_buckets``: how many buckets other values are hashed to, instead
 
+    An empty text and the whole number -1 pad: unless they are in the vocabulary they are no value.
+
     >>> column = categorical_column_with_vocabulary_list("colour", ["red", "blue"])
     >>> column.transform({"colour": np.array(["blue", "green", "red"])}).ravel()
     array([ 1, -1,  0])
@@ -405,8 +407,9 @@ def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int) -> Hash
     - ``key``: the feature's name
     - ``hash_bucket_size``: the number of buckets, from 2
 
-    Values that are equal as texts have one bucket, on every host; an empty text has none. The hash is FNV-1a
-    (Fowler, Noll, Vo) of the text's characters, which is not TensorFlow's.
+    Values that are equal as texts have one bucket, on every host; an empty text has none, nor has the whole
+    number -1: both pad. The hash is FNV-1a (Fowler, Noll, Vo) of the text's characters, which is not
+    TensorFlow's.
     """
     return HashColumn(_key(key), _buckets(f"column {key!r}", hash_bucket_size))
 
@@ -573,6 +576,17 @@ def texts_of(values: Array) -> Array:
 
 
 _OFFSET, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+
+
+def is_missing(values: Array) -> Array:
+    """Return where there is no value: empty texts, and -1 among whole numbers, as in TensorFlow.
+
+    >>> is_missing(np.array([3, -1])), is_missing(np.array(["a", ""]))
+    (array([False,  True]), array([False,  True]))
+    """
+    if values.dtype.kind in "USO":
+        return np.asarray(texts_of(values) == "")
+    return np.asarray(values == -1) if values.dtype.kind in "iu" else np.zeros(values.shape, bool)
 
 
 def hash_texts(texts: Array) -> Array:

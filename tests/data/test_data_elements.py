@@ -346,6 +346,27 @@ def test_a_cache_file_of_another_pipeline_is_refused(tmp_path: Path) -> None:
 # Batches of unequal elements, and windows
 
 
+def test_texts_are_padded_with_empty_texts() -> None:
+    rows = [{"w": np.array(["a", "bc"]), "b": [b"x"], "n": [1]}, {"w": np.array(["d"]), "b": [], "n": [2, 3]}]
+    made = [{**row, "b": np.array(row["b"], object)} for row in rows]
+    dataset = Dataset.from_generator(lambda: made)
+    (batch,) = dataset.padded_batch(2)
+    assert batch["w"].tolist() == [["a", "bc"], ["d", ""]]
+    assert batch["b"].tolist() == [[b"x"], [b""]]
+    (batch,) = dataset.padded_batch(2, padding_values={"w": "<pad>", "b": b"-", "n": -1})
+    assert batch["w"].tolist() == [["a", "bc"], ["d", "<pad>"]]
+    assert batch["b"].tolist() == [[b"x"], [b"-"]]
+    (bucket,) = dataset.bucket_by_length(lambda row: len(row["w"]), [9], [2, 2])
+    assert bucket["w"].tolist() == [["a", "bc"], ["d", ""]]
+    for values, message in [
+        ({"w": 7, "b": b"", "n": 0}, "array 0 is text, and padding_values has 7"),
+        ({"w": "", "b": "", "n": 0}, "array 1 is bytes, and padding_values has ''"),
+        ({"w": "", "b": b"", "n": 0.5}, r"array 2 is int64, and padding_values has 0\.5"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            list(dataset.map(lambda row: {**row, "n": np.array(row["n"])}).padded_batch(2, None, values))
+
+
 def test_padded_batch() -> None:
     def make(n: int) -> dict[str, Any]:
         return {"x": np.full((n, 2), n, np.float32), "n": n}

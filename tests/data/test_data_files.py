@@ -369,6 +369,20 @@ def test_features_that_do_not_fit_name_record_and_remedy(tmp_path: Path) -> None
         write_tfrecords(path, ["text"])  # type: ignore[list-item]
 
 
+def test_a_feature_without_a_kind_is_missing() -> None:
+    record = make_example({"v": [], "n": 1})
+    for kind in ("i8", "f4", str, bytes):
+        assert parse_example(record, {"v": VarLenFeature(kind)})["v"].shape == (0,)
+        steps = parse_example([record] * 20, {"v": FixedLenSequenceFeature((2,), kind)})
+        assert steps["v"].shape == (20, 0, 2)
+    assert parse_example(record, {"v": FixedLenFeature((), "i8", 7)}) == {"v": 7}
+    with pytest.raises(InvalidArgumentError, match="feature 'v' has no values"):
+        parse_example(record, {"v": FixedLenFeature((), "i8")})
+    typed = make_example({"v": np.empty(0, np.int64)})
+    with pytest.raises(InvalidArgumentError, match="feature 'v' has whole numbers"):
+        parse_example(typed, {"v": VarLenFeature("f4")})
+
+
 def test_a_batch_of_records_is_parsed_at_once() -> None:
     records = [make_example({"x": np.full((2, 2), n), "s": f"w{n}"}) for n in range(3)]
     features = {"x": FixedLenFeature((2, 2), "i4"), "s": FixedLenFeature((), str)}

@@ -103,6 +103,20 @@ def test_regressors_and_classes(tmp_path: Path) -> None:
     assert many.train(data(classes, epochs=40)).evaluate(data(classes))["accuracy"] > 0.85
 
 
+def test_a_whole_number_of_minus_one_pads() -> None:
+    values = {"x": np.array([[3, -1], [-1, -1]]), "y": np.array([[1, 2], [1, 2]])}
+    vocabulary = categorical_column_with_vocabulary_list("x", [3, 4], num_oov_buckets=2)
+    assert vocabulary.transform(values).tolist() == [[0, -1], [-1, -1]]
+    assert categorical_column_with_vocabulary_list("x", [-1, 3]).transform(values).tolist() == [
+        [1, 0],
+        [0, 0],
+    ]
+    hashed_numbers = categorical_column_with_hash_bucket("x", 7).transform(values)
+    assert (hashed_numbers == -1).tolist() == [[False, True], [True, True]]
+    crossed = crossed_column(["x", "y"], 7).transform(values)
+    assert (crossed == -1).tolist() == [[False, False, True, True], [True] * 4]
+
+
 @given(
     st.lists(
         st.text(st.characters(min_codepoint=1, max_codepoint=0xFFF), max_size=6), min_size=1, max_size=20
