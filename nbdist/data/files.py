@@ -71,11 +71,42 @@ def _expanded(name: str) -> list[str]:
     if os.path.isdir(local):
         with explained(local):
             found = [os.path.join(local, file) for file in os.listdir(local) if not file.startswith(".")]
+        if found and not any(map(os.path.isfile, found)):
+            found = _below(name, local)
     elif glob.has_magic(local):
-        found = glob.glob(local, recursive=True)
+        found = glob.glob(_with_names(local), recursive=True)
     else:
         raise _none_at(name, "there is no such file")
     return _some(name, [path for path in found if os.path.isfile(path)])
+
+
+def _with_names(pattern: str) -> str:
+    """Escape the folders of a pattern whose names have characters of patterns, such as ``photos [2024]``.
+
+    >>> _with_names("no such [ab]/*.txt")
+    'no such [ab]/*.txt'
+    """
+    head, slash, tail = pattern.rpartition("/")
+    while slash and glob.has_magic(head):
+        if os.path.isdir(head):
+            return f"{glob.escape(head)}/{tail}"
+        head, slash, more = head.rpartition("/")
+        tail = f"{more}/{tail}"
+    return pattern
+
+
+def _below(name: str, folder: str) -> list[str]:
+    """Return nothing for a folder that has folders only; raise for one of a table in parts (Hive's form)."""
+    inside = [one for one in os.listdir(folder) if os.path.isdir(os.path.join(folder, one))]
+    parts = sorted(one for one in inside if "=" in one)
+    if parts:
+        key = parts[0].partition("=")[0]
+        raise InvalidArgumentError(
+            f"{name!r} is divided into folders such as {parts[0]!r}: the column {key!r} stands in their "
+            f"names, and nbdist reads the columns in files. Read {name.rstrip('/')}/*/* without that column, "
+            "or all of it with pandas.read_parquet(...) and from_frame"
+        )
+    return []
 
 
 def _expanded_url(url: str) -> list[str]:

@@ -113,7 +113,7 @@ def _state(one: Any) -> Iterator[Any]:
 
 
 def _crc(array: np.ndarray[Any, Any]) -> int:
-    return zlib.crc32(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _is_ours(function: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,8 @@ def find_images(folder: str | os.PathLike[str], labels: bool) -> tuple[list[str]
     name = any_path("images: folder", folder).rstrip("/")
     if not is_url(name) and not os.path.isdir(name):
         raise NotFoundError(f"there is no folder {name!r} (in {os.getcwd()})")
-    pattern = f"{name}/*/*" if labels else f"{name}/**"
+    here = glob.escape(name)
+    pattern = f"{here}/*/*" if labels else f"{here}/**"
     try:
         found = [path for path in _all(pattern) if path.lower().endswith(ENDINGS)]
     except NotFoundError:

@@ -11,6 +11,7 @@ import io
 import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, TextIO
 
 import numpy as np
@@ -23,6 +24,7 @@ from nbdist.data.table import Table
 from nbdist.errors import DataLossError, InvalidArgumentError, choices
 
 LINES = 1024  # in a block
+LONGEST = 1 << 27  # characters of a line, and of a field
 SAMPLED = 1000  # rows from which the types of columns are found
 EXACT = 1 << 53  # floats have all whole numbers up to it
 
@@ -45,11 +47,25 @@ def open_text(
 
 
 def lines(names: Sequence[str], compression: str | None, encoding: str, run: Pass) -> Iterator[Block]:
-    """Yield the lines of files, without their ends."""
+    """Yield the lines of files, without their ends: a line feed, with or without a carriage return."""
     for path in run.own(expand(names)):
-        with open_text(path, compression, encoding) as file:
-            while block := [line.rstrip("\r\n") for line in itertools.islice(file, LINES)]:
+        with open_text(path, compression, encoding, newline="\n") as file:
+            found = limited_lines(path, file)
+            while block := [
+                line.removesuffix("\n").removesuffix("\r") for line in itertools.islice(found, LINES)
+            ]:
                 yield block
+
+
+def limited_lines(path: str, file: TextIO) -> Iterator[str]:
+    """Yield the lines of a file with their ends; raise DataLossError for one that is no line of text."""
+    for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), ""), 1):
+        if len(line) > LONGEST:
+            raise DataLossError(
+                f"{path}, line {number}: longer than {LONGEST:,} characters. Is it a text file? Read it with "
+                "from_generator in parts of another size, or say compression=... if it is compressed"
+            )
+        yield line
 
 
 Columns = Sequence[str] | Mapping[str, DTypeLike]
@@ -99,7 +115,7 @@ class CsvRows:
         paths = expand(self._names)
         types = self._types = self._types or self._types_of(paths[0])
         for path in run.own(paths):
-            with closing(self._rows(path)) as rows:
+            with closing(self._rows(path, run)) as rows:
                 names = next(rows)[1]
                 missing = [name for name in types if name not in names]
                 if missing:
@@ -113,33 +129,47 @@ class CsvRows:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_types": None}  # what it has found in files is no part of what it is
 
-    def _rows(self, path: str) -> Generator[tuple[int, list[str]]]:
-        """Yield (line, fields): first the header, then each row that is not empty."""
+    def _rows(self, path: str, run: Pass) -> Generator[tuple[int, list[str]]]:
+        """Yield (line, fields): first the header, then each row; lines without a field are left out."""
         with open_text(path, self._compression, self._encoding, newline="") as file:
-            reader = csv.reader(file, delimiter=self._delimiter, strict=True)
+            rows = self._parsed(path, file, run)
+            if self._header is True:
+                head = next(rows, None)
+                if head is None:
+                    raise DataLossError(f"{path} is empty; expected a header line with names")
+                yield head
+            elif self._header is False:
+                line, first = next(rows, (0, []))
+                yield 0, [f"column{number}" for number in range(len(first))]
+                yield line, first
+            else:
+                yield 0, list(self._header)
+            yield from rows
+
+    def _parsed(self, path: str, file: TextIO, run: Pass) -> Iterator[tuple[int, list[str]]]:
+        """Yield (line, fields) of each line; after one that cannot be parsed, continue with the next."""
+        csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
+        incoming, before = limited_lines(path, file), 0  # lines before those that `reader` reads
+        while True:
+            held: list[str] = []  # of the row that is parsed: it may have several
+            reader = csv.reader(_noted_lines(incoming, held), delimiter=self._delimiter, strict=True)
+            first = before + 1
             try:
-                if self._header is True:
-                    head = next(reader, None)
-                    if head is None:
-                        raise DataLossError(f"{path} is empty; expected a header line with names")
-                    yield 1, head
-                elif self._header is False:
-                    first = next(reader, [])
-                    yield 0, [f"column{number}" for number in range(len(first))]
-                    yield reader.line_num, first
-                else:
-                    yield 0, list(self._header)
                 for fields in reader:
+                    held.clear()
+                    first = before + reader.line_num + 1
                     if fields:
-                        yield reader.line_num, fields
+                        yield before + reader.line_num, fields
+                return
             except csv.Error as error:
-                raise DataLossError(
-                    f"{path}, line {reader.line_num}: {error}. Correct the line (a quote that is not closed?)"
-                ) from None
+                what = f"{path}, line {first}: {error}. Correct the line (a quote that is not closed?)"
+                failed = DataLossError(f"{what}, or leave such lines out with on_error='skip'")
+                run.leave_out(failed, self._on_error)
+            incoming, before = itertools.chain(held[1:], incoming), first
 
     def _types_of(self, path: str) -> dict[str, np.dtype[Any]]:
         """Return the columns to keep, with their types."""
-        with closing(self._rows(path)) as rows:
+        with closing(self._rows(path, Pass())) as rows:
             names = next(rows)[1]
             sample = [fields for _, fields in itertools.islice(rows, SAMPLED) if len(fields) == len(names)]
         wanted = names if self._columns is None else list(self._columns)
@@ -231,6 +261,12 @@ class CsvRows:
         if kind.kind == "b":
             return [np.bool_(_TRUTH[field.strip().lower()]) for field in fields]
         return np.array(fields, kind)  # type: ignore[return-value]  # an array is one
+
+
+def _noted_lines(incoming: Iterator[str], held: list[str]) -> Iterator[str]:
+    for line in incoming:
+        held.append(line)
+        yield line
 
 
 def _array(column: Any) -> NDArray[Any]:

@@ -124,8 +124,9 @@ def _record_blocks(
                 run.leave_out(_damaged("truncated", base, number, path, ""), on_error)
             return
         rest = buffer[done : done + have]
-        if last is not None and last + 16 > len(buffer):
-            buffer = memoryview(bytearray(last + 16 + CHUNK))  # for a large record
+        if last is not None and last + 16 > len(buffer) and have + CHUNK > len(buffer):
+            # For a large record. What is there counts: a damaged or hostile file may claim any length.
+            buffer = memoryview(bytearray(min(last + 16 + CHUNK, 2 * len(buffer))))
         buffer[:have] = rest
 
 

@@ -6,6 +6,7 @@ import gzip
 import os
 import resource
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from PIL import Image
 
 from nbdist.data import (
     Dataset,
@@ -25,6 +27,7 @@ from nbdist.data import (
     parse_sequence_example,
     write_tfrecords,
 )
+from nbdist.data import text as text_files
 from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra, NotFoundError, StorageError
 from nbdist.record_frame import masked_crc32c
 
@@ -210,6 +213,65 @@ def test_csv_keeps_the_digits_of_large_whole_numbers(tmp_path: Path) -> None:
         "near": "f",
     }
     assert (second["more"], second["some"]) == ("1", "")
+
+
+def test_long_fields_and_quotes_that_stay_open(tmp_path: Path) -> None:
+    long = "x" * 200_000
+    path = put(f"{tmp_path}/a.csv", f'\n\nn,text\n1,{long}\n2,"open\n3,c\n4,"d"e\n5,"f\ng"\n6,h\n'.encode())
+    rows = Dataset.csv(path, on_error="skip")
+    assert [(int(row["n"]), len(row["text"])) for row in rows] == [(1, 200_000), (3, 1), (5, 3), (6, 1)]
+    assert rows.skipped == 2
+    with pytest.raises(DataLossError, match=r"a\.csv, line 5: .*Correct the line.*on_error='skip'"):
+        list(Dataset.csv(path))
+    assert [row["column0"] for row in Dataset.csv(put(f"{tmp_path}/b.csv", b"\n1\n2\n"), header=False)] == [
+        1,
+        2,
+    ]
+
+
+def test_a_line_ends_with_a_line_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(f"{tmp_path}/a.txt", b"10%\r90%\nb\r\r\nc")
+    assert list(Dataset.text_lines(path)) == ["10%\r90%", "b\r", "c"]
+    monkeypatch.setattr(text_files, "LONGEST", 7)
+    with pytest.raises(DataLossError, match=r"a\.txt, line 1: longer than 7 characters"):
+        list(Dataset.text_lines(path))
+
+
+def test_a_record_takes_the_memory_of_what_is_there(tmp_path: Path) -> None:
+    length = (1 << 30).to_bytes(8, "little")
+    head = length + masked_crc32c(length).to_bytes(4, "little")
+    path = put(f"{tmp_path}/a.tfrecord", head + bytes(100))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataLossError, match="truncated record at 0"):
+            list(Dataset.tfrecords(path))
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    write_tfrecords(path, [bytes(5 << 20), b"small", bytes(3 << 20)])
+    assert [len(record) for record in Dataset.tfrecords(path)] == [5 << 20, 5, 3 << 20]
+
+
+def test_folders_with_characters_of_patterns_in_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "photos [2024]"
+    (folder / "cat*").mkdir(parents=True)
+    (folder / "a.txt").write_text("one")
+    (folder / "cat*" / "b.txt").write_text("two")
+    for pattern in ("*.txt", "a.txt", ""):
+        assert list(Dataset.text_lines(f"{folder}/{pattern}")) == ["one"]
+    assert list(Dataset.text_lines(f"{folder}/*/*.txt")) == ["two"]
+    assert list(Dataset.text_lines(f"{folder}/**/*.txt")) == ["one", "two"]
+    Image.new("RGB", (2, 2)).save(folder / "cat*" / "a.png")
+    assert len(list(Dataset.images(folder))) == len(list(Dataset.images(folder, labels=False))) == 1
+
+
+def test_a_table_in_folders_of_parts_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "year=2024").mkdir()
+    (tmp_path / "year=2024" / "a.parquet").write_bytes(b"")
+    with pytest.raises(
+        InvalidArgumentError, match=r"such as 'year=2024': the column 'year'.*/\*/\*.*from_frame"
+    ):
+        list(Dataset.parquet(tmp_path))
 
 
 def test_csv_without_names_and_with_others(tmp_path: Path) -> None:
