@@ -14,11 +14,13 @@ from nbdist.errors import NotAllowedError
 def home() -> Path:
     """Return nbdist's own folder, made with mode 0700 if it is not there (client and tasks).
 
-    It is ``NBDIST_HOME`` if that is set, else the platform's user data folder. A folder that other users
-    could write into is refused with `NotAllowedError`: run folders and keys are trusted because of where
-    they are.
+    It is ``NBDIST_HOME`` if that is set, else the platform's user data folder. `NotAllowedError` refuses a
+    folder that other users could write into or replace, a link, and a relative path: run folders and keys are
+    trusted because of where they are.
     """
-    return private_folder(home_path())
+    folder = home_path()
+    check_place(folder)
+    return private_folder(folder)
 
 
 def home_path() -> Path:
@@ -34,7 +36,43 @@ def default_home(platform: str, environment: Mapping[str, str], user: Path) -> P
         return user / "Library" / "Application Support" / "nbdist"
     if platform == "win32":
         return Path(environment.get("LOCALAPPDATA") or user / "AppData" / "Local") / "nbdist"
-    return Path(environment.get("XDG_DATA_HOME") or user / ".local" / "share") / "nbdist"
+    chosen = environment.get("XDG_DATA_HOME", "")
+    if not chosen.startswith(("/", "~")):  # a relative one is ignored, as its specification says
+        chosen = ""
+    return Path(chosen or user / ".local" / "share") / "nbdist"
+
+
+def check_place(folder: Path) -> None:
+    """Raise `NotAllowedError` for a home that is relative, or that another user could replace."""
+    if not folder.is_absolute():
+        raise NotAllowedError(
+            f"NBDIST_HOME is {str(folder)!r}, which each process would look for in its own current folder; "
+            f"set it to an absolute path, such as {folder.absolute()}"
+        )
+    if sys.platform == "win32":
+        return
+    nearest = folder.parent.resolve()
+    above = [(one, one.stat()) for one in (nearest, *nearest.parents) if one.is_dir()]
+    trusted = {0, os.geteuid(), Path("/").stat().st_uid}  # in a container "/" may have another owner
+    for parent, status in above:
+        if status.st_uid not in trusted:
+            raise NotAllowedError(
+                f"{folder} lies in {parent}, which belongs to user {status.st_uid}, who could replace it; "
+                "set NBDIST_HOME to a folder of your own"
+            )
+        if status.st_mode & 0o002 and not status.st_mode & stat.S_ISVTX:
+            raise NotAllowedError(
+                f"{folder} lies in {parent}, where every user could replace it (mode "
+                f"{status.st_mode & 0o7777:o}); set NBDIST_HOME to a folder of your own"
+            )
+
+
+def refuse_link(folder: Path) -> None:
+    """Raise `NotAllowedError` if a folder is a link, which may lead out of nbdist's folder."""
+    if folder.is_symlink():
+        raise NotAllowedError(
+            f"{folder} is a link, and links are not followed; set NBDIST_HOME to a folder that has none"
+        )
 
 
 def private_folder(folder: Path) -> Path:
@@ -51,7 +89,8 @@ def private_folder(folder: Path) -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Raise `NotAllowedError` if ``folder`` is not a private folder of this user."""
+    """Raise `NotAllowedError` if ``folder`` is not a private folder of this user, or is a link."""
+    refuse_link(folder)
     status = folder.stat()
     if not stat.S_ISDIR(status.st_mode):
         raise NotAllowedError(f"{folder} is a file; nbdist needs a folder there (or set NBDIST_HOME)")

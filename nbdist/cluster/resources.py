@@ -124,13 +124,14 @@ def environment_of(
 
 MOST_TASKS = 512
 MEMORY_VARIABLE = "NBDIST_MEMORY_LIMIT"
+MOST_MEMORY = 1 << 50  # bytes
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_memory(asked: str | int | None) -> int | None:
     """Return a number of bytes, given one or a text such as 300M or 2.5G; None for None.
 
-    Raises InvalidArgumentError for another text, and for 0 or less.
+    Raises InvalidArgumentError for another text, for 0 or less, and for more than a petabyte.
 
     >>> parse_memory("1.5M")
     1572864
@@ -140,6 +141,11 @@ def parse_memory(asked: str | int | None) -> int | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]?)i?B?", str(asked).strip(), re.IGNORECASE)
     if found is None or isinstance(asked, bool) or float(found[1]) <= 0:
         raise InvalidArgumentError(f"memory is a number of bytes or a text such as 300M or 2G, not {asked!r}")
+    if float(found[1]) * UNITS[found[2].upper()] > MOST_MEMORY:
+        raise InvalidArgumentError(
+            f"memory is {str(asked)[:40]!r}, more than any host has; give the bytes that a task may take, "
+            "such as 2G"
+        )
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
-from nbdist.home import home, private_folder
+from nbdist.home import home, private_folder, refuse_link
 from nbdist.numbers import is_whole
 
 __all__ = ["home", "new_run_id", "run_folder", "runs_folder"]
@@ -25,12 +25,14 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 
 
 def run_folder(run_id: str) -> Path:
-    """Return the folder of a run (it may not exist); an id that could lead elsewhere is refused."""
+    """Return the folder of a run (it may not exist); an id or a link that leads elsewhere is refused."""
     if not _ID.fullmatch(run_id) or ".." in run_id:
         raise InvalidArgumentError(
             f"{run_id!r} is not a run id: letters, digits, '-', '_', '.', at most 80; nb.runs() lists them"
         )
-    return runs_folder() / run_id
+    folder = runs_folder() / run_id
+    refuse_link(folder)
+    return folder
 
 
 def runs_folder() -> Path:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.folder import describe_process
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
-from nbdist.home import home, private_folder
+from nbdist.home import home, private_folder, refuse_link
 from nbdist.metrics.run_folder import slug, write_whole_file
 from nbdist.sweep.event_log import EventLog, holder_of
 from nbdist.sweep.events import Event, Started
@@ -119,6 +119,7 @@ def sweep_folder(sweep: str) -> Path:
     if not _ID.fullmatch(sweep):
         raise InvalidArgumentError(f"{sweep!r:.80} is not the id of a sweep; nb.sweeps() lists them")
     folder = sweeps_folder() / sweep
+    refuse_link(folder)
     if not (folder / LOG).exists():
         there = ", ".join(sweeps()[-5:]) or "none"
         raise NotFoundError(f"no sweep {sweep}; the latest are {there}")

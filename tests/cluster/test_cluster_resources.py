@@ -87,6 +87,12 @@ def test_invalid_memory(asked: str | int) -> None:
         parse_memory(asked)
 
 
+@pytest.mark.parametrize("asked", ["9" * 30 + "G", "9" * 400 + "G", 1 << 60])
+def test_memory_that_no_host_has(asked: str | int) -> None:
+    with pytest.raises(InvalidArgumentError, match="more than any host has"):
+        parse_memory(asked)
+
+
 def test_each_task_has_its_memory_limit() -> None:
     for task in plan_tasks(2, 1, cores=4, memory=1000):
         assert task.environment[MEMORY_VARIABLE] == "1000"

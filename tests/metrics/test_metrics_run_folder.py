@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,45 @@ def test_a_file_in_the_place_of_home_is_refused(own_home: Path) -> None:
     own_home.write_text("")
     with pytest.raises(NotAllowedError, match="is a file"):
         home()
+
+
+def test_a_relative_home_is_refused(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NBDIST_HOME", "own")
+    with pytest.raises(NotAllowedError, match=f"each process .*absolute path, such as {own_home}"):
+        home()
+    assert not own_home.exists()
+    assert default_home("linux", {"XDG_DATA_HOME": "data"}, Path("/u")) == Path("/u/.local/share/nbdist")
+
+
+def test_a_home_that_is_a_link_is_refused(own_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir(mode=0o700)
+    own_home.symlink_to(tmp_path / "other")
+    with pytest.raises(NotAllowedError, match="is a link"):
+        home()
+
+
+def test_a_home_in_a_folder_of_another_user_is_refused(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home()
+    place, found = Path.stat, tmp_path.stat()
+
+    def of_another(path: Path, **how: bool) -> Any:
+        status = place(path, **how)
+        return os.stat_result([*status[:4], found.st_uid + 1, *status[5:]]) if path == tmp_path else status
+
+    monkeypatch.setattr(Path, "stat", of_another)
+    with pytest.raises(NotAllowedError, match=f"lies in {tmp_path}, which belongs to user"):
+        home()
+
+
+def test_a_home_that_every_user_could_replace_is_refused(own_home: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(NotAllowedError, match=f"lies in {tmp_path}, where every user could replace it"):
+        home()
+    tmp_path.chmod(0o1777)  # as /tmp
+    assert home() == own_home
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.cluster.folder import claim, this_process, write_description
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotAllowedError,
+    NotFoundError,
+)
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder, runs_folder, write_run
 from nbdist.run.history import (
     LABELS,
@@ -43,6 +48,16 @@ def a_run(run_id: str, **fields: Any) -> Path:
     folder.mkdir(mode=0o700)
     write_run(RunFile(**{"id": run_id, "status": "finished", "name": "run", **fields}), wait=False)
     return folder
+
+
+def test_labels_are_not_written_through_a_link(tmp_path: Path) -> None:
+    a_run("r1").rename(tmp_path / "elsewhere")
+    (runs_folder() / "r1").symlink_to(tmp_path / "elsewhere")
+    a_run("r2")
+    with pytest.raises(NotAllowedError, match="r1 is a link"):
+        write_labels("r1", name="stolen")
+    assert not (tmp_path / "elsewhere" / LABELS).exists()
+    assert [run.id for run in runs() if run.status == "finished"] == ["r2"]
 
 
 def test_a_run_is_renamed_tagged_and_noted() -> None:
@@ -163,7 +178,7 @@ def test_a_deletion_does_not_follow_links(tmp_path: Path) -> None:
     (a_run("r1") / "link").symlink_to(outside)
     (runs_folder() / "r2").symlink_to(outside)
     delete_run("r1")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotAllowedError, match="r2 is a link"):
         delete_run("r2")
     for name in ("../outside", ".", "a/b"):
         with pytest.raises(InvalidArgumentError, match="is not a run id"):

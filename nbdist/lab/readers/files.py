@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from nbdist.errors import DataLossError, NotAllowedError
-from nbdist.home import check_private, home_path
+from nbdist.home import check_place, check_private, home_path
 from nbdist.metrics.framing import LogFormat
 from nbdist.metrics.log import LARGEST
 
@@ -59,6 +59,7 @@ def find_home() -> tuple[Path | None, str | None]:
     """
     try:
         home = home_path()
+        check_place(home)
         check_private(home)
     except NotAllowedError as error:
         return None, str(error)
