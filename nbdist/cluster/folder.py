@@ -47,12 +47,14 @@ def claim(cluster_id: str) -> tuple[Path, int]:
     """Create a new cluster's folder and take its lock; return both. The supervisor inherits the lock.
 
     Raises InvalidArgumentError for an invalid id, FailedPreconditionError if a cluster of that id is running.
+    Removes what killed clusters have left, their shared memory too: their supervisors could not.
     """
     if not VALID_ID.fullmatch(cluster_id):
         raise InvalidArgumentError(f"a cluster id is 1 to 48 letters, digits and _, not {cluster_id!r}")
+    alive = living()
     folder = clusters_folder() / cluster_id
     if folder.exists():
-        if is_alive(folder):
+        if cluster_id in alive:
             raise FailedPreconditionError(
                 f"a cluster {cluster_id!r} is up already; attach to it with Cluster.attach({cluster_id!r}), "
                 "stop it, or choose another cluster_id"

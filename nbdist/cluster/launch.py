@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings, fi
 from nbdist.cluster.resources import TaskPlan, check_counts, count_cores, parse_memory, plan_tasks
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.cluster.supervisor.process import IdleTimeout
-from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NbdistError, UnavailableError
+from nbdist.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NbdistError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from nbdist.home import home_path
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys
 
@@ -118,9 +126,6 @@ def start_cluster(
         bound=worker_cores(workers, use),
     )
     spec.check()
-    start = _Startup(
-        plans, cluster_id or new_id(), timeout, report or (lambda line: None), launcher, settings, use
-    )
     asked = {
         "launcher": launcher,
         "gpus": gpus,
@@ -130,11 +135,29 @@ def start_cluster(
         **settings,
     }
     about = {"asked": asked, "gpus": list(use)}
-    cluster = start.run(None if detached else IdleTimeout.of(orphan_timeout), about)
+    with _full_disk_explained():
+        start = _Startup(
+            plans, cluster_id or new_id(), timeout, report or (lambda line: None), launcher, settings, use
+        )
+        cluster = start.run(None if detached else IdleTimeout.of(orphan_timeout), about)
     if binding := describe_binding({f"{plan.job}:{plan.index}": plan.environment for plan in plans}):
         start.report(binding)
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
     return cluster
+
+
+@contextmanager
+def _full_disk_explained() -> Iterator[None]:
+    """Turn the operating system's error for a full disk into one that names the folder and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, NbdistError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ResourceExhaustedError(
+            f"no cluster was started: {error.strerror} in {error.filename or home_path()}; free some space "
+            "there, or set NBDIST_HOME to a folder on another disk"
+        ) from None
 
 
 class _Startup:

@@ -118,12 +118,14 @@ class FailureDetector:
         ranks = {info.rank for info in dead}
         dead += [info for info in self._needed if info.rank in self._frozen and info.rank not in ranks]
         ranks.update(self._frozen)
+        workers = [info for info in dead if info in self._workers]
+        all_workers = len(self._workers) > 1 and len(workers) == len(self._workers)
         for info in dead:
             if info.rank not in self._ranks or info.rank in self.lost or info in ended:
                 continue
             others_continue = self._others_continue(info, ranks, trained, sessions)
             if others_continue or info.rank not in self.undecided:
-                yield LostTask(info, self._how(info), remedy(info, dead), others_continue)
+                yield LostTask(info, self._how(info), remedy(info, dead, all_workers), others_continue)
 
     def _poll_frozen(self) -> None:
         now = time.monotonic()
@@ -163,12 +165,20 @@ def dead_or_replaced(cluster: RunTasks, tasks: list[TaskInfo]) -> list[TaskInfo]
     return [*dead, *replaced]
 
 
-def remedy(lost: TaskInfo, dead: list[TaskInfo]) -> str:
-    """Return what to do about a task that is lost; ``dead`` are all lost tasks."""
+def remedy(lost: TaskInfo, dead: list[TaskInfo], all_workers: bool = False) -> str:
+    """Return what to do about a task that is lost.
+
+    ``dead`` are all lost tasks; ``all_workers`` is whether all workers of a run with several are among them.
+    """
     if lost.job == "ps":
         return (
             f"The parameters are lost: start it again with %cluster restart {short_name(lost)}. Training "
             "with --ps-replicas 1 survives this, and a run with --checkpoint-every can be resumed"
+        )
+    if all_workers:
+        return (
+            "No worker is left from which new processes could continue; a run with --checkpoint-every can be "
+            "resumed. Start all again with %cluster restart"
         )
     if any(info.job == "ps" for info in dead):
         return "Start all lost tasks again with %cluster restart"

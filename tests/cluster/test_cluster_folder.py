@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -8,8 +10,18 @@ import pytest
 
 from nbdist.cluster import folder as folders
 from nbdist.cluster.hub import check_versions, own_versions, write_ipyparallel_files
-from nbdist.cluster.supervisor.process import short_path
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotAllowedError, NotFoundError
+from nbdist.cluster.launch import start_cluster
+from nbdist.cluster.supervisor.client import describe_exit
+from nbdist.cluster.supervisor.process import count_oom_kills, out_of_memory, short_path
+from nbdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotAllowedError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from nbdist.runtime.task import segment_prefix
+from nbdist.wire.shm import Doorbell, shared_folder
 
 
 @pytest.fixture
@@ -31,6 +43,49 @@ def test_a_claimed_folder_is_private_and_alive_until_its_lock_is_released(home: 
     assert not folders.is_alive(folder)
     assert folders.living() == []
     assert not folder.exists()  # the listing removes folders of dead clusters
+
+
+def test_the_next_cluster_removes_what_a_killed_one_left(home: Path) -> None:
+    folder, lock = folders.claim("killed")
+    bell = Doorbell.create(segment_prefix("killed"))
+    os.close(lock)
+    _, lock = folders.claim("next")
+    assert not (shared_folder() / bell.name).exists()
+    assert not folder.exists()
+    os.close(lock)
+
+
+def test_memory_that_the_kernel_has_taken_back_is_named(tmp_path: Path) -> None:
+    def count(group: int, host: int) -> dict[str, int]:
+        (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/fs/cgroup/job").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+        (tmp_path / "sys/fs/cgroup/job/memory.events").write_text(f"oom 7\noom_kill {group}\n")
+        (tmp_path / "proc/vmstat").write_text(f"nr_free 5\noom_kill {host}\n")
+        return count_oom_kills(tmp_path)
+
+    assert count_oom_kills(tmp_path) == {}  # not Linux
+    before = count(1, 1)
+    assert before == {"cgroup": 1, "host": 1}
+    assert out_of_memory(before, count(1, 1)) == ""
+    assert "of this host for its memory" in out_of_memory(before, count(1, 2))
+    why = out_of_memory(before, count(2, 2))
+    how = {"code": None, "signal": signal.SIGKILL}
+    assert describe_exit({**how, "memory": ""}) == describe_exit(how) == "killed by SIGKILL"
+    assert describe_exit({**how, "memory": why}).startswith(
+        "killed by SIGKILL: the kernel has killed a process of this container or job for its memory"
+    )
+
+
+def test_a_full_disk_starts_no_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(cluster_id: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/full/lock")
+
+    monkeypatch.setattr("nbdist.cluster.launch.claim", full)
+    with pytest.raises(
+        ResourceExhaustedError, match=r"no cluster was started: No space left .* in /full/lock"
+    ):
+        start_cluster(1, report=None)
 
 
 def test_debris_of_an_id_is_replaced(home: Path) -> None:

@@ -283,7 +283,7 @@ def describe_exit(how: dict[str, Any]) -> str:
             name = signal.Signals(how["signal"]).name
         except ValueError:
             name = str(how["signal"])
-        return f"killed by {name}"
+        return f"killed by {name}{f': {why}' if (why := how.get('memory')) else ''}"
     if how["code"] == GPU_LOST_STATUS:
         return f"ended because its GPU is lost (code {GPU_LOST_STATUS})"
     return f"exited with code {how['code']}"

@@ -103,6 +103,7 @@ class SupervisorProcess:
         self.launcher: Launcher | None = None  # starts the engines; None before the libraries are imported
         self.launcher_spec: LauncherSpec | None = None
         self.changes = ChangeLock()
+        self.oom_kills = count_oom_kills()
         self.hub_pipe = -1  # the controller reads from it the ranks of engines that have ended
         self.wake_in, self.wake_out = os.pipe()
         self.alive_in, self.alive_out = os.pipe()  # for `die_with_parent`: no child can write to it
@@ -296,6 +297,9 @@ class SupervisorProcess:
             code = os.WEXITSTATUS(status) if died_by is None else None
             how: dict[str, Any] = {"rank": rank, "pid": pid, "code": code, "signal": died_by}
             how |= {"time": time.time(), "log": self._log_tail(rank)}
+            if died_by == signal.SIGKILL:
+                before, self.oom_kills = self.oom_kills, count_oom_kills()
+                how["memory"] = out_of_memory(before, self.oom_kills)
             self.exits[rank] = how
             self.broadcast({"event": "exit", **how})
             self._report_to_hub(rank)
@@ -567,6 +571,41 @@ def remove_segments(supervisor: SupervisorProcess, pid: int) -> None:
     from nbdist.wire.shm import remove_all
 
     remove_all(f"{segment_prefix(supervisor.plan['cluster_id'])}-{pid}")
+
+
+# Whether the kernel has killed a process because memory was used up. It sends SIGKILL, as others may do, but
+# counts it: for the cgroup of a container or a job (memory.events; v1: memory.oom_control), and for the host.
+
+
+def count_oom_kills(root: Path = Path("/")) -> dict[str, int]:
+    """Return how many processes the kernel has killed for their memory, by "cgroup" and "host" (Linux)."""
+    own = {""}  # in a container its own cgroup is the root
+    with suppress(OSError):
+        own |= {line.split(":", 2)[2] for line in (root / "proc/self/cgroup").read_text().splitlines()}
+    groups = [
+        root / "sys/fs/cgroup" / kind.format(path.strip("/"))
+        for path in own
+        for kind in ("{}/memory.events", "memory/{}/memory.oom_control")
+    ]
+    found: dict[str, int] = {}
+    for name, paths in (("cgroup", groups), ("host", [root / "proc/vmstat"])):
+        for path in paths:
+            with suppress(OSError, ValueError):
+                lines = [line.split() for line in path.read_text().splitlines()]
+                counts = [int(line[1]) for line in lines if line[:1] == ["oom_kill"]]
+                found[name] = max([found.get(name, 0), *counts])
+    return found
+
+
+def out_of_memory(before: dict[str, int], after: dict[str, int]) -> str:
+    """Return why a process was killed if the kernel has counted one more; empty if it has not.
+
+    >>> out_of_memory({"cgroup": 0, "host": 3}, {"cgroup": 1, "host": 4})
+    'the kernel has killed a process of this container or job for its memory, most likely this one'
+    """
+    grown = {name for name, count in after.items() if count > before.get(name, 0)}
+    where = "this container or job" if "cgroup" in grown else "this host" if grown else ""
+    return where and f"the kernel has killed a process of {where} for its memory, most likely this one"
 
 
 # How long a cluster lives without a client. A pure decision: the time and the state are arguments.
