@@ -209,7 +209,7 @@ def _train(
         )  # fmt: skip
         if own.joins_at:
             batches.advance(own.joins_at)
-        resume.loss_scale = loop.scaling.state
+        resume.loss_scale, resume.updates_before = loop.scaling.state, loop.updates_before
         loop.save_state = resume.saver(own, history, batches)
         own.saved = resume.saved_slots
         own.position = lambda: resume.joined_state(own, history, batches.cursor_within(loop.steps_in_epoch))

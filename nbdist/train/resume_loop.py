@@ -69,6 +69,9 @@ class ResumeAdapter:
         self._place = DataCursor()
         self.loss_scale: Callable[[], list[float] | None] = lambda: None
         """Returns the scale of the loss after the last step; the training loop sets it."""
+        self.updates_before = 0
+        """The run's updates before this training, which the training loop sets: not the run's count less the
+        replica's, since servers acknowledge updates between the two."""
         self._before: list[int] | None = None  # steps of each replica in earlier runs, if they step apart
 
     def begin(self, dataset: Dataset, steps: int | None) -> tuple[Dataset, DataCursor]:
@@ -306,11 +309,10 @@ class ResumeAdapter:
         self, replica: Replica, history: History, cursor: DataCursor
     ) -> tuple[State, dict[str, Any], list[Any], list[dict[str, Any]]]:
         """Return the state as it is now: plain values, the model's settings, its arrays, its slots."""
-        updates_before = self._context.progress.global_step - replica.global_step
         config, found = self._config(), replica.state()
         arrays = self._model.all_arrays(found.values)
         made_with = self._made_with(config, arrays)
-        state = self._state(replica, found, updates_before, history, cursor, made_with)
+        state = self._state(replica, found, history, cursor, made_with)
         return state, config, arrays, list(found.slots)
 
     def _not_written(self, path: object, error: Exception) -> str:
@@ -323,7 +325,6 @@ class ResumeAdapter:
         self,
         replica: Replica,
         found: ReplicaState,
-        updates_before: int,
         history: History,
         cursor: DataCursor,
         made_with: dict[str, Any],
@@ -337,7 +338,7 @@ class ResumeAdapter:
             origin=self._model.origin(),
             began=self._began,
             step=progress.step,
-            updates_before=updates_before,
+            updates_before=self.updates_before,
             updates=found.updates,
             examples=progress.examples,
             skipped=progress.skipped,

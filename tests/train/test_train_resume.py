@@ -27,7 +27,7 @@ from nbdist.optim import SGD, Adagrad, Adam, AdamW, LossScaleOptimizer, Optimize
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.logging import log
-from nbdist.train.resume import DataCursor, TrainingStates, difference, read_state
+from nbdist.train.resume import DataCursor, TrainingStates, difference, read_saved, read_state
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy
 
 ROWS = 20
@@ -311,6 +311,39 @@ def test_five_epochs_and_five_more_are_ten(bench: Bench, capsys: pytest.CaptureF
     same(whole, first, second)
     assert second.context.progress.total == 40
     assert "training continues after step 20, in epoch 6\n" in capsys.readouterr().out
+
+
+def test_updates_that_are_counted_late_are_not_lost(tmp_path: Path) -> None:
+    class Late(Stopping):
+        """Learns of its last update a moment later, as from a server."""
+
+        made, late = 0, False
+
+        @property  # type: ignore[override]
+        def global_step(self) -> int:
+            late, self.late = self.late, False
+            return self.made - late
+
+        @global_step.setter
+        def global_step(self, value: int) -> None:
+            self.made = value
+
+        def push(self) -> None:
+            super().push()
+            self.late = True
+
+    class LateStrategy(StoppingStrategy):
+        keeps_slots = False
+
+        def replica(self, variables: Any, optimizer: Optimizer) -> OneDevice:
+            made = Late(variables, optimizer)
+            made.at, made.context = self.at, self.context
+            return made
+
+    bench = Bench(tmp_path, LateStrategy)
+    made = bench.run(lambda: body_of()(2)).context.progress.global_step
+    state = read_saved(bench.state).state
+    assert (state.updates_before, state.updates) == (0, made)
 
 
 def test_the_epochs_of_the_run_count_too(bench: Bench) -> None:
