@@ -261,13 +261,22 @@ def metadata(plugin: str, data: bytes) -> Any:
     return made(plugin_data=made.PluginData(plugin_name=plugin, content=data))
 
 
+SMALL_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # those of JAX, which NumPy does not know
+
+
 def numbers(name: str, values: Any, what: str, copy: bool = True) -> NDArray[Any]:
     """Return an array of real numbers on the host; InvalidArgumentError for anything else."""
-    array = to_host(values) if hasattr(values, "__cuda_array_interface__") else values
+    if hasattr(values, "detach"):  # a tensor of PyTorch, on whatever device
+        own = values.detach().cpu()
+        array = (own.float() if own.dtype.is_floating_point and own.itemsize < 4 else own).numpy()
+    else:
+        array = to_host(values) if hasattr(values, "__cuda_array_interface__") else values
     try:
         found = np.array(array) if copy else np.asarray(array)
-    except ValueError:  # rows of different lengths
+    except (ValueError, TypeError, RuntimeError):  # rows of different lengths, a dtype that NumPy lacks
         found = np.empty(0, object)
+    if found.dtype.name in SMALL_FLOATS:
+        found = found.astype(np.float32)
     if found.dtype.kind not in "biuf":
         raise InvalidArgumentError(
             f"summary.{what} {name!r}: expected an array of real numbers, not {values!r:.100}"

@@ -209,3 +209,20 @@ def test_a_tensor_of_a_traced_step_is_refused() -> None:
 
     with pytest.raises(InvalidArgumentError, match="return the tensor from the function"):
         strategy.run(step, (np.ones(3, np.float32),))
+
+
+@pytest.mark.frameworks
+def test_tensors_of_frameworks(tmp_path: Path) -> None:
+    torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    given = [
+        torch.nn.Parameter(torch.tensor([1.0, 2.0])),  # needs a gradient
+        torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        jnp.array([1.0, 2.0], jnp.bfloat16),
+    ]
+    with summary.FileWriter(tmp_path) as writer, writer.as_default():
+        for step, values in enumerate(given):
+            summary.histogram("w", values, step=step)
+            summary.scalar("mean", values.mean(), step=step)
+    found = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0}).Reload()
+    assert [(e.histogram_value.min, e.histogram_value.max) for e in found.Histograms("w")] == [(1.0, 2.0)] * 3
+    assert [e.value for e in found.Scalars("mean")] == [1.5] * 3
