@@ -107,6 +107,11 @@ class Head:
         """The number of classes."""
         return max(self.logits, 2)
 
+    @property
+    def names(self) -> Any:
+        """The labels of the classes, an array: those of the vocabulary, or the class numbers as text."""
+        return np.array(self.vocabulary or [str(number) for number in range(self.classes)])
+
     def losses(self, labels: Tensor, logits: Tensor) -> Tensor:
         """Return the loss of each example."""
         if self.regression:
@@ -250,6 +255,18 @@ class _ColumnEstimator(Estimator):
             return (found, *map(head.labels, labels))
 
         self._prepare = prepare
+        self._head = head
+
+    def _all_metrics(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Return metrics with the accuracy of always predicting the more frequent of two classes."""
+        if self._head.logits != 1 or self._head.regression or "label/mean" not in results:
+            return results
+        share = results["label/mean"]
+        return {**results, "accuracy_baseline": max(share, 1 - share)}
+
+    def _all_predictions(self, found: Any) -> Any:
+        """Return predictions with the labels of the predicted classes."""
+        return found if self._head.regression else {**found, "classes": self._head.names[found["class_ids"]]}
 
 
 def _weight(what: str, column: Any) -> NumericColumn | None:
@@ -314,10 +331,11 @@ class LinearClassifier(_ColumnEstimator):
       The loss is the mean of weight times loss over a batch; metrics are weighted means. ``predict`` and
       ``export`` need no weights
 
-    Predictions are ``logits``, ``probabilities``, ``class_ids``, and ``logistic`` with two classes; metrics
-    ``accuracy``, ``average_loss``, and with two classes ``precision``, ``recall``, ``auc`` and
-    ``auc_precision_recall`` (see :class:`AUC`). Raises InvalidArgumentError for other arguments, and for
-    labels that are no class.
+    Predictions are ``logits``, ``probabilities``, ``class_ids``, ``classes`` (labels of the vocabulary, or
+    class numbers as text), and ``logistic`` with two classes; metrics ``accuracy``, ``average_loss``, and
+    with two classes ``accuracy_baseline`` (of always predicting the more frequent class), ``precision``,
+    ``recall``, ``auc`` and ``auc_precision_recall`` (see :class:`AUC`). An export has all but ``classes``.
+    Raises InvalidArgumentError for other arguments, and for labels that are no class.
     """
 
     def __init__(

@@ -208,7 +208,7 @@ class Estimator:
             print(f"evaluation: {note}")
         if several:
             metrics.share(world)
-        results: dict[str, Any] = {**metrics.results()}
+        results: dict[str, Any] = self._all_metrics({**metrics.results()})
         if not results:
             raise InvalidArgumentError("Estimator.evaluate: the input function's dataset has no batch")
         if current().is_chief:
@@ -217,6 +217,14 @@ class Estimator:
                 writer.add_summary(results, trained.step)
         results["global_step"] = trained.step
         return results
+
+    def _all_metrics(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Return metrics of an evaluation with those that follow from them."""
+        return results
+
+    def _all_predictions(self, found: Any) -> Any:
+        """Return predictions of a batch with those that are no numbers of the graph."""
+        return found
 
     def predict(
         self,
@@ -249,7 +257,7 @@ class Estimator:
         dataset = self._dataset(input_fn, ModeKeys.PREDICT)
         for element in dataset:
             features, _ = split_element(element)
-            found = forward(features, None, lambda spec: spec.predictions)
+            found = self._all_predictions(forward(features, None, lambda spec: spec.predictions))
             if keys is not None:
                 found = _chosen(found, keys)
             if not single:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nbdist.checkpoint.folder import open_folder
 from nbdist.data.arguments import any_path
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
 from nbdist.estimator.spec import check_folder_name
@@ -112,11 +113,11 @@ class ExportedModel:
                     "Estimator.export has returned (copy it whole)"
                 )
         try:
-            self.signature: dict[str, Any] = json.loads((path / SIGNATURE).read_text())
+            self.signature: dict[str, Any] = json.loads(open_folder(path).read_text(SIGNATURE))
             """The names, dtypes and shapes of ``inputs`` and ``outputs``, and the global ``step``."""
             inputs, outputs = self.signature["inputs"], self.signature["outputs"]
             indices = [int(one["tensor"]) for one in [*inputs.values(), *outputs.values()]]
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DataLossError(f"{path / SIGNATURE} is damaged: {type(error).__name__}: {error}") from error
         with TensorFile(path / MODEL, "an exported model") as file:
             arrays = {name: file.read(name) for name in file.shapes}
@@ -124,9 +125,13 @@ class ExportedModel:
                 raise DataLossError(
                     f"{path / MODEL} has values and no graph: it was not written by Estimator.export"
                 )
-            meta = json.loads(file.texts[GRAPH], object_hook=_to_bytes)
-        count = sum(name.startswith("constants/") for name in arrays)
-        self._graph: Graph = decode(meta, [arrays[f"constants/{n}"] for n in range(count)])
+            texts = file.texts
+        try:
+            meta = json.loads(texts[GRAPH], object_hook=_to_bytes)
+            count = sum(name.startswith("constants/") for name in arrays)
+            self._graph: Graph = decode(meta, [arrays[f"constants/{n}"] for n in range(count)])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise DataLossError(f"{path / MODEL} is damaged: {type(error).__name__}: {error}") from error
         if not all(0 <= n < len(self._graph.tensors) for n in indices):
             raise DataLossError(f"{path / SIGNATURE} names tensors that the graph does not have")
         self._inputs = {name: self._graph.tensors[one["tensor"]] for name, one in inputs.items()}

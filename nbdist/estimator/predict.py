@@ -11,12 +11,13 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NbdistError
 from nbdist.estimator.exporting import ExportedModel
+from nbdist.graph.backend import Array
 
 BATCH = 256  # lines
 
@@ -41,39 +42,63 @@ def main(arguments: list[str] | None = None, source: TextIO = sys.stdin, target:
 
 
 def predictions(model: ExportedModel, lines: Iterable[str]) -> Iterator[str]:
-    """Yield a line of predictions for each line of features."""
-    rest, number = iter(lines), 0
-    while batch := list(islice(rest, BATCH)):
-        examples = [_example(model, line, number + i + 1) for i, line in enumerate(batch)]
-        number += len(batch)
+    """Yield a line of predictions for each line of features; raise for a bad one after those before it."""
+    rest, failed = enumerate(lines, 1), None
+    while failed is None and (batch := list(islice(rest, BATCH))):
+        examples: list[dict[str, Array]] = []
         try:
-            features = {
-                name: np.array([one[name] for one in examples], wanted["dtype"])
-                for name, wanted in model.signature["inputs"].items()
-            }
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InvalidArgumentError(
-                f"lines {number - len(batch) + 1} to {number} have other numbers than the signature: {error}"
-            ) from error
-        found = model(features)
-        for i in range(len(batch)):
-            yield json.dumps({name: value[i].tolist() for name, value in found.items()})
+            for number, line in batch:
+                examples.append(_example(model, line, number))
+        except InvalidArgumentError as error:
+            failed = error
+        if examples:
+            yield from _lines(model, examples, batch[0][0])
+    if failed is not None:
+        raise failed
 
 
-def _example(model: ExportedModel, line: str, number: int) -> dict[str, Any]:
-    names = list(model.signature["inputs"])
+def _lines(model: ExportedModel, examples: list[dict[str, Array]], first: int) -> Iterator[str]:
+    try:
+        features = {name: np.stack([one[name] for one in examples]) for name in model.signature["inputs"]}
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"lines {first} to {first + len(examples) - 1} have features of several shapes: {error}"
+        ) from error
+    found = model(features)
+    for i in range(len(examples)):
+        yield json.dumps({name: value[i].tolist() for name, value in found.items()})
+
+
+def _example(model: ExportedModel, line: str, number: int) -> dict[str, Array]:
+    inputs = model.signature["inputs"]
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"line {number} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        found = {names[0]: found} if len(names) == 1 else {}
-    missing = [name for name in names if name not in found]
+        found = {next(iter(inputs)): found} if len(inputs) == 1 else {}
+    missing = [name for name in inputs if name not in found]
     if missing:
         raise InvalidArgumentError(
-            f"line {number} lacks {', '.join(missing)}; the model takes {', '.join(names)}"
+            f"line {number} lacks {', '.join(missing)}; the model takes {', '.join(inputs)}"
         )
-    return found
+    arrays = {}
+    for name, wanted in inputs.items():
+        try:
+            arrays[name] = np.array(found[name], wanted["dtype"])
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidArgumentError(
+                f"line {number}: {name!r} has other numbers than the signature: {error}"
+            ) from error
+        sizes = wanted["shape"][1:]
+        if len(sizes) != arrays[name].ndim or any(
+            n not in (None, m) for n, m in zip(sizes, arrays[name].shape, strict=True)
+        ):
+            raise InvalidArgumentError(
+                f"line {number}: {name!r} has the shape {list(arrays[name].shape)}, and the model takes "
+                f"{sizes}"
+            )
+    return arrays
 
 
 if __name__ == "__main__":

@@ -10,8 +10,11 @@ Files without checksums (of earlier versions) are read as they are. No pickle.
 from __future__ import annotations
 
 import json
+import os
+import stat
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -48,6 +51,9 @@ class TensorFile:
 
         opened: Any = safetensors.safe_open  # its calls have no types
         self.path, self.what = str(path), what
+        with suppress(OSError):  # which safetensors reports
+            if not stat.S_ISREG(os.stat(self.path).st_mode):  # a named pipe would be waited for
+                raise self.damaged("it is not a regular file")
         try:
             self._file: Any = opened(self.path, "np").__enter__()
             self.texts: dict[str, str] = self._file.metadata() or {}

@@ -77,11 +77,14 @@ def test_wide_and_deep(tmp_path: Path, replicas: int) -> None:
         batch_norm=True,
     )
     estimator.train(data(labels, epochs=50))
-    accuracy = estimator.evaluate(data(labels))["accuracy"]
+    metrics = estimator.evaluate(data(labels))
+    accuracy = metrics["accuracy"]
     assert accuracy > 0.85
-    found = list(estimator.predict(data(labels), predict_keys=["class_ids", "probabilities"]))
+    assert metrics["accuracy_baseline"] == pytest.approx(max(RICH.mean(), 1 - RICH.mean()))
+    found = list(estimator.predict(data(labels), predict_keys=["class_ids", "classes", "probabilities"]))
     classes = np.array([one["class_ids"] for one in found]).ravel()
     np.testing.assert_allclose((classes == RICH).mean(), accuracy, rtol=1e-6)
+    assert [one["classes"] for one in found] == np.where(classes, "rich", "poor").tolist()
     np.testing.assert_allclose([one["probabilities"].sum() for one in found], 1.0, rtol=1e-6)
     assert {"linear/colour/weights", "dnn/dense/kernel", "dnn/colour_embedding/embedding_weights"} <= set(
         estimator.get_variable_names()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -78,7 +79,9 @@ def test_an_export_predicts_alone(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([folder], io.StringIO(lines), output) == 0
     rows = [json.loads(line)["predictions"] for line in output.getvalue().splitlines()]
     np.testing.assert_allclose(rows, expected[:3], rtol=1e-5)
-    assert main([folder], io.StringIO("[1, 2]\n"), output) == 2
+    assert main([folder], io.StringIO(lines + "[1, 2]\n" + lines), rest := io.StringIO()) == 2
+    assert rest.getvalue() == output.getvalue()  # those before the wrong one
+    assert "line 4: 'features' has the shape [2]" in capsys.readouterr().err
     assert main([folder], io.StringIO("{\n"), output) == 2
     assert "line 1 is not JSON" in capsys.readouterr().err
     command = [sys.executable, "-m", "nbdist.estimator.predict", folder, "--signature"]
@@ -95,9 +98,16 @@ def test_a_damaged_export(tmp_path: Path) -> None:
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(DataLossError, match="checksum"):
         ExportedModel(folder)
-    (folder / "signature.json").write_text("{}")
-    with pytest.raises(DataLossError, match=r"signature\.json is damaged"):
-        ExportedModel(folder)
+    for text in ("{}", "[" * 100_000):
+        (folder / "signature.json").write_text(text)
+        with pytest.raises(DataLossError, match=r"signature\.json is damaged"):
+            ExportedModel(folder)
+    for name in ("model.safetensors", "signature.json"):
+        (folder / "signature.json").write_text('{"inputs": {}, "outputs": {}}')
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(DataLossError, match="not a regular file"):
+            ExportedModel(folder)
     with pytest.raises(NotFoundError, match=r"has no signature\.json, which an exported model has"):
         ExportedModel(tmp_path)
 
