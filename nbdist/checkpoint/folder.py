@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -38,6 +39,8 @@ from nbdist.errors import (
 DRAFT = ".draft"
 FLUSHED_BYTES = 32 << 20  # from which size on a file is brought to the disk while it is written
 FLUSH_SECONDS = 0.02
+# O_NONBLOCK: open(2) of a named pipe would wait for a writer.
+READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 MAX_TEXT = 1 << 28  # bytes of an index or a state file
 Buffer = bytes | bytearray | memoryview
 
@@ -80,7 +83,10 @@ class Folder(ABC):
 
     @abstractmethod
     def open(self, file: str) -> BinaryIO:
-        """Return a file open for reading; NotFoundError if there is none."""
+        """Return a file open for reading.
+
+        NotFoundError if there is none, DataLossError if it is not a regular file.
+        """
 
     @abstractmethod
     def size(self, file: str) -> int | None:
@@ -120,10 +126,12 @@ class Folder(ABC):
 def open_folder(name: str | os.PathLike[str]) -> Folder:
     """Return the folder of a local path or an fsspec URL; it need not exist.
 
-    Raises InvalidArgumentError for a URL of an unknown protocol, MissingExtra without fsspec or the package
-    that the protocol needs.
+    Raises InvalidArgumentError for an empty name and for a URL of an unknown protocol, MissingExtra without
+    fsspec or the package that the protocol needs.
     """
     text = os.fspath(name)
+    if not text:
+        raise InvalidArgumentError("the name of a folder is empty; write '.' for the current folder")
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     return RemoteFolder(text) if "://" in text else LocalFolder(text)
@@ -216,7 +224,11 @@ class LocalFolder(Folder):
         """Return a file open for reading."""
         path = self._path / file
         with _explained(path, "read"):
-            return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0)
+            fd = os.open(path, READING)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise DataLossError(f"{str(path)!r} is not a regular file, as those of a checkpoint are")
+            return os.fdopen(fd, "rb", buffering=0)
 
     def size(self, file: str) -> int | None:
         """Return a file's size in bytes."""

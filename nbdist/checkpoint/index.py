@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,9 @@ from nbdist.errors import DataLossError
 FORMAT = "nbdist checkpoint 1"
 SUFFIX = ".index"
 MOST_SLICES = 1024  # of a tensor: a cluster has at most 512 tasks
+MOST_PARTS = 100_000  # slices of all tensors: more would take many seconds to read
+MOST_AXES = 32
+FEW = 8  # slices, of which Python compares each pair faster than NumPy
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,9 @@ class Index:
             if zlib.crc32(outer["index"].encode()) != outer["crc32"]:
                 raise ValueError("its checksum is wrong")
             body = json.loads(outer["index"])
+            parts = sum(max(len(t["slices"]), 1) for t in body["tensors"].values())
+            if parts > MOST_PARTS:
+                raise ValueError(f"it lists {parts:,} parts of tensors, and {MOST_PARTS:,} at most are read")
             tensors = {str(name): _tensor(t) for name, t in body["tensors"].items()}
             files = {_plain_name(name): int(size) for name, size in body["files"].items()}
             step = None if body["step"] is None else int(body["step"])
@@ -116,6 +123,11 @@ def _check(name: str, tensor: StoredTensor, taken: dict[str, int]) -> None:
     """Check that the slices of a tensor are its parts, and add their bytes to those of their files."""
     if tensor.dtype not in DTYPES:
         raise ValueError(f"{name!r} has the dtype {tensor.dtype!r:.40}")
+    size = np.dtype(tensor.dtype).itemsize
+    if len(tensor.shape) > MOST_AXES:
+        raise ValueError(f"{name!r} has {len(tensor.shape):,} axes")
+    if math.prod(max(n, 1) for n in tensor.shape) * size > sys.maxsize:  # also of an empty one
+        raise ValueError(f"the shape {tensor.shape} of {name!r} is larger than any array")
     covered = 0
     for piece in tensor.slices:
         if piece.file not in taken:
@@ -125,21 +137,29 @@ def _check(name: str, tensor: StoredTensor, taken: dict[str, int]) -> None:
         ):
             raise ValueError(f"a slice of {name!r} is outside of its shape {tensor.shape}")
         covered += math.prod(piece.shape)
-        taken[piece.file] += math.prod(piece.shape) * np.dtype(tensor.dtype).itemsize
-    if len(tensor.slices) > MOST_SLICES or any(
-        _overlap(one, other) for one, other in itertools.combinations(tensor.slices, 2)
-    ):
+        taken[piece.file] += math.prod(piece.shape) * size
+    if len(tensor.slices) > MOST_SLICES or _overlap(tensor.slices):
         raise ValueError(f"the slices of {name!r} overlap, or are more than {MOST_SLICES}")
     if covered != math.prod(tensor.shape):
         raise ValueError(f"the slices of {name!r} do not cover its shape {tensor.shape}")
 
 
-def _overlap(one: StoredSlice, other: StoredSlice) -> bool:
-    """Return whether two slices have an element in common."""
-    return all(
-        max(a, b) < min(a + n, b + m)
-        for a, n, b, m in zip(one.start, one.shape, other.start, other.shape, strict=True)
-    )
+def _overlap(slices: Sequence[StoredSlice]) -> bool:
+    """Return whether any two slices have an element in common."""
+    if len(slices) <= FEW:
+        return any(
+            all(
+                max(a, b) < min(a + n, b + m)
+                for a, n, b, m in zip(one.start, one.shape, other.start, other.shape, strict=True)
+            )
+            for one, other in itertools.combinations(slices, 2)
+        )
+    common = ~np.eye(len(slices), dtype=bool)
+    for axis in range(len(slices[0].start)):
+        first = np.array([one.start[axis] for one in slices], np.int64)
+        end = first + np.array([one.shape[axis] for one in slices], np.int64)
+        common &= np.maximum.outer(first, first) < np.minimum.outer(end, end)
+    return bool(common.any())
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,8 @@ def any_path(what: str, value: Any) -> str:
     """Return a path or URL as text."""
     if not isinstance(value, (str, os.PathLike)) or isinstance(os.fspath(value), bytes):
         raise InvalidArgumentError(f"{what} is {value!r:.80}; expected a path or URL as text, or a Path")
+    if not os.fspath(value):
+        raise InvalidArgumentError(f"{what} is empty; write '.' for the current folder")
     return os.fspath(value)
 
 

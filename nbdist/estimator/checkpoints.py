@@ -67,15 +67,20 @@ class Trained:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> Trained:
-        """Undo :meth:`to_arrays`; of another program's checkpoint all arrays are values."""
+        """Undo :meth:`to_arrays`; of another program's checkpoint all arrays are values.
+
+        Raises ValueError, TypeError or LookupError for arrays that are neither.
+        """
         values = dict(arrays)
-        step = int(values.pop(GLOBAL_STEP, np.int64(0)))
+        step = values.pop(GLOBAL_STEP, np.array(0))
+        if step.shape or step.dtype.kind not in "iu":
+            raise ValueError(f"{GLOBAL_STEP} is {step.dtype} {step.shape}, and has to be one whole number")
         groups = json.loads(bytes(values.pop(GROUPS))) if GROUPS in values else []
         slots: dict[str, dict[str, Array]] = {}
         for one in groups:
             for variable in one["variables"]:
                 slots[variable] = {slot: values.pop(_slot_name(variable, one, slot)) for slot in one["slots"]}
-        return cls(step, values, slots, groups)
+        return cls(int(step), values, slots, groups)
 
 
 def _slot_name(variable: str, of: Mapping[str, Any], slot: str) -> str:
@@ -214,7 +219,11 @@ class Beginnings:
 
 def load(path: str) -> Trained:
     """Return the model that a checkpoint has; raises NotFoundError, or DataLossError if it is damaged."""
-    return Trained.from_arrays({name: load_variable(path, name) for name, _ in list_variables(path)})
+    arrays = {name: load_variable(path, name) for name, _ in list_variables(path)}
+    try:
+        return Trained.from_arrays(arrays)
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise DataLossError(f"{path!r} is not a checkpoint of a model, or is damaged: {error}") from None
 
 
 def load_newest(model_dir: str) -> tuple[str, Trained] | None:

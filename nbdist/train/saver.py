@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.checkpoint.folder import DRAFT, Folder, open_folder, split_path
-from nbdist.checkpoint.index import SUFFIX, Index, StoredSlice, StoredTensor, dtype_of, overlaps
+from nbdist.checkpoint.index import MOST_PARTS, SUFFIX, Index, StoredSlice, StoredTensor, dtype_of, overlaps
 from nbdist.checkpoint.shard import ShardReader, dtype_name, write_shard
 from nbdist.checkpoint.state import (
     LATEST_FILENAME,
@@ -436,6 +436,11 @@ def _named_parts(var_list: Any) -> list[_Part]:
                 parts.append(_Part(v, whole if name is None else replace(whole, name=name)))
     if not parts:
         raise InvalidArgumentError("there are no variables to save: make the Saver after the variables")
+    if len(parts) > MOST_PARTS:
+        raise InvalidArgumentError(
+            f"a checkpoint holds at most {MOST_PARTS:,} variables and shards of them, and these are "
+            f"{len(parts):,}: give several Savers parts of them (var_list)"
+        )
     if len({id(part.variable.graph) for part in parts}) > 1:
         raise InvalidArgumentError("the variables to save are of more than one graph")
     _check_cover(parts)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nbdist.checkpoint.folder import Folder, open_folder, split_path
 from nbdist.checkpoint.index import Index, StoredSlice, StoredTensor, overlaps
 from nbdist.checkpoint.shard import CHUNK, ID, ShardReader, write_shard
-from nbdist.checkpoint.state import CheckpointState, Retention, read_state, series_of
+from nbdist.checkpoint.state import CheckpointState, Retention, newest, read_state, series_of
 from nbdist.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -92,6 +92,17 @@ class TestLocalFolder:
         folder = open_folder(tmp_path)
         with pytest.raises(NotAllowedError, match="links are not followed"):
             folder.open("link")
+
+    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "folder").mkdir()
+        for name in ("pipe", "folder"):
+            with pytest.raises(DataLossError, match=f"{name}' is not a regular file"):
+                open_folder(tmp_path).read_text(name)
+
+    def test_a_folder_has_a_name(self) -> None:
+        with pytest.raises(InvalidArgumentError, match=r"write '\.' for the current folder"):
+            open_folder("")
 
     def test_a_file_in_the_place_of_the_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
@@ -276,8 +287,12 @@ class TestIndex:
             {"tensors": {"w": {"dtype": "object", "shape": [4], "slices": []}}},
             {"tensors": {"w": {"dtype": "float32", "shape": [4], "slices": []}}},
             {"tensors": {"w": {"dtype": "float32", "shape": [-4], "slices": []}}},
+            {"tensors": {"w": {"dtype": "float32", "shape": [2**62, 0], "slices": []}}},
+            {"tensors": {"w": {"dtype": "float32", "shape": [1] * 65 + [0], "slices": []}}},
+            {"tensors": {f"w{i}": {"dtype": "float32", "shape": [0], "slices": []} for i in range(100_001)}},
             {"tensors": [1]},
         ],
+        ids=lambda change: f"{change!r:.60}",
     )
     def test_a_hostile_index_is_refused(self, change: dict[str, Any]) -> None:
         outer = json.loads(an_index().to_text())
@@ -288,6 +303,18 @@ class TestIndex:
         with pytest.raises(DataLossError, match="x"):
             Index.from_text(text, "x")
 
+    def test_slices_that_overlap_are_refused(self) -> None:
+        def table(*starts: tuple[int, int]) -> str:
+            slices = tuple(StoredSlice("a.0", f"w{i}", at, (1, 2), i) for i, at in enumerate(starts))
+            return Index(
+                "id", 3, 12.5, {"a.0": 1000}, {"w": StoredTensor("float32", (10, 2), slices)}
+            ).to_text()
+
+        rows = [(n, 0) for n in range(10)]
+        assert len(Index.from_text(table(*rows), "x").tensors["w"].slices) == 10
+        with pytest.raises(DataLossError, match="overlap"):
+            Index.from_text(table(*rows[:9], (4, 0)), "x")
+
 
 class TestState:
     def test_it_is_read_as_it_was_written(self, folder: Folder) -> None:
@@ -295,6 +322,14 @@ class TestState:
         state = CheckpointState(paths[1], paths, (1.0, 2.0), 0.5)
         folder.replace("checkpoint", state.to_text())
         assert read_state(folder) == state
+
+    def test_what_is_no_file_is_passed_over(self, tmp_path: Path) -> None:
+        (tmp_path / "m-1.index").write_text(Index("id", 1, 1.0, {}, {}).to_text())
+        state = CheckpointState("m-3", ("m-1", "m-2", "m-3"), (1.0, 2.0, 3.0), 0.0)
+        (tmp_path / "checkpoint").write_text(state.to_text())
+        (tmp_path / "m-2.index").mkdir()
+        os.mkfifo(tmp_path / "m-3.index")
+        assert newest(open_folder(tmp_path)) == "m-1"
 
     def test_there_may_be_none(self, folder: Folder) -> None:
         assert read_state(folder) is None

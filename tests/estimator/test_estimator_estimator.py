@@ -13,6 +13,7 @@ from tiers import matrix
 import nbdist as nb
 from nbdist.checkpoint.folder import LocalFolder
 from nbdist.errors import (
+    DataLossError,
     InvalidArgumentError,
     NanLossError,
     NotFoundError,
@@ -340,6 +341,16 @@ def test_a_checkpoint_that_lacks_a_variable_is_refused(
         made(tmp_path / "foreign", function=renamed("first")).train(batches())
     with pytest.raises(NotFoundError, match="warm_start_from"):
         Estimator(renamed("first"), tmp_path / "new", quiet(), warm_start_from=path).train(batches())
+
+
+def test_a_global_step_that_is_none_is_named(tmp_path: Path) -> None:
+    with nb.Graph().as_default():
+        step = nb.Variable(np.array([1, 2]), name="value")
+        with nb.Session() as session:
+            session.run(step.initializer)
+            nb.train.Saver({"global_step": step}).save(session, tmp_path / "model.ckpt")
+    with pytest.raises(DataLossError, match=r"model\.ckpt.* global_step is int64 \(2,\)"):
+        made(tmp_path).train(batches())
 
 
 def test_the_seed_decides_what_layers_begin_with(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def data(labels: Any = X, features: Any = X) -> Callable[[], nb.data.Dataset]:
     return lambda: nb.data.Dataset.from_arrays(*given).batch(2)
 
 
-def plain(folder: Path) -> e.Estimator:
+def plain(folder: Path | str) -> e.Estimator:
     return e.Estimator(model_fn, folder, QUIET)
 
 
@@ -66,6 +66,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "activation": (lambda p: network(p, activation_fn="relo"), "no activation 'relo'; .*did you mean relu"),
     "dropout": (lambda p: network(p, dropout=2), "dropout rate .* got 2"),
     "model_dir": (lambda p: plain(3), "model_dir is 3; expected a path"),
+    "no model_dir": (lambda p: plain(""), r"model_dir is empty; write '\.' for the current folder"),
     "warm start": (lambda p: e.Estimator(model_fn, p, warm_start_from=3), "warm_start_from is 3"),
     "hooks": (lambda p: plain(p).train(data(), hooks=3), "hooks is 3; expected a list"),
     "an evaluation": (lambda p: plain(p).evaluate(data(), name="a/b"), "name is 'a/b'; expected the name"),

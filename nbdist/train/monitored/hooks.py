@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.checkpoint.folder import Claim, open_folder
+from nbdist.data.arguments import any_path
 from nbdist.errors import (
     AbortedError,
     FailedPreconditionError,
@@ -297,7 +298,7 @@ class CheckpointSaverHook(SessionRunHook):
     ) -> None:
         if saver is not None and scaffold is not None:
             raise InvalidArgumentError("give a saver or a scaffold, not both")
-        self._folder = os.fspath(checkpoint_dir)
+        self._folder = any_path("CheckpointSaverHook: checkpoint_dir", checkpoint_dir)
         self._path = f"{self._folder.rstrip('/')}/{checkpoint_basename}"
         self._timer = SecondOrStepTimer(save_secs, save_steps, names=SAVE_NAMES)
         self._saver, self._scaffold = saver, scaffold

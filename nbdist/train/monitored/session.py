@@ -22,6 +22,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+from nbdist.data.arguments import any_path
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, OutOfRangeError
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor
@@ -482,6 +483,9 @@ def MonitoredTrainingSession(
     does not come in time. See :class:`MonitoredSession`.
     """
     _check_is_chief(is_chief)
+    for name, given in (("checkpoint_dir", checkpoint_dir), ("summary_dir", summary_dir)):
+        if given is not None:
+            any_path(f"MonitoredTrainingSession: {name}", given)
     if not is_chief:
         return MonitoredSession(
             WorkerSessionCreator(scaffold, master, config, max_wait_secs), hooks, stop_grace_period_secs

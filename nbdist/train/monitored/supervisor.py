@@ -11,12 +11,12 @@ MonitoredTrainingSession: a Supervisor's session is not made again when a task w
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from nbdist.data.arguments import any_path
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, OutOfRangeError
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
@@ -95,7 +95,7 @@ class Supervisor:
             self.saver = saver or (Saver() if is_chief and global_variables() else None)
             self.summary_op = summary_op or merge_all()
             self.global_step = global_step if global_step is not None else _global_step(self.graph)
-        self._logdir = None if logdir is None else os.fspath(logdir)
+        self._logdir = None if logdir is None else any_path("Supervisor: logdir", logdir)
         self.save_path = None if self._logdir is None else f"{self._logdir.rstrip('/')}/{checkpoint_basename}"
         local = self._logdir is not None and "://" not in self._logdir
         self.summary_writer = summary_writer
