@@ -212,7 +212,8 @@ class Real(Parameter):
                 f"a grid needs to know how many values {self} has: {self._word}({self.low!r}, {self.high!r}, "
                 "points=5), or give a list"
             )
-        return [*(self._at(index / (self.points - 1)) for index in range(self.points - 1)), self.high]
+        between = (self._at(index / (self.points - 1)) for index in range(1, self.points - 1))
+        return [self.low, *between, self.high]  # both ends as given, and not as a logarithm is rounded
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""

@@ -56,8 +56,9 @@ class Ledger:
     """Everything known of a sweep; `apply` takes one event more.
 
     ``history`` is what samplers are asked with, ``reports`` what pruners look at, ``spans`` which trial ran
-    where and when, ``improvements`` the value of `best` by time. ``late`` counts what came for an attempt
-    that was given up already, or for a trial that is not known (its record was damaged).
+    where and when, ``improvements`` the value of `best` by time. `elapsed` leaves idle time out. ``late``
+    counts what came for an attempt that was given up already, or for a trial that is not known (its record
+    was damaged).
     """
 
     def __init__(self, created: Created) -> None:
@@ -80,6 +81,8 @@ class Ledger:
         self.paused = False
         self.closed = False
         self.late = 0
+        self._idle: list[tuple[float, float]] = []  # from when to when there was nothing to do
+        self._idle_since: float | None = None
         self._take: dict[type, Callable[[Any], bool]] = {
             Asked: self._asked, Cloned: self._cloned, Started: self._started, Reported: self._reported,
             Pruned: self._pruned, Stopped: self._stopped, Ended: self._ended, Retried: self._retried,
@@ -105,6 +108,8 @@ class Ledger:
     def apply(self, event: Event) -> bool:
         """Take one event; False if it came too late and changed nothing."""
         taken = self._take[type(event)](event)
+        if not self.running or self._idle_since is not None:
+            self._note_idle(event.time)
         if not taken:
             self.late += 1
             self.reserve(getattr(event, "number", -1))
@@ -113,6 +118,24 @@ class Ledger:
     def reserve(self, number: int) -> None:
         """Reserve this number: a trial had it whose record is lost."""
         self.next_number = max(self.next_number, number + 1)
+
+    def elapsed(self, time: float) -> float:
+        """Return the seconds from the start to ``time`` (since 1970) in which there was something to do.
+
+        A sweep that is finished, or paused without a running trial, is idle until it continues.
+        """
+        idle = sum(max(0.0, min(end, time) - start) for start, end in self._idle if start < time)
+        if self._idle_since is not None:
+            idle += max(0.0, time - self._idle_since)
+        return time - self.created.time - idle
+
+    def _note_idle(self, time: float) -> None:
+        idle = not self.running and (self.paused or not (self.waiting or self.left))
+        if idle and self._idle_since is None:
+            self._idle_since = time
+        elif not idle and self._idle_since is not None:
+            self._idle.append((self._idle_since, time))
+            self._idle_since = None
 
     @property
     def best(self) -> Trial | None:

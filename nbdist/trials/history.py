@@ -78,10 +78,10 @@ class ListedSweep:
 
     @property
     def seconds(self) -> float | None:
-        """The time from its start to the end of its last trial; None until the sweep has ended."""
+        """The time from its start to its last trial's end, without idle time; None until it has ended."""
         if self.ledger is None or self.status not in OVER or not self.ledger.spans:
             return None
-        return self.ledger.spans[-1].end - self.ledger.created.time
+        return self.ledger.elapsed(self.ledger.spans[-1].end)
 
     @property
     def metric(self) -> str:

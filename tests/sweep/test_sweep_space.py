@@ -106,6 +106,12 @@ def test_every_fraction_of_a_range_is_as_likely() -> None:
     assert [integer(1, 1000, log=True).draw(one) for one in (0, 0.1, 0.99999)] == [1, 1, 1000]
 
 
+@pytest.mark.parametrize("low", [1e-3, 1e-4, 3e-5, 0.1])
+def test_a_logarithmic_grid_has_both_of_its_ends(low: float) -> None:
+    values = log(low, 100 * low, points=5).grid()
+    assert (values[0], values[-1], len(values)) == (low, 100 * low, 5)
+
+
 def test_numpy_scalars_are_plain_values() -> None:
     space = Space({"width": list(np.array([32, 64])), "rate": np.float32(0.5), "flag": np.True_})
     assert str(space) == "width=[32, 64] rate=0.5 flag=True"

@@ -14,6 +14,7 @@ from nbdist.metrics.table import table
 from nbdist.sweep.commands import clone
 from nbdist.sweep.event_log import EventLog, read_events
 from nbdist.sweep.events import (
+    Added,
     Asked,
     Cloned,
     Created,
@@ -24,6 +25,7 @@ from nbdist.sweep.events import (
     Promoted,
     Pruned,
     Reported,
+    Resumed,
     Retried,
     SpaceEdited,
     Started,
@@ -240,6 +242,25 @@ def test_an_unfinished_promotion_keeps_the_trials_result(ends: list[Event], mess
     ledger.apply(Started(9.0, 0, trial.attempt + 1, (0,)))
     ledger.apply(Ended(10.0, 0, trial.attempt, "finished", 0.97))
     assert (trial.state, trial.value, trial.error) == ("finished", 0.97, "")
+
+
+def test_idle_time_does_not_count() -> None:
+    """Trials that are added to a finished sweep, or start after a pause, are not late by the time between."""
+    ledger = Ledger(Created(100.0, Space({"a": [1, 2]}), 1, 7, "accuracy"))
+    events: list[Event] = [
+        Asked(101.0, 0, {"a": 1}, 0), Started(101.0, 0, 1, (0,)), Ended(104.0, 0, 1, "finished", 0.8),
+        Added(1104.0, 2),
+        Asked(1105.0, 1, {"a": 2}, 1), Started(1105.0, 1, 1, (0,)), Paused(1106.0),
+        Ended(1110.0, 1, 1, "finished", 0.9),
+        Resumed(2110.0),
+        Asked(2110.0, 2, {"a": 1}, 2), Started(2110.0, 2, 1, (0,)), Ended(2112.0, 2, 1, "finished", 0.7),
+    ]  # fmt: skip
+    for event in events:
+        assert ledger.apply(event)
+    ends = [ledger.trials[number].ended_at or 0.0 for number in range(3)]
+    assert [ledger.elapsed(one) for one in ends] == [4.0, 10.0, 12.0]
+    assert ledger.elapsed(9999.0) == 12.0
+    assert ledger.elapsed(604.0) == 4.0
 
 
 def test_a_promoted_trial_has_the_parameters_that_it_was_promoted_with() -> None:

@@ -350,13 +350,12 @@ def why_not(sweep: str, state: str, holder: int | None, closed: bool) -> dict[st
 
 def best_so_far(ledger: Ledger) -> dict[str, list[float]]:
     """Return the best value by seconds since the sweep began: at most sixty points, the newest among them."""
-    began = ledger.created.time
     points = [
-        (round(at - began, 3), value)
+        (round(ledger.elapsed(at), 3), value)
         for at, _, value in ledger.improvements
-        if math.isfinite(value) and math.isfinite(at - began)
+        if math.isfinite(value) and math.isfinite(ledger.elapsed(at))
     ]
-    if points and math.inf > (end := round(ended_at(ledger) - began, 3)) > points[-1][0]:
+    if points and math.inf > (end := round(ledger.elapsed(ended_at(ledger)), 3)) > points[-1][0]:
         points.append((end, points[-1][1]))
     if len(points) > MOST_POINTS:
         last = len(points) - 1

@@ -331,7 +331,7 @@ def summary_of(sweep: SweepSeen) -> SweepSummary:
         (one for one in ledger.trials.values() if one.state == "failed"),
         key=lambda one: (one.ended_at or 0.0, one.number),
     )
-    took = ended_at(ledger) - ledger.created.time
+    took = ledger.elapsed(ended_at(ledger))
     parts = [f"{GLYPHS.get(sweep.state, '')} {sweep.state}".strip(), progress(ledger)]
     parts += [duration(took)] if took > 0 else []
     parts += [f"the space was edited {times(len(ledger.spaces) - 1)}"] if len(ledger.spaces) > 1 else []

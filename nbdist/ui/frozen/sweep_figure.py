@@ -126,7 +126,6 @@ def panels_of(ledger: Ledger) -> list[Panel]:
 def best_so_far(axes: Axes, ledger: Ledger) -> None:
     """Draw each improvement against time, over all trials that have ended."""
     frame(axes, f"best {clip(ledger.created.metric, 24)} so far")
-    began = ledger.created.time
     over = [one for one in all_ranked(ledger) if one.ended_at is not None]
     ended, others = (
         some[:: -(-len(some) // MOST_POINTS) or 1]
@@ -135,15 +134,15 @@ def best_so_far(axes: Axes, ledger: Ledger) -> None:
             [one for one in over if one.state in ("pruned", "stopped")],
         )
     )
-    last = max([span.end for span in ledger.spans], default=began) - began
+    last = max([ledger.elapsed(span.end) for span in ledger.spans], default=0.0)
     divisor, unit = (1, "s") if last < 180 else (60, "min") if last < 10_800 else (3600, "h")
-    times = [((one.ended_at or 0.0) - began) / divisor for one in ended]
+    times = [ledger.elapsed(one.ended_at or 0.0) / divisor for one in ended]
     values = drawable(np.array([math.nan if one.value is None else one.value for one in ended]))
     axes.scatter(times, values, s=12, color=FAN, alpha=0.55, linewidths=0)
-    ends = [((one.ended_at or 0.0) - began) / divisor for one in others]
+    ends = [ledger.elapsed(one.ended_at or 0.0) / divisor for one in others]
     hollow = drawable(np.array([one.value for one in others], float))
     axes.scatter(ends, hollow, s=12, facecolors="none", edgecolors=FAN, linewidths=0.8)
-    at = [(one.time - began) / divisor for one in ledger.improvements]
+    at = [ledger.elapsed(one.time) / divisor for one in ledger.improvements]
     best = drawable(np.array([one.value for one in ledger.improvements]))
     axes.step([*at, last / divisor], [*best, best[-1]], where="post", color=TRAIN, linewidth=2.0)
     axes.scatter(at, best, s=20, color=TRAIN, zorder=3)

@@ -417,9 +417,10 @@ def trials_per_second(ledger: Ledger, now: float, recent: int | None = None) -> 
     spans = ledger.spans if recent is None else ledger.spans[-recent:]
     ended = sum(span.how != "lost" for span in spans)
     first = ledger.created.time if len(spans) == len(ledger.spans) else ledger.spans[-len(spans) - 1].end
-    return ended / (now - first) if ended and now > first else None
+    took = ledger.elapsed(now) - ledger.elapsed(first)
+    return ended / took if ended and took > 0 else None
 
 
 def since(ledger: Ledger, time: float | None) -> float | None:
-    """Convert a time in seconds since 1970 to seconds since the start of the sweep."""
-    return None if time is None else round(time - ledger.created.time, 3)
+    """Convert a time in seconds since 1970 to seconds since the start of the sweep, without idle time."""
+    return None if time is None else round(ledger.elapsed(time), 3)

@@ -40,7 +40,7 @@ export function disclosureButton(text, title, what, onChange = () => {}) {
   return Object.assign(made, { setOpen });
 }
 
-/** A button that asks for confirmation, for actions that cannot be undone. @param {string} text @param {string} title @param {string} question @param {string} yes @param {() => void} act */
+/** A button that asks for confirmation, for actions that cannot be undone; `button` is the one that asks. @param {string} text @param {string} title @param {string} question @param {string} yes @param {() => void} act */
 export function confirmButton(text, title, question, yes, act) {
   const ask = (/** @type {boolean} */ open) => {
     confirmation.hidden = !open;
@@ -61,5 +61,5 @@ export function confirmButton(text, title, question, yes, act) {
     ask(false);
     event.stopPropagation();
   });
-  return make("span", { class: "nbs-twice" }, first, confirmation);
+  return Object.assign(make("span", { class: "nbs-twice" }, first, confirmation), { button: first });
 }

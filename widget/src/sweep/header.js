@@ -59,7 +59,7 @@ export class Header {
     setText(this.pause, state === "paused" ? "Resume" : "Pause");
     this.pause.dataset.title = state === "paused" ? "Start new trials again" : "Running trials continue; no new trial starts";
     this.actions.hidden = state === "disconnected" || status.closed;
-    enable(this.pause, !over);
+    for (const one of [this.pause, this.end.button]) enable(one, !over, "The sweep has ended");
     if (this.actions.hidden) this.editing.setOpen(false);
     this.edit.show(head);
     const done = (counts.finished ?? 0) + (counts.pruned ?? 0) + (counts.stopped ?? 0) + (counts.failed ?? 0);

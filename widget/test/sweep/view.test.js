@@ -175,6 +175,9 @@ describe("commands on the sweep", () => {
     button("Stop sweep").click();
     button("Stop it").click();
     expect(sent.at(-1)).toMatchObject({ kind: "close" });
+    deliver({ ...snapshot(12), status: { ...snapshot(12).status, state: "finished" } });
+    drawn();
+    expect(button("Stop sweep").getAttribute("aria-disabled")).toBe("true");
   });
 
   test("another space with one line per parameter; an edited text is kept", async () => {
