@@ -58,6 +58,9 @@ class Curve:
             self.values.insert(index, value)
         return steps[index - 1] if index else -1
 
+    def __repr__(self) -> str:
+        return f"<Curve of {self.count} reports>"
+
     def before(self, step: int) -> int:
         """Return the step of the last report before ``step``, or -1."""
         index = bisect_left(self.steps, step)
@@ -108,6 +111,13 @@ class Reports:
         self._finished.discard(number)
         for column in self._columns.values():
             column.put(number, math.nan)
+
+    def restore(self, number: int, curve: Curve) -> None:
+        """Put the reports of a trial back that were forgotten."""
+        self.curves[number] = curve
+        for (at, only_finished), column in self._columns.items():
+            if not only_finished or number in self._finished:
+                column.put(number, self._first_from(number, at))
 
     def at(self, step: int, finished: bool = False) -> Scores:
         """Return each trial's score at its first report from ``step`` on, NaN where there is none.

@@ -230,6 +230,7 @@ class Ledger:
         self._move(trial, event.state)
         trial.ended_at, trial.values, trial.error = event.time, event.values, event.error
         trial.value = trial.value if event.value is None else event.value
+        self._keep_better(trial)
         if event.state == "finished":
             self.reports.finish(trial.number)
             self._consider(trial, event.time)
@@ -247,6 +248,27 @@ class Ledger:
         if event.error:
             trial.error += f"\n{event.error}"
 
+    def _keep_better(self, trial: Trial) -> None:
+        """Keep the result of the attempt before a retry, if the retried one has ended with less."""
+        former, trial.former, value = trial.former, None, trial.value
+        if former is None or former.result.value is None:
+            return
+        score = self.reports.score
+        if value is not None and score(value) >= score(former.result.value):
+            return
+        shown = "no value" if value is None else f"{value:.6g}"
+        note = (
+            f"attempt {trial.attempt} ended as {trial.state} with {shown}: kept is attempt {former.attempt}, "
+            f"{former.state} with {former.result.value:.6g}"
+        )
+        trial.error = f"{note}\n{trial.error}" if trial.error else note
+        if trial.state != "finished":
+            self._move(trial, former.state)
+        trial.value, trial.values, trial.step, _, _ = former.result
+        trial.trainings = former.trainings
+        if former.curve is not None:
+            self.reports.restore(trial.number, former.curve)
+
     def _retried(self, event: Retried) -> bool:
         trial = self.trials.get(event.number)
         if trial is None or trial.state in ("waiting", "finished"):
@@ -255,9 +277,15 @@ class Ledger:
             self._span(trial, event.time, "lost")
             trial.lost += 1
         trial.avoid, trial.error = event.avoid, event.error
+        step, values = trial.step, trial.values
         trial.stopping, trial.step, trial.values = None, None, {}
         # The reports of a promoted trial from before its promotion stay: it continues from there again.
         if trial.promotion is None:
+            if event.reason == "asked" and trial.value is not None and math.isfinite(trial.value):
+                result = trial.value, values, step, trial.ended_at, trial.parameters
+                curve = self.reports.curves.get(trial.number)
+                trial.former = Former(Result(*result), trial.state, trial.attempt, trial.trainings, curve)
+            trial.trainings += event.reason == "asked"
             self.reports.forget(trial.number)
             self._worth(trial.number, None)
         trial.value = self._finals.get(trial.number)
@@ -368,20 +396,31 @@ class Result(NamedTuple):
     parameters: Parameters
 
 
+class Former(NamedTuple):
+    """The result of a trial before a user has retried it: kept if the retried attempt is worse."""
+
+    result: Result
+    state: State
+    attempt: int
+    trainings: int
+    curve: Curve | None
+
+
 class Trial:
     """A trial's parameters, where it stands, and how it got there; read it, do not write it.
 
     ``parameters`` are those of its latest training: what a promotion has changed is in them, the number of
     epochs too; ``drawn`` are those that it began with. ``attempt`` counts its starts, ``lost`` how many of
     them ended with their engine or driver, ``stopping`` is "pruned" or "stopped" if a running trial has been
-    ordered to end as such. ``before`` is the result of a promoted trial before the promotion: it is restored
-    if the promotion fails or is stopped. Times are seconds since 1970.
+    ordered to end as such. ``trainings`` counts how often a user had it begin anew; a worse result than the
+    ``former`` one is not kept. ``before`` is the result of a promoted trial before the promotion: it is
+    restored if the promotion fails or is stopped. Times are seconds since 1970.
     """
 
     __slots__ = (
-        "asked_at", "attempt", "avoid", "before", "drawn", "ended_at", "error", "lost", "number",
+        "asked_at", "attempt", "avoid", "before", "drawn", "ended_at", "error", "former", "lost", "number",
         "parameters", "parent", "promotion", "ranks", "sampled", "seed", "started_at", "state", "step",
-        "stopping", "value", "values",
+        "stopping", "trainings", "value", "values",
     )  # fmt: skip
 
     def __init__(
@@ -400,6 +439,8 @@ class Trial:
         self.stopping: Literal["pruned", "stopped"] | None = None
         self.promotion: Promoted | None = None
         self.before: Result | None = None
+        self.former: Former | None = None
+        self.trainings = 0
         self.step: int | None = None
         self.value: float | None = None
         self.values: dict[str, float] = {}

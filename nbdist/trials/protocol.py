@@ -14,7 +14,16 @@ from nbdist.run.task.body import RunSpec
 from nbdist.sweep.parameters import plain
 
 STATE = "state.safetensors"
-"""The file in a trial's folder from which its training can be continued."""
+"""The file in a trial's folder from which its first training can be continued."""
+
+
+def state_file(trainings: int) -> str:
+    """Return the name of the file of a trial that a user had begin anew so often.
+
+    >>> state_file(0), state_file(1)
+    ('state.safetensors', 'state-1.safetensors')
+    """
+    return STATE if not trainings else f"{STATE.removesuffix('.safetensors')}-{trainings}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,8 @@ class TrialSpec:
     seed: int
     resume: str = ""
     epochs: int | None = None
+    state: str = STATE
+    """The file in its folder from which its training can be continued."""
 
     def to_meta(self) -> dict[str, Any]:
         """Return it as a frame's meta."""

@@ -21,7 +21,7 @@ from nbdist.sweep.event_log import EventLog, holder_of
 from nbdist.sweep.events import Event, Started
 from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.state import Ledger
-from nbdist.trials.protocol import STATE, TrialSpec, trial_folder
+from nbdist.trials.protocol import TrialSpec, state_file, trial_folder
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -67,12 +67,13 @@ class Record:
         trial = self.ledger.trials[started.number]
         resume = trial.promotion.checkpoint if trial.promotion is not None else ""
         return TrialSpec(
-            trial.number, started.attempt, started.ranks, trial.given, trial.seed, resume, trial.epochs
-        )
+            trial.number, started.attempt, started.ranks, trial.given, trial.seed, resume, trial.epochs,
+            state_file(trial.trainings),
+        )  # fmt: skip
 
     def checkpoint(self, number: int) -> Path:
         """Return the file from which a trial can be continued; it may not be there."""
-        return trial_folder(self.folder, number) / STATE
+        return trial_folder(self.folder, number) / state_file(self.ledger.trials[number].trainings)
 
     @property
     def over(self) -> bool:

@@ -46,7 +46,7 @@ from nbdist.runtime.task import Task, current
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context
 from nbdist.train.resume import TrainingStates
-from nbdist.trials.protocol import STATE, SweepSpec, TrialSpec, run_name, run_spec
+from nbdist.trials.protocol import SweepSpec, TrialSpec, run_name, run_spec
 from nbdist.wire.rpc.client import Caller
 from nbdist.wire.rpc.frame import Frame, encode
 
@@ -287,7 +287,7 @@ def run_trial(
     try:
         live = open_run(spec, task, here, partial(TrialLive, sweep=sweep, trial=trial, reported=reported))
         live.context.states = TrainingStates(
-            write=Path(spec.folder) / STATE, read=Path(trial.resume) if trial.resume else None
+            write=Path(spec.folder) / trial.state, read=Path(trial.resume) if trial.resume else None
         )
         live.context.ends_in_log = True
         live.context.on_error = partial(end_without_gpu, task.name)

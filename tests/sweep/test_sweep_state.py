@@ -20,6 +20,7 @@ from nbdist.sweep.events import (
     Created,
     Direction,
     Ended,
+    EndState,
     Event,
     Paused,
     Promoted,
@@ -242,6 +243,27 @@ def test_an_unfinished_promotion_keeps_the_trials_result(ends: list[Event], mess
     ledger.apply(Started(9.0, 0, trial.attempt + 1, (0,)))
     ledger.apply(Ended(10.0, 0, trial.attempt, "finished", 0.97))
     assert (trial.state, trial.value, trial.error) == ("finished", 0.97, "")
+
+
+@pytest.mark.parametrize(
+    ("state", "value", "kept"),
+    [("finished", 0.75, True), ("stopped", 0.75, True), ("failed", None, True), ("finished", 0.95, False)],
+)
+def test_a_worse_retry_does_not_replace_a_result(state: EndState, value: float | None, kept: bool) -> None:
+    events: list[Event] = [Created(0.0, Space({"a": [1, 2]}), 2, 7, "accuracy"), Asked(1.0, 0, {"a": 1}, 0)]
+    events += [Started(1.0, 0, 1, (0,)), Reported(0, 1, 3, 0.89, 2.0), Ended(3.0, 0, 1, "stopped")]
+    events += [Retried(4.0, 0, "asked"), Started(5.0, 0, 2, (0,)), Retried(5.5, 0, "death")]
+    events += [Started(6.0, 0, 3, (0,)), Reported(0, 3, 1, value or 0.1, 6.5)]
+    ledger = Ledger.of([*events, Ended(7.0, 0, 3, state, value)])
+    trial, curve = ledger.trials[0], ledger.curve(0)
+    assert (trial.value, trial.step, trial.trainings) == ((0.89, 3, 0) if kept else (value, 1, 1))
+    assert curve is not None
+    assert curve.values == ([0.89] if kept else [value])
+    assert trial.state == ("finished" if state == "finished" else "stopped")
+    assert ("kept is attempt 1, stopped with 0.89" in trial.error) == kept
+    assert (ledger.best is trial) == (state == "finished")
+    assert (ledger.best_value == trial.value) == (state == "finished")
+    assert sum(ledger.counts.values()) == 1
 
 
 def test_idle_time_does_not_count() -> None:
