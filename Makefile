@@ -57,7 +57,7 @@ lock:
 chromium: .venv/test.stamp
 	$(BIN)/python scripts/programs.py chromium ip
 
-# Another environment, with the versions of Google Colab, in which tests/colab runs notebooks.
+# Another environment, with the versions of Google Colab, in which tests run notebooks.
 colab: .venv/test.stamp
 	$(BIN)/python scripts/colab_environment.py
 

@@ -1,4 +1,4 @@
-"""Makes .venv-colab: an environment with the versions of Google Colab, for the tests in tests/colab.
+"""Makes .venv-colab: an environment with the versions of Google Colab, for tests.
 
     python scripts/colab_environment.py     # does nothing if it is there, and as new as what it is made from
 

@@ -29,6 +29,7 @@ from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.trials.sweep import Sweep
 from nbdist.ui.api import LOOK_SECONDS, follow_in_background, run_name, run_sweep, start
+from nbdist.ui.display.run import place
 from nbdist.ui.flags import (
     DISTRIBUTE_FLAGS,
     GROW_FLAGS,
@@ -45,9 +46,14 @@ from nbdist.ui.flags import (
     usage,
 )
 from nbdist.ui.graph.view import GraphView, show_graph
-from nbdist.ui.kernel import answer_while_busy, leaving
+from nbdist.ui.kernel import deliver_while_busy, hears_page, leaving
 
 COMMENT = re.compile(r"(^|\s)#.*")  # IPython hands a line magic its comment, too
+IN_BACKGROUND = (
+    "this kernel delivers nothing from the page while a cell runs, so the run continues in the background, "
+    "as with --background: the buttons of its view act while no cell runs, as do run.pause(), "
+    "run.set(learning_rate=...) and run.stop(); run.wait() waits for its results"
+)
 COMMANDS = ("start", "status", "attach", "detach", "grow", "shrink", "restart", "stop")
 
 # IPython shows nbdist's own errors as a message, without a traceback.
@@ -297,6 +303,13 @@ def begin(line: str, cell: str, namespace: dict[str, Any], before: int = 1) -> R
         options.get("synchronous"),
         options.get("replication", "between-graph"),
     )
+    if (
+        place() == "page"
+        and not hears_page(getattr(get_ipython(), "kernel", None))
+        and not options.get("background")
+    ):
+        options["background"] = True
+        print(IN_BACKGROUND)
     wanted = Options(**{"name": name, **options})
     given = Given(pushed_names(wanted.push, namespace, "%%distribute"))
     return start(cell, wanted, given=given, first_line=before + 1)
@@ -412,7 +425,7 @@ def load(shell: Any) -> None:
     """Register the magics, for ``%load_ext nbdist``."""
     shell.register_magics(DistributedMagics(shell), SweepMagics(shell))
     if (kernel := getattr(shell, "kernel", None)) is not None:
-        answer_while_busy(kernel)
+        deliver_while_busy(kernel)
     transformers = shell.input_transformers_cleanup
     if not any(getattr(t, "__name__", "") == "awaited" for t in transformers):
         transformers.append(awaited)

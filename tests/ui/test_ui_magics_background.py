@@ -49,6 +49,26 @@ def test_a_run_that_ends_by_itself_has_its_results(kernel: Kernel) -> None:
     assert kernel.run("run.show()")["status"] == "ok"
 
 
+def test_a_kernel_that_hears_no_page_during_a_cell_runs_in_the_background(kernel: Kernel) -> None:
+    deaf = "import nbdist.ui.kernel\nhearing, nbdist.ui.kernel._delivering = nbdist.ui.kernel._delivering, []"
+    assert kernel.run(deaf)["status"] == "ok"
+    request = kernel.start("%%distribute --name unasked" + ENDLESS)
+    assert kernel.reply(request)["status"] == "ok"  # at once
+    assert "run.pause(), run.set(learning_rate=...) and run.stop()" in printed(kernel, request)
+    assert kernel.value("run.status, run.options.background") == "('running', True)"
+    patient = "from nbdist.run import shutdown\nshutdown.SIGNAL_AFTER = 60.0\n"
+    again = "nbdist.ui.kernel._delivering = hearing\nrun.stop()\nfinished = run.wait()"
+    assert kernel.run(patient + again)["status"] == "ok"
+
+
+def printed(kernel: Kernel, request: str) -> str:
+    """Return the first text that a cell has printed."""
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=30)
+        if message["msg_type"] == "stream" and message["parent_header"].get("msg_id") == request:
+            return str(message["content"]["text"])
+
+
 def test_the_view_moves_while_another_cell_computes(kernel: Kernel) -> None:
     begun = kernel.run("%%distribute --background --name moving" + ENDLESS)
     assert begun["status"] == "ok"

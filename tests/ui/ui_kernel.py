@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from colab_environment import BlockingColabKernel as ColabKernel
+from colab_environment import environment as environment_of_colab
+from colab_environment import require_environment
 from forked_kernels import forked_kernels
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
@@ -17,13 +20,19 @@ from nbdist.metrics.log import read_log
 class Kernel:
     """A kernel with a cluster, and what its cells answer."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, colab: bool = False) -> None:
+        """Start it; with ``colab`` it has the versions of Google Colab."""
         self.home = home
-        environment = {**os.environ, "NBDIST_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
-        self.manager = KernelManager(kernel_name="python3")
-        self.manager.transport_encryption = "auto"
-        with forked_kernels():
-            self.manager.start_kernel(env=environment)
+        if colab:
+            require_environment()
+            self.manager: Any = ColabKernel()
+            self.manager.start_kernel(env=environment_of_colab(home))
+        else:
+            self.manager = KernelManager(kernel_name="python3")
+            self.manager.transport_encryption = "auto"
+            environment = {**os.environ, "NBDIST_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
+            with forked_kernels():
+                self.manager.start_kernel(env=environment)
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)

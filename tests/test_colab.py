@@ -10,7 +10,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from colab_kernel import PYTHON, ROOT, ColabKernel, environment, require_environment
+from colab_environment import PYTHON, ROOT, ColabKernel, environment, require_environment
 from nbclient import NotebookClient
 
 pytestmark = [pytest.mark.engines, pytest.mark.frameworks]

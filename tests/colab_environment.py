@@ -10,7 +10,7 @@ import pytest
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager, KernelManager
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv-colab" / "bin" / "python"
 SPEC = KernelSpec(
     argv=[str(PYTHON), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
