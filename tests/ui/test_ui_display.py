@@ -1,4 +1,6 @@
+import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,13 @@ TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 
 def test_outside_of_a_kernel_it_is_a_terminal() -> None:
     assert place() == "terminal"
+
+
+@pytest.mark.parametrize(("notebook", "where"), [(True, "page"), (False, "terminal")])
+def test_a_notebook_of_marimo_is_a_page(notebook: bool, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    marimo = SimpleNamespace(running_in_notebook=lambda: notebook)  # False in a script that imports it
+    monkeypatch.setitem(sys.modules, "marimo", marimo)
+    assert place() == where
 
 
 def test_a_terminal_gets_lines_and_nothing_graphical(

@@ -8,6 +8,7 @@ shown.finish(summary)            # the notebook keeps a picture, a table and the
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import uuid
@@ -74,7 +75,9 @@ def place() -> Place:
 
     kernel = getattr(get_ipython(), "kernel", None)
     if kernel is None:
-        return "terminal"
+        # marimo has no IPython; it shows what IPython's `display` is given, and widgets of anywidget.
+        marimo = sys.modules.get("marimo")
+        return "page" if marimo is not None and marimo.running_in_notebook() else "terminal"
     # A front end without input is a batch. nbclient and papermill would save the live widget's state in the
     # notebook, because they never drop a closed widget.
     request = kernel.get_parent("shell")
