@@ -36,9 +36,8 @@ def main() -> None:
         assert len(short) < len(str(cluster.folder)), "the folder is long, as a Mac's is"
     losses = {}
     for strategy in sys.argv[1:]:
-        run = start_run(
-            BODY.replace("EPOCHS", "2"), Options(strategy=strategy, seed=7), cluster=cluster
-        ).wait()
+        options = Options(strategy=strategy, seed=7, on="worker:0" if strategy == "tpu" else None)
+        run = start_run(BODY.replace("EPOCHS", "2"), options, cluster=cluster).wait()
         losses[strategy] = run.history["loss"]
         print("trained", strategy, losses[strategy][-1], flush=True)
         assert losses[strategy][-1] < losses[strategy][0]

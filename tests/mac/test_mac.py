@@ -19,10 +19,13 @@ def standin(folder: Path, *program: str) -> str:
     """Run a Python program in the stand-in, and return what it printed."""
     # A home as a Mac's: too long for the address of a socket in a cluster's folder.
     home = folder / "Users" / "a-user-of-a-mac" / "Library" / "Application Support" / "nbdist"
+    memory = folder / "T"  # with the files of shared memory, some of which a killed cluster leaves
+    memory.mkdir()
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE / "standin"), str(ROOT)]),
         "NBDIST_HOME": str(home),
+        "TMPDIR": str(memory),
         "OPENBLAS_NUM_THREADS": "1",
     }
     ended = subprocess.run(
