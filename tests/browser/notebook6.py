@@ -74,7 +74,9 @@ class Notebook6:
 
     def save(self, name: str) -> str:
         """Save the notebook and return its text."""
-        self.page.evaluate("Jupyter.notebook.save_notebook()")
+        self.page.evaluate(
+            "() => Jupyter.notebook.save_notebook()"
+        )  # a promise, which ends when it is written
         return (self.folder / name).read_text()
 
     def close(self) -> None:

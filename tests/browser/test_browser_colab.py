@@ -59,6 +59,9 @@ def test_view_and_grid_are_drawn_and_steer_with_the_versions_of_colab(notebook: 
     notebook.run(2, wait=False)
     page.locator("section.nbdist-sweep").first.wait_for(state="attached")
     page.wait_for_function("() => Jupyter.notebook.get_cell(2).input_prompt_number !== '*'")
+    expect(page.locator(".cell").nth(2).locator("img").first).to_be_visible()
     assert "Error displaying widget" not in page.inner_text("body")
-    assert "model not found" not in notebook.save("colab.ipynb")
+    saved = notebook.save("colab.ipynb")
+    assert "image/png" in saved
+    assert "widget-view" not in saved  # a widget without its kernel is an error in the page
     assert not notebook.errors

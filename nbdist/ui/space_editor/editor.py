@@ -55,6 +55,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
 
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
+    _ipython_display_ = None  # ipywidgets 7 has this method, without the text of `_repr_mimebundle_`
 
     def __init__(
         self,

@@ -45,6 +45,8 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
 
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
+    # ipywidgets 7 would show the widget by a method that drops the display's id: no picture could replace it.
+    _ipython_display_ = None
 
     def __init__(self, bundle: str) -> None:
         self.flow = FlowControl()
