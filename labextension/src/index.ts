@@ -10,7 +10,7 @@ import { commands } from './commands/plugin';
 import { launcher } from './launcher/plugin';
 import { notebook } from './notebook/plugin';
 import { pages } from './pages/plugin';
-import { disconnectedViews, renderers } from './render/plugin';
+import { liveViews, renderers } from './render/plugin';
 import { INbdistSettings, PLUGIN, Settings } from './settings';
 import { sidebar } from './sidebar/plugin';
 import { status } from './status/plugin';
@@ -51,5 +51,5 @@ const settings: JupyterFrontEndPlugin<Settings> = {
   }
 };
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, disconnectedViews, pages, sidebar, status, commands, notebook, launcher];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, liveViews, pages, sidebar, status, commands, notebook, launcher];
 export default plugins;

@@ -68,13 +68,13 @@ TABLE: tuple[tuple[str, type[Any]], ...] = (
     ("/clusters", NewClusterHandler),
     (f"/clusters/{ID}", ClusterHandler),
     (f"/clusters/{ID}/(grow|shrink|restart)", ClusterCommandHandler),
-    (f"/runs/{ID}(/data)?", RunHandler),
+    (f"/runs/{ID}(/data|/output)?", RunHandler),
     (f"/runs/{ID}/(stop|pause|resume|set)", RunCommandHandler),
     (f"/runs/{ID}/labels", RunLabelsHandler),
     ("/clean", CleanHandler),
     (f"/runs/{ID}/files/(.+)", RunFileHandler),
     (f"/runs/{ID}/tensorboard", RunTensorBoardHandler),
-    (f"/sweeps/{ID}(/data)?", SweepHandler),
+    (f"/sweeps/{ID}(/data|/output)?", SweepHandler),
     (f"/sweeps/{ID}/({'|'.join(REMOTE)})", SweepCommandHandler),
 )
 

@@ -197,8 +197,10 @@ class Views:
     sweeps: Lister
     run_details: Details
     run_bundle: Details
+    run_saved: Details
     sweep_details: Details
     sweep_bundle: Details
+    sweep_saved: Details
     open_file: Callable[[str, str], tuple[BinaryIO, int]]
     label: Callable[[str, Mapping[str, Any]], object]
     """Changes the name, tags or note of a run."""
@@ -214,9 +216,9 @@ def default_views(root: Path | None = None) -> Views:
     """Return the readers of this user's folders; ``root`` is the root of Jupyter's file browser."""
     from nbdist.lab.readers.capabilities import about
     from nbdist.lab.readers.clusters import Clusters
-    from nbdist.lab.readers.run_detail import open_file, run_bundle, run_details
+    from nbdist.lab.readers.run_detail import open_file, run_bundle, run_details, run_saved
     from nbdist.lab.readers.runs import Runs
-    from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details
+    from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details, sweep_saved
     from nbdist.lab.readers.sweeps import Sweeps
     from nbdist.lab.readers.tasks import ClusterTasks
     from nbdist.run.history import clean, delete_run, write_labels
@@ -238,7 +240,9 @@ def default_views(root: Path | None = None) -> Views:
     return Views(
         about, clusters, ClusterTasks(runs, clusters), runs, sweeps,
         lambda run: run_details(run, runs), lambda run: run_bundle(run, runs),
-        lambda sweep: sweep_details(sweep, sweeps), lambda sweep: sweep_bundle(sweep, sweeps), open_file,
+        lambda run: run_saved(run, runs),
+        lambda sweep: sweep_details(sweep, sweeps), lambda sweep: sweep_bundle(sweep, sweeps),
+        lambda sweep: sweep_saved(sweep, sweeps), open_file,
         lambda run, labels: write_labels(run, **labels), delete_run, cleaned,
         command_sweep,
     )  # fmt: skip

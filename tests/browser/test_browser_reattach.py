@@ -115,6 +115,47 @@ def test_a_run_outlives_its_kernel_and_is_attached_again(lab: Lab, end: Any) -> 
     lab.screenshot(f"reattach-{end.__name__}-reopened")
 
 
+def test_the_view_of_a_kernel_that_ended_is_drawn_by_the_server(drawing_lab: Lab) -> None:
+    lab = drawing_lab
+    path = lab.write("left.ipynb", [SETUP, TRAIN, ATTACH + "\nrun.stop()", "%cluster stop"])
+    page = lab.open("left.ipynb", height=1000)
+    lab.run(0)
+    lab.run(1, wait=False)
+    wait_for_curve(page)
+    restart(lab)
+    view = lab.output(1).locator(f".nbd-Bundle {LIVE}")
+    expect(view.locator(".nbd-chip")).to_contain_text("running")
+    expect(lab.output(1)).to_contain_text("continues without a kernel of this notebook")
+    expect(view.locator(".nbd-devices")).to_contain_text("trains on")
+    seen = latest(page)
+    page.wait_for_function(  # it follows the run
+        f"seen => Number(/at [a-z]+ ([\\d,]+)/.exec(document.querySelector('{LIVE} .nbd-plot').ariaLabel)[1]"
+        ".replaceAll(',', '')) > seen",
+        arg=seen,
+    )
+    lab.screenshot("left-under-way")
+    lab.save()
+    under_way = saved_output(path, 1)
+    assert set(under_way) == {"application/vnd.nbdist.run+json", "text/plain"}  # no front end shows an error
+    assert under_way["text/plain"].startswith("Live view of outlives")
+
+    lab.run(2)
+    bring_into_view(lab.output(1))
+    expect(view.locator(".nbd-chip")).to_contain_text("stopped")
+    expect(lab.output(1)).not_to_contain_text("continues without a kernel of this notebook")
+    lab.screenshot("left-stopped")
+    lab.save()
+    assert "■ stopped" in saved_output(path, 1)["text/plain"]
+    assert "<table>" in saved_output(path, 1)["text/html"]
+    lab.run(3)
+
+
+def saved_output(path: Path, cell: int) -> Any:
+    """The data of a cell's output in a notebook file."""
+    notebook: Any = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    return notebook.cells[cell].outputs[0].data
+
+
 def check_saved(path: Path) -> None:
     notebook: Any = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     nbformat.validate(notebook)

@@ -89,7 +89,7 @@ class Fakes:
     def views(self) -> Views:
         return Views(
             lambda: {"version": 1}, self.clusters, self.tasks, self.runs, self.sweeps,
-            self._run, self._run, self._sweep, self._sweep, self._file,
+            self._run, self._run, self._run, self._sweep, self._sweep, self._sweep, self._file,
             self._label, self._delete, self._clean, self._command,
         )  # fmt: skip
 

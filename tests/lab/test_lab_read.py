@@ -91,6 +91,13 @@ def test_errors(server: Server, error: Exception, status: int, message: str) -> 
     assert (answer.status, answer.json) == (status, {"message": message, "reason": None})
 
 
+@pytest.mark.parametrize("part", ["", "/data", "/output"])
+def test_the_parts_of_an_item(server: Server, part: str) -> None:
+    fakes.runs.items = [run_item("a")]
+    assert server.get(f"/runs/a{part}")["id"] == "a"
+    assert server.ask("GET", f"nbdist/api/v1/runs/a{part}/more").status == 404
+
+
 def test_a_file_is_sent_as_it_is(server: Server) -> None:
     data = bytes(range(256)) * 4000
     fakes.files = {("a", "checkpoints/m ü.bin"): data}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from lab_folders import RunFolder, add, losses
+from lab_folders import RunFolder, add, cluster_folder, losses
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.lab.readers import run_curves, run_detail
 from nbdist.lab.readers.run_curves import load_store
-from nbdist.lab.readers.run_detail import LONGEST_OUTPUT, BundleCache, run_bundle, run_details
+from nbdist.lab.readers.run_detail import LONGEST_OUTPUT, BundleCache, run_bundle, run_details, run_saved
 from nbdist.lab.readers.runs import Runs
 
 
@@ -69,6 +70,25 @@ def test_a_bundle_equals_a_frozen_output() -> None:
     mean = next(one for one in found["series"] if one["replica"] == "mean" and one["name"] == "loss")
     assert set(mean["values"].split()) == {"1.5"}
     assert {one["replica"] for one in found["series"]} == {"mean", 0, 1}
+
+
+def test_the_output_of_a_run_is_as_a_notebook_saves_it() -> None:
+    run = RunFolder("r1", status="running", created=1e9)
+    run.log(0, losses(40, 1.0))
+    (run.folder / "output-0000.log").write_text("epoch <1>")
+    _, lock = cluster_folder()
+    assert not run_saved("r1")["over"]
+    os.close(lock)
+    run.write(status="failed", ended=1e9 + 10, error={"message": "ValueError: no data"})
+    found = run_saved("r1")
+    json.dumps(found, allow_nan=False)
+    assert found["over"]
+    data = found["data"]
+    assert sorted(data) == ["application/vnd.nbdist.run+json", "text/html", "text/plain"]  # no picture
+    assert data["application/vnd.nbdist.run+json"]["state"] == "failed"
+    assert "✕ failed" in data["text/plain"]
+    assert "epoch <1>" in data["text/plain"]
+    assert "epoch &lt;1&gt;" in data["text/html"]
 
 
 def test_a_bundle_has_the_gpus_and_the_devices() -> None:

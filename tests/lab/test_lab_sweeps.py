@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.lab.readers import run_detail, sweep_detail
 from nbdist.lab.readers import sweeps as sweeps_module
-from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details
+from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details, sweep_saved
 from nbdist.lab.readers.sweeps import Sweeps
 from nbdist.sweep import event_log
 from nbdist.sweep.event_log import FORMAT, MAGIC, EventLog, holder_of
@@ -381,6 +381,17 @@ def test_details_and_the_bundle(drive: Callable[..., Driven]) -> None:
     assert bundle["head"]["id"] == one.folder.name
     assert bundle["status"]["best"] == 2
     assert bundle["status"]["state"] == "running"
+
+
+def test_the_output_of_a_sweep_is_as_a_notebook_saves_it(drive: Callable[..., Driven]) -> None:
+    one = drive()
+    one.trial(0, 0.5, 1.0)
+    found = sweep_saved(one.folder.name)
+    json.dumps(found, allow_nan=False)
+    assert not found["over"]
+    assert sorted(found["data"]) == ["application/vnd.nbdist.sweep+json", "text/html", "text/plain"]
+    one.log.close()
+    assert sweep_saved(one.folder.name)["over"]
 
 
 def test_a_bundle_is_made_once_while_nothing_changes(

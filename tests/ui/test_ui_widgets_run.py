@@ -203,7 +203,10 @@ def test_front_ends_without_widgets_get_a_text(store: RunStore) -> None:
     data = view._repr_mimebundle_()[0]
     assert data["text/plain"] == f"Live view of digits (r-7); {again}"
     assert "application/vnd.jupyter.widget-view+json" in data
-    assert SentView(store, [], title="digits")._repr_mimebundle_()[0]["text/plain"] == "Live view of digits"
+    assert data["application/vnd.nbdist.run+json"] == {"version": 1, "live": "r-7"}
+    unnamed = SentView(store, [], title="digits")._repr_mimebundle_()[0]
+    assert unnamed["text/plain"] == "Live view of digits"
+    assert "application/vnd.nbdist.run+json" not in unnamed
 
 
 def test_the_widgets_state_holds_no_data(view: SentView, store: RunStore) -> None:

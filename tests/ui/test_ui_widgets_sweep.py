@@ -180,10 +180,11 @@ def test_a_long_output_keeps_its_end(
 
 
 def test_front_ends_without_widgets_get_a_text(view: SentGrid) -> None:
-    words = view._repr_mimebundle_()[0]["text/plain"]
-    assert words.startswith(
+    data = view._repr_mimebundle_()[0]
+    assert data["text/plain"].startswith(
         "Grid of the sweep mnist (261120-2130-mnist); to reconnect, run nb.attach('261120-2130-mnist')"
     )
+    assert data["application/vnd.nbdist.sweep+json"] == {"version": 1, "live": "261120-2130-mnist"}
 
 
 def test_the_widgets_state_holds_no_data(view: SentGrid, sweep: ShownSweep) -> None:

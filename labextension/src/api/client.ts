@@ -1,6 +1,6 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
-import type { About, CleanResult, CleanRequest, Labels, RunDetails, StartRequest, State, Sweep } from './items';
+import type { About, CleanResult, CleanRequest, Labels, RunDetails, SavedOutput, StartRequest, State, Sweep } from './items';
 
 const ROOT = 'nbdist/api/v1';
 
@@ -58,6 +58,11 @@ export class Client {
     return this.request('GET', `runs/${encodeURIComponent(id)}/data`);
   }
 
+  /** The output of a run as a notebook saves it. */
+  runOutput(id: string): Promise<SavedOutput> {
+    return this.request('GET', `runs/${encodeURIComponent(id)}/output`);
+  }
+
   stopRun(id: string): Promise<void> {
     return this.request('POST', `runs/${encodeURIComponent(id)}/stop`, {});
   }
@@ -98,6 +103,11 @@ export class Client {
   /** `application/vnd.nbdist.sweep+json` of a sweep. */
   sweepData(id: string): Promise<Record<string, unknown>> {
     return this.request('GET', `sweeps/${encodeURIComponent(id)}/data`);
+  }
+
+  /** The output of a sweep as a notebook saves it. */
+  sweepOutput(id: string): Promise<SavedOutput> {
+    return this.request('GET', `sweeps/${encodeURIComponent(id)}/output`);
   }
 
   controlSweep(id: string, command: 'stop' | 'pause' | 'resume'): Promise<void> {

@@ -149,6 +149,12 @@ export interface RunFile {
   modified: number;
 }
 
+/** An output as a notebook saves it: a MIME bundle, and whether the run or sweep has ended. */
+export interface SavedOutput {
+  data: Record<string, unknown>;
+  over: boolean;
+}
+
 export interface RunDetails extends Run {
   code: string;
   /** The line that starts it as a cell; empty for a function. */

@@ -34,6 +34,11 @@ export function whole(value: unknown): number | null {
   return typeof value === 'number' && Number.isSafeInteger(value) && value >= 0 ? value : null;
 }
 
+/** The id in the output of a live view, which holds no data; null in all other data. */
+export function liveId(data: unknown): string | null {
+  return text(record(data)['live']) || null;
+}
+
 export const VERSION = 1;
 
 /** Data that this version of the extension cannot draw. */

@@ -10,6 +10,7 @@ import { readSweep, type SweepBundle } from './sweep-bundle';
 export const RUN: BundleKind<RunBundle> = {
   mimeType: 'application/vnd.nbdist.run+json',
   read: readRun,
+  fetch: (client, id) => client.runOutput(id),
   draw: drawRun,
   id: bundle => bundle.head.run,
   attaches: trans => trans.__('opens the run in a kernel.'),
@@ -19,7 +20,8 @@ export const RUN: BundleKind<RunBundle> = {
     const marked = first && `${first.step.toLocaleString('en')} ${first.text}`;
     const words = texts.filter(({ textContent }) => {
       const line = textContent ?? '';
-      return !drawn.includes(line) && !(marked && line.startsWith(marked, 2)); // the view has these lines
+      const isInput = Boolean(progress.input) && /^Input( of |: )/.test(line);
+      return !isInput && !drawn.includes(line) && !(marked && line.startsWith(marked, 2)); // the view has these lines
     });
     const parts = leftOut ? [make('p', {}, curvesLeftOut(leftOut, trans)), ...words] : words;
     return parts.length ? [make('div', { class: 'nbd-details' }, ...parts)] : [];
@@ -29,6 +31,7 @@ export const RUN: BundleKind<RunBundle> = {
 export const SWEEP: BundleKind<SweepBundle> = {
   mimeType: 'application/vnd.nbdist.sweep+json',
   read: readSweep,
+  fetch: (client, id) => client.sweepOutput(id),
   draw: drawSweep,
   id: bundle => bundle.snapshot.head.id,
   attaches: trans => trans.__('follows the sweep from a kernel, where trials can be added, stopped and cloned.'),

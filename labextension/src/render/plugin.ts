@@ -3,10 +3,13 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { watchDisconnectedViews } from './disconnected-views';
+import { INbdist } from '../token';
+import { watchViews } from './live-views';
 import { RUN, SWEEP } from './kinds';
 import { type RenderContext, BundleRenderer, type BundleKind } from './renderer';
+import { followAutosave } from './save-views';
 
 const RANK = 10; // before text/html, which has 50, and the picture
 
@@ -15,22 +18,30 @@ export const renderers: JupyterFrontEndPlugin<void> = {
   description: 'Draws the saved curves of runs and the saved trials of sweeps, with no kernel.',
   autoStart: true,
   requires: [IRenderMimeRegistry],
-  optional: [ITranslator],
-  activate: (app: JupyterFrontEnd, registry: IRenderMimeRegistry, translator: ITranslator | null): void => {
-    const around = { trans: (translator ?? nullTranslator).load('nbdist'), commands: app.commands };
+  optional: [ITranslator, INbdist],
+  activate: (
+    app: JupyterFrontEnd,
+    registry: IRenderMimeRegistry,
+    translator: ITranslator | null,
+    nbdist: INbdist | null
+  ): void => {
+    const trans = (translator ?? nullTranslator).load('nbdist');
+    const around = { trans, commands: app.commands, client: nbdist?.client ?? null };
     add(registry, RUN, around);
     add(registry, SWEEP, around);
   }
 };
 
-export const disconnectedViews: JupyterFrontEndPlugin<void> = {
+export const liveViews: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:left-views',
-  description: 'Shows the name of a live view after its kernel has ended.',
+  description: 'Saves a notebook when a live view opens, and takes the place of a view whose kernel has ended.',
   autoStart: true,
   requires: [INotebookTracker],
-  activate: (_: JupyterFrontEnd, notebooks: INotebookTracker): void => {
-    notebooks.forEach(watchDisconnectedViews);
-    notebooks.widgetAdded.connect((_, panel) => watchDisconnectedViews(panel));
+  optional: [ISettingRegistry],
+  activate: (_: JupyterFrontEnd, notebooks: INotebookTracker, settings: ISettingRegistry | null): void => {
+    const autosaves = followAutosave(settings);
+    notebooks.forEach(panel => watchViews(panel, autosaves));
+    notebooks.widgetAdded.connect((_, panel) => watchViews(panel, autosaves));
   }
 };
 

@@ -6,13 +6,17 @@ import type { CommandRegistry } from '@lumino/commands';
 import { Widget } from '@lumino/widgets';
 import { make } from '@widget/dom/elements.js';
 import { type Drawing, onceVisible, onResizeOrTheme } from './drawing';
-import { UnreadableError, VERSION } from './json';
+import { type Client, ApiError } from '../api/client';
+import type { SavedOutput } from '../api/items';
+import { liveId, UnreadableError, VERSION } from './json';
 
 /** The drawing of one kind of data. */
 export interface BundleKind<Bundle> {
   readonly mimeType: string;
   /** Raises `Unreadable`. */
   read(data: unknown): Bundle;
+  /** Ask the Jupyter server for the output of a run or sweep; raises `ApiError`. */
+  fetch(client: Client, id: string): Promise<SavedOutput>;
   draw(bundle: Bundle): Promise<Drawing<Bundle>>;
   id(bundle: Bundle): string;
   /** The text on what `nb.attach(...)` does with it. */
@@ -24,7 +28,14 @@ export interface BundleKind<Bundle> {
 export interface RenderContext {
   readonly trans: TranslationBundle;
   readonly commands: CommandRegistry | null;
+  /** Null where no Jupyter server can be asked. */
+  readonly client: Client | null;
 }
+
+/** Milliseconds between two requests for a run or sweep that is under way. */
+export const FOLLOW_EVERY = 2000;
+
+type Data = IRenderMime.IMimeModel['data'];
 
 export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRenderer {
   constructor(
@@ -36,9 +47,65 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
   }
 
   async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
-    const { data } = model;
+    this.endFollow();
+    const id = liveId(model.data[this.kind.mimeType]);
+    if (id !== null) {
+      await this.follow(id, model);
+    } else {
+      this.present(model.data);
+    }
+  }
+
+  /**
+   * Shows a run or sweep whose kernel has not left its data: from the Jupyter server, until it has ended. Its data are
+   * then the output's own, which is saved with the notebook.
+   */
+  private async follow(id: string, model: IRenderMime.IMimeModel): Promise<void> {
+    let waits = true;
+    this.endFollow = () => (waits = false);
     try {
-      this.put(this.kind.read(data[this.kind.mimeType]), data);
+      const { client, trans } = this.around;
+      if (!client) {
+        throw new Error(trans.__('No Jupyter server can be asked for it.'));
+      }
+      const { data, over } = (await this.kind.fetch(client, id)) as { data: Data; over: boolean };
+      if (!waits || this.isDisposed) {
+        return;
+      }
+      if (over) {
+        model.setData({ data });
+        if (waits) {
+          this.present(data); // the model of an output has rendered it by itself
+        }
+        return;
+      }
+      this.present(data, true);
+    } catch (error) {
+      if (!waits || this.isDisposed) {
+        return;
+      }
+      if (!this.drawing) {
+        const why = error instanceof Error ? error.message : String(error);
+        this.node.replaceChildren(make('p', { class: 'nbd-attach', title: why }, textOf(model.data['text/plain'])));
+      }
+      if (!(error instanceof ApiError) || (error.status !== 0 && error.status < 500)) {
+        return; // it is not on this server
+      }
+    }
+    const timer = window.setTimeout(() => {
+      const endWait = onceVisible(this.node, () => void this.follow(id, model));
+      this.endFollow = () => ((waits = false), endWait());
+    }, FOLLOW_EVERY);
+    this.endFollow = () => ((waits = false), window.clearTimeout(timer));
+  }
+
+  private present(data: Data, underWay = false): void {
+    if (!(this.kind.mimeType in data)) {
+      this.node.replaceChildren(...htmlTexts(`<p></p>${textOf(data['text/html'])}`)); // of a cell that does not train
+      return;
+    }
+    try {
+      this.put(this.kind.read(data[this.kind.mimeType]), data, underWay);
     } catch (error) {
       this.clear();
       this.node.replaceChildren(...this.fallback(error, data));
@@ -46,19 +113,28 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
   }
 
   override dispose(): void {
+    this.endFollow();
     this.clear();
     super.dispose();
   }
 
-  private put(bundle: Bundle, data: IRenderMime.IMimeModel['data']): void {
+  private put(bundle: Bundle, data: Data, underWay: boolean): void {
     const { kind, around: context } = this;
     const texts = htmlTexts(textOf(data['text/html']));
     const below = kind.below(texts, bundle, context.trans);
     const line = attachFooter(kind.id(bundle), kind.attaches(context.trans), context.trans, context.commands);
+    if (underWay) {
+      const words = context.trans.__('It continues without a kernel of this notebook; the Jupyter server shows it.');
+      below.push(make('p', { class: 'nbd-attach', role: 'note' }, words));
+    }
     this.endWait();
     if (this.drawing) {
+      const { element } = this.drawing;
       this.drawing.take(bundle);
-      this.node.replaceChildren(this.drawing.element, ...below, line);
+      while (element.nextSibling) { // the drawing stays where it is, because it may have the focus
+        element.nextSibling.remove();
+      }
+      this.node.append(...below, line);
       return;
     }
     const place = make('div', { class: 'nbd-Bundle-place' }, ...pictureOf(data));
@@ -66,7 +142,7 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
     this.endWait = onceVisible(place, () => void this.draw(bundle, data, place));
   }
 
-  private async draw(bundle: Bundle, data: IRenderMime.IMimeModel['data'], place: HTMLElement): Promise<void> {
+  private async draw(bundle: Bundle, data: Data, place: HTMLElement): Promise<void> {
     try {
       const drawing = await this.kind.draw(bundle);
       if (this.isDisposed || !place.isConnected) {
@@ -85,7 +161,7 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
   }
 
   /** Shows data that cannot be drawn: the reason, and the other parts of the bundle. */
-  private fallback(error: unknown, data: IRenderMime.IMimeModel['data']): HTMLElement[] {
+  private fallback(error: unknown, data: Data): HTMLElement[] {
     const { trans } = this.around;
     const why =
       error instanceof UnreadableError && error.newer !== null
@@ -109,12 +185,13 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
 
   private drawing: Drawing<Bundle> | null = null;
   private endWait: () => void = () => undefined;
+  private endFollow: () => void = () => undefined;
   private endLook: () => void = () => undefined;
 }
 
 const PICTURE = /^[A-Za-z0-9+/=\s]+$/; // base64
 
-function pictureOf(data: IRenderMime.IMimeModel['data']): HTMLElement[] {
+function pictureOf(data: Data): HTMLElement[] {
   const picture = textOf(data['image/png']);
   const headline = textOf(data['text/plain']).split('\n', 1)[0] ?? '';
   return PICTURE.test(picture)

@@ -2,9 +2,11 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
+import { ApiError, type Client } from '../../src/api/client';
+import type { SavedOutput } from '../../src/api/items';
 import type { Drawing } from '../../src/render/drawing';
 import { RUN } from '../../src/render/kinds';
-import { BundleRenderer, type BundleKind } from '../../src/render/renderer';
+import { BundleRenderer, FOLLOW_EVERY, type BundleKind } from '../../src/render/renderer';
 import type { RunBundle } from '../../src/render/run-bundle';
 
 const HOSTILE = '<img src=x onerror=alert(1)>';
@@ -62,7 +64,7 @@ const inserted: unknown[] = [];
 commands.addCommand('nbdist:insert-attach', { execute: args => void inserted.push(args) });
 
 async function shown(data: Record<string, unknown>): Promise<BundleRenderer<RunBundle>> {
-  const renderer = new BundleRenderer(kind, { trans: nullTranslator.load('nbdist'), commands });
+  const renderer = new BundleRenderer(kind, { trans: nullTranslator.load('nbdist'), commands, client: null });
   open.push(renderer);
   document.body.replaceChildren(renderer.node);
   await renderer.renderModel(modelOf(data));
@@ -200,4 +202,70 @@ it('nothing is ever set as HTML', () => {
   for (const [file, text] of Object.entries(sources as Record<string, string>)) {
     expect(text, file).not.toMatch(/innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|eval\(/);
   }
+});
+
+describe('the output of a live view that is gone', () => {
+  const LIVE = { [RUN.mimeType]: { version: 1, live: 'r1' }, 'text/plain': 'Live view of digits (r1)' };
+  const answers: (SavedOutput | Error)[] = [];
+
+  async function followed(): Promise<{ renderer: BundleRenderer<RunBundle>; model: IRenderMime.IMimeModel; set: unknown[] }> {
+    const set: unknown[] = [];
+    const client = { runOutput: async () => answers.shift() ?? new Error('none left') } as unknown as Client;
+    const asking = { ...kind, fetch: async (from: Client, id: string) => {
+      const answer = await from.runOutput(id);
+      if (answer instanceof Error) {
+        throw answer;
+      }
+      return answer;
+    } };
+    const renderer = new BundleRenderer(asking, { trans: nullTranslator.load('nbdist'), commands, client });
+    open.push(renderer);
+    document.body.replaceChildren(renderer.node);
+    const model = { ...modelOf(LIVE), setData: (one: unknown) => void set.push(one) } as unknown as IRenderMime.IMimeModel;
+    await renderer.renderModel(model);
+    return { renderer, model, set };
+  }
+
+  beforeEach(() => {
+    vi.useFakeTimers();
+    answers.length = 0;
+  });
+  afterEach(() => void vi.useRealTimers());
+
+  it('is drawn from the server until it has ended, and then becomes the output itself', async () => {
+    const data = { [RUN.mimeType]: { ...DATA, state: 'running' }, 'text/html': HTML };
+    answers.push({ data, over: false }, { data: { ...data, [RUN.mimeType]: DATA }, over: true });
+    const { renderer, set } = await followed();
+    Screen.scroll();
+    await vi.advanceTimersByTimeAsync(0);
+    expect(renderer.node.textContent).toContain('It continues without a kernel');
+    expect(set).toEqual([]);
+    await vi.advanceTimersByTimeAsync(FOLLOW_EVERY);
+    Screen.scroll(); // it is asked for again only where it is seen
+    await vi.advanceTimersByTimeAsync(0);
+    expect(set).toEqual([{ data: { ...data, [RUN.mimeType]: DATA } }]);
+    expect(renderer.node.textContent).not.toContain('It continues');
+    expect(drawn.filter(one => one.startsWith('take'))).toHaveLength(1);
+    await vi.advanceTimersByTimeAsync(10 * FOLLOW_EVERY);
+    expect(set).toHaveLength(1);
+  });
+
+  it('is its text where the server does not have it', async () => {
+    answers.push(new ApiError(404, 'there is no run r1'));
+    const { renderer } = await followed();
+    expect(renderer.node.textContent).toBe('Live view of digits (r1)');
+    expect(renderer.node.querySelector('p')?.title).toBe('there is no run r1');
+    await vi.advanceTimersByTimeAsync(10 * FOLLOW_EVERY);
+    Screen.scroll();
+    expect(answers).toEqual([]);
+  });
+
+  it('asks again after an error of the server', async () => {
+    answers.push(new ApiError(0, 'no server'), { data: { [RUN.mimeType]: DATA }, over: true });
+    const { set } = await followed();
+    await vi.advanceTimersByTimeAsync(FOLLOW_EVERY);
+    Screen.scroll();
+    await vi.advanceTimersByTimeAsync(0);
+    expect(set).toHaveLength(1);
+  });
 });

@@ -35,19 +35,23 @@ class StateHandler(ApiHandler):
 
 
 class RunHandler(ApiHandler):
-    """``GET nbdist/api/v1/runs/ID`` and ``.../data``; ``DELETE nbdist/api/v1/runs/ID``."""
+    """``GET nbdist/api/v1/runs/ID``, ``.../data`` and ``.../output``; ``DELETE nbdist/api/v1/runs/ID``."""
 
     @web.authenticated
-    async def get(self, run: str, data: str | None) -> None:
-        """Answer with the content of run.json, or with the bundle that the page draws."""
+    async def get(self, run: str, part: str | None) -> None:
+        """Answer with the content of run.json, with the data that the page draws, or with a saved output."""
         name = checked_id(run)
-        await self.answer(lambda views: (views.run_bundle if data else views.run_details)(name))
+        await self.answer(
+            lambda views: {"/data": views.run_bundle, "/output": views.run_saved}.get(
+                part or "", views.run_details
+            )(name)
+        )
 
     @web.authenticated
-    async def delete(self, run: str, data: str | None) -> None:
+    async def delete(self, run: str, part: str | None) -> None:
         """Delete a run with all its files, and answer with their size in bytes."""
         check_empty(self.body())
-        if data:
+        if part:
             raise web.HTTPError(405)
         name = checked_id(run)
         await self.answer(lambda views: {"bytes": views.delete(name)})
@@ -55,13 +59,17 @@ class RunHandler(ApiHandler):
 
 
 class SweepHandler(ApiHandler):
-    """``GET nbdist/api/v1/sweeps/ID`` and ``.../data``."""
+    """``GET nbdist/api/v1/sweeps/ID``, ``.../data`` and ``.../output``."""
 
     @web.authenticated
-    async def get(self, sweep: str, data: str | None) -> None:
-        """Answer with the sweep's item, or with the bundle that the page draws."""
+    async def get(self, sweep: str, part: str | None) -> None:
+        """Answer with the sweep's item, with the data that the page draws, or with a saved output."""
         name = checked_id(sweep)
-        await self.answer(lambda views: (views.sweep_bundle if data else views.sweep_details)(name))
+        await self.answer(
+            lambda views: {"/data": views.sweep_bundle, "/output": views.sweep_saved}.get(
+                part or "", views.sweep_details
+            )(name)
+        )
 
 
 class RunFileHandler(ApiHandler):

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,7 +35,7 @@ from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
 from nbdist.run.options import Options
 from nbdist.ui.flags import DISTRIBUTE_FLAGS
 from nbdist.ui.formatting import jsonable, shorten
-from nbdist.ui.frozen.run import run_data
+from nbdist.ui.frozen.run import run_data, run_output
 from nbdist.ui.frozen.summary import Summary
 from nbdist.ui.gpus import gpus_over_time
 from nbdist.ui.input_pipeline import input_shown
@@ -132,13 +132,31 @@ def run_bundle(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
 
 def bundle_of(item: Item, record: RunRecord) -> dict[str, Any]:
     """Return the bundle of a run, from its logs."""
+    return run_data(*shown_of(item, record), LIMIT)
+
+
+def run_saved(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
+    """Return the output of a run as a notebook saves it, without a picture, and whether the run is over.
+
+    It takes the place of a live view whose kernel has ended or did not replace it.
+    """
+    item = (runs or Runs()).item(run_id)
+    record = record_in(item)
+    store, charts, summary = shown_of(item, record)
+    printed = {one["task"]: one["text"] for one in outputs(Path(item["folder"]), record)}
+    data = run_output(store, charts, replace(summary, outputs=printed, error=item["error"] or None))
+    return {"over": item["status"] not in ACTIVE, "data": data}
+
+
+def shown_of(item: Item, record: RunRecord) -> tuple[RunStore, list[Chart], Summary]:
+    """Return a run's points, its charts and its summary, from its logs."""
     try:
         store, left_out = load_store(item["folder"])
     except OSError as error:
         raise NotFoundError(f"run {item['id']} was just deleted: {error.strerror}") from None
     wanted = [name for name in listed(record.options.get("live")) if isinstance(name, str)]
     charts = plan_charts(store.series, wanted or None) or plan_charts(store.series)
-    return run_data(store, charts, summary_of(item, record, store, charts, left_out), LIMIT)
+    return store, charts, summary_of(item, record, store, charts, left_out)
 
 
 def summary_of(

@@ -16,7 +16,7 @@ from nbdist.sweep.event_log import holder_of
 from nbdist.sweep.state import Ledger
 from nbdist.trials.store import LOG
 from nbdist.ui.formatting import jsonable, shorten
-from nbdist.ui.frozen.sweep import rows_of, sweep_data
+from nbdist.ui.frozen.sweep import rows_of, sweep_data, sweep_output
 from nbdist.ui.widgets.sweep_feed import EngineSeen
 
 LIMIT = 200_000  # bytes of a bundle; larger than in a notebook, because it is not saved
@@ -60,6 +60,12 @@ def sweep_bundle(sweep_id: str, sweeps: Sweeps | None = None) -> dict[str, Any]:
         *cache_keys(sweep_id, sweeps),
         lambda: sweep_data(SavedSweep(*(sweeps or Sweeps()).read_all(sweep_id)), LIMIT),
     )
+
+
+def sweep_saved(sweep_id: str, sweeps: Sweeps | None = None) -> dict[str, Any]:
+    """Return the output of a sweep as a notebook saves it, without a picture, and whether it is over."""
+    sweep = SavedSweep(*(sweeps or Sweeps()).read_all(sweep_id))
+    return {"over": sweep.over, "data": sweep_output(sweep)}
 
 
 def cache_keys(sweep_id: str, sweeps: Sweeps | None) -> tuple[object, object]:

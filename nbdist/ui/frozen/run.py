@@ -49,6 +49,13 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
         png = picture(
             store, charts, summary.tasks, limit=PICTURE_LIMIT, axis=axis, marks=summary.marks[:MOST_MARKS]
         )
+    return run_output(store, charts, summary, png)
+
+
+def run_output(
+    store: RunStore, charts: Sequence[Chart], summary: Summary, png: bytes | None = None
+) -> dict[str, Any]:
+    """Return the MIME bundle of a run with these charts; the Jupyter server makes it without a picture."""
     room = BESIDE_A_PICTURE if png else ALONE
     encoded = None if png is None else base64.b64encode(png).decode("ascii")
     bundle: dict[str, Any] = {} if encoded is None else {"image/png": encoded}

@@ -55,8 +55,12 @@ LEAST_WIDTH = 560  # CSS pixels; a narrower page scrolls
 
 def frozen_sweep(sweep: SweepSeen) -> dict[str, Any]:
     """Return the MIME bundle of a sweep; called with its lock held."""
+    return sweep_output(sweep, picture(sweep.ledger, PICTURE_LIMIT))
+
+
+def sweep_output(sweep: SweepSeen, png: bytes | None = None) -> dict[str, Any]:
+    """Return the MIME bundle of a sweep; the Jupyter server makes it without a picture."""
     summary = summary_of(sweep)
-    png = picture(sweep.ledger, PICTURE_LIMIT)
     encoded = None if png is None else base64.b64encode(png).decode("ascii")
     bundle: dict[str, Any] = {} if encoded is None else {"image/png": encoded}
     bundle["text/html"] = well_formed(sweep_html(summary, encoded))

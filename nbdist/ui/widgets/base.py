@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anywidget
 import traitlets
@@ -40,8 +40,10 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
     """A widget that sends frames under flow control. Its methods must not be called concurrently.
 
     A subclass implements `_send_frame`, `_handle_command` for the page's other messages, and `_as_text` for
-    front ends without widgets.
+    front ends without widgets. Its ``mime_type`` is the one of its saved output.
     """
+
+    mime_type: ClassVar[str]
 
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
@@ -72,12 +74,22 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
     def _as_text(self) -> str:
         """Return the text for front ends that cannot show the widget, or that load it without a kernel."""
 
+    @abstractmethod
+    def _shown_id(self) -> str:
+        """Return the id of the run or sweep that is shown; "" if it has none."""
+
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """Return the display data, with a text for front ends that cannot show the widget."""
+        """Return the display data, with a text for front ends that cannot show the widget.
+
+        A notebook that is saved now has no more of the view than that, and the id of what it shows: without
+        the widget, JupyterLab draws the run or the sweep from the Jupyter server by this id.
+        """
         found = super()._repr_mimebundle_(**kwargs)
         data = found[0] if isinstance(found, tuple) else found
         if data is not None:
             data["text/plain"] = self._as_text()
+            if shown := self._shown_id():
+                data[self.mime_type] = {"version": 1, "live": shown}
         return found
 
     def tick(self, now: float) -> None:

@@ -43,6 +43,8 @@ class LiveView(StreamingView):
     ``tasks`` are task names in replica order; parameter servers may follow, and have output only.
     """
 
+    mime_type = "application/vnd.nbdist.run+json"
+
     def __init__(
         self,
         store: RunStore,
@@ -77,6 +79,9 @@ class LiveView(StreamingView):
         self.shown: dict[str, tuple[int, str]] = {}
         """By task: the position in its transcript, and the open line, that the page has."""
         super().__init__("live")
+
+    def _shown_id(self) -> str:
+        return str(self.head["run"])
 
     def _as_text(self) -> str:
         title, run_id, again = (clip(self.head[key]) for key in ("title", "run", "again"))

@@ -37,6 +37,8 @@ class SweepView(StreamingView):
     ``clock`` returns seconds since 1970, as in the sweep's events.
     """
 
+    mime_type = "application/vnd.nbdist.sweep+json"
+
     def __init__(self, sweep: SweepHandle, clock: Callable[[], float] = time.time) -> None:
         self.sweep = sweep
         self.clock = clock
@@ -67,6 +69,9 @@ class SweepView(StreamingView):
     def _on_page_message(self, widget: object, message: Mapping[str, Any], buffers: object) -> None:
         with self.sweep.lock:
             super()._on_page_message(widget, message, buffers)
+
+    def _shown_id(self) -> str:
+        return self.sweep.id
 
     def _as_text(self) -> str:
         name, id_ = clip(self.sweep.name), clip(self.sweep.id)
