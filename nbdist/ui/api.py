@@ -484,10 +484,10 @@ def show_again_when_continued(sweep: Sweep, display: SweepDisplay) -> None:
 def look(sweep: Sweep, display: SweepDisplay) -> None:
     """Update a sweep's display in the thread that waits for it."""
     if threading.current_thread() is threading.main_thread():
-        if sweep.over:
-            display.finish()
-        else:
+        if not sweep.over:
             display.tick()
+        elif not display.in_use:
+            display.finish()
 
 
 def wait_for(sweep: Sweep) -> Sweep:

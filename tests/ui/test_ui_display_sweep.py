@@ -147,6 +147,33 @@ def test_it_is_followed_in_the_background_until_it_is_over(sweep: ShownSweep, sa
     assert [word for word, *_ in said] == ["display", "update"]
 
 
+def test_a_grid_in_which_a_user_types_is_not_replaced(sweep: ShownSweep, said: Said) -> None:
+    async def notebook() -> None:
+        shown = SweepDisplay(sweep, where="page")
+        shown.show()
+        assert shown.view is not None
+        view = shown.view
+
+        def says(focused: bool) -> None:
+            message = {"kind": "focus", "view": "tab", "sequence": 0, "visible": True, "focused": focused}
+            view._handle_custom_msg(message, [])
+
+        says(True)
+        assert follow_sweep_in_background(sweep, shown)
+        sweep.end()
+        while not view.finished:  # the page has the final state
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not shown.frozen
+        says(False)
+        while not shown.frozen:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(notebook(), 20))
+    assert [word for word, *_ in said] == ["display", "update"]
+
+
 def test_it_gets_a_display_if_it_has_none(
     sweep: ShownSweep, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,16 @@ class SweepDisplay:
         if view is not None and now - self.ticked > LATE:
             view.tick_unacknowledged(now)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a user types into a field of the grid, which is not replaced then."""
+        return self.view is not None and bool(self.view.focused)
+
+    def show_the_end(self) -> None:
+        """Send the final state to the grid, which stays and still takes commands."""
+        if self.view is not None and not self.view.finished:
+            self.view.finish()
+
     def finish(self) -> None:
         """Replace the grid by a picture and a table; again only if the sweep continued."""
         if self.frozen:
@@ -183,8 +193,12 @@ async def _follow(sweep: SweepHandle, display: SweepDisplay) -> None:
             while not sweep.over:
                 display.tick()
                 await asyncio.sleep(LOOK_EVERY)
-            display.finish()
-            return
+            display.show_the_end()
+            while sweep.over and display.in_use:
+                await asyncio.sleep(LOOK_EVERY)
+            if sweep.over:
+                display.finish()
+                return
         except KeyboardInterrupt:  # meant for the current cell
             continue
 

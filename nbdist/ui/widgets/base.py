@@ -1,9 +1,9 @@
 """`StreamingView`: the base class of the live widgets, with snapshots, incremental frames and flow control.
 
 The page sends ``ready``, ``visible`` and ``snapshot`` with the number of the last frame that it has applied,
-``ack`` for a frame that it has drawn, ``closed`` when the view is removed, and the widget's own commands. The
-kernel sends numbered frames: a snapshot, then the changes. No frame is widget state, so a saved notebook
-contains none.
+``ack`` for a frame that it has drawn, ``focus`` when a user enters or leaves a field, ``closed`` when the
+view is removed, and the widget's own commands. The kernel sends numbered frames: a snapshot, then the
+changes. No frame is widget state, so a saved notebook contains none.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
         self.snapshot_wanted = True
         self.finished = False
         self.views: set[str] = set()  # views that pages hold, visible or not
+        self.focused: set[str] = set()  # those in a field of which a user types
         self.visibility_known = False
         """Whether a page has reported its visibility: it sends ``ready`` before it knows that."""
         self.closes_unseen = False
@@ -133,9 +134,12 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
         if kind == "closed":
             self.flow.set_visible(view, False)
             self.views.discard(view)
+            self.focused.discard(view)
             if self.closes_unseen:
                 self._close_if_unseen()
                 return
+        elif kind == "focus":
+            (self.focused.add if message.get("focused") else self.focused.discard)(view)
         elif kind == "ack":
             self.flow.acknowledged(int(message["sequence"]), self.now)
         elif kind in ("ready", "visible", "snapshot"):

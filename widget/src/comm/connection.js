@@ -117,6 +117,13 @@ export function connect({ model, el }, make, receiveMessage) {
     page.redraw(); // data may have changed while it was hidden
   });
   seen.observe(page.element);
+  let typing = false; // in a field, so that the kernel does not replace the view
+  const onFocus = (/** @type {FocusEvent} */ { type, target }) => {
+    const now = type === "focusin" && /** @type {Element} */ (target).matches("input, textarea, select");
+    // While another window has the focus, what is typed here stays in use.
+    if (now !== typing && (now || document.hasFocus())) send("focus", { focused: (typing = now) });
+  };
+  for (const type of /** @type {const} */ (["focusin", "focusout"])) page.element.addEventListener(type, onFocus);
   const onVisibility = () => send("visible");
   document.addEventListener("visibilitychange", onVisibility);
   const resized = new ResizeObserver(() => page.redraw());

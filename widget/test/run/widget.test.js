@@ -56,6 +56,19 @@ afterEach(() => {
 });
 
 describe("the connection of the page", () => {
+  test("tells the kernel when a user types, so that the view is not replaced", () => {
+    vi.spyOn(document, "hasFocus").mockReturnValue(true);
+    frame(1, true);
+    const field = document.querySelector("input");
+    const button = document.querySelector("button");
+    sent = [];
+    button?.dispatchEvent(new FocusEvent("focusin", { bubbles: true }));
+    expect(sent).toEqual([]);
+    field?.dispatchEvent(new FocusEvent("focusin", { bubbles: true }));
+    field?.dispatchEvent(new FocusEvent("focusout", { bubbles: true }));
+    expect(sent.map(({ kind, focused }) => [kind, focused])).toEqual([["focus", true], ["focus", false]]);
+  });
+
   test("acknowledges a frame when it is drawn, if the view is visible", () => {
     expect(sent).toEqual([expect.objectContaining({ kind: "ready", sequence: 0, visible: false })]);
     frame(1, true);
