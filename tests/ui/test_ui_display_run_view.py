@@ -237,6 +237,19 @@ def test_a_schedule_of_rates_leaves_no_marks() -> None:
     assert marks.all() == []
 
 
+def test_a_schedule_leaves_room_for_other_marks() -> None:
+    marks = Marks()
+    for step in range(200):
+        saved = {"number": 1, "step": 150, "path": "m"} if step >= 150 else None
+        rate = 1 / (step + 1)
+        marks.see(
+            Standing("running", step, None, 0.0, 0.0, None, 0.0, [], learning_rate=rate, checkpoint=saved),
+            TASKS,
+            0.0,
+        )
+    assert [mark.text for mark in marks.all()] == ["checkpoint at step 150"]
+
+
 def test_a_plain_cell_has_no_steps(displays: list[FakeDisplay]) -> None:
     run = FakeRun()
     run.trains = False

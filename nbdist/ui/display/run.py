@@ -750,7 +750,9 @@ class Marks:
         return [mark for mark in self._found if mark.kind != "rate" or rates <= MOST_RATES]
 
     def _add(self, step: int, kind: MarkKind, text: str) -> None:
-        if len(self._found) < MOST_MARKS:
+        # One more than is shown, so that the changes of a schedule leave room for other marks.
+        alike = sum((mark.kind == "rate") == (kind == "rate") for mark in self._found)
+        if alike <= MOST_RATES if kind == "rate" else alike < MOST_MARKS:
             self._found.append(Mark(step, kind, text))
 
 

@@ -57,6 +57,7 @@ export class RunControls {
     this.element.hidden = [this.pause, this.checkpoint, this.stop].every((one) => one.hidden);
     const stopping = this.pending.has("stop") || state === "stopping";
     setLabel(this.stop, stopping ? "Stopping…" : "Stop", stopping);
+    this.pause.title = paused ? "Continue with the next step" : "Pause after the current step";
     setLabel(this.pause, turning || (paused ? "Resume" : "Pause"), turning !== "" || stopping);
     setLabel(this.checkpoint, this.pending.has("checkpoint") ? "Saving…" : "Checkpoint", this.pending.has("checkpoint") || stopping);
     const wanted = this.pending.get("set")?.value ?? null;

@@ -9,6 +9,8 @@ const GLYPHS = /** @type {Record<string, string>} */ ({
 /** Final states: the view sets disconnected when the kernel has ended; lost and damaged are set by the Jupyter server. */
 export const FINAL_STATES = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];
 
+const SLOWNESS = /: [\d.,]+x the others' step/g;
+
 export class Header {
   /** @param {string} name unique in the page @param {(kind: import("./controls.js").CommandKind, value: number | null) => void} act */
   constructor(name, act) {
@@ -21,7 +23,8 @@ export class Header {
     this.fill = make("div", { class: "nbd-fill" });
     this.bar = make("div", { class: "nbd-bar", role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0", "aria-valuemax": "100" }, this.fill);
     this.facts = make("div", { class: "nbd-facts" });
-    this.note = make("div", { class: "nbd-note", role: "status" });
+    this.note = make("div", { class: "nbd-note" });
+    this.said = make("span", { class: "nbd-spoken", role: "status" }); // the note without figures that change all the time
     this.problem = make("div", { class: "nbd-problem", role: "alert" });
     this.devices = make("div", { class: "nbd-devices" });
     this.warning = make("div", { class: "nbd-warning", role: "status" });
@@ -34,7 +37,7 @@ export class Header {
     this.element = make("div", { class: "nbd-header" },
       make("div", { class: "nbd-headline" }, make("div", { class: "nbd-names" }, this.title, this.run), this.chip,
         make("span", { class: "nbd-space" }), make("div", { class: "nbd-command" }, this.controls.element, this.controls.rate.element)),
-      this.bar, this.facts, make("div", { class: "nbd-words" }, this.note, this.saved), this.devices, this.warning, this.problem);
+      this.bar, this.facts, make("div", { class: "nbd-words" }, this.note, this.said, this.saved), this.devices, this.warning, this.problem);
   }
 
   /**
@@ -71,7 +74,8 @@ export class Header {
       ["left", moving ? formatIfKnown(progress.seconds_left, formatDuration) : null],
     ].filter(([, value]) => value !== null)));
     setText(this.note, progress.note ? String(progress.note) : "");
-    setText(this.devices, progress.trained_on ? `${over ? "trained" : "trains"} on ${progress.trained_on}` : "");
+    setText(this.said, this.note.textContent?.replaceAll(SLOWNESS, "") ?? "");
+    setText(this.devices, progress.trained_on ? `${over && state !== "disconnected" ? "trained" : "trains"} on ${progress.trained_on}` : "");
     setText(this.warning, progress.warning ? `⚠ ${progress.warning}` : "");
     setText(this.problem, progress.problem?.text ? String(progress.problem.text) : "");
     this.writeCheckpoint(progress.checkpoint);

@@ -30,6 +30,7 @@ describe("buttons", () => {
     expect(made.pause.textContent).toBe("Pausing…");
     made.show({ ...TRAINING, state: "paused" }, ALL);
     expect(made.pause.textContent).toBe("Resume");
+    expect(made.pause.title).toBe("Continue with the next step");
     made.pause.click();
     expect(made.pause.getAttribute("aria-disabled")).toBe("true");
     made.show(TRAINING, ALL);

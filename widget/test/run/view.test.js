@@ -122,6 +122,17 @@ describe("a command", () => {
   });
 });
 
+test("what is announced has no figures that change all the time", () => {
+  const view = shown({}, { state: "running", note: "worker 1 is slow: 1.3x the others' step; worker 2 was lost" });
+  const live = () => [...view.element.querySelectorAll("[role=status], [role=alert]")].map(({ textContent }) => textContent);
+  const before = live();
+  expect(before).toContain("worker 1 is slow; worker 2 was lost");
+  view.progress = { ...view.progress, note: "worker 1 is slow: 1.4x the others' step; worker 2 was lost", step: 4, elapsed: 9 };
+  view.draw();
+  expect(view.header.note.textContent).toContain("1.4x");
+  expect(live()).toEqual(before);
+});
+
 test("keys in the view do not reach the notebook, except global ones", () => {
   const view = shown();
   /** @type {string[]} */
