@@ -59,7 +59,7 @@ class Model:
     Weights are made at the first use, for the shape of the data, or by :meth:`build`.
 
     - ``layers``: a list of layers; the output of each is the input of the next. A layer with weights has one
-      place in one model. With ``layer.trainable = False`` its weights are not trained, from the next ``fit`` on
+      place in one model. With ``layer.trainable = False`` its weights stay, from the next ``fit`` on
     - ``seed``: fixes the initial weights, a whole number of 0 or more; None takes the run's seed
     - ``stages``: the number of tasks over which the layers are spread where the model is trained in-graph, or
       a list with the number of layers of each
