@@ -223,3 +223,19 @@ def test_frozen_parameters_of_all_replicas_are_the_first_ones() -> None:
     for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
         np.testing.assert_array_equal(a.detach(), b.detach())
     assert float(modules[1][0].weight[0, 0].detach()) == 0.5
+
+
+def test_a_loop_of_ones_own_refuses_a_loss_that_does_not_count_examples() -> None:
+    x, y = data_of(4, 0, False, 0)
+    y[3] = -100
+
+    def body(strategy: Any, _: Any) -> None:
+        made = module(False)
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+        with strategy.scope(), nb.frameworks.torch.wrap(made, optimizer, (x, y), batch_size=4) as batches:
+            for features, targets in batches:
+                functional.cross_entropy(made(features), targets).backward()
+                optimizer.step()
+
+    with pytest.raises(InvalidArgumentError, match=r"divides by 1, .* 2 targets.*torch\.fit"):
+        everywhere(thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), 2), body)

@@ -77,6 +77,34 @@ def _count_targets(weight: Any, ignored: int, batch: Any, value: Any, rows: int)
     return Counted(number.item(), targets.numel())
 
 
+def last_step(value: Any) -> Any:
+    """Return the node of autograd that has computed a loss; None for one without a gradient."""
+    node = value.grad_fn
+    while node is not None and node.name().startswith(SAME_VALUE):
+        node = node.next_functions[0][0]
+    return node
+
+
+def targets_of(node: Any) -> Counted:
+    """Return what a cross-entropy counts, given its node."""
+    return Counted(node._saved_total_weight.item(), node._saved_target.numel())
+
+
+def check_own_loss(value: Any) -> None:
+    """Raise InvalidArgumentError for the loss of a share, in a loop of one's own, that counts no examples."""
+    node = last_step(value) if hasattr(value, "grad_fn") else None
+    if node is None or not node.name().startswith("NllLoss") or node._saved_reduction != 1:
+        return
+    counted = targets_of(node)
+    if counted.number != counted.places:
+        raise InvalidArgumentError(
+            f"the loss divides by {counted.number:g}, and this worker's share has {counted.places} targets "
+            "(weights of classes, or ignored targets). A loop of one's own weighs shares by their examples, "
+            "so the result would not be that of one device: train with nb.frameworks.torch.fit, which does "
+            "otherwise, or give the loss reduction='sum' and divide it by what all batches have"
+        )
+
+
 class Recorded:
     """Counts by the loss's last step in autograd's record; remembers the divisor of the last batch."""
 
@@ -88,9 +116,7 @@ class Recorded:
 
         Raises InvalidArgumentError if it counts something else, which the record does not say.
         """
-        node = None if value is None else value.grad_fn
-        while node is not None and node.name().startswith(SAME_VALUE):
-            node = node.next_functions[0][0]
+        node = None if value is None else last_step(value)
         if node is None:
             return None
         name, reduction = node.name(), getattr(node, "_saved_reduction", None)
@@ -100,7 +126,7 @@ class Recorded:
                 "the loss itself, such as nn.MSELoss(reduction='sum'), or divide by the number of examples"
             )
         if name.startswith("NllLoss"):
-            return Counted(node._saved_total_weight.item(), node._saved_target.numel())
+            return targets_of(node)
         if name == "MeanBackward0" and (places := int(node._saved_self_sym_numel)) % rows:
             raise InvalidArgumentError(
                 f"the loss is a mean over {places} values of a batch of {rows} examples, of which each "

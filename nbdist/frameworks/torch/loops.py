@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from nbdist.errors import (
     NanLossError,
     UnavailableError,
 )
+from nbdist.frameworks.torch.counting import check_own_loss
 from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import TorchModel
 from nbdist.frameworks.torch.optimizers import GroupRates, translated
@@ -104,7 +106,7 @@ def wrap(
         count_training(model)
         context.fitting = True  # it ends by itself when it is asked to stop
         try:
-            with suppress(LoopStopped):
+            with suppress(LoopStopped), checked_losses(context.strategy.num_replicas_in_sync > 1):
                 yield batches
             batches.finish()
         except BaseException as error:
@@ -116,6 +118,27 @@ def wrap(
                 del optimizer.__dict__[name]
             optimizer.__dict__.update(before)
             batches.close()
+
+
+@contextmanager
+def checked_losses(shared: bool) -> Iterator[None]:
+    """Refuse, at its backward in this thread, a loss of ``shared`` batches that does not count examples."""
+    import torch.autograd
+
+    original, thread = torch.autograd.backward, get_ident()
+
+    def backward(tensors: Any, *args: Any, **options: Any) -> Any:
+        if get_ident() == thread:
+            check_own_loss(tensors)
+        return original(tensors, *args, **options)
+
+    if shared:
+        torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        if shared:
+            torch.autograd.backward = original
 
 
 REPLACED = ("step", "_step_supports_amp_scaling")
