@@ -93,6 +93,8 @@ def targets_of(node: Any) -> Counted:
 def check_own_loss(value: Any) -> None:
     """Raise InvalidArgumentError for the loss of a share, in a loop of one's own, that counts no examples."""
     node = last_step(value) if hasattr(value, "grad_fn") else None
+    while node is not None and node.name() in ("MulBackward0", "DivBackward0"):  # GradScaler, accumulation
+        node = node.next_functions[0][0]
     if node is None or not node.name().startswith("NllLoss") or node._saved_reduction != 1:
         return
     counted = targets_of(node)
