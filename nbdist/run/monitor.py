@@ -243,13 +243,19 @@ class RunMonitor:
                 if frame.kind == "run.display":
                     self._handle_display(info, frame)
                 elif frame.kind == "run.summary":
-                    self.gallery.add(info.name, Picture.received(frame.meta, frame.arrays))
+                    self._handle_summary(info, frame)
                 elif frame.kind == "run.progress":
                     self._handle_progress(info, frame)
                 elif frame.kind == "run.backfill":
                     self._handle_backfill(info, frame)
         except (UnavailableError, InvalidArgumentError):  # the cluster may have no such task any more
             self._ended.add(info.rank)  # if it is dead, `_check_tasks` finds the reason
+
+    def _handle_summary(self, info: TaskInfo, frame: Frame) -> None:
+        try:
+            self.gallery.add(info.name, Picture.received(frame.meta, frame.arrays))
+        except InvalidArgumentError:  # a picture that no task makes must not end what the task says else
+            self.gallery.left_out += 1
 
     def apply_backfill(self, info: TaskInfo, answer: Frame) -> None:
         """Apply a task's answer to a subscription: its progress so far, and what it has printed."""

@@ -25,6 +25,7 @@ MOST_TAGS = 24  # of a run; more are in the event files only
 MOST_STEPS = 12  # earlier histograms of a tag
 LARGEST_SIDE = 320  # pixels; larger images are shown smaller
 MOST_BYTES = 1 << 20  # of one image
+MOST_BUCKETS, MOST_IMAGES = 1024, 256  # of one picture that is received
 LONGEST_TAG = 200
 
 
@@ -58,11 +59,31 @@ class Picture:
         if fits and kind == HISTOGRAM:
             fits = len(arrays) == 2 and arrays[0].shape == (len(arrays[1]) + 1,) and arrays[1].ndim == 1
             fits = fits and arrays[0].dtype.kind == "f" and arrays[1].dtype.kind == "i"
+            fits = fits and len(arrays[1]) <= MOST_BUCKETS and bool(np.isfinite(arrays[0]).all())
         elif fits:
-            fits = kind == IMAGE and all(one.dtype == np.uint8 and one.ndim == 1 for one in arrays)
+            fits = kind == IMAGE and len(arrays) <= MOST_IMAGES
+            fits = fits and all(
+                one.dtype == np.uint8 and one.ndim == 1 and is_small_png(one) for one in arrays
+            )
         if not fits:
             raise InvalidArgumentError(f"a picture has a tag, a kind, a step and arrays, not {meta!r:.200}")
         return cls(clip(str(tag), LONGEST_TAG), str(kind), int(step or 0), tuple(arrays))
+
+
+def is_small_png(data: NDArray[np.uint8]) -> bool:
+    """Whether bytes are a whole PNG of the sizes that tasks send; a larger one is not decoded."""
+    from PIL import Image
+
+    if len(data) > MOST_BYTES:
+        return False
+    try:
+        with Image.open(io.BytesIO(data.tobytes()), formats=["PNG"]) as image:
+            if max(image.size) > LARGEST_SIDE:
+                return False
+            image.load()
+    except Exception:  # Pillow raises those of zlib and of struct, too
+        return False
+    return True
 
 
 def smaller(png: bytes) -> bytes:

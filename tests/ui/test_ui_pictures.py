@@ -58,6 +58,25 @@ def test_a_message_and_back() -> None:
     assert Picture.of("w", Histogram.of("w", [np.nan]), 0) is None
 
 
+def png(side: int) -> np.ndarray:
+    buffer = io.BytesIO()
+    Image.new("L", (side, side)).save(buffer, "png")
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def test_pictures_that_no_task_sends_are_refused() -> None:
+    image = {"tag": "i", "kind": "image", "step": 1}
+    assert Picture.received(image, [png(320)]).kind == "image"
+    for hostile in (png(5000), png(8)[:-30], np.zeros(9, np.uint8), np.zeros(2 << 20, np.uint8)):
+        with pytest.raises(InvalidArgumentError, match="a picture"):
+            Picture.received(image, [png(8), hostile])
+    histogram = {"tag": "w", "kind": "histogram", "step": 1}
+    many = np.arange(2_000_001.0), np.ones(2_000_000, np.int64)
+    for arrays in (many, (np.array([0, np.nan]), np.ones(1, np.int64))):
+        with pytest.raises(InvalidArgumentError, match="a picture"):
+            Picture.received(histogram, arrays)
+
+
 @given(st.lists(st.integers(0, 500), max_size=80))
 def test_a_gallery_is_bounded_and_has_the_newest(steps: list[int]) -> None:
     gallery = Gallery()
