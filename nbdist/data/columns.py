@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.data.blocks import Block, Pass
+from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.files import expand, open_file
+from nbdist.data.table import Table
 from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra, choices
 
 ROWS = 4096  # in a block
@@ -134,6 +135,31 @@ def _lengths(column: Any) -> NDArray[np.intp]:
 
     lengths = compute.fill_null(compute.list_value_length(column), 0)
     return np.asarray(lengths.to_numpy(zero_copy_only=False), np.intp)
+
+
+def pairs(upstream: Blocks, label: str, run: Pass) -> Iterator[Block]:
+    """Yield (x, y) for rows of named values: y is the column ``label``, x an array of all others."""
+    for block in upstream(run):
+        if isinstance(block, Table):
+            yield Table((0, 1), pair(dict(zip(block.structure, block.columns, strict=True)), label))
+        else:
+            yield [pair(row, label) for row in block]
+
+
+def pair(row: Mapping[str, Any], label: str) -> tuple[NDArray[Any], Any]:
+    """Return (x, y) of one row, or of whole columns."""
+    if label not in row:
+        raise InvalidArgumentError(f"label is {label!r}, and there is no such column; {choices(label, row)}")
+    others = {name: np.asarray(values) for name, values in row.items() if name != label}
+    for name, values in others.items():
+        if values.dtype.kind not in "biuf":
+            raise InvalidArgumentError(
+                f"label={label!r} makes an array of the other columns, and {name!r} is not of numbers: "
+                "choose columns=[...] without it, or encode it in map() without label="
+            )
+    if not others:
+        raise InvalidArgumentError(f"label is {label!r}, and there is no other column for x")
+    return np.stack(list(others.values()), axis=-1), row[label]
 
 
 def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:

@@ -168,6 +168,7 @@ class Dataset:
         paths: Paths,
         columns: text.Columns | None = None,
         *,
+        label: str | None = None,
         header: bool | Sequence[str] = True,
         delimiter: str = ",",
         defaults: Mapping[str, Any] | None = None,
@@ -181,6 +182,8 @@ class Dataset:
         - ``columns``: names of the columns to keep, or their dtypes by name; None keeps all. Types that are
           not given follow from the first 1,000 rows of the first file: int64, uint64, float64, or text
           (also of whole numbers that none of these has)
+        - ``label``: makes (x, y) of each row, for ``fit``: y is the column of this name, x an array of the
+          others, which are numbers, in the order of ``columns``
         - ``header``: whether each file begins with a line of names, or the names if no file does; with
           False they are column0, column1, ...
         - ``delimiter``: the character between two fields
@@ -193,10 +196,12 @@ class Dataset:
         of another type; InvalidArgumentError for a column that a file lacks.
         """
         names = files.named(paths)
+        if label is not None and columns is not None and not isinstance(columns, Mapping):
+            columns = list(dict.fromkeys([*arguments.names("csv: columns", columns), label]))
         rows = text.CsvRows(
             names, columns, header, delimiter, defaults or {}, compression, encoding, on_error
         )
-        return cls._of_files(rows, ("csv", *names))
+        return cls._of_files(rows, ("csv", *names))._labelled(label)
 
     @classmethod
     def tfrecords(
@@ -230,6 +235,7 @@ class Dataset:
         paths: Paths,
         columns: Sequence[str] | None = None,
         *,
+        label: str | None = None,
         defaults: Mapping[str, Any] | None = None,
         on_error: str = "raise",
     ) -> Dataset:
@@ -237,6 +243,7 @@ class Dataset:
 
         - ``paths``: a path, folder, pattern or fsspec URL, or several
         - ``columns``: names of the columns to read; None reads all. Columns of lists are arrays
+        - ``label``: makes (x, y) of each row, as for :meth:`csv`
         - ``defaults``: values for nulls by column; without one a null is nan in a column of floats, and an
           error in others, of text too (``defaults={"name": ""}``)
         - ``on_error``: "raise", or "skip" to leave out and count rows with such a null, and what is left of a
@@ -247,11 +254,13 @@ class Dataset:
         """
         names = files.named(paths)
         wanted = None if columns is None else arguments.names("parquet: columns", columns)
+        if label is not None and wanted is not None:
+            wanted = list(dict.fromkeys([*wanted, label]))
         given = arguments.named_values("parquet: defaults", defaults or {}, "{'age': 0}")
         made = partial(
             tables.parquet_rows, names, wanted, given, arguments.one_of("on_error", on_error, ON_ERROR)
         )
-        return cls._of_files(made, ("parquet", *names))
+        return cls._of_files(made, ("parquet", *names))._labelled(label)
 
     @classmethod
     def images(
@@ -304,8 +313,11 @@ class Dataset:
         return found.map(decode, num_parallel_calls, on_error=on_error)
 
     @classmethod
-    def from_frame(cls, frame: Any) -> Dataset:
+    def from_frame(cls, frame: Any, *, label: str | None = None) -> Dataset:
         """Return the rows of a frame of pandas, polars or Arrow as dicts, without a copy of numbers.
+
+        - ``frame``: the frame
+        - ``label``: makes (x, y) of each row, as for :meth:`csv`
 
         Raises InvalidArgumentError for a column of objects that are neither numbers nor text, and for one
         that lacks a value and is not of floats, in which it is nan.
@@ -314,7 +326,8 @@ class Dataset:
         >>> list(Dataset.from_frame(pandas.DataFrame({"n": [1, 2], "kind": ["a", "b"]})))[1]
         {'n': np.int64(2), 'kind': np.str_('b')}
         """
-        return cls.from_arrays(tables.frame_columns(frame))
+        columns = tables.frame_columns(frame)
+        return cls.from_arrays(columns) if label is None else cls.from_arrays(*tables.pair(columns, label))
 
     @classmethod
     def from_huggingface(cls, dataset: Any) -> Dataset:
@@ -353,6 +366,14 @@ class Dataset:
             read = elements.Generated(partial(read_in_order, source))
             return cls(_Stage(read, None, None, ((name,),)))
         return cls(_Stage(partial(blocks.whole, range(rows.count)), rows, rows.count, ((name,),)))
+
+    def _labelled(self, label: str | None) -> Dataset:
+        """Return (x, y) of rows of named values; the same dataset without a label."""
+        if label is None:
+            return self
+        if not isinstance(label, str):
+            raise InvalidArgumentError(f"label is {label!r:.80}; expected the name of a column")
+        return self._then(("label", label), partial(tables.pairs, self._stage.blocks, label), spec=None)
 
     @classmethod
     def _of_files(cls, made: Blocks, step: Step, spec: Any = None) -> Dataset:

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+import nbdist as nb
 from nbdist.data import Dataset
 from nbdist.errors import DataLossError, InvalidArgumentError, MissingExtra, NotFoundError
 
@@ -87,6 +88,30 @@ def test_frames(frame: Any) -> None:
     assert list(rows) == [{"n": 1, "x": 0.5, "kind": "a"}, {"n": 2, "x": 1.5, "kind": "b"}]
     assert rows.element_spec["n"].dtype == np.int64
     assert rows.cardinality() == 2
+
+
+def test_a_label_makes_pairs_for_fit(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,name,y,b\n1,u,0,0.5\n2,v,1,1.5\n")
+    columns = {"a": [1, 2], "b": [0.5, 1.5], "y": [0, 1]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    for dataset in (
+        Dataset.csv(tmp_path / "a.csv", ["b", "a"], label="y"),
+        Dataset.csv(tmp_path / "a.csv", {"b": "f4", "a": "i4", "y": "i8"}, label="y"),
+        Dataset.parquet(tmp_path / "a.parquet", ["b", "a"], label="y"),
+        Dataset.from_frame(pandas.DataFrame(columns)[["b", "a", "y"]], label="y"),
+    ):
+        ((x, y),) = dataset.batch(2)
+        assert (x.tolist(), y.tolist()) == ([[0.5, 1], [1.5, 2]], [0, 1])
+        assert [int(label) for _, label in dataset] == [0, 1]
+        model = nb.nn.Sequential([nb.nn.Dense(1)])
+        model.compile(nb.optim.SGD(0.1), "mse")
+        assert len(model.fit(dataset.batch(2), epochs=1).history["loss"]) == 1
+    with pytest.raises(InvalidArgumentError, match=r"'name' is not of numbers: choose columns"):
+        list(Dataset.csv(tmp_path / "a.csv", label="y"))
+    with pytest.raises(InvalidArgumentError, match="label is 'z', and there is no such column"):
+        list(Dataset.csv(tmp_path / "a.csv", label="z"))
+    with pytest.raises(InvalidArgumentError, match=r"are dicts \('a', 'name'.*label='NAME'"):
+        model.fit(Dataset.csv(tmp_path / "a.csv").batch(2))
 
 
 def test_frames_that_are_none() -> None:
