@@ -425,6 +425,8 @@ class ParameterServerStrategy(Strategy):
             what = f"its slots of the optimizer ({names}) began anew"
         else:
             what = f"its slots of the optimizer ({names}) are those after update {int(slots):,}"
+        if not self.synchronous and not restored.get("standby"):  # they are not sent again
+            what = "; ".join(filter(None, ["gradients on their way to it count as dropped", what]))
         return {
             "task": info.name,
             "incarnation": info.incarnation,
