@@ -21,6 +21,7 @@ from nbdist.sweep.events import Asked, Cloned, SpaceEdited
 from nbdist.sweep.space import Space, choice, integer, log, uniform, when
 from nbdist.ui.frozen.sweep import SWEEP, frozen_sweep, size, sweep_data, trial_data, with_curves
 from nbdist.ui.frozen.sweep_axes import Scale, all_ranked, axis_of, by_weight, groups, ranked, widest
+from nbdist.ui.widgets.sweep_feed import ended_at
 
 LIMIT = 150_000
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>$\\frac{"
@@ -232,8 +233,13 @@ def test_one_trial(coarse: None) -> None:
 
 @exhaustive
 def test_ten_thousand_trials() -> None:
-    bundle = checked(swept(FULL, 10_000))
+    sweep = swept(FULL, 10_000)
+    bundle = checked(sweep)
     data = bundle[SWEEP]
+    # The attempts are a sample; how busy the engines were is not.
+    ranks = sum(len(span.ranks) * (span.end - span.start) for span in sweep.ledger.spans)
+    took = ended_at(sweep.ledger) - sweep.ledger.created.time
+    assert sum(share for _, share in data["status"]["busy"]) == pytest.approx(ranks / took, rel=0.01)
     assert data["of"] == 10_000
     assert 24 <= data["shown"] <= 200
     assert len(data["curves"]) == data["shown"]

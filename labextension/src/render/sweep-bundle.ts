@@ -26,9 +26,11 @@ export function readSweep(data: unknown): SweepBundle {
   }
   const trials = parseTrials(sweep['trials']);
   const known = new Set(trials.number);
+  const of = Math.max(whole(sweep['of']) ?? 0, trials.number.length);
   return {
     snapshot: {
       snapshot: true,
+      of,
       head: headOf(sweep['head']),
       status: statusOf(sweep['status'], known),
       trials,
@@ -39,7 +41,7 @@ export function readSweep(data: unknown): SweepBundle {
       best: list(sweep['best'], MOST_SPANS).flatMap(improvementOf)
     },
     shown: trials.number.length,
-    of: Math.max(whole(sweep['of']) ?? 0, trials.number.length),
+    of,
     leftOut: whole(sweep['left_out']) ?? 0
   };
 }
@@ -84,8 +86,16 @@ function statusOf(status: Json, known: Set<number>): Json & { state: string } {
     best: best !== null && known.has(best) ? best : null,
     trials_per_second: finite(status['trials_per_second']),
     seconds_left: finite(status['seconds_left']),
-    closed: status['closed'] === true
+    closed: status['closed'] === true,
+    ...(status['busy'] === undefined ? {} : { busy: list(status['busy'], MOST_ENGINES).flatMap(shareOf) })
   };
+}
+
+/** The share of the time for which an engine was busy. */
+function shareOf(value: unknown): [number, number][] {
+  const [rank, share] = list(value, 2);
+  const [known, busy] = [whole(rank), finite(share)];
+  return known === null || busy === null ? [] : [[known, busy]];
 }
 
 /** Ascending steps and their values: packed, or in two lists in notebooks saved before 2026-11-22. */

@@ -27,6 +27,11 @@ describe('readSweep', () => {
     expect(best).toEqual(data.best);
   });
 
+  it('keeps the number of all trials, and how busy the engines were with them', () => {
+    const { snapshot } = readSweep({ ...data, of: 99, status: { ...data.status, busy: [[0, 0.5], ['x', 1], [1, null]] } });
+    expect([snapshot['of'], (snapshot.status as Record<string, any>)['busy']]).toEqual([99, [[0, 0.5]]]);
+  });
+
   it('unpacks curves, and shows the number of curves left out', () => {
     const points = new Uint8Array(new Float32Array([1, 0.5, 3, NaN, 2, 7, 4, 0.25]).buffer); // the third does not ascend
     const packed = btoa(String.fromCharCode(...points));

@@ -123,9 +123,9 @@ def first_failure(summary: SweepSummary) -> str:
 #
 # A snapshot for the grid (`nbdist.ui.widgets.sweep_feed`), downsampled: ``curves`` instead of points, by
 # trial number, each as base64 of float32 pairs (step, value; little-endian); ``left_out`` is the number of
-# curves that did not fit. It has ``shown`` of ``of`` trials: the best and a sample of the others. Empty
-# columns are omitted, and long texts are cut. (Notebooks saved before 2026-11-22 have
-# ``{number: [[steps], [values]]}``.)
+# curves that did not fit. It has ``shown`` of ``of`` trials, the best and a sample of the others, and their
+# attempts; ``busy`` in the status counts the attempts of all. Empty columns are omitted, and long texts are
+# cut. (Notebooks saved before 2026-11-22 have ``{number: [[steps], [values]]}``.)
 
 BEST = 24  # trials that take precedence over the sample
 POINTS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # points per curve; the largest that fits is used
@@ -212,11 +212,22 @@ def whole(sweep: SweepSeen, most_values: int) -> dict[str, Any]:
         "status": {
             **stands,
             "engines": stands["engines"][:MOST_ENGINES],
+            "busy": busy_shares(ledger)[:MOST_ENGINES],
             "trouble": stands["trouble"] and clip(stands["trouble"], LONGEST_REASON),
         },
         "best": [[since(ledger, at), number, digits(value)] for at, number, value in improvements],
         "of": len(ledger.trials),
     }
+
+
+def busy_shares(ledger: Ledger) -> list[list[float]]:
+    """Return (rank, share of the sweep's time in which the engine had a trial) of all attempts."""
+    took = ledger.elapsed(ended_at(ledger))
+    busy: dict[int, float] = {}
+    for span in ledger.spans:
+        for rank in span.ranks:
+            busy[rank] = busy.get(rank, 0.0) + ledger.elapsed(span.end) - ledger.elapsed(span.start)
+    return [[rank, round(min(1.0, time / took), 4)] for rank, time in sorted(busy.items()) if took > 0]
 
 
 def with_trials(data: dict[str, Any], ledger: Ledger, trials: Sequence[Trial]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import { FINISHED, STATES } from "./states.js";
 /** @typedef {"data" | "chosen" | "hovered" | "brushed"} Kind */
 /** @typedef {{ name: string, kind: "uniform" | "log" | "int" | "choice" | "fixed", low?: number, high?: number, step?: number | null, log?: boolean, values?: any[], text: string, when: string | null }} Parameter */
 /** @typedef {{ id: string, name: string, metric: string, direction: "max" | "min", began: number, sampler: string, pruner: string, per_trial: number, seed: string, space: string, again: string, engines: [number, string][], parameters: Parameter[] }} Head */
-/** @typedef {{ state: string, now: number, wanted: number, counts: Record<string, number>, engines: [number, "busy" | "free" | "gone", number | null][], trouble: string | null, best: number | null, trials_per_second: number | null, seconds_left: number | null, closed: boolean }} Status */
+/** @typedef {{ state: string, now: number, wanted: number, counts: Record<string, number>, engines: [number, "busy" | "free" | "gone", number | null][], trouble: string | null, best: number | null, trials_per_second: number | null, seconds_left: number | null, closed: boolean, busy?: [number, number][] }} Status `busy`: the share of the whole time for each rank, where not all spans are there */
 /** @typedef {{ steps: number[], values: number[] }} Curve */
 /** @typedef {{ number: number, attempt: number, ranks: number[], start: number, end: number, how: string }} Span `end` is NaN while the attempt runs */
 
@@ -48,6 +48,7 @@ export class SweepModel {
     this.spans = [];
     /** @type {{ time: number, number: number, value: number }[]} */
     this.best = [];
+    this.of = 0; // the number of all trials, where those here are a sample of them
     this.chosen = -1;
     this.hovered = -1;
     /** @type {Uint8Array | null} */
@@ -64,6 +65,11 @@ export class SweepModel {
     for (const name of NUMBERS) this[name] = new Float64Array(0);
     for (const one of [this.rows, this.parameters, this.metrics, this.curves]) one.clear();
     for (const one of [this.stopping, this.promoted, this.ranks, this.error, this.seed, this.spans, this.best]) one.length = 0;
+  }
+
+  /** Whether the trials are a sample, as in a saved notebook. */
+  get sampled() {
+    return this.of > this.count;
   }
 
   /** The row of a trial, or -1. @param {number} number */
@@ -94,6 +100,7 @@ export class SweepModel {
   apply(content, buffers = []) {
     const before = content.snapshot ? { number: this.number, brushed: this.brushed } : null;
     if (content.snapshot) this.clear();
+    if (content.snapshot) this.of = content.of ?? 0;
     if (content.head) this.head = content.head;
     if (content.status) this.status = content.status;
     if (content.trials) this.applyTrials(content.trials);

@@ -56,6 +56,11 @@ export class SweepView {
     this.body.hidden = true;
     this.element.append(this.header.element, this.body);
     if (!send) for (const controls of this.element.querySelectorAll(".nbs-actions, .nbs-output")) controls.remove();
+    this.samples = [parallel, heatmap, best, curves, timeline].map(({ element }) => {
+      const sample = make("span", { class: "nbd-legend" });
+      element.querySelector("figcaption")?.append(sample);
+      return sample;
+    });
     /** @type {Set<Element>} */
     this.unseen = new Set(); // figures outside the visible area are not drawn; table and panel always are, for screen readers
     this.watch = new IntersectionObserver((entries) => {
@@ -89,7 +94,8 @@ export class SweepView {
     this.header.draw();
     this.body.hidden = false;
     this.readTheme();
-    const { brushed, brushedCount, count } = this.model;
+    const { brushed, brushedCount, count, of, sampled } = this.model;
+    for (const sample of this.samples) setText(sample, sampled ? `a sample: ${formatCount(count)} of ${formatCount(of)} trials` : "");
     setText(this.brushStatus, brushed ? `${formatCount(brushedCount)} of ${formatCount(count)} trials: ${this.brush.describe()}` : "");
     this.brushed.classList.toggle("nbs-idle", !brushed);
     this.clear.hidden = !brushed;

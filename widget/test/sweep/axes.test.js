@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { formatTime, isLog, isOutside, makeScale, robustScale, settled, timeTicks, valueTicks } from "../../src/sweep/figures/axes.js";
 import { bestTrials, CurveExtent, nearestCurve, valueAt } from "../../src/sweep/figures/curves.js";
-import { busyShares, contiguousRuns, EndedBars, lanesOf, LOST, runningBars } from "../../src/sweep/figures/timeline.js";
+import { busyShares, contiguousRuns, EndedBars, knownShares, lanesOf, LOST, runningBars } from "../../src/sweep/figures/timeline.js";
 import { SweepModel } from "../../src/sweep/model.js";
 
 /** @typedef {import("../../src/sweep/figures/timeline.js").Bar} Bar */
@@ -91,6 +91,7 @@ describe("lanes", () => {
     expect(bars.map(({ number, start, end, state, lanes: [[first, last]] }) => [number, start, end, state, first, last])).toEqual([[0, 0, 4, 2, 0, 1], [1, 5, 8, LOST, 2, 2], [1, 9, 12, 1, 2, 2]]);
     expect([...busyShares(bars, 3, 0, 12)]).toEqual([4 / 12, 4 / 12, 6 / 12]);
     expect([...busyShares(bars, 3, 6, 10)]).toEqual([0, 0, 3 / 4]);
+    expect([...knownShares([[3, 0.5], [1, 0.25]], [{ rank: 1 }, { rank: 2 }, { rank: 3 }])]).toEqual([0.25, 0, 0.5]);
 
     // Only new spans are read: an attempt that has just ended, but not one that still runs.
     model.apply({ snapshot: false, spans: [[1, 2, [7], 9, 20, "pruned"], [2, 1, [0], 5, null, "running"]] });

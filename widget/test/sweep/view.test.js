@@ -167,6 +167,16 @@ describe("commands on the sweep", () => {
     expect(sent.at(-1)).toMatchObject({ kind: "add", trials: 25 });
   });
 
+  test("says beside each figure that its trials are a sample", () => {
+    shown();
+    expect(document.body.textContent).not.toContain("a sample");
+    deliver({ ...snapshot(12), of: 1000 });
+    drawn();
+    const captions = [...document.querySelectorAll(".nbs-figures-area figcaption")];
+    expect(captions.length).toBe(5);
+    for (const caption of captions) expect(caption.textContent).toContain("a sample: 12 of 1,000 trials");
+  });
+
   test("its end, after a confirmation", () => {
     shown();
     button("Stop sweep").click();

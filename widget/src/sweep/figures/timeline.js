@@ -147,7 +147,10 @@ class Timeline {
   /** Draws the names of engines and their busy shares. @param {Drawing} page @param {Plot} plot */
   drawLanes({ canvas, theme, font }, plot) {
     const shown = `${plot.from},${this.now}`;
-    if (shown !== this.shownOf) this.shares = busyShares(this.bars, this.lanes.length, plot.from, this.now);
+    const busy = this.window ? undefined : this.model.status?.busy; // of all trials, where the bars are a sample
+    if (shown !== this.shownOf) {
+      this.shares = busy ? knownShares(busy, this.lanes) : busyShares(this.bars, this.lanes.length, plot.from, this.now);
+    }
     this.shownOf = shown;
     const every = Math.ceil(LABEL / plot.lane);
     canvas.font = font;
@@ -453,6 +456,12 @@ export function contiguousRuns(lanes) {
     else runs.push([lane, lane]);
   }
   return runs;
+}
+
+/** The busy share of each lane from the kernel's own count. @param {[number, number][]} busy rank and share @param {{ rank: number }[]} lanes */
+export function knownShares(busy, lanes) {
+  const shares = new Map(busy);
+  return Float64Array.from(lanes, ({ rank }) => shares.get(rank) ?? 0);
 }
 
 /** The share of a time range in which each lane had a trial, from 0 to 1. @param {Iterable<Bar>} bars @param {number} count of lanes @param {number} from @param {number} to */
