@@ -53,9 +53,15 @@ interface Output {
   setData(options: { data: Record<string, unknown> }): void;
 }
 
-interface Outputs {
+/** The outputs of a code cell, as JupyterLab has them. */
+export interface Outputs {
   readonly model: { readonly length: number; get(index: number): Output };
   readonly widgets: readonly { readonly node: HTMLElement }[];
+}
+
+/** Whether an output is the live view of a run or sweep. */
+export function isLiveOutput(data: Readonly<Record<string, unknown>>): boolean {
+  return [RUN, SWEEP].some(({ mimeType }) => liveId(data[mimeType]) !== null);
 }
 
 function replaceAll(panel: NotebookPanel, ends: Ends, look: () => void): void {
