@@ -3,10 +3,12 @@ import { AnnotationList } from "../chart/annotations.js";
 import { Chart } from "../chart/chart.js";
 import { Curves, lineLabel, linesOf } from "../chart/curves.js";
 import { extent, valuesWithin } from "../chart/domain.js";
+import { button } from "../dom/buttons.js";
 import { make } from "../dom/elements.js";
 import { captureKeys } from "../dom/keyboard.js";
 import { readColours } from "../dom/theme.js";
 import { formatCount, formatValue, shortTask, stepUnit } from "../text/format.js";
+import { chartsAsCanvas, curvesAsCsv, download } from "./export.js";
 import { GpuSection } from "./gpus.js";
 import { FINAL_STATES, Header } from "./header.js";
 import { InputSection } from "./input.js";
@@ -83,7 +85,7 @@ export class RunView {
     /** @type {unknown} */
     this.summaries = [];
     this.output = new Output(name);
-    this.table = new DataTable(this.shared);
+    this.table = new DataTable(this.shared, (kind) => this.save(kind));
     this.toolbar = new ChartToolbar(this.shared.options, () => (this.keepSettings(), this.redraw()), () => this.zoom(null), this.picker.element);
     this.grid = make("div", { class: "nbd-charts" });
     this.annotations = new AnnotationList();
@@ -147,6 +149,13 @@ export class RunView {
     saveSettings(this.head.run, { ...this.shared.options, table: this.table.element.open });
   }
 
+  /** @param {"csv" | "png"} kind */
+  save(kind) {
+    const name = `${this.head.run || this.head.title || "run"}.${kind}`;
+    if (kind === "csv") download(new Blob([curvesAsCsv(this.head.charts, this.shared)], { type: "text/csv" }), name);
+    else chartsAsCanvas(this.charts, this.shared.colours).toBlob((blob) => blob && download(blob, name));
+  }
+
   /** @param {[number, number] | null} range */
   zoom(range) {
     this.shared.zoomed = range;
@@ -208,12 +217,14 @@ export class RunView {
 const HEADINGS = (/** @type {string} */ one) => ["curve", "latest", `at ${one}`, "lowest", "highest", "points"];
 
 export class DataTable {
-  /** @param {import("../chart/chart.js").Shared} shared */
-  constructor(shared) {
+  /** @param {import("../chart/chart.js").Shared} shared @param {(kind: "csv" | "png") => void} save */
+  constructor(shared, save) {
     this.shared = shared;
     this.body = make("tbody");
     this.head = make("tr");
     this.element = make("details", { class: "nbd-data", id: shared.table }, make("summary", {}, "Data table"),
+      make("div", { class: "nbd-export" }, button("Save CSV", "Save the points of the drawn curves", () => save("csv")),
+        button("Save PNG", "Save the charts as they are drawn", () => save("png"))),
       make("div", { class: "nbd-scroll", tabindex: "0", role: "group", "aria-label": "Data table" },
         make("table", {}, make("caption", {}, "The curves of the charts above"), make("thead", {}, this.head), this.body)));
     this.unit = "";
