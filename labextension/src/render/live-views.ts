@@ -24,6 +24,7 @@ export const PATIENCE = 5000;
 export function watchViews(panel: NotebookPanel, autosaves: () => boolean): void {
   const saver: Saver = { seen: new WeakSet(), autosaves };
   const ends: Ends = new WeakMap();
+  const focus = new FocusKeeper();
   let due = 0;
   const look = (): void => {
     due ||= requestAnimationFrame(() => {
@@ -31,18 +32,40 @@ export function watchViews(panel: NotebookPanel, autosaves: () => boolean): void
       if (!panel.isDisposed) {
         saveNewViews(panel, saver);
         replaceAll(panel, ends, look);
+        focus.look();
       }
     });
   };
   const drawn = new MutationObserver(look);
   drawn.observe(panel.content.node, { childList: true, subtree: true });
   panel.content.node.addEventListener('focusout', look);
+  panel.content.node.addEventListener('focusin', () => focus.look());
   void panel.sessionContext.ready.then(look);
   panel.sessionContext.kernelChanged.connect(look);
   panel.disposed.connect(() => {
     cancelAnimationFrame(due);
     drawn.disconnect();
   });
+}
+
+/** Gives the focus of a view that was replaced to the output in its place, instead of to the page. */
+export class FocusKeeper {
+  look(): void {
+    const active = document.activeElement;
+    if (active && active !== document.body) {
+      this.held = active.closest(VIEW) ? { active, cell: active.closest('.jp-Cell') } : null;
+      return;
+    }
+    const { held } = this;
+    this.held = null;
+    const output = held && !held.active.isConnected && held.cell?.querySelector<HTMLElement>('.jp-OutputArea-output');
+    if (output) {
+      output.tabIndex = -1;
+      output.focus({ preventScroll: true });
+    }
+  }
+
+  private held: { active: Element; cell: Element | null } | null = null;
 }
 
 /** When a view that was seen at work has ended: its time, or NaN while it works. */

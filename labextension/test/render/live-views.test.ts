@@ -2,7 +2,7 @@
 
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import type { NotebookPanel } from '@jupyterlab/notebook';
-import { PATIENCE, replaceDeadViews } from '../../src/render/live-views';
+import { FocusKeeper, PATIENCE, replaceDeadViews } from '../../src/render/live-views';
 import { saveNewViews } from '../../src/render/save-views';
 
 const WIDGET = 'application/vnd.jupyter.widget-view+json';
@@ -80,6 +80,24 @@ describe('a view that has ended', () => {
     look();
     expect(model.data).toEqual({ 'text/plain': WORDS, [RUN]: LIVE });
   });
+});
+
+test('the focus of a replaced view goes to its output, and one that was left stays left', () => {
+  const { node, drawn } = output(view('running'), {});
+  node.className = 'jp-Cell';
+  const keeper = new FocusKeeper();
+  const button = drawn.querySelector('button')!;
+  button.focus();
+  keeper.look();
+  button.blur();
+  keeper.look();
+  expect(document.activeElement).toBe(document.body);
+  button.focus();
+  keeper.look();
+  drawn.replaceChildren('the picture');
+  button.blur();
+  keeper.look();
+  expect(document.activeElement).toBe(drawn);
 });
 
 describe('a notebook with a new view', () => {
