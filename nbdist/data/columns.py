@@ -143,7 +143,8 @@ def pairs(upstream: Blocks, label: str, run: Pass) -> Iterator[Block]:
         if isinstance(block, Table):
             yield Table((0, 1), pair(dict(zip(block.structure, block.columns, strict=True)), label))
         else:
-            yield [pair(row, label) for row in block]
+            rows: list[Any] = list(block)
+            yield [pair(row, label) for row in rows]
 
 
 def pair(row: Mapping[str, Any], label: str) -> tuple[NDArray[Any], Any]:

@@ -37,8 +37,16 @@ def evaluation_batches(data: Any) -> Dataset:
 
 
 def require_numbers(what: str, dataset: Dataset) -> None:
-    """Raise InvalidArgumentError if a dataset has text, objects or dates in it."""
-    require_number_dtypes(what, [part.dtype for part in leaves_of(dataset.element_spec)])
+    """Raise InvalidArgumentError if a dataset has text, objects or dates in it, or named values."""
+    spec = dataset.element_spec
+    if isinstance(spec, dict):
+        names = ", ".join(map(repr, spec))
+        raise InvalidArgumentError(
+            f"{what}: the batches of the dataset are dicts ({names:.200}), and {what} takes (x, y): read the "
+            "file with label='NAME', which makes an array of the other columns (csv, parquet, from_frame), "
+            "or end with map(lambda row: (row['x'], row['y']))"
+        )
+    require_number_dtypes(what, [part.dtype for part in leaves_of(spec)])
 
 
 def require_number_dtypes(what: str, dtypes: Iterable[np.dtype[Any]]) -> None:
@@ -79,13 +87,6 @@ def _pair(data: Any) -> tuple[Any, Any]:
 def example_shape(dataset: Dataset) -> tuple[int, ...]:
     """Return the shape of one example, or raise if the dataset has no batches of such."""
     spec = dataset.element_spec
-    if isinstance(spec, dict):
-        names = ", ".join(map(repr, spec))
-        raise InvalidArgumentError(
-            f"the batches of the dataset are dicts ({names:.200}), and training takes (x, y): read the file "
-            "with label='NAME', which makes an array of the other columns (csv, parquet, from_frame), or end with "
-            "map(lambda row: (row['x'], row['y']))"
-        )
     parts = leaves_of(spec)
     first = parts[0]
     if any(part.shape == () for part in parts):

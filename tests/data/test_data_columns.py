@@ -110,7 +110,7 @@ def test_a_label_makes_pairs_for_fit(tmp_path: Path) -> None:
         list(Dataset.csv(tmp_path / "a.csv", label="y"))
     with pytest.raises(InvalidArgumentError, match="label is 'z', and there is no such column"):
         list(Dataset.csv(tmp_path / "a.csv", label="z"))
-    with pytest.raises(InvalidArgumentError, match=r"are dicts \('a', 'name'.*label='NAME'"):
+    with pytest.raises(InvalidArgumentError, match=r"fit: .* are dicts \('a', 'name'.*label='NAME'"):
         model.fit(Dataset.csv(tmp_path / "a.csv").batch(2))
 
 
