@@ -141,7 +141,8 @@ def pairs(upstream: Blocks, label: str, run: Pass) -> Iterator[Block]:
     """Yield (x, y) for rows of named values: y is the column ``label``, x an array of all others."""
     for block in upstream(run):
         if isinstance(block, Table):
-            yield Table((0, 1), pair(dict(zip(block.structure, block.columns, strict=True)), label))
+            columns: dict[Any, Any] = dict(zip(block.structure, block.columns, strict=True))
+            yield Table((0, 1), pair(columns, label))
         else:
             rows: list[Any] = list(block)
             yield [pair(row, label) for row in rows]
