@@ -14,7 +14,7 @@ let broken = false;
 const model = {
   send: (/** @type {any} */ message) => {
     if (broken) throw new Error("the kernel has ended");
-    sent.push(message);
+    if (message.kind !== "focus") sent.push(message); // a form that opens has the focus
   },
   on: (/** @type {string} */ _, /** @type {any} */ handler) => (deliver = handler),
   off: () => (deliver = () => {}),
