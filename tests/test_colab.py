@@ -23,6 +23,11 @@ model.compile(nb.optim.SGD(lr), "sparse_categorical_crossentropy", metrics=["acc
 history = model.fit(x, y, batch_size=100, epochs=2)
 """.strip()
 BEST = "print('trials', len(sweep.trials), 'best', sweep.best.number)"
+GRAPH = """
+import numpy as np
+v = nb.constant(np.arange(3.0))
+print("where", nb.Session().run(np.where(v > 1, np.concatenate([v[:1], v[:2]]), np.dot(v, v))).tolist())
+""".strip()
 TORCH = """
 %%distribute --framework torch --on worker:0-1
 import torch, torch.distributed as dist
@@ -47,7 +52,7 @@ def cells() -> list[str]:
         for source in quickstart
     ]
     assert short[-1] == "%cluster stop"
-    return [*short[:-1], SWEEP, BEST, TORCH, short[-1]]
+    return [*short[:-1], SWEEP, BEST, GRAPH, TORCH, short[-1]]
 
 
 def test_the_versions_are_those_of_colab() -> None:
@@ -82,6 +87,7 @@ def test_the_quickstart_a_sweep_and_a_cell_of_pytorch_run(
     assert not [output for output in outputs if output.output_type == "error"]
     printed = "".join(text_of(output) for output in outputs)
     assert "trials 2 best 1" in printed
+    assert "where [5.0, 5.0, 1.0]" in printed  # functions of NumPy in C, which do not tell their parameters
     assert "ranks 2" in printed
     assert "of the test digits" in printed
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]

@@ -436,10 +436,21 @@ def _dtype_beside(op_name: str, value: Any, dtypes: Sequence[np.dtype[Any]], pla
     return beside
 
 
+PARAMETERS: dict[Callable[..., Any], Callable[..., Any]] = {
+    np.concatenate: lambda arrays, /, axis=0, out=None, *, dtype=None, casting="same_kind": None,
+    np.dot: lambda a, b, out=None: None,
+    np.inner: lambda a, b, /: None,
+    np.reshape: lambda a, /, shape, order="C", *, copy=None: None,
+    np.vdot: lambda a, b, /: None,
+    np.where: lambda condition, x=None, y=None, /: None,
+}
+"""Parameters of functions that do not tell them in NumPy before 2.4 (those in C), or have others in 2.0."""
+
+
 @cache
 def signature(function: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a function."""
-    return inspect.signature(function)
+    return inspect.signature(PARAMETERS.get(function, function))
 
 
 def _by_numpys_names(

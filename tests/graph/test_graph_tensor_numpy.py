@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.tensor import FUNCTIONS, Graph, Tensor, Variable, placeholder
+from nbdist.graph.tensor import FUNCTIONS, PARAMETERS, Graph, Tensor, Variable, placeholder, signature
 
 # As docs list them; a name that is not tried below fails the test.
 NAMES = [
@@ -398,6 +399,18 @@ CALLS += [
 
 def evaluate(tensor: Tensor, feeds: list[Any], arrays: list[Any]) -> Any:
     return compile_program([tensor], feeds=feeds, shapes=[a.shape for a in arrays])(*arrays)[0]
+
+
+@pytest.mark.parametrize("function", PARAMETERS, ids=lambda function: function.__name__)
+def test_the_parameters_are_those_of_the_newest_numpy(function: Callable[..., Any]) -> None:
+    if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        assert str(signature(function)) == str(inspect.signature(function))
+
+
+def test_the_parameters_of_each_function_are_known() -> None:
+    for function in FUNCTIONS:
+        if not isinstance(function, np.ufunc):
+            assert signature(function).parameters
 
 
 def test_every_listed_name_is_tried() -> None:
