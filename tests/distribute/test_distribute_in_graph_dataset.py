@@ -280,7 +280,7 @@ def test_reading_is_in_the_timeline(strategies: Callable[..., InGraphStrategy]) 
         (Dataset.from_generator(lambda: iter([(X[:4], Y[:4])])), r"from_generator\(\).*feed from the client"),
         (Dataset.from_arrays(X, Y), "single examples, not batches"),
         (Dataset.from_arrays(X).batch(5), r"training takes batches of \(x, y\)"),
-        (Dataset.from_arrays({"x": X, "y": Y}).batch(5), r"training takes batches of \(x, y\)"),
+        (Dataset.from_arrays({"x": X, "y": Y}).batch(5), r"batches of the dataset are dicts \('x', 'y'\)"),
         (Dataset.from_arrays((X, Y), Y).batch(5), r"training takes batches of \(x, y\)"),
         (Dataset.from_arrays(X, Y.astype("f4")).batch(5), r"takes class numbers \(integers\)"),
         (Dataset.from_arrays(X, Y).batch(3).batch(2), r"a batch of the dataset is \(\?, \?, 6\)"),

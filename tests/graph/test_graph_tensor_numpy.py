@@ -583,6 +583,18 @@ def test_the_gradient_of_a_symmetric_matrix_reaches_what_it_was_made_of() -> Non
         (lambda x: np.sort(x, axis=2), "sort: axis 2 is out of range"),
         (lambda x: np.cumsum(x, axis=2), "cumsum: axis 2 is out of range"),
         (lambda x: np.bitwise_and(x, 1), "bitwise_and"),
+        (lambda x: np.einsum(x, x), "einsum takes subscripts as text"),
+        (lambda x: np.einsum(x, [0, 99]), "labels in lists are integers from 0 to 51"),
+        (lambda x: np.vsplit(x[0], 2), "vsplit takes an array of 2 dimensions or more"),
+        (lambda x: np.rollaxis(x, 0, 5), "rollaxis: start 5"),
+        (lambda x: np.rot90(x, axes=(0, -2)), "two different ones"),
+        (lambda x: np.diff(x, -1), "n is 0 or more"),
+        (lambda x: np.gradient(x, edge_order=3), "edge_order is 1 or 2"),
+        (lambda x: np.gradient(x, 1, 2, 3), "3 spacings for 2 axes"),
+        (lambda x: np.gradient(x, [1.0, 2.0]), "a number or 3 coordinates"),
+        (lambda x: np.cross(x, x), "takes vectors of 3 numbers"),
+        (lambda x: np.average(x, weights=np.ones(2)), "weights have the shape of the values"),
+        (lambda x: np.select([x > 1], []), "as many conditions as choices"),
     ],
 )
 def test_what_does_not_fit_is_said_when_the_graph_is_built(make: Callable[[Any], Any], words: str) -> None:

@@ -52,13 +52,13 @@ ROUTES = {
     "/nbdist/api/v1/clusters/([^/]+)/(grow|shrink|restart)": Route(
         f"{API}/clusters/{SECRET}/grow", {"POST": 202}
     ),
-    "/nbdist/api/v1/runs/([^/]+)(/data)?": Route(f"{API}/runs/{SECRET}", {**READ, "DELETE": 200}),
+    "/nbdist/api/v1/runs/([^/]+)(/data|/output)?": Route(f"{API}/runs/{SECRET}", {**READ, "DELETE": 200}),
     "/nbdist/api/v1/runs/([^/]+)/files/(.+)": Route(f"{API}/runs/{SECRET}/files/{SECRET}", READ),
     "/nbdist/api/v1/runs/([^/]+)/(stop|pause|resume|set)": Route(f"{API}/runs/{SECRET}/pause", {"POST": 202}),
     "/nbdist/api/v1/runs/([^/]+)/labels": Route(f"{API}/runs/{SECRET}/labels", {"POST": 200}),
     "/nbdist/api/v1/clean": Route(f"{API}/clean", {"POST": 200}),
     "/nbdist/api/v1/runs/([^/]+)/tensorboard": Route(f"{API}/runs/{SECRET}/tensorboard", {"POST": 200}),
-    "/nbdist/api/v1/sweeps/([^/]+)(/data)?": Route(f"{API}/sweeps/{SECRET}", READ),
+    "/nbdist/api/v1/sweeps/([^/]+)(/data|/output)?": Route(f"{API}/sweeps/{SECRET}", READ),
     "/nbdist/api/v1/sweeps/([^/]+)/(pause|resume|stop)": Route(f"{API}/sweeps/{SECRET}/stop", {"POST": 202}),
     "/nbdist/tensorboard/([^/]+)(/.*)?": Route(f"nbdist/tensorboard/{SECRET}/data/x", PAGE),
     "/nbdist(?:/.*)?": Route("nbdist/api/v2/state", {}, else_=404),

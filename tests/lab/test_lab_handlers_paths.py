@@ -21,6 +21,7 @@ NASTY = [
 ADDRESSES = [
     ("GET", "runs/{}"),
     ("GET", "runs/{}/data"),
+    ("GET", "runs/{}/output"),
     ("GET", "runs/{}/files/run.json"),
     ("GET", "runs/run-1/files/{}"),
     ("GET", "runs/run-1/files/{}/{}"),
@@ -30,6 +31,7 @@ ADDRESSES = [
     ("POST", "runs/{}/tensorboard"),
     ("GET", "sweeps/{}"),
     ("GET", "sweeps/{}/data"),
+    ("GET", "sweeps/{}/output"),
     ("POST", "sweeps/{}/pause"),
     ("DELETE", "clusters/{}"),
     ("POST", "clusters/{}/grow"),
