@@ -21,6 +21,7 @@ from nbdist.frameworks.keras.data import training_data
 from nbdist.frameworks.keras.data import validation_data as held_out_data
 from nbdist.frameworks.keras.model import KERAS_MODELS
 from nbdist.frameworks.keras.optimizers import clipping, scheduled_rate, translated
+from nbdist.frameworks.keras.unsupported import refuse_unsupported
 from nbdist.graph.backend import Array
 from nbdist.numbers import is_whole
 from nbdist.train.callbacks import Callback, History
@@ -54,7 +55,8 @@ def fit(
     - ``batch_size``: examples of a batch, for arrays; None for 32
     - ``epochs``: how often to go through the data, 1 or more
     - ``callbacks``: a list of ``keras.callbacks.Callback``, whose methods for epochs and trainings are
-      called, or of ``nb.train.Callback``. A learning rate that they set is that of the next update
+      called, or of ``nb.train.Callback``; one with methods for batches is refused. A learning rate that
+      they set is that of the next update
     - ``validation_split``: the part of the arrays that is held out, above 0 and below 1: their last rows; 0
       for none
     - ``validation_data``: arrays (x, y) or (x, y, sample_weight), or batches, evaluated by ``model.evaluate``
@@ -83,13 +85,14 @@ def fit(
     require_mean(model, weighted=len(data.element_spec) == 3, context=context)
     batches = nested(data)
     trained = KERAS_MODELS[keras.backend.backend()](model, data.element_spec, batches.opened)
+    theirs = [one for one in callbacks or () if not isinstance(one, Callback)]
+    refuse_unsupported(model, theirs)
     validate: Callable[[Sequence[Array]], dict[str, float]] | None = None
     if held_out is not None:
         validate = partial(trained.evaluated, data=held_out)
     own = [one for one in callbacks or () if isinstance(one, Callback)]
     for one in own:
         one.model = model
-    theirs = [one for one in callbacks or () if not isinstance(one, Callback)]
     rate_at = scheduled_rate(model.optimizer)
     adapters = [KerasCallbacks(trained, theirs, int(epochs), sets_rate=rate_at is None)] if theirs else []
     try:

@@ -72,6 +72,7 @@ def _of_loader(loader: Any) -> Batches:
     if (
         not plain
         or getattr(loader.sampler, "replacement", False)
+        or getattr(loader.sampler, "_num_samples", None) is not None
         or isinstance(loader.dataset, torch_data.IterableDataset)
     ):
         if isinstance(loader.dataset, torch_data.IterableDataset):
@@ -81,11 +82,25 @@ def _of_loader(loader: Any) -> Batches:
         note = f"{reads} in its own order on each worker: seed torch alike on all of them"
         return nested(Dataset.from_torch(loader), note)
     shuffle = isinstance(loader.sampler, torch_data.RandomSampler)
-    note = (
-        f"num_workers={loader.num_workers} of the DataLoader is not used: each worker reads the rows of its "
-        "share itself (nb.data.Dataset reads ahead)" if loader.num_workers else ""
-    )  # fmt: skip
-    return _by_row(loader.dataset, loader.collate_fn, loader.batch_size, shuffle, loader.drop_last, note)
+    return _by_row(
+        loader.dataset, loader.collate_fn, loader.batch_size, shuffle, loader.drop_last, _unused(loader)
+    )
+
+
+def _unused(loader: Any) -> str:
+    """Return in words which settings of a loader have no effect."""
+    notes = []
+    if loader.num_workers:
+        own = " and worker_init_fn" if loader.worker_init_fn is not None else ""
+        notes.append(
+            f"num_workers={loader.num_workers}{own} of the DataLoader is not used: each worker reads the "
+            "rows of its share itself (nb.data.Dataset reads ahead)"
+        )
+    if loader.generator is not None or getattr(loader.sampler, "generator", None) is not None:
+        notes.append(
+            "the generator of the DataLoader is not used: the order of rows is of the run's seed (--seed)"
+        )
+    return "; ".join(notes)
 
 
 def _by_row(

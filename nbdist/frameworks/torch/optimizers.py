@@ -60,6 +60,11 @@ def translated(optimizer: Any, module: Any) -> Translated:
             f"take one of {SUPPORTED}. Any other optimizer works with DistributedDataParallel in a cell with "
             "--framework torch"
         )
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise InvalidArgumentError(
+            f"{kind.__name__} has hooks of its step, which a strategy would not call, as it makes the "
+            "updates where it keeps the parameters: do in a callback what the hooks do"
+        )
     decay = {id(one): float(group["weight_decay"]) for group in groups for one in group["params"]}
     decoupled = kind.__name__ == "AdamW" or any(group.get("decoupled_weight_decay") for group in groups)
     _require_equal(optimizer, decoupled)
