@@ -31,7 +31,7 @@ from nbdist.train.boundary import Boundary, describe_nonfinite, read_step
 from nbdist.train.context import current
 from nbdist.train.custom.replicas import StepRecorder, StepTimes
 from nbdist.train.device import on_device
-from nbdist.train.loop import share_fixed
+from nbdist.train.fixed import share_fixed
 from nbdist.train.strategy import Replica, RetryStep
 from nbdist.train.weighing import counted_in, measures_of, own_loss
 

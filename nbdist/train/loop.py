@@ -62,6 +62,7 @@ from nbdist.train.boundary import Boundary, check_policy, describe_nonfinite, re
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, Control, current, save_variables
 from nbdist.train.device import on_device
+from nbdist.train.fixed import share_fixed
 from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.resume import EpochBatches
 from nbdist.train.resume_loop import Config, ResumeAdapter
@@ -295,22 +296,6 @@ def _require_room(context: Context, model: Trainable, optimizer: Optimizer) -> N
         f"the training: weights, a copy, gradients and the slots of {type(optimizer).__name__} (most of "
         f"it, {most:,} bytes, for {name} {shape})",
     )
-
-
-def share_fixed(context: Context, model: Trainable) -> None:
-    """Give this process the chief's values of what no step changes; a process that joins gets them later."""
-    world = context.world
-    if not model.fixed or world.size == 1 or world.rejoins:
-        return
-    group = world.group("frozen weights")
-    try:
-        for array in model.fixed:
-            group.broadcast(array, root=0, out=array)
-    except BaseException as error:
-        group.abort(f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        group.close()
 
 
 def _copy_to_model(model: Trainable, replica: Replica) -> None:

@@ -213,6 +213,23 @@ def test_a_frozen_worker_is_replaced_while_the_others_wait(start: Start, tmp_pat
     assert_as_one_device(cluster, run, gate)
 
 
+def test_a_new_process_has_the_frozen_weights_of_the_chief(start: Start, tmp_path: Path) -> None:
+    def frozen(gate: Path) -> str:
+        code = body(gate).replace("nb.nn.Dense(1)])", "nb.nn.Dense(1)], seed=os.getpid())")
+        return code.replace("model.compile", "model.layers[0].trainable = False\nmodel.compile")
+
+    cluster, gate = start(workers=2, ps=1), tmp_path / "gate"
+    run = start_run(frozen(gate), Options(strategy="ps", synchronous=True, seed=3), cluster=cluster)
+    until_all_reach(run, STEPS)
+    kill(cluster, 1)
+    until_joined(run)
+    gate.touch()
+    run.wait()
+    chief, new = cluster.run("model.weights", on=[0, 1])
+    for a, b in zip(chief, new, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_more_workers_die_than_there_are_backups(start: Start, tmp_path: Path) -> None:
     cluster, gate = start(workers=3, ps=1), tmp_path / "gate"
     options = Options(strategy="ps", synchronous=True, backups=1, seed=3)

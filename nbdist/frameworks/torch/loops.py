@@ -43,7 +43,7 @@ from nbdist.train.boundary import Boundary, describe_nonfinite, square_sum
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.custom.api import scoped
 from nbdist.train.device import on_device
-from nbdist.train.loop import share_fixed
+from nbdist.train.fixed import share_fixed
 from nbdist.train.strategy import RetryStep
 
 if TYPE_CHECKING:
