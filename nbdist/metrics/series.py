@@ -302,7 +302,8 @@ def mean_by_step(
 ) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
     """Return (steps, means) at the steps of any curve, at most ``most`` of them.
 
-    Curves that have ``ended`` count as well, but not beyond the last step of the others.
+    They end where the first of the curves ends: a mean of the others alone would jump there for no reason.
+    Curves that have ``ended`` count as well, and the others are not cut at their ends.
 
     A curve counts at a step between its first and last: with its own value where it has one (the newest, if
     a restart repeated the step), else on the straight line between its neighbours. Where its neighbours are
@@ -310,9 +311,9 @@ def mean_by_step(
 
     >>> a, b = (np.array([0, 2]), np.array([0.0, 2.0])), (np.array([1, 3]), np.array([3.0, 5.0]))
     >>> mean_by_step([a, b], most=100)
-    (array([0, 1, 2, 3], dtype=uint32), array([0., 2., 3., 5.]))
+    (array([0, 1, 2], dtype=uint32), array([0., 2., 3.]))
     """
-    reached = max((int(steps.max()) for steps, _ in curves if len(steps)), default=None)
+    reached = min((int(steps.max()) for steps, _ in curves if len(steps)), default=None)
     curves = [newest_by_step(*curve) for curve in [*curves, *(ended or [])] if len(curve[0])]
     grid = np.unique(np.concatenate([np.empty(0, np.uint32), *(steps for steps, _ in curves)]))
     if reached is not None:

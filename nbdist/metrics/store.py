@@ -145,8 +145,9 @@ class RunStore:
     ) -> tuple[Steps, Floats]:
         """Return (steps, values): the mean over replicas by step, of each replica's `trend`.
 
-        Between its own points a replica counts with a straight line; before its first and after its last it
-        does not count. ``ended_replicas`` do not count beyond the last step of the others.
+        It ends at the last step that all replicas with this series have reached, without ``ended_replicas``
+        (lost ones, and those that have left). Between its own points a replica counts with a straight line;
+        before its first and after its last it does not count.
         """
         with self._lock:
             number = self._known(series)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.lab.readers.run_record import ReplicaProgress, RunProgress, parse_progress
+from nbdist.lab.readers.run_record import ReplicaProgress, RunProgress, ended_replicas, parse_progress
 
 
 def report(step: int, time: float, busy: float, *, wait: float = 0.0, **more: Any) -> ReplicaProgress:
@@ -160,3 +160,11 @@ def test_any_json_never_raises(contents: list[dict[str, Any]], now: float) -> No
 
 def test_deeply_nested_json_is_ignored() -> None:
     assert parse_progress(b"[" * 60_000) is None
+
+
+def test_replicas_that_were_lost_stopped_reporting_before_the_others() -> None:
+    done = report(90, 60.0, 1.0, state="finished")
+    reports = {0: report(100, 60.0, 1.0), 1: report(50, 46.0, 1.0), 2: report(20, 44.0, 1.0), 3: done}
+    assert ended_replicas(reports, finished=False) == {2}
+    assert ended_replicas({**reports, 0: done}, finished=True) == {1, 2}
+    assert ended_replicas({}, finished=True) == frozenset()

@@ -265,6 +265,14 @@ def test_the_second_log_of_a_replaced_task_counts() -> None:
     assert only(Runs())["curve"]["x"] == [0, 1, 2, 3]
 
 
+def test_a_mean_ends_at_the_slowest_replica_that_was_not_replaced() -> None:
+    run = RunFolder("r1", workers=2, status="finished")
+    run.log(0, losses(3))
+    run.log(0, [("loss", 3, 4.0), ("loss", 4, 4.0)])  # by its new process
+    run.log(1, losses(8))
+    assert only(Runs())["curve"]["x"] == [0, 1, 2, 3, 4]
+
+
 def test_not_a_number_is_no_point_and_no_json() -> None:
     run = RunFolder("r1", workers=1, status="failed", error="the loss is nan")
     run.log(0, [("loss", 1, 2.0), ("loss", 2, float("inf")), ("loss", 3, float("nan")), ("loss", 4, 1.0)])

@@ -165,8 +165,23 @@ def test_the_aggregate_is_the_mean_by_step() -> None:
     store.extend(0, "loss", np.array([0, 10, 20]), np.array([0.0, 10.0, 20.0]), np.zeros(3))
     store.extend(1, "loss", np.array([5, 10]), np.array([15.0, 20.0]), np.zeros(2))
     steps, values = store.aggregate("loss")
-    assert steps.tolist() == [0, 5, 10, 20]
-    assert values.tolist() == [0.0, 10.0, 15.0, 20.0]
+    assert steps.tolist() == [0, 5, 10]
+    assert values.tolist() == [0.0, 10.0, 15.0]
+
+
+def test_the_mean_ends_where_the_slowest_replica_is() -> None:
+    """Of losses that fall alike, one replica's alone are lower: the mean would fall for no reason."""
+    store, replicas = RunStore(), {0: 60, 1: 30, 2: 10}
+    for replica, made in replicas.items():
+        steps = np.arange(made)
+        store.extend(replica, "loss", steps, 2.0 - steps / 100 - replica, np.zeros(made))
+    steps, values = store.aggregate("loss")
+    np.testing.assert_array_equal(steps, np.arange(10))
+    np.testing.assert_allclose(values, 1.0 - np.arange(10) / 100)
+    steps, values = store.aggregate("loss", ended_replicas={2})  # was lost at its step 10
+    assert steps[-1] == 29
+    np.testing.assert_allclose(values[10:], 1.5 - np.arange(10, 30) / 100)
+    assert store.aggregate("loss", ended_replicas={0, 1, 2})[0][-1] == 59
 
 
 @given(st.lists(VALUES.filter(len), min_size=1, max_size=3))
@@ -192,7 +207,7 @@ def test_many_points_are_averaged_on_a_bounded_grid() -> None:
     ]
     steps, means = mean_by_step(curves, most=500)
     assert len(steps) == 500
-    assert (steps[0], steps[-1]) == (0, 99_999)
+    assert (steps[0], steps[-1]) == (0, min(int(curve[0][-1]) for curve in curves))
     assert np.allclose(means, 2.0)
 
 

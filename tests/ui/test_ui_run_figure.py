@@ -32,6 +32,18 @@ def test_several_replicas_have_pale_points_a_line_each_and_a_mean() -> None:
     assert lines["mean over replicas"][10:].max() < 2.1  # the first ones are single points
 
 
+def test_the_mean_ends_where_the_slowest_replica_is_unless_it_was_lost() -> None:
+    store = RunStore()
+    for replica, made in enumerate((40, 25)):
+        store.extend(replica, "loss", np.arange(made), np.ones(made), np.arange(made) / 10)
+
+    def last(ended: tuple[int, ...]) -> int:
+        [axes] = draw(store, plan_charts(store.series), TASKS, ended_replicas=ended).axes
+        return int(axes.get_lines()[-1].get_xdata()[-1])
+
+    assert (last(()), last((1,))) == (24, 39)
+
+
 def test_one_replica_has_a_training_line_over_its_points() -> None:
     assert list(lines_of(noisy(1))) == [EACH, "training"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from nbdist.errors import DataLossError, NbdistError
 from nbdist.lab.readers.files import Tail, open_regular
 from nbdist.lab.readers.run_record import rounded
 from nbdist.metrics.log import FORMAT, MAGIC, LogPart, by_series, damage, parse
-from nbdist.metrics.series import Trend, mean_by_step
+from nbdist.metrics.series import Curve, Trend, mean_by_step
 from nbdist.metrics.store import RunStore
 from nbdist.ui.widgets.run_feed import NOT_CURVES
 
@@ -93,12 +93,25 @@ class Curves:
         """Bytes of all logs at the last read."""
         return sum(log.tail.size for log in self._logs.values())
 
-    def curve(self) -> tuple[list[int], list[float]]:
-        """Return (steps, values) of at most sixty finite points."""
-        trends = [log.trends[self.metric].curve() for log in self._logs.values() if self.metric in log.trends]
-        if not trends:
+    def curve(self, ended_replicas: Collection[int] = ()) -> tuple[list[int], list[float]]:
+        """Return (steps, values) of at most sixty finite points of the mean.
+
+        ``ended_replicas``, by the numbers of their logs, were lost or have left: they do not cut the mean.
+        """
+        logs = [log for log in self._logs.values() if self.metric in log.trends]
+        if not logs:
             return [], []
-        steps, values = mean_by_step(trends, most=MAX_POINTS)
+        newest: dict[int, Curve] = {}  # a replica whose process was replaced has several logs
+        there: list[Curve] = []
+        ended: list[Curve] = []
+        for log in logs:
+            made = log.trends[self.metric].curve()  # type: ignore[index]
+            before = newest.get(log.number)
+            newest[log.number] = made if before is None or made[0][-1] > before[0][-1] else before
+            ended += [] if before is None else [made if newest[log.number] is before else before]
+        for number, made in newest.items():
+            (ended if number in ended_replicas else there).append(made)
+        steps, values = mean_by_step(there, most=MAX_POINTS, ended=ended)
         finite = np.isfinite(values)
         return steps[finite].tolist(), [rounded(value, DIGITS) for value in values[finite].tolist()]
 

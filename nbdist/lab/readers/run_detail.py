@@ -22,9 +22,12 @@ from nbdist.lab.readers.run_record import (
     ACTIVE,
     LONGEST,
     MAX_PROGRESS_BYTES,
+    ReplicaProgress,
     RunRecord,
+    ended_replicas,
     listed,
     mapping,
+    parse_progress,
     record_of,
     text,
     whole,
@@ -168,8 +171,10 @@ def summary_of(
     rate = item["steps_per_second"]
     if rate is None and item["step"] and seconds and not record.resumed_from:
         rate = item["step"] / seconds
+    said = {i: report for i, report in enumerate(reports_of(Path(item["folder"]), record)) if report}
+    ended = ended_replicas(said, item["status"] == "finished")
     finals = {name: values[-1] for chart in charts for name in chart.names
-              if len(values := store.aggregate(name)[1])}  # fmt: skip
+              if len(values := store.aggregate(name, ended_replicas=ended)[1])}  # fmt: skip
     alone = item["replicas"] == 1 or record.synchronous
     devices = list(record.devices) or devices_now(Path(item["folder"]), record)
     return Summary(
@@ -186,6 +191,7 @@ def summary_of(
             *([f"continues run {record.resumed_from}"] if record.resumed_from else []),
             *more,
         ],
+        ended_replicas=ended,
         trained_on=trained_on(devices),
         warning=device_warning(devices),
         input=input_now(Path(item["folder"]), record),
@@ -200,13 +206,29 @@ def input_now(folder: Path, record: RunRecord) -> dict[str, Any] | None:
     return input_shown(dict(enumerate(mapping(one.get("input")) for one in said)), tasks)
 
 
+def reports_of(folder: Path, record: RunRecord) -> list[ReplicaProgress | None]:
+    """Return the report of each replica; None where there is no progress file, or a damaged one."""
+    return [
+        parse_progress(progress_bytes(folder, record, number, rank))
+        for number, rank in enumerate(record.workers)
+    ]
+
+
 def progress_of(folder: Path, record: RunRecord, number: int, rank: int) -> Mapping[str, Any]:
     """Return what the progress file of a replica says; nothing if there is none, or a damaged one."""
-    file = f"progress-{number if record.in_graph else rank:04d}.json"
     try:
-        return mapping(json.loads(read_bounded(folder / file, MAX_PROGRESS_BYTES)))
-    except (OSError, ValueError, RecursionError, NbdistError):
+        return mapping(json.loads(progress_bytes(folder, record, number, rank)))
+    except (ValueError, RecursionError):
         return {}
+
+
+def progress_bytes(folder: Path, record: RunRecord, number: int, rank: int) -> bytes:
+    """Return the progress file of a replica; empty if there is none."""
+    try:
+        file = f"progress-{number if record.in_graph else rank:04d}.json"
+        return read_bounded(folder / file, MAX_PROGRESS_BYTES)
+    except (OSError, NbdistError):
+        return b""
 
 
 def devices_now(folder: Path, record: RunRecord) -> list[ReplicaDevice]:

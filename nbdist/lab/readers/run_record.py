@@ -379,6 +379,7 @@ def session_of(record: RunRecord) -> str:
 
 SPENT = (*BUSY, "wait")
 MAX_PROGRESS_BYTES = 1 << 16  # bytes of a progress file
+QUIET_SECONDS = 15.0  # without a report: then finished replicas count as abandoned by their client
 REPEAT_SECONDS = 2.5  # then an unchanged report is added again
 NO_METRICS = RunStore(limit=1, recent=1)  # the tracker wants a store; progress files suffice
 
@@ -445,6 +446,20 @@ def parse_progress(content: bytes) -> ReplicaProgress | None:
         rested=max(0.0, number(found.get("rested")) or 0.0),
         sessions=max(0, whole(found.get("sessions")) or 0),
         together=found.get("together") is True,
+    )
+
+
+def ended_replicas(reports: Mapping[int, ReplicaProgress], finished: bool) -> frozenset[int]:
+    """Return which replicas were lost or have left, as far as their last reports tell.
+
+    Their last state is not "finished": in a run that has ``finished``, or `QUIET_SECONDS` before the newest
+    report of another.
+    """
+    newest = max((one.time for one in reports.values()), default=0.0)
+    return frozenset(
+        number
+        for number, one in reports.items()
+        if one.state != "finished" and (finished or newest - one.time > QUIET_SECONDS)
     )
 
 

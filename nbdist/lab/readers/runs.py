@@ -41,12 +41,14 @@ from nbdist.lab.readers.run_record import (
     ACTIVE,
     LONGEST,
     MAX_PROGRESS_BYTES,
+    QUIET_SECONDS,
     FolderStatus,
     ReplicaProgress,
     RunProgress,
     RunRecord,
     browse_path,
     damaged,
+    ended_replicas,
     item_of,
     parse_progress,
     record_of,
@@ -159,7 +161,6 @@ class Runs:
 # A poll of a run that has ended and is read to its end costs one `stat`.
 
 PROGRESS = re.compile(r"progress-(\d{1,9})\.json")
-QUIET_SECONDS = 15.0  # without a report: then finished replicas count as abandoned by their client
 MOST_FILES = 10_000  # of a run's folder
 LONG = 32 << 20  # bytes of logs for which a note tells that reading takes some time
 NO_CURVE: tuple[list[int], list[float]] = ([], [])
@@ -296,7 +297,8 @@ class RunCache:
     def _read_logs(self, budget: Budget) -> None:
         try:
             if self._curves.read(budget):
-                self._curve = self._curves.curve()
+                over = self.record is not None and self.record.status == "finished"
+                self._curve = self._curves.curve(ended_replicas(self._reports, over))
         except ReplacedError:
             paths, self._curves, self._curve = self._curves.paths, Curves(self.folder), NO_CURVE
             self._curves.set_files(paths)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,9 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
     png = None
     if charts:
         png = picture(
-            store, charts, summary.tasks, limit=PICTURE_LIMIT, axis=axis, marks=summary.marks[:MOST_MARKS]
-        )
+            store, charts, summary.tasks, limit=PICTURE_LIMIT, axis=axis, marks=summary.marks[:MOST_MARKS],
+            ended_replicas=summary.ended_replicas,
+        )  # fmt: skip
     return run_output(store, charts, summary, png)
 
 
@@ -136,7 +137,7 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
     }
     room = limit - size(data)
     for trend, points in LIMITS:
-        series = list(curves(store, charts, trend, points))
+        series = list(curves(store, charts, trend, points, summary.ended_replicas))
         if size(series) <= room:
             break
     whole = len(series)
@@ -145,12 +146,15 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
     return {**data, "series": series, "left_out": whole - len(series)}
 
 
-def curves(store: RunStore, charts: Sequence[Chart], trend: int, points: int) -> Iterator[dict[str, Any]]:
+def curves(
+    store: RunStore, charts: Sequence[Chart], trend: int, points: int, ended_replicas: Collection[int] = ()
+) -> Iterator[dict[str, Any]]:
     """Yield the curves by priority: means, the replicas' trends, the replicas' points."""
     trained = [chart.train for chart in charts if chart.train is not None]
     replicas = sorted(store.replicas)
     for name in [name for chart in charts for name in chart.names]:
-        yield curve(name, "mean", "trend", *course(*store.aggregate(name), most=trend))
+        mean = store.aggregate(name, ended_replicas=ended_replicas)
+        yield curve(name, "mean", "trend", *course(*mean, most=trend))
     if len(replicas) > 1:  # the mean of one replica is its trend
         for replica in replicas[:MOST_REPLICAS]:
             for name in trained:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +34,7 @@ def picture(
     limit: int,
     axis: str = "steps",
     marks: Sequence[Mark] = (),
+    ended_replicas: Collection[int] = (),
 ) -> bytes:
     """Return a PNG of at most ``limit`` bytes, with the highest resolution that fits.
 
@@ -44,7 +45,7 @@ def picture(
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()  # a notebook's own style may be unsuitable
         warnings.simplefilter("ignore")  # about letters that the font lacks
-        figure = draw(store, charts, tasks, axis, marks)
+        figure = draw(store, charts, tasks, axis, marks, ended_replicas)
         dots = SHARPEST
         while len(png := encode(figure, dots)) > limit and dots > COARSEST:
             # The size is about proportional to the length of the edges; each attempt draws the figure again.
@@ -58,8 +59,12 @@ def draw(
     tasks: Sequence[str],
     axis: str = "steps",
     marks: Sequence[Mark] = (),
+    ended_replicas: Collection[int] = (),
 ) -> Figure:
-    """Return the figure: axes for each chart with its ``marks``, and one legend."""
+    """Return the figure: axes for each chart with its ``marks``, and one legend.
+
+    ``ended_replicas`` were lost or have left: they do not cut the mean.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -73,7 +78,8 @@ def draw(
     for index, chart in enumerate(charts):
         axes = figure.add_subplot(rows, columns, index + 1)
         axes.set_xlabel(axis, fontsize=8, color=MUTED)
-        fill(axes, chart.title, point_lines(store, chart), course_lines(store, chart, tasks))
+        lines = course_lines(store, chart, tasks, ended_replicas)
+        fill(axes, chart.title, point_lines(store, chart), lines)
         draw_marks(axes, marks)
         keys |= {str(line.get_label()): line for line in axes.get_lines() if is_key(line)}
     if keys:
@@ -199,7 +205,9 @@ def point_lines(store: RunStore, chart: Chart) -> list[Line]:
     return [(*store.points(replica, chart.train, limit=MOST_POINTS)[:2], style) for replica in replicas]
 
 
-def course_lines(store: RunStore, chart: Chart, tasks: Sequence[str]) -> list[Line]:
+def course_lines(
+    store: RunStore, chart: Chart, tasks: Sequence[str], ended_replicas: Collection[int] = ()
+) -> list[Line]:
     """Return the main lines in drawing order: the replicas' trends, their mean, the dashed validation."""
     lines: list[Line] = []
     replicas = sorted(store.replicas)
@@ -208,9 +216,9 @@ def course_lines(store: RunStore, chart: Chart, tasks: Sequence[str]) -> list[Li
     if chart.train is not None and replicas:
         name = "mean over replicas" if len(replicas) > 1 else "training"
         style: dict[str, Any] = {"color": TRAIN, "linewidth": 2.0, "label": name}
-        lines.append((*course(*store.aggregate(chart.train)), style))
+        lines.append((*course(*store.aggregate(chart.train, ended_replicas=ended_replicas)), style))
     if chart.validation is not None:
-        steps, values = course(*store.aggregate(chart.validation))
+        steps, values = course(*store.aggregate(chart.validation, ended_replicas=ended_replicas))
         style = {"color": VALIDATION, "linewidth": 1.6, "linestyle": (0, (4, 2)), "label": "validation"}
         if len(steps) <= FEW:
             style |= {"marker": "o", "markersize": 4, "markerfacecolor": PAPER}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ class Summary:
     error: str | None = None  # one line; the cell shows the traceback
     rows: Sequence[Mapping[str, object]] = ()
     remarks: Sequence[str] = ()  # remarks on faults, such as a lost replica
+    ended_replicas: Collection[int] = ()  # lost ones, and those that have left: they cut no mean
     trained_on: str = ""  # the devices that held the replicas' arrays, in one line
     warning: str = ""  # a GPU that was not used, and what to do
     input: Mapping[str, Any] | None = None  # the dataset's slow stage (see nbdist.ui.input_pipeline)
