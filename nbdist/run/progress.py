@@ -100,7 +100,7 @@ class Standing:
     learning_rate: float | None = None
     """In force; None where there is no single one."""
     epoch: int | None = None
-    """The epoch that the furthest replica is in, from 1 on; None where no ``fit`` trains."""
+    """The epoch that the replica is in which has most left, from 1 on; None where no ``fit`` trains."""
     epochs: int | None = None
     """The number of epochs that it trains for."""
     checkpoint: dict[str, Any] | None = None
@@ -364,7 +364,7 @@ class ProgressTracker:
         spent = [latest.spent for latest in self._latest]
         if self._transfers_in_waits:
             spent = with_exchange(spent)
-        furthest = max(self._latest, key=lambda latest: (latest.state not in ABSENT, latest.epoch or 0))
+        epoch, epochs = self._epoch()
         return Standing(
             state=next((state for state in (RUNNING, PAUSED) if state in states), min(states)),
             step=step,
@@ -397,13 +397,26 @@ class ProgressTracker:
                 for i, latest in enumerate(self._latest)
             ],
             learning_rate=self._rate(),
-            epoch=furthest.epoch,
-            epochs=furthest.epochs,
+            epoch=epoch,
+            epochs=epochs,
             checkpoint=self.checkpoint,
             servers=tuple(self._servers),
             lost_servers=tuple(self._lost_servers),
             apart=trained_apart([latest.apart for latest in self._latest], over=states <= {*OVER}),
         )
+
+    def _epoch(self) -> tuple[int | None, int | None]:
+        """Return the epoch of the run and their number: it has ended an epoch when all its replicas have.
+
+        Those that have ended, or are away, do not count before all have: a callback may have ended one early.
+        """
+        known = [latest for latest in self._latest if latest.epoch is not None]
+        training = [latest for latest in known if latest.state not in (*OVER, *ABSENT)]
+        if training:
+            last = min(training, key=lambda latest: latest.epoch or 0)
+        else:
+            last = max(known, key=lambda one: (one.state not in ABSENT, one.epoch or 0), default=_Replica())
+        return last.epoch, last.epochs
 
     def _rate(self) -> float | None:
         rates = {latest.rate for latest in self._latest if latest.rate is not None}

@@ -129,7 +129,9 @@ def test_everything_works_by_keyboard(place: Lab) -> None:
     press(page, "ArrowRight")
     expect(view.get_by_role("tab", name="worker 1")).to_have_attribute("aria-selected", "true")
     page.get_by_role("button", name="Stop", exact=True).focus()
-    press(page, "Enter")
+    press(page, "Enter")  # asks
+    expect(page.get_by_role("button", name="No", exact=True)).to_be_focused()
+    press(page, "Shift+Tab", "Enter")
     place.wait_done(2)
     place.run(3)
     printed = place.output(3).inner_text()

@@ -51,6 +51,7 @@ def test_cells_in_the_wrong_order_together_and_again(lab: Lab) -> None:
     wait_for_curve(page)
     assert output_text(lab, 5) == ""
     page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop it", exact=True).click()
     lab.wait_done(4)
     assert "■ stopped" in output_text(lab, 4)
     page.wait_for_function(

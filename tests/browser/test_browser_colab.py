@@ -54,6 +54,7 @@ def test_view_and_grid_are_drawn_and_steer_with_the_versions_of_colab(notebook: 
     live.get_by_role("button", name="Resume", exact=True).click()
     expect(live.get_by_role("button", name="Pause", exact=True)).to_be_visible()
     live.get_by_role("button", name="Stop", exact=True).click()
+    live.get_by_role("button", name="Stop it", exact=True).click()
     page.wait_for_function("() => Jupyter.notebook.get_cell(1).input_prompt_number !== '*'")
     expect(page.locator(".cell").nth(1).locator("img")).to_have_count(1)  # the picture that stays
     notebook.run(2, wait=False)

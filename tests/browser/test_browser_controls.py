@@ -128,10 +128,11 @@ def test_controls_act_while_the_cell_is_running(training: Lab, request: pytest.F
     training.screenshot(f"controls-{where}")
 
     page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop it", exact=True).click()
     expect(page.locator(LIVE)).to_have_count(0)
     training.wait_done(1)
     ended = float(json.loads((folder / "run.json").read_text())["ended"])
-    latencies["stop"] = ended - clock(page, "pressed", "Stop")
+    latencies["stop"] = ended - clock(page, "pressed", "Stop it")
     training.run(2)
     assert "stopped (359, 10)" in training.output(2).inner_text()
     for what, seconds in latencies.items():

@@ -54,6 +54,7 @@ def ended(lab: Lab) -> Path:
     lab.run(2, wait=False)
     wait_for_curve(page)
     page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop it", exact=True).click()
     lab.wait_done(2)
     lab.run(3)
     lab.run(4)

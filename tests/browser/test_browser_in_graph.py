@@ -61,6 +61,7 @@ def test_an_in_graph_cell_is_live_stops_and_freezes(lab: Lab) -> None:
     lab.screenshot("in-graph-running")
 
     page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop it", exact=True).click()
     expect(page.locator(LIVE)).to_have_count(0)
     lab.wait_done(1)
     shown = output_of(page, 1)

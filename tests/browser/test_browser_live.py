@@ -186,6 +186,7 @@ def test_the_stop_button_acts_while_the_cell_runs(lab: Lab) -> None:
     lab.run(0)
     lab.run(1, wait=False)
     page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop it", exact=True).click()
     lab.wait_done(1)
     expect(page.locator(".jp-Notebook")).to_contain_text("■ stopped")
 

@@ -100,6 +100,7 @@ def test_a_run_outlives_its_kernel_and_is_attached_again(lab: Lab, end: Any) -> 
     view.get_by_role("button", name="Resume", exact=True).click()
     expect(view.locator(".nbd-chip")).to_contain_text("running")
     view.get_by_role("button", name="Stop", exact=True).click()
+    view.get_by_role("button", name="Stop it", exact=True).click()
     expect(view).to_have_count(0)
     expect(lab.output(2).locator("img[src^='data:image/png']")).to_have_count(1)
     assert "■ stopped" in lab.output(2).inner_text()

@@ -90,11 +90,12 @@ def check_usable(lab: Lab) -> None:
 @exhaustive  # test_controls_act_while_the_cell_is_running, test_every_end_is_shown_without_a_kernel
 def test_the_stop_button_ends_a_real_run_and_freezes_its_view(training: Lab) -> None:
     page = training.page
+    page.get_by_role("button", name="Stop", exact=True).click()
     # The page notes the press: before it, the test looks for the button and waits until it stands still.
     page.evaluate(
         "addEventListener('click', () => { window.pressed = Date.now() }, {capture: true, once: true})"
     )
-    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop it", exact=True).click()
     pressed = page.evaluate("window.pressed") / 1000
     expect(page.locator(LIVE)).to_have_count(0)
     training.wait_done(1)
@@ -124,6 +125,7 @@ def test_a_reloaded_page_shows_the_run_again(training: Lab) -> None:
     wait_for_curve(page)
     record("reload: from the notebook to its curve, s", (page.evaluate("Date.now()") - ready) / 1000)
     page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop it", exact=True).click()
     expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("stopped")  # it has no other output
     training.wait_idle()
     training.screenshot("run-reloaded")
@@ -139,6 +141,7 @@ def test_a_second_tab_shows_the_same_run(training: Lab) -> None:
     before = first.locator(f"{LIVE} .nbd-plot").first.get_attribute("aria-label")
     expect(first.locator(f"{LIVE} .nbd-plot").first).not_to_have_attribute("aria-label", before or "")
     second.get_by_role("button", name="Stop", exact=True).click()
+    second.get_by_role("button", name="Stop it", exact=True).click()
     expect(second.locator(f"{LIVE} .nbd-chip")).to_contain_text("stopped")
     expect(first.locator(LIVE)).to_have_count(0)
     expect(first.locator(".jp-OutputArea img[src^='data:image/png']")).to_have_count(1)
@@ -173,6 +176,7 @@ def test_a_slow_worker_is_named(lab: Lab) -> None:
     record("straggler: its step when seen to be named", int(re.sub(r"\D", "", steps.partition("·")[0])))
     lab.screenshot("run-straggler")
     page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop it", exact=True).click()
     lab.wait_done(1)
     lab.run_after_error(2)
     assert "is stopped" in output_of(page, 2)

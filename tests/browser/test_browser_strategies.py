@@ -66,6 +66,7 @@ def test_a_dead_worker_is_marked_in_the_live_and_the_frozen_view(lab: Lab) -> No
     lab.screenshot("strategies-dead")
 
     page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop it", exact=True).click()
     lab.wait_done(1)
     expect(page.locator(LIVE)).to_have_count(0)
     shown = output_of(page, 1)

@@ -275,6 +275,23 @@ def test_synchronous_replicas_step_together() -> None:
     assert standing.examples_per_second == 200
 
 
+def test_the_epoch_is_that_of_the_replica_which_has_most_left() -> None:
+    tally, store = ProgressTracker(3, synchronous=False), RunStore()
+
+    def epoch(number: int) -> dict[str, int]:
+        return {"epoch": number, "epochs": 40}
+
+    tally.update(0, report(100, state="finished") | epoch(40), 1.0)
+    tally.update(1, report(70) | epoch(28), 1.0)
+    assert (tally.standing(1.0, store).epoch, tally.standing(1.0, store).epochs) == (28, 40)
+    tally.update(2, report(5) | epoch(2), 1.0)
+    assert tally.standing(1.0, store).epoch == 2
+    tally.lose(2, 2.0)
+    assert tally.standing(2.0, store).epoch == 28
+    tally.update(1, report(75, state="finished") | epoch(30), 2.0)  # by a callback
+    assert (tally.standing(2.0, store).epoch, tally.standing(2.0, store).epochs) == (40, 40)
+
+
 def test_rates_cover_the_last_seconds() -> None:
     tally = ProgressTracker(1, synchronous=False)
     tally.update(0, report(0), 0.0)

@@ -53,13 +53,13 @@ export function confirmButton(text, title, question, yes, act) {
     act();
   });
   const no = button("No", "Cancel", () => ask(false));
-  go.classList.add("nbs-grave");
-  const confirmation = make("span", { class: "nbs-sure", role: "group", "aria-label": question }, question, go, no);
+  go.classList.add("nbd-grave");
+  const confirmation = make("span", { class: "nbd-sure", role: "group", "aria-label": question }, question, go, no);
   confirmation.hidden = true;
   confirmation.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     ask(false);
     event.stopPropagation();
   });
-  return Object.assign(make("span", { class: "nbs-twice" }, first, confirmation), { button: first });
+  return Object.assign(make("span", { class: "nbd-twice" }, first, confirmation), { button: first });
 }

@@ -1,6 +1,6 @@
 // The commands on a run: pause, checkpoint, stop, learning rate. Each is sent to the kernel and shown as
 // pending until the run's progress shows that it was carried out.
-import { button } from "../dom/buttons.js";
+import { button, confirmButton } from "../dom/buttons.js";
 import { make, setText } from "../dom/elements.js";
 import { LearningRateControl, sameRate } from "./learning-rate.js";
 
@@ -19,8 +19,9 @@ export class RunControls {
     this.kinds = [];
     this.pause = button("Pause", "Pause after the current step", () => this.ask(this.progress.state === "paused" ? "resume" : "pause"));
     this.checkpoint = button("Checkpoint", "Save a checkpoint now; training continues", () => this.ask("checkpoint"));
-    this.stop = button("Stop", "End the run and keep the trained parameters", () => this.ask("stop"));
-    this.element = make("div", { class: "nbd-actions", role: "group", "aria-label": "Run control" }, this.pause, this.checkpoint, this.stop);
+    this.end = confirmButton("Stop", "End the run and keep the trained parameters", "Stop the run?", "Stop it", () => this.ask("stop"));
+    this.stop = this.end.button;
+    this.element = make("div", { class: "nbd-actions", role: "group", "aria-label": "Run control" }, this.pause, this.checkpoint, this.end);
     this.rate = new LearningRateControl(name, (rate) => this.ask("set", rate));
   }
 
@@ -53,8 +54,8 @@ export class RunControls {
     const turning = this.pending.has("pause") ? "Pausing…" : this.pending.has("resume") ? "Resuming…" : "";
     this.pause.hidden = !can(paused ? "resume" : "pause");
     this.checkpoint.hidden = !can("checkpoint") || inSession; // the hooks of a session save its checkpoints
-    this.stop.hidden = !can("stop");
-    this.element.hidden = [this.pause, this.checkpoint, this.stop].every((one) => one.hidden);
+    this.end.hidden = !can("stop");
+    this.element.hidden = [this.pause, this.checkpoint, this.end].every((one) => one.hidden);
     const stopping = this.pending.has("stop") || state === "stopping";
     setLabel(this.stop, stopping ? "Stopping…" : "Stop", stopping);
     this.pause.title = paused ? "Continue with the next step" : "Pause after the current step";

@@ -39,12 +39,19 @@ describe("buttons", () => {
     expect(sent).toEqual([["pause", null], ["resume", null]]);
   });
 
-  test("stop is sent once", () => {
+  test("stop asks first, and is sent once", () => {
     const made = actions();
     made.show(TRAINING, ALL);
-    made.stop.click();
-    made.stop.click();
-    expect(made.stop.textContent).toBe("Stopping…");
+    const press = (/** @type {string} */ text) => [...made.end.querySelectorAll("button")].find((one) => one.textContent === text)?.click();
+    press("Stop");
+    expect(made.end.querySelector("[role=group]")?.getAttribute("aria-label")).toBe("Stop the run?");
+    expect(document.activeElement?.textContent).toBe("No"); // Enter once more stops nothing
+    press("No");
+    expect([document.activeElement, sent]).toEqual([made.stop, []]);
+    press("Stop");
+    press("Stop it");
+    press("Stopping…");
+    expect([made.stop.textContent, made.stop.hidden, document.activeElement]).toEqual(["Stopping…", false, made.stop]);
     expect(sent).toEqual([["stop", null]]);
   });
 
@@ -70,7 +77,7 @@ describe("buttons", () => {
   test("a plain cell can only be stopped, and an ended run not at all", () => {
     const made = actions();
     made.show({ state: "running" }, ALL);
-    expect([made.pause.hidden, made.checkpoint.hidden, made.stop.hidden, made.rate.element.hidden]).toEqual([true, true, false, true]);
+    expect([made.pause.hidden, made.checkpoint.hidden, made.end.hidden, made.rate.element.hidden]).toEqual([true, true, false, true]);
     made.show({ ...TRAINING, state: "finished" }, []);
     expect([made.element.hidden, made.rate.field.disabled]).toEqual([true, true]);
   });

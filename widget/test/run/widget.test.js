@@ -110,7 +110,7 @@ describe("the connection of the page", () => {
     see([{ isIntersecting: true }]);
     frame(1, true);
     vi.advanceTimersByTime(50);
-    /** @type {HTMLButtonElement | undefined} */ ([...document.querySelectorAll("button")].find((button) => button.textContent === "Stop"))?.click();
+    /** @type {HTMLButtonElement | undefined} */ ([...document.querySelectorAll("button")].find((button) => button.textContent === "Stop it"))?.click();
     expect(sent.at(-1)).toMatchObject({ kind: "stop" });
     broken = true;
     vi.advanceTimersByTime(5_000);
