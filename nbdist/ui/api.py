@@ -448,21 +448,20 @@ def attach_to_sweep(
 
 
 def dress(sweep: Sweep, live: bool) -> None:
-    """Give a sweep its display, and show it."""
-    sweep.shown_by, sweep.rerun_by = show_sweep, rerun
+    """Give a sweep its display, unless this kernel has given it one, and show it."""
+    if sweep.shown_by is print:
+        sweep.shown_by, sweep.rerun_by = partial(show_sweep, display=SweepDisplay(sweep)), rerun
     if live:
-        show_sweep(sweep)
+        sweep.shown_by(sweep)
 
 
-def show_sweep(sweep: Sweep) -> SweepDisplay:
-    """Show the grid of a sweep in this cell."""
-    display = SweepDisplay(sweep)
+def show_sweep(sweep: Sweep, display: SweepDisplay) -> SweepDisplay:
+    """Show the grid of a sweep in this cell, with the grids of other cells: one display has them all."""
     sweep.looking = partial(look, sweep, display)
     show_again_when_continued(sweep, display)
+    display.show_again()
     if sweep.over:
-        display.show_again()
         return display
-    display.show()
     follow_sweep_in_background(sweep, display)
     return display
 

@@ -7,6 +7,7 @@ from sweep_shown import BEGAN, ShownSweep
 from waiting import PATIENCE
 
 from nbdist.sweep.events import Asked, Started
+from nbdist.ui.api import dress
 from nbdist.ui.display.sweep import SweepDisplay, follow_sweep_in_background
 from nbdist.ui.frozen.sweep import SWEEP
 
@@ -283,3 +284,42 @@ def test_a_command_on_the_grid_of_a_finished_sweep_continues_it(sweep: ShownSwee
 
     asyncio.run(asyncio.wait_for(notebook(), 20))
     assert [word for word, *_ in said] == ["display", "update"]  # below the cell that shows it
+
+
+def test_all_cells_show_one_grid_of_a_finished_sweep(sweep: ShownSweep, said: Said) -> None:
+    """A command in one of them would otherwise leave the others, and the picture, as they were."""
+    shown = SweepDisplay(sweep, where="page")
+    shown.show()
+    sweep.end()
+    shown.finish()
+    shown.show_again()
+    shown.show_again()
+    (_, first, cell), (_, picture, _), (_, grid, below), (_, same, again) = said
+    assert SWEEP in picture
+    assert (grid is same, grid is first, below == again, below == cell) == (True, False, True, False)
+    del said[:]
+    sweep.state, sweep.over = "running", False  # by a command
+    shown.tick(1.0)
+    shown.tick(2.0)
+    assert said == [("update", grid, cell)]
+    sweep.end()
+    shown.finish()
+    assert [(word, output) for word, _, output in said[1:]] == [("update", cell), ("update", below)]
+    assert all(SWEEP in bundle for _, bundle, _ in said[1:])
+    shown.show_again()
+    assert said[-1][1] is not grid  # which is closed
+
+
+def test_show_uses_the_display_that_the_sweep_has(
+    sweep: ShownSweep, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbdist.ui.display.sweep.place", lambda: "page")
+    monkeypatch.setattr(sweep, "shown_by", print, raising=False)
+    dress(sweep, live=True)  # type: ignore[arg-type]  # its face is the same
+    dress(sweep, live=True)  # type: ignore[arg-type]  # as nb.attach does with a sweep of this kernel
+    assert said[0] == said[1]
+    sweep.end()
+    for _ in range(2):
+        sweep.shown_by(sweep)  # type: ignore[attr-defined]
+    assert SWEEP in said[2][1]
+    assert said[3] == said[4]

@@ -40,54 +40,59 @@ class SweepDisplay:
         self.sweep = sweep
         self.report = report
         self.where: Place = where or place()
-        self.display_id = uuid.uuid4().hex
+        self.display_id, self.again_id = uuid.uuid4().hex, uuid.uuid4().hex
+        """Those of the outputs that keep the picture, and of the grids shown after the end."""
+        self.outputs: list[str] = []
+        """The ids of the displayed outputs."""
         self.view: SweepView | None = None
-        self.shown = self.frozen = False
+        self.frozen = False
         self.line_due = self.ticked = float("-inf")
 
     def show(self) -> None:
         """Show the sweep on the page; a batch shows a line of text, a terminal nothing yet."""
         if self.where == "terminal":
             return
-        from IPython.display import display
-
-        self.shown = True
         if self.where == "batch":
-            display({"text/plain": f"{self.sweep.name}: running"}, raw=True, display_id=self.display_id)
+            self._display({"text/plain": f"{self.sweep.name}: running"}, self.display_id, raw=True)
             return
         self.view = self._make_view()
-        display(self.view, display_id=self.display_id)
+        self._display(self.view, self.display_id)
 
     def show_again(self) -> None:
-        """Show the sweep in another cell: the same grid while it runs, a separate one afterwards.
+        """Show the sweep in another cell: the same grid while it runs, another one afterwards.
 
-        The commands of a finished sweep's grid still work: one that adds trials continues the sweep, and a
-        picture replaces the grid at its end.
+        The commands of a finished sweep's grid still work: one that adds trials continues the sweep, all
+        outputs show the same grid again, and a picture replaces them at its end.
         """
-        self.frozen = self.frozen or self.sweep.over  # an ended sweep: the new grid is complete
-        if self.where == "terminal":
+        if self.where != "page":
             if self.sweep.over:
-                self.report(self._as_text())
-            return
-        from IPython.display import display
-
-        if self.where == "batch":
-            if self.sweep.over:
-                display(self._bundle(), raw=True)
-        elif self.sweep.over:
-            self.view, self.shown = self._make_view(), True
-            display(self.view, display_id=self.display_id)
+                self.frozen = True
+                if self.where == "terminal":
+                    self.report(self._as_text())
+                else:
+                    self._display(self._bundle(), self.again_id, raw=True)
+        elif not self.sweep.over:
+            if self.view is None:
+                self.show()
+            else:
+                self._display(self.view, self.display_id)  # the picture replaces both at the end
+        else:
+            if self.outputs and not self.frozen:
+                self.finish()
+            self.frozen = True  # the new grid is complete
+            if self.view is None or self.view.comm is None:  # its page has closed it
+                self.view = self._make_view()
+            self._display(self.view, self.again_id)
             self.view.finish()
             self.view.close_when_left()  # the output itself, so that a slow page needs no further message
-        elif self.view is None:
-            self.show()
-        else:
-            display(self.view, display_id=self.display_id)  # the picture replaces both at the end
 
     def tick(self, now: float | None = None) -> None:
         """Send new events, about ten times a second; ``now`` in seconds on a monotonic clock."""
         now = self.ticked = time.monotonic() if now is None else now
-        self.frozen = False  # it continued, so the frozen picture is outdated
+        if self.frozen:  # it continued, so the frozen picture is outdated
+            self.frozen = False
+            if self.view is not None and self.display_id in self.outputs:
+                self._update(self.view, self.display_id)
         if self.view is not None:
             self.view.finished = self.view.closes_unseen = False
             self.view.tick(now)
@@ -121,16 +126,28 @@ class SweepDisplay:
         if self.where == "terminal":
             self.report(self._as_text())
             return
-        from IPython.display import display, update_display
-
         if self.view is not None:
             self.view.finish()  # first, because drawing the picture takes time
-        put = update_display if self.shown else display
-        self.shown = True
-        put(self._bundle(), raw=True, display_id=self.display_id)
+        bundle = self._bundle()
+        for output in self.outputs:
+            self._update(bundle, output, raw=True)
+        if not self.outputs:
+            self._display(bundle, self.display_id, raw=True)
         if self.view is not None:
             self.view.close_unseen()
             self.view = None
+
+    def _display(self, what: object, output: str, **options: bool) -> None:
+        from IPython.display import display
+
+        if output not in self.outputs:
+            self.outputs.append(output)
+        display(what, display_id=output, **options)
+
+    def _update(self, what: object, output: str, **options: bool) -> None:
+        from IPython.display import update_display
+
+        update_display(what, display_id=output, **options)
 
     def _make_view(self) -> SweepView:
         from nbdist.ui.widgets.sweep import SweepView
@@ -141,8 +158,7 @@ class SweepDisplay:
 
     def _continue(self, view: SweepView) -> None:
         """Follow the sweep again after a command from a page's old grid continued it."""
-        self.view, self.frozen = view, False
-        view.closes_unseen = False
+        self.view = view
         follow_sweep_in_background(self.sweep, self)
 
     def _bundle(self) -> dict[str, object]:
