@@ -145,6 +145,17 @@ def test_a_notebook_is_saved_without_outputs(path: Path) -> None:
         assert cell.get("execution_count") is None
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_its_cluster_for_what_is_to_be_tried(path: Path) -> None:
+    """After Run All the reader is at the end, where the exercises are: no last cell ends the cluster."""
+    last = read(path).cells[-1]
+    assert (last.cell_type, "## Try it" in last.source, "`%cluster stop`" in last.source) == (
+        "markdown",
+        True,
+        True,
+    )
+
+
 def shortened(name: str, text: str) -> str:
     """Return a cell's text, or an expected one, with its changes for the first tier."""
     for old, new in SHORTER.get(name, {}).items():
@@ -188,6 +199,7 @@ def run_cells(notebook: Any, says: list[str], tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook.cells.append(nbformat.v4.new_code_cell("%cluster stop"))
     client = NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": os.fspath(tmp_path)}}
     )

@@ -37,6 +37,7 @@ def test_it_trains(epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     notebook = read()
     train = next(cell for cell in notebook.cells if "epochs=100" in cell.source)
     train.source = train.source.replace("epochs=100", f"epochs={epochs}")
+    notebook.cells.append(nbformat.v4.new_code_cell("%cluster stop"))
     folder = {"metadata": {"path": os.fspath(tmp_path)}}
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=folder).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
