@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
 from nbdist.errors import NotAllowedError
@@ -43,7 +44,11 @@ def default_home(platform: str, environment: Mapping[str, str], user: Path) -> P
 
 
 def check_place(folder: Path) -> None:
-    """Raise `NotAllowedError` for a home that is relative, or that another user could replace."""
+    """Raise `NotAllowedError` for a home that is relative, or that another user could replace.
+
+    The user's own home folder is trusted with all that is above it: whoever could replace that, such as the
+    owner of a group's folder, could replace the user's programs as well.
+    """
     if not folder.is_absolute():
         raise NotAllowedError(
             f"NBDIST_HOME is {str(folder)!r}, which each process would look for in its own current folder; "
@@ -51,8 +56,9 @@ def check_place(folder: Path) -> None:
         )
     if sys.platform == "win32":
         return
-    nearest = folder.parent.resolve()
-    above = [(one, one.stat()) for one in (nearest, *nearest.parents) if one.is_dir()]
+    nearest, users = folder.parent.resolve(), Path.home().resolve()
+    outside = takewhile(lambda one: one != users, (nearest, *nearest.parents))
+    above = [(one, one.stat()) for one in outside if one.is_dir()]
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}  # in a container "/" may have another owner
     for parent, status in above:
         if status.st_uid not in trusted:

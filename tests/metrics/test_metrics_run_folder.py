@@ -92,6 +92,8 @@ def test_a_home_in_a_folder_of_another_user_is_refused(
     monkeypatch.setattr(Path, "stat", of_another)
     with pytest.raises(NotAllowedError, match=f"lies in {tmp_path}, which belongs to user"):
         home()
+    monkeypatch.setenv("HOME", str(tmp_path))  # as where a group's or a container's administrator made it
+    assert home() == own_home
 
 
 def test_a_home_that_every_user_could_replace_is_refused(own_home: Path, tmp_path: Path) -> None:
