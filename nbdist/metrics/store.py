@@ -262,6 +262,13 @@ class RunStore:
         return thinned.kept() if thinned else np.empty(0, Downsampled(1).kept().dtype)
 
 
+def training_seconds(store: RunStore, rested: float) -> float:
+    """Return the seconds of training, from the first point of a loss to the last, without ``rested`` ones."""
+    spans = [store.points(i, "loss")[2] for i in store.replicas if "loss" in store.series]
+    longest = max((float(times[-1] - times[0]) for times in spans if len(times) > 1), default=0.0)
+    return max(0.0, longest - rested)
+
+
 def columns_from_logs(folder: Path) -> dict[str, NDArray[Any]]:
     """Return every point in a run folder's logs in the shape of `RunStore.columns`."""
     return as_columns(parts_from_logs(folder))

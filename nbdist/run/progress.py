@@ -130,6 +130,8 @@ class _Replica:
     paused: float = 0.0
     """Seconds of all its pauses, also of a current one, and of one without a later step."""
     last: float | None = None
+    stepped: float = 0.0
+    """Seconds of all steps of its present process."""
     past: deque[tuple[float, float, int, int]] = field(default_factory=deque)
     """Times of reports, with the replica's seconds in steps, its steps and its examples."""
     at: float = 0.0
@@ -216,6 +218,7 @@ class ProgressTracker:
         latest.examples = progress["examples"] + latest.before.get("examples", 0)
         made = max(latest.step - (latest.resumed[0] if joined is None else joined), 1)
         latest.spent = {part: s / made for part, s in progress.get("spent", {}).items()}
+        latest.stepped = own
         latest.dropped = progress.get("dropped", 0)
         latest.skipped = progress.get("skipped", 0) + latest.before.get("skipped", 0)
         latest.rested = progress.get("rested", 0.0)
@@ -273,6 +276,11 @@ class ProgressTracker:
     def rested(self) -> float:
         """Seconds of pauses between two steps so far; if one replica pauses, the others wait for it."""
         return max((latest.rested for latest in self._latest), default=0.0)
+
+    @property
+    def stepped(self) -> float:
+        """Seconds of all steps so far, of the replica that has spent most."""
+        return max((latest.stepped for latest in self._latest), default=0.0)
 
     @property
     def examples(self) -> int:

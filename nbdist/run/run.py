@@ -28,7 +28,7 @@ from nbdist.errors import (
     NbdistError,
 )
 from nbdist.metrics.run_folder import RunFile, read_run, write_run
-from nbdist.metrics.store import RunStore
+from nbdist.metrics.store import RunStore, training_seconds
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
 from nbdist.numbers import is_whole
@@ -481,12 +481,18 @@ class Run(Labelled):
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, from the first point of a loss to the last, without pauses."""
-        return training_seconds(self.store, self.tally)
+        """Seconds of training, without the start and pauses.
+
+        They are those from the first point of a loss to the last; with ``--framework``, whose loops log what
+        and when they like, those of all steps, of the worker that has spent most.
+        """
+        if self.options.framework is not None:
+            return self.tally.stepped
+        return training_seconds(self.store, self.tally.rested)
 
     @property
     def steps_per_second(self) -> float:
-        """Updates of the parameters per second of wall time, without pauses; 0.0 if nothing was trained.
+        """Updates of the parameters per second of training (`seconds`); 0.0 if nothing was trained.
 
         Synchronous replicas make one update together, others one each. The live view shows the same figure:
         the rate over the last seconds while the run is under way, over the whole run afterwards.
@@ -504,9 +510,12 @@ class Run(Labelled):
 
     @property
     def _updates(self) -> int:
+        standing = self.standing().replicas
         last = [self.store.last(i, "loss") for i in self.store.replicas if "loss" in self.store.series]
         steps = [int(one.step) for one in last if one is not None]
-        begun = sum(replica.begun for replica in self.standing().replicas)
+        if self.options.framework is not None:  # the steps that its loop logs have numbers of its own
+            steps = [replica.step for replica in standing]
+        begun = sum(replica.begun for replica in standing)
         made = (max(steps) if self.tally.synchronous else sum(steps) - begun) if steps else 0
         return max(0, made - self.tally.resumed_steps)
 
@@ -740,10 +749,3 @@ def resumed(run: Run) -> Run:
     started = resume_run(run.id)
     started.follow_on_thread()
     return started
-
-
-def training_seconds(store: RunStore, tally: ProgressTracker) -> float:
-    """Return the seconds of training between the first and the last point of a loss, without pauses."""
-    spans = [store.points(i, "loss")[2] for i in store.replicas if "loss" in store.series]
-    longest = max((float(times[-1] - times[0]) for times in spans if len(times) > 1), default=0.0)
-    return max(0.0, longest - tally.rested)

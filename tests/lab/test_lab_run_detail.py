@@ -16,6 +16,7 @@ from nbdist.lab.readers import run_curves, run_detail
 from nbdist.lab.readers.run_curves import load_store
 from nbdist.lab.readers.run_detail import LONGEST_OUTPUT, BundleCache, run_bundle, run_details, run_saved
 from nbdist.lab.readers.runs import Runs
+from nbdist.metrics import recorder
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,9 @@ def test_a_missing_run_is_not_found(view: object) -> None:
         view("../r1")
 
 
-def test_a_bundle_equals_a_frozen_output() -> None:
+def test_a_bundle_equals_a_frozen_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = iter(np.arange(1000) / 20)
+    monkeypatch.setattr(recorder, "now", lambda: next(second))  # each point 0.05 s after the one before
     run = RunFolder("r1", status="finished", created=1e9, ended=1e9 + 10)
     for rank in range(2):
         run.log(rank, [*losses(40, 1.0 + rank), ("val_loss", 39, 2.0), ("step_ms", 1, 3.0)])
@@ -63,7 +66,8 @@ def test_a_bundle_equals_a_frozen_output() -> None:
     found = run_bundle("r1")
     json.dumps(found, allow_nan=False)
     assert (found["run"], found["title"], found["state"]) == ("r1", "mnist", "finished")
-    assert (found["step"], found["seconds"], found["steps_per_second"]) == (40, 10.0, 4.0)
+    assert (found["step"], found["elapsed"], found["seconds"]) == (40, 10.0, pytest.approx(1.95))
+    assert found["steps_per_second"] == pytest.approx(40 / 1.95)  # without the start
     assert found["tasks"] == ["/job:worker/task:0", "/job:worker/task:1"]
     assert found["charts"] == [{"title": "loss", "train": "loss", "validation": "val_loss"}]
     assert found["metrics"] == {"loss": 1.5, "val_loss": 2.0}

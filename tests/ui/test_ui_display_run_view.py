@@ -20,6 +20,7 @@ from nbdist.train.context import Progress
 from nbdist.ui.display import run as view
 from nbdist.ui.display.run import Marks, RunView, in_a_line, lost_among, note_on, summary_of, unit_of
 from nbdist.ui.frozen.run import RUN, frozen
+from nbdist.ui.frozen.summary import headline
 from nbdist.ui.widgets.controls import KINDS, PageControls
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
@@ -40,6 +41,13 @@ class FakeRun:
         self.asked: list[tuple[str, float | None]] = []
         self.controls = SimpleNamespace(act=lambda kind, rate: self.asked.append((kind, rate)))
         self.tally = ProgressTracker(len(TASKS), bool(options.get("synchronous")))
+
+    seconds, standing = Run.seconds, Run.standing
+    _last: Standing | None = None
+
+    @property
+    def _follower(self) -> Any:
+        return SimpleNamespace(standing=lambda: self.tally.standing(26.5, self.store))
 
     def replica_devices(self, standing: Standing) -> list[ReplicaDevice]:
         return [ReplicaDevice(task, ("CPU:0",), cores=2) for task in self.tasks]
@@ -301,6 +309,20 @@ def test_a_pause_counts_in_no_duration_and_in_no_rate() -> None:
     found = summary(run)
     assert found.seconds == pytest.approx(2.0)
     assert found.steps_per_second == pytest.approx(15.0)
+
+
+def test_the_rate_of_a_cell_of_a_framework_is_over_its_steps() -> None:
+    """Its loop logs a loss now and then, and its imports take longer than its steps."""
+    run = FakeRun(framework="torch")
+    for replica in range(2):
+        run.tally.update(replica, vars(Progress(step=0, state="starting")), 0.0)
+        spent = {"data": 0.5, "compute": 1.0, "exchange": 0.0, "wait": 0.5 * replica}
+        run.tally.update(replica, vars(Progress(step=46, state="finished", spent=spent)), 26.5)
+        run.store.extend(replica, "loss", [44, 45], [0.2, 0.1], [26.0, 26.25])
+    found = summary(run)
+    assert (found.step, found.elapsed, found.seconds) == (92, 26.5, 2.0)
+    assert found.steps_per_second == 46.0
+    assert headline(found) == "✓ finished · 92 updates · 2.0 s of training · 46 updates/s"
 
 
 def test_a_lost_replica_is_named_live_and_at_the_end(displays: list[FakeDisplay]) -> None:

@@ -127,7 +127,8 @@ export function mergeProgress(bundle: RunBundle, run: Run, now: number): RunBund
     total: run.total,
     steps_per_second: (over ? bundle.progress.steps_per_second : null) ?? run.steps_per_second,
     seconds_left: run.seconds_left,
-    elapsed: bundle.progress.elapsed !== null && over ? bundle.progress.elapsed : elapsed,
+    training_seconds: over ? bundle.progress.training_seconds : null,
+    elapsed,
     note: [bundle.progress.note, run.note].filter(Boolean).join(' · ')
   };
   return { ...bundle, progress, head: { ...bundle.head, title: run.name || bundle.head.title, run: run.id } };

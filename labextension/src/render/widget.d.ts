@@ -66,6 +66,8 @@ declare module '@widget/run/view.js' {
     step: number | null;
     total?: number | null;
     unit: string;
+    /** Without the start and pauses, of a run that is over. */
+    training_seconds?: number | null;
     elapsed: number | null;
     steps_per_second: number | null;
     seconds_left?: number | null;

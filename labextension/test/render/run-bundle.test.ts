@@ -13,6 +13,7 @@ const RUN = {
   step: 500,
   unit: 'steps',
   seconds: 3.2,
+  elapsed: 9.5,
   steps_per_second: 156,
   remarks: ['worker 1 has ended', 'it is slow'],
   metrics: { loss: 0.12 },
@@ -39,7 +40,7 @@ describe('readRun', () => {
       { title: 'accuracy', train: null, validation: 2 }
     ]);
     expect(head.series).toEqual(['loss', 'val_loss', 'val_accuracy']);
-    expect(progress).toMatchObject({ state: 'finished', step: 500, note: 'worker 1 has ended · it is slow' });
+    expect(progress).toMatchObject({ state: 'finished', step: 500, training_seconds: 3.2, elapsed: 9.5, note: 'worker 1 has ended · it is slow' });
     expect(Object.keys(progress.per_replica)).toEqual(['0', '1']);
     expect(curves[0]).toEqual({ replica: MEAN, series: 0, steps: [0, 10, 20], values: [2.3, NaN, -Infinity] });
     expect(curves[1]).toEqual({ replica: 1, series: TREND, steps: [0, 10], values: [2, 1] });

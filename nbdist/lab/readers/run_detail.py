@@ -33,7 +33,7 @@ from nbdist.lab.readers.run_record import (
     whole,
 )
 from nbdist.lab.readers.runs import Item, Runs
-from nbdist.metrics.store import RunStore
+from nbdist.metrics.store import RunStore, training_seconds
 from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
 from nbdist.run.options import Options
 from nbdist.ui.flags import DISTRIBUTE_FLAGS
@@ -166,12 +166,15 @@ def summary_of(
     item: Item, record: RunRecord, store: RunStore, charts: list[Chart], more: list[str]
 ) -> Summary:
     """Return the summary of a run, as of now."""
+    said = {i: report for i, report in enumerate(reports_of(Path(item["folder"]), record)) if report}
+    if record.options.get("framework") is None:
+        seconds = training_seconds(store, max((one.rested for one in said.values()), default=0.0))
+    else:  # its loop logs what and when it likes
+        seconds = max((sum(one.spent.values()) for one in said.values()), default=0.0)
     end = time.time() if item["status"] in ACTIVE else item["ended"]
-    seconds = max(0.0, end - item["created"]) if end is not None else None
     rate = item["steps_per_second"]
     if rate is None and item["step"] and seconds and not record.resumed_from:
         rate = item["step"] / seconds
-    said = {i: report for i, report in enumerate(reports_of(Path(item["folder"]), record)) if report}
     ended = ended_replicas(said, item["status"] == "finished")
     finals = {name: values[-1] for chart in charts for name in chart.names
               if len(values := store.aggregate(name, ended_replicas=ended)[1])}  # fmt: skip
@@ -183,7 +186,8 @@ def summary_of(
         state=item["status"],
         tasks=[record.names.get(rank, f"rank {rank}") for rank in record.workers] or list(record.tasks),
         step=item["step"],
-        seconds=seconds,
+        seconds=seconds or None,
+        elapsed=None if end is None else max(0.0, end - item["created"] - item["paused"]),
         steps_per_second=rate,
         unit="steps" if alone else "updates",
         metrics={name: float(value) for name, value in finals.items()},

@@ -36,7 +36,7 @@ from nbdist.run.progress import (
     Standing,
     uneven_data,
 )
-from nbdist.run.run import Run, training_seconds
+from nbdist.run.run import Run
 from nbdist.run.task.reporting import Displayed
 from nbdist.text import clip
 from nbdist.ui.ansi import plain
@@ -507,7 +507,7 @@ def summary_of(run: Run) -> Summary:
             row["mean staleness"] = round(float(run.store.trend(i, "staleness")[1].mean()), 2)
         rows.append(row)
         steps.append(step)
-    seconds = training_seconds(run.store, run.tally)
+    seconds = run.seconds
     metrics = {name: values[-1] for name, values in run.history.history.items()} if run.history else {}
     # Synchronous replicas step together; others step independently.
     begun = sum(replica.begun for replica in standing)
@@ -518,8 +518,8 @@ def summary_of(run: Run) -> Summary:
         state=run.status,
         tasks=run.tasks,
         step=total if rows else None,
-        # The view's clock of a framework's cell begins with its imports, which take seconds.
-        seconds=(seconds if run.options.framework is None else run.standing().elapsed) if rows else None,
+        seconds=seconds or None if rows else None,
+        elapsed=run.standing().elapsed if rows else None,
         steps_per_second=max(0, total - run.tally.resumed_steps) / seconds if seconds and rows else None,
         unit=unit_of(run),
         total=whole.total if rows else None,

@@ -71,7 +71,8 @@ def run_output(
 # The data of a frozen output, from which a page redraws it: `application/vnd.nbdist.run+json`.
 #
 #     {"version": 1, "run": "...", "title": "...", "state": "finished", "tasks": [...], "step": 500,
-#      "unit": "steps", "seconds": 3.2, "steps_per_second": 156.0, "total": 500, "checkpoint": null,
+#      "unit": "steps", "seconds": 3.2, "elapsed": 9.5, "steps_per_second": 156.0, "total": 500,
+#      "checkpoint": null,
 #      "marks": [{"step": 120, "kind": "rate", "text": "learning rate 0.1 → 0.01"}],
 #      "remarks": ["worker 1 was lost"], "metrics": {"loss": 0.12},
 #      "charts": [{"title": "loss", "train": "loss", "validation": "val_loss"}],
@@ -113,6 +114,7 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
         "step": jsonable(summary.step),
         "unit": clip(summary.unit),
         "seconds": jsonable(summary.seconds),
+        "elapsed": jsonable(summary.elapsed),
         "steps_per_second": jsonable(summary.steps_per_second),
         "total": jsonable(summary.total),
         "checkpoint": summary.checkpoint and clip(summary.checkpoint, 1000),

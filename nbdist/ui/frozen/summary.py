@@ -34,7 +34,8 @@ class Summary:
     state: str  # "finished", "stopped" or "failed"
     tasks: Sequence[str]  # in replica order
     step: int | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # of training, without the start (imports, building the model) and pauses
+    elapsed: float | None = None  # of the whole run, without pauses
     steps_per_second: float | None = None
     unit: str = "steps"  # the unit of ``step``: "updates" if each replica makes its own
     total: int | None = None  # the planned number of steps, if known
@@ -62,13 +63,15 @@ def headline(summary: Summary) -> str:
     """Return one line about the run.
 
     >>> headline(Summary("r1", "mnist", "finished", [], step=1200, seconds=3.21, steps_per_second=373.8))
-    '✓ finished · 1,200 steps · 3.2 s · 374 steps/s'
+    '✓ finished · 1,200 steps · 3.2 s of training · 374 steps/s'
     """
     parts = [f"{GLYPHS.get(summary.state, '')} {summary.state}".strip()]
     if summary.step is not None:
         parts.append(f"{summary.step:,} {summary.unit}")
     if summary.seconds is not None:
-        parts.append(duration(summary.seconds))
+        parts.append(f"{duration(summary.seconds)} of training")
+    elif summary.elapsed is not None:
+        parts.append(duration(summary.elapsed))
     if summary.steps_per_second is not None:
         parts.append(f"{rate(summary.steps_per_second)} {summary.unit}/s")
     parts.extend(summary.remarks)

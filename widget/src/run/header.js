@@ -70,6 +70,7 @@ export class Header {
       [unit, step === null ? null : total ? `${formatCount(step)} / ${formatCount(total)}` : formatCount(step)],
       [`${unit}/s`, moving || over ? formatIfKnown(progress.steps_per_second, formatShort) : null],
       ["examples/s", moving || over ? formatIfKnown(progress.examples_per_second, formatShort) : null],
+      ["of training", formatIfKnown(progress.training_seconds, formatDuration)],
       ["elapsed", formatIfKnown(progress.elapsed, formatDuration)],
       ["left", moving ? formatIfKnown(progress.seconds_left, formatDuration) : null],
     ].filter(([, value]) => value !== null)));

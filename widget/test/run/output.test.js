@@ -53,6 +53,12 @@ describe("Header", () => {
     expect(header.controls.element.hidden).toBe(true);
   });
 
+  test("names the time of training, which has the rate of a run that is over", () => {
+    const header = new Header("v", () => {});
+    header.show({ title: "digits", total: 92 }, { state: "finished", step: 92, steps_per_second: 370, unit: "updates", training_seconds: 0.25, elapsed: 26.5 });
+    expect(header.facts.textContent).toBe("92 / 92updates370updates/s0.3 sof training27 selapsed");
+  });
+
   test("shows no speed while a run is paused", () => {
     const header = new Header("v", () => {});
     header.show({ title: "digits", total: 200 }, { state: "paused", step: 50, steps_per_second: 12, examples_per_second: 9, seconds_left: 12, elapsed: 3 });
