@@ -244,6 +244,72 @@ def test_callbacks_see_and_restore_the_weights_of_a_model_of_several_inputs(
     assert results["error"] == pytest.approx(validated[0], rel=1e-3)
 
 
+LISTS = """
+def make():
+    a, b = keras.Input((4,)), keras.Input((3,))
+    first, second = (keras.initializers.GlorotUniform(seed=seed) for seed in (1, 2))
+    heads = [keras.layers.Dense(1, kernel_initializer=one) for one in (first, second)]
+    joined = keras.layers.Concatenate()([a, b])
+    model = keras.Model([a, b], [head(joined) for head in heads])
+    model.compile("sgd", ["mse", "mae"])
+    return model
+how = dict(batch_size=8, epochs=2, shuffle=False, verbose=0, validation_split=0.25)
+x, y, more = [x, x[:, :3]], [y, y / 2], {}
+"""
+AGAIN = """
+rows = [([x[0][:8], x[1][:8]], [y[0][:8], y[1][:8]])]
+again = list(model.fit(rows, validation_data=rows).history)
+"""
+
+
+@pytest.mark.parametrize("backend", matrix(["torch"], rest=["jax"]))
+def test_inputs_and_outputs_in_lists_are_those_of_keras(cluster: Cluster, backend: str) -> None:
+    text = KERAS.replace("CHOSEN", backend) + LISTS + COMPARED + AGAIN
+    results = start_run(text, Options(on=ON, strategy="multi_worker"), cluster=cluster).wait().results
+    require_equal(results["weights"], results["own"])
+    np.testing.assert_allclose(results["history"]["val_loss"], results["expected"]["val_loss"], rtol=1e-4)
+    assert [name for name in results["again"] if not name.startswith("val_")] == ["loss"]
+
+
+OWN = {
+    "constraint": (
+        "keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_constraint='non_neg')])",
+        "kernel has the constraint NonNeg, and the strategy",
+    ),
+    "step": ("Own([keras.Input((4,)), keras.layers.Dense(1)])", "Own has a train_step of its own"),
+    "loss": ("Lost([keras.Input((4,)), keras.layers.Dense(1)])", "Lost.compute_loss does not call the loss"),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_what_a_model_has_of_its_own_is_not_dropped(cluster: Cluster, case: str) -> None:
+    model, message = OWN[case]
+    text = (
+        KERAS.replace("CHOSEN", "torch")
+        + f"""
+class Own(keras.Sequential):
+    def train_step(self, data):
+        return {{"loss": 0.0}}
+class Lost(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.sum(y_pred)
+model = {model}
+model.compile("sgd", "mse")
+nb.frameworks.keras.wrap(model).fit(x, y)
+"""
+    )
+    with pytest.raises(WorkerError, match=message):
+        start_run(text, Options(on=ON, strategy="multi_worker"), cluster=cluster).wait()
+
+
+DECAYING = """
+def without_decay():
+    optimizer = keras.optimizers.AdamW(0.1)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+"""
+
+
 @pytest.mark.parametrize(
     ("optimizer", "more", "message"),
     [
@@ -252,14 +318,17 @@ def test_callbacks_see_and_restore_the_weights_of_a_model_of_several_inputs(
         ("'sgd'", "initial_epoch=1", "initial_epoch is not known under a strategy"),
         ("'sgd', keras.losses.MeanSquaredError('sum')", "", r"reduction='sum'\) is not a mean"),
         ("'sgd'", "validation_split=0.99", "leaves examples on both sides, got 0.99 of 24 examples"),
+        ("without_decay()", "", r"AdamW.exclude_from_weight_decay\(\) has no equal here"),
     ],
-    ids=["optimizer", "setting", "argument", "loss", "split"],
+    ids=["optimizer", "setting", "argument", "loss", "split", "decay"],
 )
 def test_what_cannot_be_followed_is_refused(
     cluster: Cluster, optimizer: str, more: str, message: str
 ) -> None:
     optimizer, _, loss = optimizer.partition(", keras.losses")
     text = body("jax", optimizer, "nb.frameworks.keras.wrap(make()).fit(x, y, **how, **more)", more)
-    text = text.replace('"mse"', f"keras.losses{loss}" if loss else '"mse"')
+    text = text.replace('"mse"', f"keras.losses{loss}" if loss else '"mse"').replace(
+        "def make", DECAYING + "def make"
+    )
     with pytest.raises(WorkerError, match=message):
         start_run(text, Options(on=ON, strategy="multi_worker"), cluster=cluster).wait()

@@ -3,8 +3,8 @@
     arrays of x, y          rows, shuffled, in batches
     Dataset, iterable       batches (x, y) or (x, y, sample_weight), as they are
 
-x and y are arrays, or dicts of arrays by the name of an input or output. A weight of each example is a third
-part of a batch, as in Keras; class weights become such weights.
+x and y are arrays, or for several inputs or outputs lists of arrays, in their order, or dicts by their names.
+A weight of each example is a third part of a batch, as in Keras; class weights become such weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.data.foreign import to_numpy
-from nbdist.data.structure import leaves_of
+from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 
@@ -71,10 +71,15 @@ def training_data(
 
 
 def validation_data(data: Any) -> HeldOut:
-    """Return validation data: arrays (x, y) or (x, y, sample_weight), or batches."""
-    if isinstance(data, (tuple, list)) and len(data) in (2, 3) and not isinstance(data[0], (tuple, list)):
+    """Return validation data: arrays (x, y) or (x, y, sample_weight), or a Dataset or list of batches."""
+    if isinstance(data, (tuple, list)) and len(data) in (2, 3) and are_arrays(data):
         return tuple(map(arrays, data))
     return batches_of(data)
+
+
+def are_arrays(data: Any) -> bool:
+    """Return whether a tuple or list is (x, y), and not a list of batches."""
+    return isinstance(data, tuple) or not all(isinstance(one, (tuple, list)) for one in data)
 
 
 def batches_of(data: Any) -> Dataset:
@@ -91,8 +96,8 @@ def batches_of(data: Any) -> Dataset:
     spec = found.element_spec
     if not isinstance(spec, tuple) or len(spec) not in (2, 3) or not all(map(are_named, spec)):
         raise InvalidArgumentError(
-            "a batch is (x, y) or (x, y, sample_weight), of arrays, or of dicts of arrays by the name of an "
-            "input or output"
+            "a batch is (x, y) or (x, y, sample_weight), of arrays, or of lists of arrays for several inputs "
+            "or outputs, or dicts by their names"
         )
     if any(not one.shape for one in leaves_of(spec)):
         raise InvalidArgumentError("the dataset gives single examples, not batches; call .batch(size) on it")
@@ -100,14 +105,17 @@ def batches_of(data: Any) -> Dataset:
 
 
 def are_named(part: Any) -> bool:
-    """Return whether a part of a batch is one array, or a dict of arrays by name."""
-    return all(hasattr(one, "shape") for one in (part.values() if isinstance(part, dict) else (part,)))
+    """Return whether a part of a batch is one array, or a tuple or dict of arrays."""
+    ones = part.values() if isinstance(part, dict) else part if isinstance(part, tuple) else (part,)
+    return all(hasattr(one, "shape") for one in ones)
 
 
 def arrays(part: Any) -> Any:
-    """Return an array, or a dict of arrays by name; floats have Keras's type, as in its own ``fit``."""
+    """Return an array, or a tuple or dict of arrays; floats have Keras's type, as in its own ``fit``."""
     if isinstance(part, dict):
         return {name: arrays(one) for name, one in part.items()}
+    if isinstance(part, (list, tuple)) and part and all(getattr(one, "ndim", 0) for one in part):
+        return tuple(map(arrays, part))
     import keras
 
     found = np.asarray(to_numpy(part) if hasattr(part, "detach") else part)
@@ -128,15 +136,13 @@ def split(rows: tuple[Any, ...], fraction: float) -> tuple[tuple[Any, ...], tupl
             f"{fraction!r} of {count} examples"
         )
 
-    def cut(part: Any, chosen: slice) -> Any:
-        return {name: one[chosen] for name, one in part.items()} if isinstance(part, dict) else part[chosen]
-
-    return tuple(cut(part, slice(at)) for part in rows), tuple(cut(part, slice(at, None)) for part in rows)
+    leaves = leaves_of(rows)
+    return rebuild(rows, [one[:at] for one in leaves]), rebuild(rows, [one[at:] for one in leaves])
 
 
 def require_one_label(labels: Any) -> None:
     """Raise InvalidArgumentError for several outputs, each of which would need class weights of its own."""
-    if isinstance(labels, dict):
+    if isinstance(labels, (dict, tuple)):
         raise InvalidArgumentError("class_weight is for models of one output: give sample_weight")
 
 

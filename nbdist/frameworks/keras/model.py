@@ -10,6 +10,7 @@ Both compute the loss and the metrics that the model was compiled with, which `C
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -43,7 +44,10 @@ class Compiled:
         """The class number that the loss ignores."""
         self.is_masked = self._finds_masks(x, y, predicted)
         """Whether the loss is a mean over what a mask keeps, and not over the examples."""
-        self.metric_names = [name for name in found if name != "loss"]
+        parts = {
+            one.name for one in getattr(model._compile_loss, "metrics", ())
+        }  # of a loss that was computed before
+        self.metric_names = [name for name in found if name not in {"loss", *parts}]
         self.trained, self.states = named(model)
         weights = {id(one) for layer in model._flatten_layers() for one in layer._trainable_variables}
         self.frozen = [number for number, one in enumerate(self.states.values()) if id(one) in weights]
@@ -54,6 +58,11 @@ class Compiled:
                     f"{name} is {variable.dtype}, and parameters are float32 or float64: make the model with "
                     "the dtype policy float32, or mixed_bfloat16, whose variables are float32"
                 )
+            if (constraint := getattr(variable, "constraint", None)) is not None:
+                raise InvalidArgumentError(
+                    f"{name} has the constraint {type(constraint).__name__}, and the strategy, which makes "
+                    "the updates, applies none: make the layer without it, with a regularizer for instance"
+                )
 
     def _finds_masks(self, x: Any, y: Any, predicted: Any) -> bool:
         """Return whether a mask, of the outputs (mask_zero) or of the loss (ignore_class), is known here.
@@ -61,7 +70,14 @@ class Compiled:
         Raises InvalidArgumentError for one of a model of several outputs, or of a loss function.
         """
         self.model.compute_loss(x, y, predicted)  # builds what it is compiled with
-        losses: list[Any] = list(getattr(self.model._compile_loss, "_flat_losses", ()))
+        flat = getattr(self.model._compile_loss, "_flat_losses", ())
+        if flat is None:
+            raise InvalidArgumentError(
+                f"{type(self.model).__name__}.compute_loss does not call the loss that the model is compiled "
+                "with, and what it divides by is not known, so shares of a batch cannot be put together: "
+                "compile the model with this loss, and have compute_loss add to super().compute_loss(...)"
+            )
+        losses: list[Any] = list(flat)
         outputs = keras_tree().flatten(predicted)
         self.ignored = next(
             (n for one in losses if (n := getattr(one.loss, "ignore_class", None)) is not None), None
@@ -104,7 +120,9 @@ class Compiled:
     def evaluated(self, data: HeldOut) -> dict[str, float]:
         """Return loss and metrics of the model as it is now."""
         if isinstance(data, Dataset):
-            found = self.model.evaluate(iter(data), verbose=0, return_dict=True)
+            with warnings.catch_warnings():  # Keras takes the end of an iterator for a lack of data
+                warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
+                found = self.model.evaluate(iter(data), verbose=0, return_dict=True)
         else:
             x, y, *weights = data
             how = dict(zip(["sample_weight"], weights, strict=False))

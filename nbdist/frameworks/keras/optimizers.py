@@ -50,6 +50,14 @@ def translated(optimizer: Any) -> Optimizer:
             raise InvalidArgumentError(
                 f"{name}({extra}={config[extra]!r}) has no equal here: compile the model without {extra}"
             )
+    excluded = any(
+        getattr(optimizer, f"_exclude_from_weight_decay{which}", None) for which in ("", "_pattern")
+    )
+    if excluded and config.get("weight_decay") and "weight_decay" in names:
+        raise InvalidArgumentError(
+            f"{name}.exclude_from_weight_decay() has no equal here, and the strategy would decay all "
+            "variables: compile the model with Adam, and give the layers that decay a kernel_regularizer"
+        )
     return kind(float(optimizer.learning_rate), **{setting: config[setting] for setting in names})
 
 

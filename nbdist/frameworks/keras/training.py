@@ -48,10 +48,10 @@ def fit(
     """Train a compiled Keras model under the strategy of the surrounding run; it ends with the weights.
 
     - ``model``: a built or unbuilt ``keras.Model``, compiled; all replicas begin with the chief's weights
-    - ``x``: an array of examples, or a dict of arrays by the name of an input; or an ``nb.data.Dataset`` or
-      another iterable of batches (x, y) or (x, y, sample_weight) that begins anew for each epoch. A batch is
-      that of all replicas together where they step together
-    - ``y``: the labels of an array of examples, or a dict of them by the name of an output
+    - ``x``: an array of examples, or for several inputs a list of arrays, in their order, or a dict of them
+      by name; or an ``nb.data.Dataset`` or another iterable of batches (x, y) or (x, y, sample_weight) that
+      begins anew for each epoch. A batch is that of all replicas together where they step together
+    - ``y``: the labels of an array of examples, or for several outputs a list or dict of them
     - ``batch_size``: examples of a batch, for arrays; None for 32
     - ``epochs``: how often to go through the data, 1 or more
     - ``callbacks``: a list of ``keras.callbacks.Callback``, whose methods for epochs and trainings are
@@ -164,6 +164,12 @@ def require_trainable(model: Any, context: Context) -> None:
             f"this cell has --framework {context.framework}, in which {context.framework} distributes by "
             "calls of its own, and nb.frameworks.keras trains under a strategy of nbdist: write --strategy "
             "multi_worker, or another one, in place of --framework"
+        )
+    own = next(kind for kind in type(model).__mro__ if "train_step" in vars(kind))
+    if not own.__module__.startswith("keras."):
+        raise InvalidArgumentError(
+            f"{own.__name__} has a train_step of its own, which a strategy does not call, since it makes the "
+            "updates: compile the model with its loss, and add what is missing in compute_loss"
         )
     if not model.compiled:
         raise FailedPreconditionError("the model has no loss: call model.compile(optimizer, loss) first")
