@@ -239,3 +239,34 @@ def test_a_loop_of_ones_own_refuses_a_loss_that_does_not_count_examples() -> Non
 
     with pytest.raises(InvalidArgumentError, match=r"divides by 1, .* 2 targets.*torch\.fit"):
         everywhere(thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), 2), body)
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_part_in_evaluation_mode_stays_in_it(is_frozen: bool) -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    net = torch.nn.Sequential(norm, torch.nn.Linear(3, 1)).train(is_frozen)
+    norm.eval()
+    rows = torch.randn(8, 3) + 5.0, torch.zeros(8, 1)
+    nb.frameworks.torch.fit(
+        net, rows, optimizer=torch.optim.SGD(net[1].parameters(), lr=0.1), loss=torch.nn.functional.mse_loss,
+        validation_data=rows, epochs=2,
+    )  # fmt: skip
+    assert bool(norm.running_mean.any()) is not is_frozen
+    assert [one.training for one in (net, *net)] == [is_frozen, False, is_frozen]
+
+
+def test_a_fit_says_that_it_does_not_continue_the_state_of_an_optimizer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+    rows = torch.randn(8, 3), torch.zeros(8, 1)
+
+    def printed() -> str:
+        nb.frameworks.torch.fit(net, rows, optimizer=optimizer, loss=torch.nn.functional.mse_loss)
+        return capsys.readouterr().out
+
+    assert "begins anew" not in printed()
+    net(rows[0]).sum().backward()
+    optimizer.step()
+    assert "the Adam has made steps before" in printed()

@@ -84,8 +84,8 @@ def wrap(
             "--checkpoint-every and --resume, or use nb.frameworks.torch.fit"
         )
     found, rule = training_data(data, batch_size), translated(optimizer, model)
-    if found.note:
-        context.note(found.note)
+    for note in filter(None, (found.note, rule.note)):
+        context.note(note)
     trainable = TorchModel(
         model, _no_step, found.opened, rule.parameters, decay=rule.decay, factors=rule.factors, whole=True
     )

@@ -11,8 +11,8 @@ to the bucket. A view of the bucket in ``.grad`` would take two: zeros, and an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -263,23 +263,19 @@ class TorchModel(FrameworkModel):
         self.bind(values)
         names, count, counted = ["loss", *self.metric_names], 0, 0.0
         sums = np.zeros(len(names))
-        was_training = self.module.training
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                for batch in dataset.iterate(reuse_buffers=True):
-                    arrays = batch if isinstance(batch, tuple) else (batch,)
-                    rows, element = len(arrays[0]), opened(arrays)
-                    tensors = self.tensors(element)
-                    with self._computing():
-                        loss, measured = self._step(tensors)
-                    found = None if self._counter is None else self._counter(tensors, None, rows)
-                    number = rows if found is None else found.number
-                    own = 0.0 if not number else float(loss) * (1 if self._sums else number)
-                    sums += [own, *(float(one) * rows for one in measured)]
-                    counted, count = counted + number, count + rows
-        finally:
-            self.module.train(was_training)
+        with modes_kept(self.module), torch.no_grad():
+            self.module.eval()
+            for batch in dataset.iterate(reuse_buffers=True):
+                arrays = batch if isinstance(batch, tuple) else (batch,)
+                rows, element = len(arrays[0]), opened(arrays)
+                tensors = self.tensors(element)
+                with self._computing():
+                    loss, measured = self._step(tensors)
+                found = None if self._counter is None else self._counter(tensors, None, rows)
+                number = rows if found is None else found.number
+                own = 0.0 if not number else float(loss) * (1 if self._sums else number)
+                sums += [own, *(float(one) * rows for one in measured)]
+                counted, count = counted + number, count + rows
         if not count:
             raise InvalidArgumentError("there is nothing to evaluate: the validation data is empty")
         sums /= [counted or 1.0, *[count] * len(self.metric_names)]
@@ -359,6 +355,17 @@ class TorchModel(FrameworkModel):
 
 def _taken(number: int) -> None:
     """Do nothing: the strategy takes all gradients at once."""
+
+
+@contextmanager
+def modes_kept(module: Any) -> Iterator[None]:
+    """Restore the modes (training or evaluation) of a module and of all its parts after a ``with``."""
+    before = [(one, one.training) for one in module.modules()]
+    try:
+        yield
+    finally:
+        for one, training in before:
+            one.training = training
 
 
 def trained_parameters(module: Any) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class Translated:
     """Of each of them, the factor of its value that is added to its gradient."""
     factors: list[float]
     """Of each of them, what multiplies its gradient: its group's learning rate by the optimizer's."""
+    note: str = ""
+    """What the chief prints before it trains; empty for nothing."""
 
 
 def translated(optimizer: Any, module: Any) -> Translated:
@@ -80,7 +82,12 @@ def translated(optimizer: Any, module: Any) -> Translated:
     rates = GroupRates.of(groups)
     factor = {id(one): own for own, group in zip(rates.factors, groups) for one in group["params"]}
     factors = [factor[id(one)] for one in chosen.values()]
-    return Translated(make(rates.reference, decoupled), chosen, own, factors)
+    note = (
+        f"the {kind.__name__} has made steps before: the strategy does not read its state, and begins anew"
+        if any(optimizer.state.values())
+        else ""
+    )
+    return Translated(make(rates.reference, decoupled), chosen, own, factors, note)
 
 
 @dataclass(frozen=True)

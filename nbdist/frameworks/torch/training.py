@@ -15,7 +15,7 @@ from nbdist.errors import InvalidArgumentError, MissingExtra, choices
 from nbdist.frameworks.clipping import ClippedSums
 from nbdist.frameworks.torch.counting import counter_of, is_sum
 from nbdist.frameworks.torch.data import training_data
-from nbdist.frameworks.torch.model import Step, TorchModel
+from nbdist.frameworks.torch.model import Step, TorchModel, modes_kept
 from nbdist.frameworks.torch.optimizers import translated
 from nbdist.frameworks.torch.schedulers import Plateau, ScheduledRates, checked_scheduler
 from nbdist.frameworks.torch.weights import count_training
@@ -67,7 +67,8 @@ def fit(
 
     - ``model``: an nn.Module, made alike on every worker; all begin with the chief's values. Parameters are
       float32 or float64; those with ``requires_grad=False``, or not in the optimizer, are not changed.
-      Buffers, such as BatchNorm's means, are each replica's own
+      Buffers, such as BatchNorm's means, are each replica's own. Modules in evaluation mode stay in it while
+      the model itself is in training mode; else all are trained
     - ``data``: a DataLoader or Dataset of PyTorch, an ``nb.data.Dataset`` of batches, or a tuple of arrays or
       tensors (rows, ...), which are shuffled
     - ``optimizer``: a torch optimizer (SGD, Adam, AdamW, RMSprop, Adagrad) of the model's parameters, one of
@@ -169,8 +170,8 @@ def fit(
         counter=counter_of(loss, normalizer),
         shared=context.strategy.num_replicas_in_sync > 1,
     )
-    if batches.note:
-        context.note(batches.note)
+    for note in filter(None, (batches.note, rule.note)):
+        context.note(note)
     for callback in callbacks:
         callback.model = model
 
@@ -178,11 +179,11 @@ def fit(
         assert held_out is not None
         return trainable.evaluate(values, held_out.dataset, held_out.opened)
 
-    was_training = model.training
-    model.train()
     count_training(model)
     try:
-        with use_here(context):
+        with use_here(context), modes_kept(model):
+            if not model.training:  # else a part in evaluation mode, such as a frozen BatchNorm, stays in it
+                model.train()
             return train(
                 trainable,
                 batches.dataset,
@@ -199,7 +200,6 @@ def fit(
             )
     finally:
         trainable.release()
-        model.train(was_training)
 
 
 def named_metrics(metrics: Any) -> dict[str, Any]:
