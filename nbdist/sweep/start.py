@@ -127,11 +127,25 @@ add it to the space')
 
 
 def check_names(trial: object, space: Space) -> None:
-    """Raise `InvalidArgumentError` if a trial cannot take the parameters of a space."""
+    """Raise `InvalidArgumentError` if a trial cannot take the parameters of a space, or overwrites one.
+
+    >>> check_names("lr = 0.1\\nfit(lr, hidden)", Space({"lr": [0.1, 0.2], "hidden": [32, 64]}))
+    Traceback (most recent call last):
+    nbdist.errors.InvalidArgumentError: the trial sets lr itself, and all trials would have that value: \
+delete the line, or take lr out of the space
+    """
     conditional = [name for name, one in space.items() if one.conditions]
     wrong, missing = wrong_names(trial, space, conditional)
-    if wrong or missing:
-        raise InvalidArgumentError("; ".join([*wrong.values(), *([missing] if missing else [])]))
+    own = names_bound(trial)
+    lost = [
+        f"the trial sets {name} itself, and all trials would have that value: delete the line, or take "
+        f"{name} out of the space"
+        for name in space
+        if name in own
+    ]
+    found = [*wrong.values(), *([missing] if missing else []), *lost]
+    if found:
+        raise InvalidArgumentError("; ".join(found))
 
 
 def check_edit(trial: object, before: Space, after: Space) -> None:
@@ -166,19 +180,30 @@ def check_changes(trial: object, parameters: Iterable[str], changes: Iterable[st
     >>> check_changes("fit(lr)", ["lr"], ["epohs"])
     Traceback (most recent call last):
     nbdist.errors.InvalidArgumentError: the trial does not use epohs
+    >>> check_changes("for epoch in range(epochs): fit(lr)", ["lr", "epochs"], ["epoch"])
+    Traceback (most recent call last):
+    nbdist.errors.InvalidArgumentError: the trial sets epoch itself (do you mean epochs?)
     """
-    new = [name for name in changes if name not in set(parameters)]
+    known = set(parameters)
+    new = [name for name in changes if name not in known]
     wrong, _ = wrong_names(trial, new)
     used = names_used(trial)
     found = [*wrong.values(), *(unused(name, used) for name in new if used is not None and name not in used)]
+    own = names_bound(trial)
+    found += [f"the trial sets {name} itself{meant(name, known)}" for name in new if name in own]
     if found:
         raise InvalidArgumentError("; ".join(found))
 
 
 def unused(name: str, known: Iterable[str]) -> str:
     """Return the message on a name that does not occur in a trial's text."""
+    return f"the trial does not use {name}{meant(name, known)}"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the known name that is most like another one; empty for none."""
     close = get_close_matches(name, set(known) - set(dir(builtins)), 1)
-    return f"the trial does not use {name}{f' (do you mean {close[0]}?)' if close else ''}"
+    return f" (do you mean {close[0]}?)" if close else ""
 
 
 BY_TEXT = {"globals", "locals", "vars", "eval", "exec"}
@@ -193,9 +218,47 @@ def names_used(trial: object) -> set[str] | None:
     """
     if not isinstance(trial, str):
         return None
-    try:
-        tree = ast.parse(trial)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # it has lines of IPython's, say
+    if (tree := parsed(trial)) is None:
         return None
-    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    found = names_in(tree)
     return None if found & BY_TEXT else found
+
+
+def names_bound(trial: object) -> set[str]:
+    """Return the names that a trial's text sets before it reads them: parameters of these names are lost.
+
+    Only assignments and loops that are always executed count.
+
+    >>> sorted(names_bound("lr = 0.1; width = width * 2\\nif lr: depth = 3\\nfor epoch in epochs: fit(lr)"))
+    ['epoch', 'lr']
+    """
+    tree = parsed(trial) if isinstance(trial, str) else None
+    bound: set[str] = set()
+    read: set[str] = set()
+    for statement in () if tree is None else tree.body:
+        first: ast.AST = statement
+        targets: list[ast.expr] = []
+        if isinstance(statement, ast.For):
+            first, targets = statement.iter, [statement.target]
+        elif isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            targets = [statement.target]
+        read |= names_in(first, ast.Load)
+        bound |= {name for target in targets for name in names_in(target, ast.Store)} - read
+        read |= names_in(statement, ast.Load)
+    return bound
+
+
+def names_in(tree: ast.AST, context: type[ast.expr_context] = ast.expr_context) -> set[str]:
+    """Return the names that are read (``ast.Load``) or set (``ast.Store``) in a tree."""
+    nodes = ast.walk(tree)
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
+
+
+def parsed(trial: str) -> ast.Module | None:
+    """Return the tree of a trial's text; None if Python cannot read it, as with lines of IPython's."""
+    try:
+        return ast.parse(trial)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None

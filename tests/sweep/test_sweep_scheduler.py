@@ -29,7 +29,7 @@ from nbdist.sweep.events import (
 from nbdist.sweep.samplers import trial_seed
 from nbdist.sweep.scheduler import Scheduler, place
 from nbdist.sweep.space import Space, log, when
-from nbdist.sweep.start import check_edit, open_sweep
+from nbdist.sweep.start import check_edit, check_names, open_sweep
 from nbdist.sweep.state import Ledger
 
 SPACE = Space({"lr": [0.1, 0.2, 0.3], "width": [32, 64]})
@@ -504,3 +504,25 @@ def test_an_edit_has_the_names_of_the_trial(body: Any, after: dict[str, Any], me
     before = Space({"lr": [0.1, 0.2], "hidden": [32], "repeat": [1, 2]})
     with pytest.raises(InvalidArgumentError, match=message) if message else nullcontext():
         check_edit(body, before, Space(after))
+
+
+@pytest.mark.parametrize(
+    ("body", "lost"),
+    [
+        ("lr = 0.1\nfit(lr)", "lr"),
+        ("lr: float = 0.1\nfit(lr)", "lr"),
+        ("for hidden, lr in pairs: fit(hidden, lr)", "lr hidden"),
+        ("lr = lr * 2\nhidden = hidden or 3", ""),
+        ("fit(lr)\nlr = 0.1", ""),
+        ("if small: lr = 0.1\nfit(lr)", ""),
+        ("rates = [0 for lr in many]\nfit(lr)", ""),
+        ("table[lr] = 1", ""),
+        ("def f(): lr = 1", ""),
+        ("%time lr = 1", ""),
+    ],
+)
+def test_a_trial_does_not_overwrite_its_parameters(body: str, lost: str) -> None:
+    space = Space({"lr": [0.1, 0.2], "hidden": [32]})
+    message = "; ".join(f"the trial sets {name} itself, .* delete the line, .*" for name in lost.split())
+    with pytest.raises(InvalidArgumentError, match=message) if lost else nullcontext():
+        check_names(body, space)
