@@ -243,16 +243,12 @@ class World:
         if frame.kind == "error":
             raise error_from(frame)
         present, leaving = frame.meta["ranks"], frame.meta["left"]
-        if frame.meta["formed"]:  # some may have failed to form a group that others have formed
-            self._formed = dict(frame.meta["formed"])
         lost = [info for info in self.infos if info.rank not in (*present, *leaving)]
         left = [info for info in self.infos if info.rank in leaving]
+        self._take(frame)
         if leaves:
             self.left = True
             return Departed(lost, left)
-        self._members = {info.rank: info for info in self.infos if info.rank in present}
-        self.ranks = tuple(present)
-        self._settle()
         if self.size < self.least:
             raise TaskDiedError(
                 f"{described(lost)} lost: {self.size} workers are left, and --min-workers is {self.least}"
@@ -299,7 +295,7 @@ class World:
         meta = {
             "run": self.run,
             "rank": self.task.rank,
-            "incarnation": self.task.info.incarnation,
+            "task": self.task.info.to_dict(),
             "training": training,
             "digest": digest,
         }
@@ -318,9 +314,8 @@ class World:
                         raise error_from(frame)
                     if frame.kind == "group.members":
                         self.close()
-                        self.ranks, self._formed = tuple(frame.meta["ranks"]), dict(frame.meta["formed"])
-                        self._members, self.rejoins, self.enters = {}, False, digest == LOOPS
-                        self._settle()
+                        self._take(frame)
+                        self.rejoins, self.enters = False, digest == LOOPS
                         return True
         finally:
             for peer in peers.values():
@@ -341,10 +336,15 @@ class World:
         if not peers:
             raise UnavailableError("no process is left that this one could join")
 
-    def _settle(self) -> None:
-        """Record in this process which processes are in the group now."""
+    def _take(self, members: Frame) -> None:
+        """Take the members of a group that was formed again, and keep them for those that have not heard."""
         if self.coordinator is not None:
-            self.coordinator.settle(self.run, self.infos)
+            self.coordinator.settle(self.run, members)
+        if members.meta["formed"]:  # some may have failed to form a group that others have formed
+            self._formed = dict(members.meta["formed"])
+        if self.task is not None and self.task.rank in members.meta["ranks"]:
+            tasks = [TaskInfo.from_dict(entries) for entries in members.meta["tasks"]]
+            self.ranks, self._members = tuple(members.meta["ranks"]), {info.rank: info for info in tasks}
 
     def _reform_at(
         self, first: TaskInfo, name: str, admits: Sequence[int], leaves: bool, monitor: PeerMonitor
@@ -352,32 +352,62 @@ class World:
         """Re-form the group at the Server of ``first``; return its answer, None if it is lost."""
         assert self.task is not None
         is_here, meta = first.rank == self.task.rank, {**self._meta(name), "leaves": leaves}
+        meta |= {
+            "task": self.task.info.to_dict(),
+            "after": self._name_of("reform", self._formed["reform"] - 1),
+        }
         if is_here:
             meta |= {"admits": list(admits), "order": list(self.order), "formed": self._formed}
         deadline = time.monotonic() + PATIENCE_SECONDS
-        try:
-            with Peer(first.address, self.task.keys, name=first.name) as peer:
+        peers: dict[str, Peer] = {}
+        with Peer(first.address, self.task.keys, name=first.name) as peer:
+            try:
                 peer.send("group.reform", meta)
                 while time.monotonic() < deadline:
-                    frame = peer.receive(LOOK_SECONDS)
-                    if frame is not None and frame.kind in ("error", "group.members"):
+                    frame = _answer_of(peer)
+                    if frame is not None:
                         return frame
                     self.check()
                     if self._is_lost(first, monitor):
-                        return None
+                        return _answer_of(peer)  # it may have answered just before
                     if is_here and (lost := monitor.lost()):
                         numbers = [info.incarnation for info in self.infos if info.rank in lost]
                         peer.send("group.lost", {"run": self.run, "ranks": lost, "incarnations": numbers})
-        except UnavailableError:
-            # Cut off from it, perhaps: without a proof of its death two halves would train apart.
-            deadline = time.monotonic() + CONFIRM_SECONDS
-            while not self._is_lost(first, monitor):
-                self.check()
-                if time.monotonic() > deadline or self.coordinator is None:
-                    raise
-                time.sleep(LOOK_SECONDS)
-            return None
+                    if is_here and first != self.infos[0]:  # which may have answered some before it died
+                        for frame in self._answers_elsewhere(peers, meta, monitor):
+                            if frame.kind == "error":
+                                return frame
+                            peer.send("group.answered", {"run": self.run, **frame.meta})
+            except UnavailableError:
+                # Cut off from it, perhaps: without a proof of its death two halves would train apart.
+                deadline = time.monotonic() + CONFIRM_SECONDS
+                while not self._is_lost(first, monitor):
+                    self.check()
+                    if time.monotonic() > deadline or self.coordinator is None:
+                        raise
+                    time.sleep(LOOK_SECONDS)
+                with suppress(UnavailableError):
+                    return _answer_of(peer)
+                return None
+            finally:
+                for other in peers.values():
+                    other.close()
         raise self._too_late(name)
+
+    def _answers_elsewhere(
+        self, peers: dict[str, Peer], meta: dict[str, Any], monitor: PeerMonitor
+    ) -> list[Frame]:
+        """Return what others have received as the answer to this rank's request to form the group again."""
+        assert self.task is not None
+        asked = {key: meta[key] for key in ("run", "group", "rank", "after")}
+        for info in self.infos:
+            if info.rank == self.task.rank or self._is_lost(info, monitor):
+                continue
+            if info.address not in peers:
+                peers[info.address] = Peer(info.address, self.task.keys, name=info.name)
+            with suppress(UnavailableError):  # it has died
+                peers[info.address].send("group.answer", asked)
+        return [frame for frame in _received(peers) if frame.kind in ("error", "group.members")]
 
     def _is_lost(self, info: TaskInfo, monitor: PeerMonitor) -> bool:
         """Return whether a process is certainly lost: on this host, or as the client has found."""
@@ -392,6 +422,9 @@ class World:
 
     def _name(self, purpose: str) -> str:
         number = self._formed[purpose] = self._formed.get(purpose, 0) + 1
+        return self._name_of(purpose, number)
+
+    def _name_of(self, purpose: str, number: int) -> str:
         return f"{self.run}/{purpose}/{number}"
 
     def _meta(self, name: str) -> dict[str, Any]:
@@ -442,6 +475,12 @@ def check_alone(kind: str) -> None:
         raise InvalidArgumentError(f"collective {kind!r} is for several replicas, this is one alone")
 
 
+def _answer_of(peer: Peer) -> Frame | None:
+    """Return the answer to a request to form the group again, if it arrives within a moment."""
+    frame = peer.receive(LOOK_SECONDS)
+    return frame if frame is not None and frame.kind in ("error", "group.members") else None
+
+
 def _received(peers: dict[str, Peer]) -> list[Frame]:
     """Return what has arrived from some peers after a short wait; drop those that have died."""
     found = []
@@ -482,12 +521,20 @@ def _host_of(address: str) -> str:
 #                                                 those that the first rank admits; apart, those that leave
 #     group.join      run, rank, training ──────► group.members once it is admitted; group.over if that
 #                                                 training has ended; an error if its model is another one
+#     group.answer    run, group ───────────────► group.members if this task has that answer already
+#     group.answered  run, group, ranks ────────► this is the answer to all that ask for that group here
 #     group.lost      run, ranks, incarnations ─► these processes are lost, as another rank has found
 #     group.ended     run, rank ────────────────► this rank joins no more groups: ranks that wait get an error
 #
 # A new process asks every task to join, because it does not know which one is the first now. The first
 # replica sees the request on its training thread (`World.joining`), and says with its next update that the
 # group changes; all replicas then re-form it before the step that follows (see distribute/all_reduce.py).
+#
+# The task that answers may die when some have its answer and others have not. So each task keeps the last one
+# (`settle`), and gives it to whichever asks again: a new process that asks to join, and ranks that have gone
+# on to form the group again at the next task. That one asks the ranks that do not come for their answer.
+# Otherwise those that have the answer, and wait in the new group, and the others would wait for each other.
+#
 # Ranks are those of tasks.
 
 Array = np.ndarray[Any, Any]
@@ -501,8 +548,13 @@ class JoinRequest:
 
     training: int
     digest: str
-    incarnation: int
+    task: dict[str, Any]
     sender: Caller
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation of the new process."""
+        return int(self.task["incarnation"])
 
 
 class GroupCoordinator:
@@ -515,6 +567,8 @@ class GroupCoordinator:
         for kind, handler in (
             ("group.endpoint", self._endpoint),
             ("group.reform", self._reform),
+            ("group.answer", self._find_answer),
+            ("group.answered", self._take_answer),
             ("group.lost", self._mark_lost),
             ("group.ended", self._ended),
             ("group.join", self._join),
@@ -551,14 +605,21 @@ class GroupCoordinator:
         """Return whether a process of a run was reported as lost. May be called on any thread."""
         return run in self._runs and info.incarnation in self._runs[run].dead
 
-    def settle(self, run: str, members: Sequence[TaskInfo]) -> None:
-        """Record the processes of the group now: they do not wait to join it. From any thread."""
+    def settle(self, run: str, members: Frame) -> None:
+        """Record the group that this task is in now, or has left: its processes do not wait to join it.
+
+        ``members`` is the answer, which this task gives to those that have not received it. From any thread.
+        """
         here = self._of(run)
-        for info in members:
-            here.admitted[info.rank] = info.incarnation
-            request = here.joins.get(info.rank)
-            if request is not None and request.incarnation == info.incarnation:
-                here.joins.pop(info.rank, None)
+        for task in members.meta["tasks"]:
+            rank, incarnation = task["rank"], task["incarnation"]
+            here.admitted[rank] = incarnation
+            (here.lost.add if incarnation in here.dead else here.lost.discard)(rank)
+            request = here.joins.get(rank)
+            if request is not None and request.incarnation == incarnation:
+                here.joins.pop(rank, None)
+        here.settled = members
+        self._server.post(partial(self._answer_waiting, here))
 
     def joining(self, run: str) -> dict[int, JoinRequest]:
         """Return the processes that wait to join a run, by rank. May be called on any thread."""
@@ -619,12 +680,16 @@ class GroupCoordinator:
     def _reform(self, frame: Frame, sender: Caller) -> None:
         here, name = self._of(frame.meta["run"]), str(frame.meta["group"])
         rank, ranks = int(frame.meta["rank"]), tuple(frame.meta["ranks"])
-        if rank in here.lost:
-            error = UnavailableError(f"the others have continued without rank {rank}, which did not answer")
-            _push(sender, self._failure(error))
+        incarnation = int(frame.meta["task"]["incarnation"])
+        if rank in here.lost and here.admitted.get(rank, incarnation) == incarnation:
+            _push(sender, self._left_out(rank))
             return
-        reform = here.reforms.setdefault(name, _Group(ranks))
+        if (answer := self._known(here, rank, name, frame.meta["after"])) is not None:
+            _push(sender, answer)
+            return
+        reform = here.reforms.setdefault(name, _Group(ranks, after=str(frame.meta["after"])))
         reform.arrived[rank] = (sender, np.empty(0, np.uint8))
+        reform.tasks[rank] = frame.meta["task"]
         if frame.meta.get("leaves"):
             reform.leaving.add(rank)
         if "admits" in frame.meta:  # of the first rank
@@ -637,9 +702,9 @@ class GroupCoordinator:
         if over := sorted(missing & here.over):
             self._answer(here.reforms.pop(name), self._failure(_over(over[0])))
         elif not missing:
-            self._answer(here.reforms.pop(name), self._members(here, reform))
+            self._answer(here.reforms.pop(name), self._members(here, name, reform))
 
-    def _members(self, here: _Run, reform: _Group) -> Frame:
+    def _members(self, here: _Run, name: str, reform: _Group) -> Frame:
         """Return the ranks of the new group; those that the first rank admits are answered, too."""
         members = set(reform.arrived) - reform.leaving
         for rank in reform.first.get("admits", ()):
@@ -647,24 +712,65 @@ class GroupCoordinator:
                 members.add(rank)
                 request = here.joins.pop(rank)
                 reform.arrived[rank] = (request.sender, np.empty(0, np.uint8))
+                reform.tasks[rank] = request.task
                 here.admitted[rank] = request.incarnation
                 here.lost.discard(rank)
         place = {rank: number for number, rank in enumerate(reform.first.get("order", reform.ranks))}
         ranks = sorted(members, key=lambda rank: (place.get(rank, len(place)), rank))
         formed, left = reform.first.get("formed", {}), sorted(reform.leaving)
-        return Frame("group.members", {"ranks": ranks, "formed": formed, "left": left})
+        tasks = [reform.tasks[rank] for rank in ranks]
+        meta = {"group": name, "ranks": ranks, "tasks": tasks, "formed": formed, "left": left}
+        return Frame("group.members", meta)
+
+    def _known(self, here: _Run, rank: int, name: str, after: str) -> Frame | None:
+        """Return the answer to a rank's request to form the group again, if this task has it already.
+
+        The request names the one before it, in which the rank was: an error if this task was in another.
+        """
+        if here.settled is None:
+            return None
+        meta = here.settled.meta
+        if rank in (*meta["ranks"], *meta["left"]):
+            return here.settled if meta["group"] == name else None
+        return self._left_out(rank) if meta["group"] in (name, after) else None
+
+    def _answer_waiting(self, here: _Run) -> None:
+        """Give the answer that this task has received to those that have come here without it."""
+        for name, reform in list(here.reforms.items()):
+            for rank, (sender, _) in list(reform.arrived.items()):
+                if (answer := self._known(here, rank, name, reform.after)) is not None:
+                    del reform.arrived[rank]
+                    _push(sender, answer)
+            if not reform.arrived:
+                here.reforms.pop(name)
+
+    def _find_answer(self, frame: Frame, sender: Caller) -> None:
+        here, rank = self._of(frame.meta["run"]), int(frame.meta["rank"])
+        answer = self._known(here, rank, str(frame.meta["group"]), str(frame.meta["after"]))
+        if answer is not None:
+            _push(sender, answer)
+
+    def _take_answer(self, frame: Frame, sender: Caller) -> None:
+        here, name = self._of(frame.meta["run"]), str(frame.meta["group"])
+        if name in here.reforms:
+            self._answer(here.reforms.pop(name), Frame("group.members", frame.meta))
+
+    def _left_out(self, rank: int) -> Frame:
+        what = f"the others have continued without rank {rank}, which did not answer"
+        return self._failure(UnavailableError(what))
 
     def _join(self, frame: Frame, sender: Caller) -> None:
         here, rank = self._of(frame.meta["run"]), int(frame.meta["rank"])
         if not here.joinable:
             _push(sender, Frame("group.over"))
             return
-        if here.admitted.get(rank) == frame.meta["incarnation"]:  # asked again before it had the answer
+        task = dict(frame.meta["task"])
+        if here.admitted.get(rank) == task["incarnation"]:  # it asked before it had the answer
+            if here.settled is not None and task in here.settled.meta["tasks"]:
+                _push(sender, here.settled)
             return
         here.over.discard(rank)
-        here.joins[rank] = JoinRequest(
-            int(frame.meta["training"]), str(frame.meta["digest"]), int(frame.meta["incarnation"]), sender
-        )
+        here.joins[rank] = JoinRequest(int(frame.meta["training"]), str(frame.meta["digest"]), task, sender)
         for name in list(here.reforms):
             self._check_reform(here, name)
 
@@ -700,6 +806,10 @@ class GroupCoordinator:
 class _Group:
     ranks: tuple[int, ...]
     arrived: dict[int, tuple[Caller, Array]] = field(default_factory=dict)
+    tasks: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The processes that have arrived to form the group again, as `TaskInfo.to_dict` describes them."""
+    after: str = ""
+    """The name of the request to form the group again before this one."""
     leaving: set[int] = field(default_factory=set)
     """Ranks that have arrived, and are not in the new group."""
     first: dict[str, Any] = field(default_factory=dict)
@@ -720,6 +830,8 @@ class _Run:
     """New processes that wait to join."""
     admitted: dict[int, int] = field(default_factory=dict)
     """The incarnations of the processes in the group, by rank, since it was formed again."""
+    settled: Frame | None = None
+    """The last answer to a request to form the group again, as this task has received it."""
     joinable: bool = True
     """Whether this task's part of the run is still under way."""
 

@@ -28,7 +28,9 @@ class FakeServer:
 
     def send(self, kind: str, rank: Caller, **meta: Any) -> None:
         arrays = (np.array([rank.rank], np.uint8),) if kind == "group.endpoint" else ()
+        task = {"rank": rank.rank, "incarnation": rank.rank}
         meta = {"run": "r", "group": "r/g/1", "rank": rank.rank, "ranks": [3, 4, 5], **meta}
+        meta |= {"task": task, "after": "r/g/0"} if kind == "group.reform" else {}
         self.handlers[kind](Frame(kind, meta, arrays), rank)
 
 
