@@ -22,6 +22,14 @@ export const nbdistIcon = new LabIcon({
 </svg>`
 });
 
+/** Bars of different heights: TensorBoard. */
+export const tensorboardIcon = new LabIcon({
+  name: 'nbdist:tensorboard',
+  svgstr: `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 24 24">
+  <path class="jp-icon3 jp-icon-selectable" fill="#616161" d="M4 12h4v8H4zM10 4h4v16h-4zM16 9h4v11h-4z"/>
+</svg>`
+});
+
 /** Run on several engines: the toolbar's triangle with two more behind it. */
 export const runDistributedIcon = new LabIcon({
   name: 'nbdist:run-distributed',

@@ -8,7 +8,7 @@ Design, after tf.data's input pipeline analysis. Stages that run in one thread t
 for an element add up: they are a *segment*. A prefetch begins a segment of its own, and so do the threads or
 processes of a parallel map. Segments run at the same time, so the pipeline is as fast as the slowest of them,
 and in that the stage with the most time of its own is the bottleneck. If a training hardly waits for its
-batches, no stage is: the training is slower than the pipeline.
+batches (a tenth of its time), no stage is: the training is slower than the pipeline.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from nbdist.text import clip
 
-WAITS = 0.02  # share of its time from which a consumer counts as waiting for data
+WAITS = 0.1  # share of its time from which a training counts as waiting for data
 CONSUMER = -1  # in place of a stage: the thread that takes the elements
 FILES = ("text_lines", "csv", "tfrecords", "parquet")
 

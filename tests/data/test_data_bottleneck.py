@@ -48,6 +48,9 @@ def test_a_training_that_hardly_waits_is_the_bottleneck_itself() -> None:
     assert busy.verdict == (
         "training is the bottleneck: it waits for data 1.0% of the time; it could make 15.4 elements/s"
     )
+    little = pipeline(SOURCE, MAP, BATCH, waited=0.9, training=True)
+    assert (little.bottleneck, little.advice) == (None, [])
+    assert little.verdict.startswith("training is the bottleneck: it waits for data 9.0% of the time")
     waits = pipeline(SOURCE, MAP, BATCH, waited=6.5, training=True)
     assert waits.verdict == (
         "map(decode) is the bottleneck: busy 30% of the time, and training waits for data 65% of the time"

@@ -1,9 +1,10 @@
 import { Dialog, InputDialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { PageConfig, URLExt } from '@jupyterlab/coreutils';
-import { folderIcon, launchIcon, stopIcon } from '@jupyterlab/ui-components';
+import { folderIcon, stopIcon } from '@jupyterlab/ui-components';
 import { Menu, Widget } from '@lumino/widgets';
 import type { Labels, Run } from '../api/items';
 import { formatBytes } from '../sidebar/format';
+import { tensorboardIcon } from '../icons';
 import { argsSchema, type CommandContext, stringArg } from './context';
 import { askNumber, pickItem, confirm } from './dialogs';
 import { RefusedError, withNotifications } from './notify';
@@ -286,7 +287,7 @@ export function addTensorBoardCommands(context: CommandContext): void {
   context.app.commands.addCommand('nbdist:open-tensorboard', {
     label: trans.__('Open a Run in TensorBoard…'),
     caption: trans.__('Show the curves of a run in TensorBoard'),
-    icon: launchIcon,
+    icon: tensorboardIcon,
     describedBy: argsSchema({ id: ['string', 'The id of a run; a dialog asks for it if it is missing.'] }),
     execute: args =>
       withNotifications(args, async () => {
@@ -304,7 +305,7 @@ export function addTensorBoardCommands(context: CommandContext): void {
   context.app.commands.addCommand('nbdist:compare-runs', {
     label: trans.__('Compare Runs in TensorBoard'),
     caption: trans.__('Show the curves of the newest runs on one page of TensorBoard'),
-    icon: launchIcon,
+    icon: tensorboardIcon,
     describedBy: argsSchema(),
     execute: args => withNotifications(args, () => open(ALL, trans.__('TensorBoard shows the newest runs.'), context))
   });

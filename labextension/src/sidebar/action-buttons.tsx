@@ -7,7 +7,6 @@ import {
   ellipsesIcon,
   folderIcon,
   type LabIcon,
-  launchIcon,
   pauseIcon,
   refreshIcon,
   runIcon,
@@ -15,7 +14,7 @@ import {
   stopIcon
 } from '@jupyterlab/ui-components';
 import { JSONExt } from '@lumino/coreutils';
-import { removeIcon } from '../icons';
+import { removeIcon, tensorboardIcon } from '../icons';
 import type { Action, ActionIcon } from './actions';
 import { useActivity, type SectionStore } from './store';
 
@@ -30,7 +29,7 @@ const ICONS: Record<ActionIcon, LabIcon> = {
   resume: runIcon,
   rate: settingsIcon,
   folder: folderIcon,
-  tensorboard: launchIcon,
+  tensorboard: tensorboardIcon,
   dismiss: closeIcon
 };
 

@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { type Cluster, DEFAULT_LAUNCHER, type Run, type Sweep } from '../api/items';
 import { isActive } from './actions';
-import { formatBytes, formatMoment, formatNumber, formatRate, formatSeconds, lastPart } from './format';
+import { formatBytes, formatCount, formatMoment, formatNumber, formatRate, formatSeconds, lastPart } from './format';
 
 /** The facts on a cluster, such as its tasks and its owner, one short text each. */
 export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string[] {
@@ -30,8 +30,8 @@ export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string
 export function runFacts(run: Run, trans: TranslationBundle): string[] {
   const facts: string[] = [];
   if (run.step !== null) {
-    const step = formatNumber(run.step);
-    facts.push(run.total ? trans.__('%1 of %2', step, formatNumber(run.total)) : trans.__('step %1', step));
+    const step = formatCount(run.step);
+    facts.push(run.total ? trans.__('%1 of %2', step, formatCount(run.total)) : trans.__('step %1', step));
   }
   if (run.metric !== null && run.value !== null) {
     facts.push(`${run.metric} ${formatNumber(run.value)}`);
@@ -56,12 +56,12 @@ export function runFacts(run: Run, trans: TranslationBundle): string[] {
 export function trialFacts(sweep: Sweep, trans: TranslationBundle): string[] {
   const { finished, running, pruned, failed, stopped, waiting } = sweep.counts;
   const facts: [number, string][] = [
-    [running, trans.__('%1 running', String(running))],
-    [finished, trans.__('%1 finished', String(finished))],
-    [pruned, trans.__('%1 pruned', String(pruned))],
-    [failed, trans.__('%1 failed', String(failed))],
-    [stopped, trans.__('%1 stopped', String(stopped))],
-    [waiting, trans.__('%1 waiting', String(waiting))]
+    [running, trans.__('%1 running', formatCount(running))],
+    [finished, trans.__('%1 finished', formatCount(finished))],
+    [pruned, trans.__('%1 pruned', formatCount(pruned))],
+    [failed, trans.__('%1 failed', formatCount(failed))],
+    [stopped, trans.__('%1 stopped', formatCount(stopped))],
+    [waiting, trans.__('%1 waiting', formatCount(waiting))]
   ];
   return facts.filter(([count]) => count > 0).map(([, text]) => text);
 }

@@ -13,9 +13,14 @@ export function formatNumber(value: number): string {
   return text.replace('-', '−');
 }
 
+/** A count, with separators between thousands: "12,500". */
+export function formatCount(value: number): string {
+  return Number.isInteger(value) && Math.abs(value) < 1e9 ? value.toLocaleString('en').replace('-', '−') : formatNumber(value);
+}
+
 /** Steps per second, to two or three digits. */
 export function formatRate(value: number): string {
-  return value >= 100 ? String(Math.round(value)) : String(Number(value.toPrecision(2)));
+  return value >= 100 ? formatCount(Math.round(value)) : String(Number(value.toPrecision(2)));
 }
 
 /** Memory in the unit with the shortest text; 1 GB is 1024 MB, as for GPUs. */

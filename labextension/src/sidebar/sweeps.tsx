@@ -3,7 +3,7 @@ import type { Sweep } from '../api/items';
 import { ActionButtons, ActionError } from './action-buttons';
 import { sweepActions } from './actions';
 import { parameterText, trialFacts, trialsEnded } from './facts';
-import { formatNumber, percentOf } from './format';
+import { formatCount, formatNumber, percentOf } from './format';
 import { useRovingFocus } from './roving-focus';
 import { Empty, RowHead } from './rows';
 import { Notes } from './runs';
@@ -48,7 +48,7 @@ export const SweepRow = memo(function SweepRow({ store, sweep, reachable }: RowP
   const text =
     sweep.wanted === null
       ? trans._n('%1 trial', '%1 trials', ended)
-      : trans.__('%1 of %2 trials', String(ended), String(sweep.wanted));
+      : trans.__('%1 of %2 trials', formatCount(ended), formatCount(sweep.wanted));
   return (
     <li className="nbd-Row" data-row={sweep.id} data-state={sweep.state}>
       <RowHead

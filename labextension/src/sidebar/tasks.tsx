@@ -3,7 +3,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Cluster, Gpu, Task } from '../api/items';
 import { ActionButtons, ActionError } from './action-buttons';
 import { restartAction, shortTask } from './actions';
-import { formatBytes, formatNumber, formatRate } from './format';
+import { formatBytes, formatCount, formatRate } from './format';
 import { useRovingFocus } from './roving-focus';
 import { Empty } from './rows';
 import { Sparkline } from './sparkline';
@@ -198,7 +198,7 @@ function allColumns(trans: TranslationBundle): Column[] {
     column('rate', trans.__('/s'), trans.__('Steps per second'), task => formatIfKnown(task.steps_per_second, formatRate)),
     column('cpu', trans.__('CPU'), trans.__('Percent of one core'), task => formatIfKnown(task.cpu, cpu => `${cpu}%`)),
     column('memory', trans.__('Mem'), trans.__('Memory'), task => formatIfKnown(task.memory, formatBytes)),
-    column('step', trans.__('Step'), trans.__('Step of its run'), task => formatIfKnown(task.step, formatNumber)),
+    column('step', trans.__('Step'), trans.__('Step of its run'), task => formatIfKnown(task.step, formatCount)),
     column('host', trans.__('Host'), trans.__('Host'), task => task.host),
     column('pid', trans.__('PID'), trans.__('Its process on its host'), task => formatIfKnown(task.pid, String)),
     column('device', trans.__('Device'), trans.__('Device'), task => task.device)

@@ -3,7 +3,7 @@ import { EMPTY_STATE } from '../../src/api/items';
 import { DEFAULTS } from '../../src/settings';
 import { clusterActions, restartAction, runActions, sweepActions } from '../../src/sidebar/actions';
 import { clusterFacts, runFacts, trialFacts } from '../../src/sidebar/facts';
-import { formatBytes, formatNumber, formatRate, formatSeconds, percentOf } from '../../src/sidebar/format';
+import { formatBytes, formatCount, formatNumber, formatRate, formatSeconds, percentOf } from '../../src/sidebar/format';
 import { selectFrom } from '../../src/sidebar/model';
 import { nextPosition } from '../../src/sidebar/roving-focus';
 import { activeFirst, filterItems } from '../../src/sidebar/runs';
@@ -27,7 +27,8 @@ describe('figures', () => {
     expect([5, 950 * 1024 ** 2, 1000 * 1024 ** 2, 80 * 1024 ** 3].map(formatBytes)).toEqual(
       ['5 B', '950 MB', '1 GB', '80 GB']
     );
-    expect([0.123, 5.67, 56.3, 1234.5].map(formatRate)).toEqual(['0.12', '5.7', '56', '1235']);
+    expect([0.123, 5.67, 56.3, 1234.5].map(formatRate)).toEqual(['0.12', '5.7', '56', '1,235']);
+    expect([7, 12500, -1200, 2e9, 0.5].map(formatCount)).toEqual(['7', '12,500', '−1,200', '2e9', '0.5']);
     expect([8, 100, 7500, 4 * 86400].map(formatSeconds)).toEqual(['8 s', '2 min', '2 h 5 min', '4 d']);
   });
 

@@ -250,7 +250,8 @@ def label(tasks: Sequence[str], replica: int) -> str:
 # The range of a chart's y axis. Pure; the live view has the same rule (widget/src/chart/domain.js).
 
 Floats = NDArray[np.float64]
-MOST_OF_POINTS = (0.03, 0.97)  # quantiles of the points that the range covers
+MOST_OF_POINTS = (0.03, 0.97)  # quantiles of the points that the range covers where there are no lines
+HALF_OF_POINTS = (0.25, 0.75)  # and in any case
 FEWEST = 5  # least number of values to tell a spike from a steep curve
 OUTLIER_RANGES = 2.0  # a spike is outside the medians' range by more than this many ranges
 
@@ -258,15 +259,24 @@ OUTLIER_RANGES = 2.0  # a spike is outside the medians' range by more than this 
 def y_range(lines: Sequence[Floats], points: Sequence[Floats]) -> tuple[float, float] | None:
     """Return the range of the lines, without single spikes, and of most points; None without values.
 
+    The points leave half of it to the lines, unless fewer than half of the points would be in it.
     The points are extremes of downsampled intervals, so 94% of them cover more than 94% of the measurements.
 
     >>> y_range([np.array([1.0, 2.0])], [np.array([1.0, 1e6] + 98 * [1.5])])
     (0.94, 2.06)
+    >>> y_range([np.array([2.0, 4.0])], [np.linspace(0.0, 6.0, 100)])  # 1 to 5, and a margin
+    (0.76, 5.24)
     """
     noise = finite(np.concatenate([np.empty(0), *points]))
     covered = [without_spikes(finite(line)) for line in lines]
     if len(noise):
-        covered.append(np.quantile(noise, MOST_OF_POINTS))
+        most, half = np.quantile(noise, MOST_OF_POINTS), np.quantile(noise, HALF_OF_POINTS)
+        if read := [line for line in covered if len(line)]:
+            first, last = min(line.min() for line in read), max(line.max() for line in read)
+            room = (last - first) / 2
+            most = np.clip(most, first - room, last + room)
+            most = np.array([min(most[0], half[0]), max(most[1], half[1])])
+        covered.append(most)
     values = np.concatenate([np.empty(0), *covered])
     if not len(values):
         return None

@@ -17,7 +17,8 @@ export function domainX(lines) {
 }
 
 /**
- * The y range for a range of x: it includes the lines, except for single spikes, and most of the points.
+ * The y range for a range of x: it includes the lines, except for single spikes, and most of the points, as far
+ * as these leave half of it to the lines; half of the points always.
  * @param {Line[]} lines
  * @param {Range} within
  * @param {boolean} log whether the range is one of logarithms
@@ -30,7 +31,7 @@ export function domainY(lines, within, log) {
   };
   const points = lines.filter((line) => line.kind === "points").flatMap(values);
   const read = lines.filter((line) => line.kind !== "points").map((line) => withoutSpikes(values(line)));
-  const range = extent([...read, quantileRange(points)]);
+  const range = extent([...read, pointRange(points, extent(read))]);
   if (!log) return padded(range);
   return range ? [range[0] - 0.05, range[1] + 0.05] : [-1, 0];
 }
@@ -109,19 +110,25 @@ export function withoutSpikes(values) {
 }
 
 const SORTED = 2000; // values of a large list that are sampled
+const MOST = 0.94; // share of the points that the axis covers where there are no lines
 
 /**
- * The range of most of the values, or null if there are none. Values beyond it may be clipped.
+ * The range of most points, within half the lines' range from the lines, and at least of half the points; empty
+ * if there are none. Points beyond it may be clipped.
  * @param {number[]} values
+ * @param {[number, number] | null} lines
  * @returns {number[]}
  */
-export function quantileRange(values) {
+export function pointRange(values, lines) {
   if (!values.length) return [];
   // An odd stride, since points arrive in pairs of a minimum and a maximum.
   const stride = 2 * Math.floor(values.length / SORTED / 2) + 1;
   const some = Float64Array.from({ length: Math.ceil(values.length / stride) }, (_, i) => values[i * stride]).sort();
   const at = (/** @type {number} */ share) => some[Math.round(share * (some.length - 1))];
-  return [at(0.03), at(0.97)];
+  const [low, high] = [at((1 - MOST) / 2), at((1 + MOST) / 2)];
+  if (!lines) return [low, high];
+  const room = (lines[1] - lines[0]) / 2;
+  return [Math.min(Math.max(low, lines[0] - room), at(0.25)), Math.max(Math.min(high, lines[1] + room), at(0.75))];
 }
 
 /**

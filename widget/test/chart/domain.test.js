@@ -29,6 +29,15 @@ describe("rangeOfY", () => {
     expect(domainY([points], [0, 999], false)[1]).toBeLessThan(2);
     expect(domainY([line("train", [1, NaN, Infinity, 2])], [0, 3], false)[1]).toBeLessThan(3);
   });
+  test("leaves half of it to the lines, and shows half of the points", () => {
+    const points = line("points", Array.from({ length: 1000 }, (_, i) => (i % 10) - 4.5)); // -4.5 to 4.5
+    const curve = line("train", Array.from({ length: 1000 }, (_, i) => 2 - i / 250)); // 2 to -2
+    const [low, high] = domainY([points, curve], [0, 999], false);
+    expect([low, high]).toEqual([expect.closeTo(-4.5, 0), expect.closeTo(4.5, 0)]);
+    expect(4 / (high - low)).toBeGreaterThan(0.44); // without the margins: a half
+    const flat = line("train", Array.from({ length: 1000 }, () => 0.1));
+    expect(domainY([points, flat], [0, 999], false)).toEqual([expect.closeTo(-2.5 - 0.3, 5), expect.closeTo(2.5 + 0.3, 5)]);
+  });
   test("of no points is a default range", () => expect(domainY([], [0, 1], false)).toEqual([0, 1]));
 });
 

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { extent, padded, quantileRange, valuesWithin, withoutSpikes } from "../../src/chart/domain.js";
+import { extent, padded, pointRange, valuesWithin, withoutSpikes } from "../../src/chart/domain.js";
 import { indexAt, nearestIndex, secondsAt, smooth } from "../../src/chart/curves.js";
 
 describe("smooth", () => {
@@ -62,9 +62,9 @@ describe("the values that set the range", () => {
   test("are most of many points", () => {
     const points = Array.from({ length: 20_000 }, (_, i) => i % 2);
     points[7] = 1000;
-    expect(quantileRange(points)).toEqual([0, 1]);
+    expect(pointRange(points, null)).toEqual([0, 1]);
   });
-  test("are none without points", () => expect(quantileRange([])).toEqual([]));
+  test("are none without points", () => expect(pointRange([], null)).toEqual([]));
 });
 
 describe("withRoom", () => {
