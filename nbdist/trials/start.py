@@ -36,7 +36,15 @@ from nbdist.sweep.space import Space
 from nbdist.sweep.start import LONGEST_BODY, check_names, check_per_trial, open_sweep
 from nbdist.sweep.state import Ledger
 from nbdist.trials.protocol import SweepSpec
-from nbdist.trials.store import LOG, Record, new_sweep_folder, read_about, sweep_folder, write_about
+from nbdist.trials.store import (
+    LOG,
+    Record,
+    engine_names_in,
+    new_sweep_folder,
+    read_about,
+    sweep_folder,
+    write_about,
+)
 from nbdist.trials.sweep import Sweep
 from nbdist.wire.collective.registry import KINDS
 
@@ -107,6 +115,7 @@ def start_sweep(
             "name": name,
             "cluster": cluster.id,
             "ranks": ranks,
+            "names": {str(info.rank): info.name for info in workers},
             "everyone": on is None,
             "strategy": strategy or default_strategy(together=per_trial > 1 and framework is None),
             "framework": framework,
@@ -273,6 +282,7 @@ def attach_sweep(
             taken_over=True, everyone=everyone, push=pushed_again(sweep, push, about.get("push", ())),
             pushes=about.get("push", ()),
         )  # fmt: skip
+        found.engine_names = engine_names_in(about)
         found.begin()
     except BaseException:
         log.close()

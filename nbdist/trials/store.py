@@ -159,6 +159,21 @@ def write_about(folder: Path, about: Mapping[str, Any]) -> None:
     write_whole_file(folder / ABOUT, json.dumps(dict(about)).encode())
 
 
+def engine_names_in(about: Mapping[str, Any]) -> dict[int, str]:
+    """Return the task names of a sweep's first engines by rank, from what `write_about` wrote.
+
+    >>> engine_names_in({"names": {"0": "/job:worker/task:0", "x": "y", "1": 7}})
+    {0: '/job:worker/task:0'}
+    """
+    names = about.get("names")
+    found = names.items() if isinstance(names, dict) else ()
+    return {
+        int(rank): name[:80]
+        for rank, name in found
+        if rank.isdecimal() and len(rank) < 9 and isinstance(name, str)
+    }
+
+
 def read_about(folder: Path) -> dict[str, Any]:
     """Return what `write_about` wrote; raises `DataLossError` if it cannot be read."""
     path = folder / ABOUT

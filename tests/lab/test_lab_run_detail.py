@@ -74,6 +74,9 @@ def test_a_bundle_equals_a_frozen_output(monkeypatch: pytest.MonkeyPatch) -> Non
     mean = next(one for one in found["series"] if one["replica"] == "mean" and one["name"] == "loss")
     assert set(mean["values"].split()) == {"1.5"}
     assert {one["replica"] for one in found["series"]} == {"mean", 0, 1}
+    assert found["replicas"] == [{"state": "finished", "step": 40}] * 2
+    assert found["clock"]["steps"].split()[-1] == "39"
+    assert len(found["clock"]["values"].split()) == len(found["clock"]["steps"].split())
 
 
 def test_the_output_of_a_run_is_as_a_notebook_saves_it() -> None:

@@ -59,7 +59,9 @@ class Driven:
     def __init__(self, *, trials: int | None = 4, sampler: str = "random", name: str = "digits") -> None:
         self.folder = new_sweep_folder(name)
         owner = {"pid": os.getpid(), "session": "notebooks/sweep.ipynb"}
-        write_about(self.folder, {"name": name, "cluster": "c1", "ranks": [0, 1], "owner": owner})
+        names = {"0": "/job:worker/task:0"}
+        about = {"name": name, "cluster": "c1", "ranks": [0, 1], "names": names, "owner": owner}
+        write_about(self.folder, about)
         self.log = EventLog.create(self.folder / LOG)
         self.log.append(
             open_sweep(
@@ -379,6 +381,7 @@ def test_details_and_the_bundle(drive: Callable[..., Driven]) -> None:
     json.dumps(bundle, allow_nan=False)
     assert (bundle["kind"], bundle["shown"], bundle["of"]) == ("sweep", 3, 3)
     assert bundle["head"]["id"] == one.folder.name
+    assert bundle["head"]["engines"] == [[0, "/job:worker/task:0"]]  # and not "rank 0"
     assert bundle["status"]["best"] == 2
     assert bundle["status"]["state"] == "running"
 

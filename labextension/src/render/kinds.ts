@@ -1,6 +1,7 @@
 /** The two kinds of data in outputs. Their drawing code is loaded when the first one is visible. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
+import { CLOCK } from '@widget/comm/frames.js';
 import { make } from '@widget/dom/elements.js';
 import { type Drawing, uniqueName } from './drawing';
 import type { BundleKind } from './renderer';
@@ -57,9 +58,10 @@ export const SWEEP: BundleKind<SweepBundle> = {
 async function drawRun(first: RunBundle): Promise<Drawing<RunBundle>> {
   const { RunView } = await import('@widget/run/view.js');
   const view = new RunView(uniqueName(), () => undefined);
-  view.toolbar.time.hidden = true; // the bundle has no times of points
-  const take = ({ head, progress, curves, marks, gpus, pictures }: RunBundle): void =>
+  const take = ({ head, progress, curves, marks, gpus, pictures }: RunBundle): void => {
+    view.toolbar.time.hidden = !curves.some(({ series }) => series === CLOCK); // saved before 2026-11-28
     view.apply({ kind: 'frame', snapshot: true, head, progress, marks, gpus, pictures, replaced: [] }, curves);
+  };
   take(first);
   return { element: view.element, take, redraw: () => view.redraw(), close: () => view.close() };
 }

@@ -1,6 +1,6 @@
 /** Reads `application/vnd.nbdist.run+json` (see nbdist/ui/frozen/run.py) for the live view's drawing code. */
 
-import { type CurveSegment, MEAN, TREND } from '@widget/comm/frames.js';
+import { CLOCK, type CurveSegment, MEAN, TREND } from '@widget/comm/frames.js';
 import type { Annotation } from '@widget/chart/annotations.js';
 import type { ChartSpec, Head, Progress } from '@widget/run/view.js';
 import { finite, isRecord, type Json, list, record, text, texts, checkVersion, whole } from './json';
@@ -40,6 +40,8 @@ export function readRun(data: unknown): RunBundle {
   const charts = list(run['charts'], MOST_CHARTS).flatMap(chart => planOf(chart, numberOf));
   const curves = list(run['series'], MOST_CURVES).flatMap(series => curveOf(series, names));
   const tasks = texts(run['tasks'], MOST_TASKS);
+  const replicas = list(run['replicas'], MOST_TASKS).map(record);
+  const clock = pointsOf(record(run['clock']));
   const shown = new Set(curves.filter(({ series }) => series >= TREND).map(({ replica }) => replica));
   return {
     head: { title: text(run['title']), run: text(run['run']), tasks, total: whole(run['total']), charts, series: [...names.keys()] },
@@ -55,9 +57,9 @@ export function readRun(data: unknown): RunBundle {
       trained_on: text(run['trained_on']),
       warning: text(run['warning']),
       input: run['input'] ?? null,
-      per_replica: Object.fromEntries([...shown].map(replica => [replica, { state: '' }]))
+      per_replica: Object.fromEntries([...shown].map(replica => [replica, { state: text(replicas[replica]?.['state']), step: whole(replicas[replica]?.['step']) }]))
     },
-    curves: [...curves, ...trendStandIns(curves)],
+    curves: [...curves, ...trendStandIns(curves), ...(clock.steps.length ? [{ replica: MEAN, series: CLOCK, ...clock }] : [])],
     marks: list(run['marks'], MOST_MARKS).flatMap(markOf),
     gpus: run['gpus'] ?? [],
     pictures: run['pictures'] ?? [],
@@ -114,11 +116,11 @@ function pointsOf(curve: Json): { steps: number[]; values: number[] } {
   return { steps, values };
 }
 
-const NON_FINITE: Record<string, number> = { nan: NaN, inf: Infinity, '-inf': -Infinity };
+const NON_FINITE = new Map([['nan', NaN], ['inf', Infinity], ['-inf', -Infinity]]);
 
 /** A number, or the text of one that JSON lacks; NaN for all other values. */
 function parseNumber(value: unknown): number {
-  return typeof value === 'number' ? value : typeof value === 'string' ? (NON_FINITE[value] ?? Number(value || NaN)) : NaN;
+  return typeof value === 'number' ? value : typeof value === 'string' ? (NON_FINITE.get(value) ?? Number(value || NaN)) : NaN;
 }
 
 /** Splits a text at spaces; a list is returned unchanged. */

@@ -23,6 +23,8 @@ declare module '@widget/text/format.js' {
 declare module '@widget/comm/frames.js' {
   /** In place of a replica: the mean over all replicas. */
   export const MEAN: number;
+  /** In place of a series: the values are seconds since the first step. */
+  export const CLOCK: number;
   /** Added to a series: the values are means of neighbouring points. */
   export const TREND: number;
   /** Consecutive points of one curve. */

@@ -135,10 +135,11 @@ export class SidebarModel implements IDisposable {
   private _disposed = false;
 }
 
-/** The cluster to show: the user's choice, else the newest that runs, else the newest of all. */
+/** The cluster to show: the user's choice, else the newest that trains, else the newest that runs, else the newest. */
 export function selectFrom(clusters: readonly Cluster[], preferred: string | null): string | null {
   const found =
     clusters.find(cluster => cluster.id === preferred) ??
+    clusters.find(cluster => cluster.state === 'running' && cluster.runs.length > 0) ??
     clusters.find(cluster => cluster.state === 'running' && cluster.kind === 'nbdist') ??
     clusters.find(cluster => cluster.state === 'running') ??
     clusters[0];

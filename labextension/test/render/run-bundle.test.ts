@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { MEAN, TREND } from '@widget/comm/frames.js';
+import { CLOCK, MEAN, TREND } from '@widget/comm/frames.js';
 import { UnreadableError } from '../../src/render/json';
 import { readRun } from '../../src/render/run-bundle';
 import { RUBBISH, spoilt } from './rubbish';
@@ -29,6 +29,8 @@ const RUN = {
     { name: 'val_accuracy', replica: 'mean', kind: 'trend', steps: '10', values: '0.5' },
     { name: 'no chart has it', replica: 'mean', kind: 'trend', steps: '10', values: '0.5' }
   ],
+  clock: { steps: '0 20', values: '0 3.2' },
+  replicas: [{ state: 'finished', step: 500 }, { state: 'lost', step: 'x' }],
   left_out: 1
 };
 
@@ -41,7 +43,9 @@ describe('readRun', () => {
     ]);
     expect(head.series).toEqual(['loss', 'val_loss', 'val_accuracy']);
     expect(progress).toMatchObject({ state: 'finished', step: 500, training_seconds: 3.2, elapsed: 9.5, note: 'worker 1 has ended · it is slow' });
-    expect(Object.keys(progress.per_replica)).toEqual(['0', '1']);
+    expect(progress.per_replica).toEqual({ 0: { state: 'finished', step: 500 }, 1: { state: 'lost', step: null } });
+    expect(curves.at(-1)).toEqual({ replica: MEAN, series: CLOCK, steps: [0, 20], values: [0, 3.2] });
+    expect(readRun({ ...RUN, clock: null, replicas: 7 }).progress.per_replica).toMatchObject({ 0: { state: '', step: null } });
     expect(curves[0]).toEqual({ replica: MEAN, series: 0, steps: [0, 10, 20], values: [2.3, NaN, -Infinity] });
     expect(curves[1]).toEqual({ replica: 1, series: TREND, steps: [0, 10], values: [2, 1] });
     expect(curves[3]).toEqual({ replica: 0, series: 0, steps: [0, 1], values: [2.31, 2.4] });

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import type { IStateDB } from '@jupyterlab/statedb';
 import type { ReadonlyPartialJSONValue } from '@lumino/coreutils';
-import { persistSelection } from '../../src/sidebar/model';
+import { persistSelection, selectFrom } from '../../src/sidebar/model';
 import { CLUSTER, fakePanel } from './items';
 
 const KEY = 'nbdist:chosen-cluster';
@@ -27,6 +27,13 @@ describe('the chosen cluster', () => {
     expect(next.model.selected).toBe('a');
     await persistSelection(next.model, workspace(values));
     expect(next.model.selected).toBe('b');
+  });
+
+  it('is the one that trains, where the user has chosen none', () => {
+    const trains = { ...CLUSTER, id: 'c', runs: ['r'] };
+    expect(selectFrom([...clusters, trains], null)).toBe('c');
+    expect(selectFrom([...clusters, { ...trains, state: 'stale' }], null)).toBe('a');
+    expect(selectFrom([...clusters, trains], 'b')).toBe('b');
   });
 
   it('is kept, too, where it was the one that is shown by itself', async () => {

@@ -195,6 +195,10 @@ def summary_of(
             *([f"continues run {record.resumed_from}"] if record.resumed_from else []),
             *more,
         ],
+        replicas=[
+            {"state": said[i].state, "step": said[i].step} if i in said else {}
+            for i in range(len(record.workers))
+        ],
         ended_replicas=ended,
         trained_on=trained_on(devices),
         warning=device_warning(devices),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbdist.errors import NbdistError
-from nbdist.lab.readers.files import find_home, is_id, mark_of
+from nbdist.lab.readers.files import find_home, is_id, mark_of, read_bounded
 from nbdist.lab.readers.run_detail import BundleCache
+from nbdist.lab.readers.run_record import mapping
 from nbdist.lab.readers.sweeps import OVER, Item, Sweeps
 from nbdist.sweep.event_log import holder_of
 from nbdist.sweep.state import Ledger
-from nbdist.trials.store import LOG
+from nbdist.trials.store import ABOUT, LOG, MOST_ABOUT, engine_names_in
 from nbdist.ui.formatting import jsonable, shorten
 from nbdist.ui.frozen.sweep import rows_of, sweep_data, sweep_output
 from nbdist.ui.widgets.sweep_feed import EngineSeen
@@ -136,8 +138,13 @@ class SavedSweep:
 
     @property
     def engine_names(self) -> Mapping[int, str]:
-        """Empty: engines are named by their ranks."""
-        return {}
+        """The names of the engines with which it began; others are named by their ranks."""
+        home, _ = find_home()
+        try:
+            found = b"" if home is None else read_bounded(home / "sweeps" / self.id / ABOUT, MOST_ABOUT)
+            return engine_names_in(mapping(json.loads(found)))
+        except (OSError, ValueError, RecursionError, NbdistError):
+            return {}
 
     def engines(self) -> Sequence[EngineSeen]:
         """Return an empty list: only the driver knows what engines do."""

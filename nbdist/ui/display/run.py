@@ -529,6 +529,7 @@ def summary_of(run: Run) -> Summary:
         error=in_a_line(run.error) if run.error else None,
         rows=rows,
         remarks=[*remarks_on(run, standing), *map(with_short_tasks, whole.servers)],
+        replicas=[{"state": one.state, "step": one.step} for one in standing] if rows else [],
         ended_replicas=lost | left,
         trained_on=trained_on(devices),
         warning=warning_of(

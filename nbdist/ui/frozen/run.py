@@ -26,7 +26,7 @@ from nbdist.ui.frozen.run_figure import columns_of, picture
 from nbdist.ui.frozen.summary import Summary, axis_words, is_plain
 from nbdist.ui.gpus import fewer_points
 from nbdist.ui.pictures import SAVED_LIMIT, fewer
-from nbdist.ui.widgets.run_feed import Chart, course, plan_charts
+from nbdist.ui.widgets.run_feed import Chart, clock_of, course, plan_charts
 
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
@@ -84,10 +84,14 @@ def run_output(
 #      "pictures": [{"task": "worker 0", "tag": "weights", "kind": "histogram", "items": [...]}],
 #      "series": [{"name": "loss", "replica": "mean", "kind": "trend", "steps": "0 10", "values": "2.3 nan"},
 #                 {"name": "loss", "replica": 0, "kind": "points", "steps": "0 1", "values": "2.31 2.4"}],
+#      "clock": {"steps": "0 250 500", "values": "0 1.6 3.2"},
+#      "replicas": [{"state": "finished", "step": 500}],
 #      "left_out": 0}
 #
 # A trend consists of means of neighbouring points, and of single points at its start; ``points`` are the
 # first, the last and the extreme measured values.
+#
+# The clock has the seconds from the first of some steps on.
 #
 # Steps and values are text because a notebook file puts each item of a list on a line of its own, and because
 # JSON has no NaN and no infinity (``nan``, ``inf`` and ``-inf`` here).
@@ -135,6 +139,8 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
             for chart in charts
         ],
         "series": [],
+        "clock": clock(store, charts, summary.ended_replicas),
+        "replicas": [jsonable(one) for one in summary.replicas[:MOST_TASKS]],
         "left_out": 0,
     }
     room = limit - size(data)
@@ -146,6 +152,15 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
     while series and size(series) > room:
         series.pop()  # the means come first, so this drops the curve of a single replica
     return {**data, "series": series, "left_out": whole - len(series)}
+
+
+def clock(store: RunStore, charts: Sequence[Chart], ended: Collection[int]) -> dict[str, str] | None:
+    """Return the times of some steps as text; None without points."""
+    name = next((name for chart in charts for name in chart.names), None)
+    if name is None or (found := clock_of(store, name, ended)) is None:
+        return None
+    steps, seconds = found
+    return {"steps": " ".join(map(str, steps.tolist())), "values": " ".join(f"{one:.6g}" for one in seconds)}
 
 
 def curves(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -194,26 +194,31 @@ class Feed:
         self.spent = 0.0
 
     def add_clock(self, update: RunUpdate) -> None:
-        """Add the time in seconds of each step, so that the page can show wall time on the x axis.
-
-        The times are those of the replica with the highest step. They never decrease, even if its clock was
-        set back.
-        """
-        if not self.names:
-            return
-        name = self.names[0]
-        alive = [replica for replica in self.store.replicas if replica not in self.lost]
-        lasts = [
-            (last.step, -replica)
-            for replica in alive or self.store.replicas
-            if (last := self.store.last(replica, name)) is not None
-        ]
-        if lasts:
-            steps, _, times = self.store.points(-max(lasts)[1], name, limit=200)
-            order = np.argsort(steps, kind="stable")
-            seconds = np.maximum.accumulate(times[order]) - times[order[0]]
+        """Add the time in seconds of each step, so that the page can show wall time on the x axis."""
+        if self.names and (found := clock_of(self.store, self.names[0], self.lost)) is not None:
             update.replaced.append((MEAN, CLOCK))
-            update.parts.append(records(MEAN, CLOCK, steps[order], seconds))
+            update.parts.append(records(MEAN, CLOCK, *found))
+
+
+def clock_of(
+    store: RunStore, name: str, lost: Collection[int] = ()
+) -> tuple[NDArray[np.uint32], NDArray[np.float64]] | None:
+    """Return some steps of a series, and the seconds from the first of them to each; None without points.
+
+    The times are those of the replica with the highest step that is not ``lost``. They never decrease, even
+    if its clock was set back.
+    """
+    alive = [replica for replica in store.replicas if replica not in lost]
+    lasts = [
+        (last.step, -replica)
+        for replica in alive or store.replicas
+        if (last := store.last(replica, name)) is not None
+    ]
+    if not lasts:
+        return None
+    steps, _, times = store.points(-max(lasts)[1], name, limit=200)
+    order = np.argsort(steps, kind="stable")
+    return steps[order], np.maximum.accumulate(times[order]) - times[order[0]]
 
 
 # The choice of the charts and their series.
