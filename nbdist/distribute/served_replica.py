@@ -174,7 +174,7 @@ class ServedReplica(Replica):
             if number in self._ahead and self.joins_at == new.opened_at:
                 self._ahead.discard(number)  # its copy is of the step before
         else:
-            new.take_over(old, self._under_way)
+            new.take_over(old)
         self._links[number] = new
         self._gradients = self._gradient_views()
         if not self._retiring:  # which counts it

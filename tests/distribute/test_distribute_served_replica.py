@@ -77,6 +77,14 @@ class Dead(Written):
         raise UnavailableError("its process ended")
 
 
+class DeadAtPush(Written):
+    """A link whose server is found to be dead when the replica sends a gradient."""
+
+    def push(self, slot: int) -> None:
+        super().push(slot)
+        raise UnavailableError("its process ended")
+
+
 def replica(rules: Rules, *answers: Sequence[tuple[int, int]]) -> tuple[ServedReplica, list[Written]]:
     links = [Written(one) for one in answers]
     return ServedReplica(links, list(range(len(links))), rules, replica=0), links
@@ -214,3 +222,43 @@ def test_a_step_that_had_been_answered_is_made_again() -> None:
     one.pull()
     assert new.pushed == [0]
     assert not new.answers
+
+
+def test_a_gradient_with_an_answer_is_not_counted_again_when_another_server_dies_too() -> None:
+    """The replica has the first server's answer, and waits for the second one, when both die."""
+    old = [Written([(APPLIED, 0)]), Dead([])]
+    rules = Rules(2, False, servers=2)
+    one = ServedReplica(old, [0, 1], rules, replica=0, reopen=lambda *death: reopen(*death))
+    later = [number % one._slots for number in range(1, 2 * one._slots)]
+    new = [Written([(APPLIED, slot) for slot in later]) for _ in old]
+
+    def reopen(number: int, former: Link, error: UnavailableError, done: bool) -> Link:
+        if number == 1:  # meanwhile it looks at the others
+            one._survive(0, error)
+        return new[number]
+
+    step(one)
+    one._retire()
+    assert one.dropped == 0  # by the first server, which decides
+    for _ in later:
+        step(one)
+        one._retire()
+    assert one.dropped == 0
+    assert not any(link.answers for link in new)
+
+
+def test_a_gradient_that_is_not_sent_yet_is_not_dropped_when_both_servers_die() -> None:
+    old, new = [DeadAtPush([]), Written([])], [Written([]), Written([(APPLIED, 0)])]
+    rules = Rules(2, False, servers=2)
+    one = ServedReplica(old, [0, 1], rules, replica=0, reopen=lambda *death: reopen(*death))
+
+    def reopen(number: int, former: Link, error: UnavailableError, done: bool) -> Link:
+        if number == 0:
+            one._survive(1, error)
+        return new[number]
+
+    step(one)
+    one._retire()
+    assert one.dropped == 1
+    assert [link.pushed for link in new] == [[], [0]]
+    assert not new[1].answers

@@ -179,7 +179,7 @@ def test_a_standby_and_what_is_restored_from_it_are_equal_to_the_bit(
     offer = link.offer(0, done=False)
     again = replace(request, initial=None, offer=offer, copy=link.parameters)
     new = pair.open(again, shared)
-    new.take_over(link, [0])
+    new.take_over(link)
     assert new.restored is not None
     assert (new.restored["lost"], new.restored["standby"]) == (0, "/job:ps/task:1")
     assert new.outcome(0)[0] == APPLIED  # it was sent again, and not taken again

@@ -183,12 +183,13 @@ class Link(ABC):
         """Whether the shard continues with the state of its standby, with all that was acknowledged."""
         return self.restored is not None and bool(self.restored.get("standby"))
 
-    def take_over(self, old: Link, under_way: Sequence[int]) -> None:
+    def take_over(self, old: Link) -> None:
         """Continue for the link to a server's former process.
 
-        Gradients under way are sent again if the shard was restored from its standby, which knows those that
-        it has. Otherwise they count as dropped. The parameters stay in the same memory, which the step's
-        program reads.
+        Gradients without an answer are sent again if the shard was restored from its standby, which knows
+        those that it has. Otherwise they count as dropped; not one that the replica has had the answer to, or
+        has not sent yet, while it waits for another server. The parameters stay in the same memory, which the
+        step's program reads.
         """
         self.parameters, self.has_copy = old.parameters, old.has_copy
         self.lost, self._wanted = old.lost, old._wanted
@@ -205,7 +206,7 @@ class Link(ABC):
             for _ in range(old.counted + old._counted - self.counted):
                 self.count()
             return
-        self._settled = {slot: old._settled.get(slot, (DROPPED, 0)) for slot in under_way}
+        self._settled = {**dict.fromkeys(old._unanswered, (DROPPED, 0)), **old._settled}
 
     def rows_of(self, slot: int) -> Sequence[RowGradient]:
         """Return the gradients of the tables' rows that were sent with a slot."""
