@@ -15,6 +15,11 @@ from nbdist.train.context import current
 
 WRITERS = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")
 """What writes files, which the chief writes for all."""
+BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+PER_BATCH = {"ModelCheckpoint": "save_freq", "BackupAndRestore": "save_freq", "OrbaxCheckpoint": "save_freq"}
+"""Callbacks of Keras that act after batches only with such a setting; "epoch" has them act after epochs."""
+EPOCHS_ENOUGH = ("TerminateOnNaN", "ProgbarLogger", "SwapEMAWeights")
+"""Callbacks whose part in batches the loop does itself, shows, or refuses with the optimizer."""
 
 
 class KerasCallbacks(Callback):
@@ -32,6 +37,7 @@ class KerasCallbacks(Callback):
         for one in callbacks:
             if not isinstance(one, keras.callbacks.Callback):
                 raise InvalidArgumentError(f"fit: {one!r} is not a callback of Keras or nbdist")
+            refuse_batches(one)
         chosen = [one for one in callbacks if current().is_chief or not of_the_chief(one)]
         self._trained, self._model, self._sets_rate = trained, trained.compiled.model, sets_rate
         params = {"verbose": 0, "epochs": epochs, "steps": None}
@@ -87,3 +93,29 @@ def of_the_chief(callback: Any) -> bool:
 
     kinds = tuple(getattr(keras.callbacks, name) for name in WRITERS)
     return isinstance(callback, kinds) or str(getattr(callback, "monitor", "")).startswith("val_")
+
+
+def refuse_batches(callback: Any) -> None:
+    """Raise InvalidArgumentError for a callback that acts after batches, which would not be called."""
+    import keras
+
+    name = type(callback).__name__
+    if type(callback).__module__.startswith("keras."):
+        setting = PER_BATCH.get(name)
+        frequency = "epoch" if setting is None else getattr(callback, setting, "epoch")
+        if name == "TensorBoard":
+            setting, frequency = "update_freq", getattr(callback, "update_freq", "epoch")
+        if frequency != "epoch":
+            raise InvalidArgumentError(
+                f"{name}({setting}={frequency!r}) acts after batches, and callbacks are called after epochs "
+                f'under a strategy: write {setting}="epoch", or --checkpoint-every'
+            )
+        if setting is not None or name in EPOCHS_ENOUGH:
+            return
+    for method in BATCH_METHODS:
+        own, usual = getattr(callback, method), getattr(keras.callbacks.Callback, method)
+        if getattr(own, "__func__", own) is not usual:
+            raise InvalidArgumentError(
+                f"{name}.{method}() would not be called: under a strategy, callbacks are called for "
+                "trainings and epochs. Use on_epoch_end(), or a loop of one's own (nb.frameworks.torch.wrap)"
+            )

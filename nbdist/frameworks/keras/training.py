@@ -21,7 +21,6 @@ from nbdist.frameworks.keras.data import training_data
 from nbdist.frameworks.keras.data import validation_data as held_out_data
 from nbdist.frameworks.keras.model import KERAS_MODELS
 from nbdist.frameworks.keras.optimizers import clipping, scheduled_rate, translated
-from nbdist.frameworks.keras.unsupported import refuse_unsupported
 from nbdist.graph.backend import Array
 from nbdist.numbers import is_whole
 from nbdist.train.callbacks import Callback, History
@@ -86,7 +85,6 @@ def fit(
     batches = nested(data)
     trained = KERAS_MODELS[keras.backend.backend()](model, data.element_spec, batches.opened)
     theirs = [one for one in callbacks or () if not isinstance(one, Callback)]
-    refuse_unsupported(model, theirs)
     validate: Callable[[Sequence[Array]], dict[str, float]] | None = None
     if held_out is not None:
         validate = partial(trained.evaluated, data=held_out)

@@ -109,16 +109,3 @@ def test_callbacks_of_keras_that_act_after_batches_are_refused(keras: Any, tmp_p
     ]
     nb.frameworks.keras.fit(model_of(keras), X, Y, callbacks=fine)
     assert path.exists()
-
-
-def test_steps_constraints_and_exceptions_of_a_decay_are_refused(keras: Any) -> None:
-    stepping = type("Stepping", (keras.Sequential,), {"train_step": lambda self, data: {}})
-    decays = keras.optimizers.AdamW()
-    decays.exclude_from_weight_decay(var_names=["bias"])
-    for model, words in (
-        (model_of(keras, kind=stepping), "Stepping has a train_step of its own"),
-        (model_of(keras, kernel_constraint="non_neg"), "kernel has the constraint NonNeg"),
-        (model_of(keras, decays), r"AdamW\.exclude_from_weight_decay\(\) has no equal"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=words):
-            nb.frameworks.keras.fit(model, X, Y)
