@@ -21,6 +21,7 @@ from nbdist.sweep.events import Asked, Cloned, SpaceEdited
 from nbdist.sweep.space import Space, choice, integer, log, uniform, when
 from nbdist.ui.frozen.sweep import SWEEP, frozen_sweep, size, sweep_data, trial_data, with_curves
 from nbdist.ui.frozen.sweep_axes import Scale, all_ranked, axis_of, by_weight, groups, ranked, widest
+from nbdist.ui.frozen.sweep_figure import parallel
 from nbdist.ui.widgets.sweep_feed import ended_at
 
 LIMIT = 150_000
@@ -35,6 +36,20 @@ FULL = Space(
         "epochs": 5,
     }
 )
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_figure_has_a_row_for_missing_values_only_if_one_is_missing(lacks: bool) -> None:
+    from matplotlib.figure import Figure
+
+    space = Space({"lr": log(1e-4, 1e-1), "opt": ["sgd", "adam"]})
+    sweep = ShownSweep(space=space).run(0, {"lr": 0.01, "opt": "sgd"}, [0.5])
+    sweep.run(1, {"lr": 0.02} if lacks else {"lr": 0.02, "opt": "adam"}, [0.7])
+    axes = Figure().subplots()
+    trials = [trial for trial in sweep.ledger.trials.values() if trial.value is not None]
+    assert len(trials) == 2
+    parallel(axes, sweep.ledger, trials, ["lr", "opt"], Scale((0.5, 0.7), "max"))
+    assert ("none" in [text.get_text() for text in axes.texts]) is lacks
 
 
 def swept(space: Space, trials: int, seed: int = 0, **created: Any) -> ShownSweep:

@@ -329,10 +329,12 @@ def parallel(axes: Axes, ledger: Ledger, trials: Sequence[Trial], names: Sequenc
     order = [name for name in dict.fromkeys([*ledger.space, *names]) if name in some]
     upright = [axis_in(ledger, name) for name in order]
     lines = every(trials, MOST_LINES["finished"])[::-1]
+    drawn: list[list[tuple[float, float]]] = []
     shown = {one.number for one in trials}
     for state, dashes in DASHES.items():
         others = [one for one in ledger.trials.values() if one.state == state and one.number not in shown]
         paths = [path_of(one, upright, scale) for one in every(others, MOST_LINES[state])]
+        drawn += paths
         axes.add_collection(
             LineCollection(paths, colors=FAN, linewidths=0.6, linestyles=[dashes], antialiaseds=False)
         )
@@ -340,12 +342,13 @@ def parallel(axes: Axes, ledger: Ledger, trials: Sequence[Trial], names: Sequenc
         group = [one for one in lines if (one.state == "pruned") == (kind == "pruned")]
         colours = [scale.colour(one.value) for one in group]
         paths = [path_of(one, upright, scale) for one in group]
+        drawn += paths
         widths = [1.9 if one is trials[0] else 0.6 for one in group]
         dashed = [DASHES["pruned"]] if kind else ["solid"]
         axes.add_collection(
             LineCollection(paths, colors=colours, linewidths=widths, linestyles=dashed, antialiaseds=False)
         )
-    furnish(axes, ledger, upright, scale)
+    furnish(axes, ledger, upright, scale, lacking=any(height == NONE for path in drawn for _, height in path))
     title = "parallel coordinates"
     if len(lines) < len(trials):
         title += f", {len(lines)} of {len(trials):,} trials"
@@ -369,8 +372,8 @@ def path_of(trial: Trial, upright: Sequence[Axis], scale: Scale) -> list[tuple[f
     return [(at, NONE if math.isnan(height) else height) for at, height in enumerate(heights)]
 
 
-def furnish(axes: Axes, ledger: Ledger, upright: Sequence[Axis], scale: Scale) -> None:
-    """Draw the vertical axes with their names and ticks."""
+def furnish(axes: Axes, ledger: Ledger, upright: Sequence[Axis], scale: Scale, *, lacking: bool) -> None:
+    """Draw the vertical axes with their names and ticks, and a row for values that are ``lacking``."""
     room = max(6, 66 // (len(upright) + 1))  # letters, in a panel as wide as ours
     names = [clip(name, room) for name in (*(axis.name for axis in upright), ledger.created.metric)]
     value = Axis("", (), *scale.ends) if scale.ends[0] < scale.ends[1] else None
@@ -381,11 +384,12 @@ def furnish(axes: Axes, ledger: Ledger, upright: Sequence[Axis], scale: Scale) -
                 at + 0.04, place, text, fontsize=7, color=MUTED, va="center", parse_math=False, zorder=5,
                 bbox={"facecolor": PAPER, "alpha": 1.0, "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
-    axes.axhline(NONE, color=GRID, linewidth=0.8, zorder=0)
-    axes.text(-0.06, NONE, "none", fontsize=7, color=MUTED, ha="right", va="center")
+    if lacking:
+        axes.axhline(NONE, color=GRID, linewidth=0.8, zorder=0)
+        axes.text(-0.06, NONE, "none", fontsize=7, color=MUTED, ha="right", va="center")
     axes.set_xticks(range(len(names)), names, parse_math=False)
     axes.set_yticks([])
     axes.tick_params(length=0, labelsize=8, labelcolor=INK)
     axes.spines[:].set_visible(False)
     axes.set_xlim(-0.15, len(upright) + 0.45)
-    axes.set_ylim(NONE - 0.05, 1.06)
+    axes.set_ylim((NONE if lacking else 0.0) - 0.05, 1.06)

@@ -26,7 +26,7 @@ function quoted(text) {
 
 /** Draws charts below one another. @param {import("../chart/chart.js").Chart[]} charts @param {{ ink: string, surface: string }} colours */
 export function chartsAsCanvas(charts, { ink, surface }) {
-  const drawn = charts.flatMap(({ plot, plan }) => (plot ? [{ canvas: plot.ctx.canvas, title: plan.title }] : []));
+  const drawn = charts.flatMap(({ plot, plan, legend }) => (plot ? [{ canvas: plot.ctx.canvas, title: plan.title, keys: keysOf(legend) }] : []));
   const ratio = globalThis.devicePixelRatio || 1;
   const [title, gap] = [TITLE * ratio, GAP * ratio];
   const whole = document.createElement("canvas");
@@ -40,10 +40,26 @@ export function chartsAsCanvas(charts, { ink, surface }) {
   let y = gap;
   for (const one of drawn) {
     to.fillText(one.title, gap, y + 0.6 * title);
+    let x = 2 * gap + to.measureText(one.title).width;
+    for (const { tone, text } of one.keys) {
+      to.fillStyle = tone;
+      to.fillRect(x, y + 0.4 * title, 1.5 * gap, 2 * ratio);
+      to.fillStyle = ink;
+      to.fillText(text, x + 2 * gap, y + 0.6 * title);
+      x += 3 * gap + to.measureText(text).width;
+    }
     to.drawImage(one.canvas, gap, y + title);
     y += title + one.canvas.height + gap;
   }
   return whole;
+}
+
+/** The colour and the words of each line in a chart's legend. @param {HTMLElement} legend */
+export function keysOf(legend) {
+  return [...legend.children].map((key) => {
+    const [, label, value] = key.children;
+    return { tone: /** @type {HTMLElement} */ (key).style.getPropertyValue("--tone"), text: [label, value].map((part) => part?.textContent).filter(Boolean).join(" ") };
+  });
 }
 
 /** Lets the browser save a file. @param {Blob} blob @param {string} name */
