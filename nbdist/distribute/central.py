@@ -125,7 +125,7 @@ class SharingReplica(OneDevice):
         super().__init__(variables, optimizer, parameters)
         if backend(scoped_device()) is not np:
             self.memory = self._layout, parameters
-        self._group = group
+        self._group, self.measures_share = group, group.size > 1
         self._flags, self._stops = np.zeros(2, np.int64), False  # whether to stop; whether this overflowed
 
     def push(self) -> None:

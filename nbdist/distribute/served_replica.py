@@ -101,6 +101,7 @@ class ServedReplica(Replica):
         if rejoins:
             self._continue_from(links)
         self.by_updates = rules.synchronous and rules.backups > 0
+        self.measures_share = rules.synchronous and rules.replicas > 1
         self.notes = [link.note for link in links if link.note]
         of_rest = [server for i, server in enumerate(server_of) if i not in self.tables]
         rest = self._in_order([link.layout.views(link.parameters) for link in links], of_rest)

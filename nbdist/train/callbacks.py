@@ -77,6 +77,7 @@ class History:
     """Means per epoch, and the points of each step; what ``fit`` returns.
 
     ``history["loss"]`` is the list of epoch means, also as ``history.history["loss"]`` like in Keras.
+    They are those of whole batches, unless ``share`` says of which part.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class History:
         self.history: dict[str, list[float]] = {}
         self.epoch: list[int] = []
         self.global_step = 0
+        self.share = ""
+        """The part of each batch that loss and metrics are of, in words; empty if they are of all of it."""
         self.metric_names = list(metric_names)
         self._callbacks = callbacks
         self._context = context
@@ -110,7 +113,11 @@ class History:
 
     def __repr__(self) -> str:
         last = ", ".join(f"{k} {v[-1]:.4g}" for k, v in self.history.items() if v)
-        return f"<History: {len(self.epoch)} epochs, {last}>" if self.epoch else "<History: empty>"
+        return f"<History: {len(self.epoch)} epochs, {last}{self._of}>" if self.epoch else "<History: empty>"
+
+    @property
+    def _of(self) -> str:
+        return f" (of {self.share})" if self.share else ""
 
     @property
     def stop_training(self) -> bool:
@@ -178,7 +185,8 @@ class History:
         for callback in self._callbacks if whole else ():
             callback.on_epoch_end(epoch, logs)
         if self._context is not None and not self._context.quiet:
-            print(f"epoch {epoch + 1}: " + ", ".join(f"{name} {value:.4f}" for name, value in logs.items()))
+            measured = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
+            print(f"epoch {epoch + 1}: {measured}{self._of}")
 
     def end(self, global_step: int) -> None:
         """Close the training."""
@@ -207,7 +215,8 @@ class History:
 
     def to_config(self) -> dict[str, Any]:
         """Return plain values, for :meth:`from_config`."""
-        return {"history": self.history, "epoch": self.epoch, "global_step": self.global_step}
+        names = ("history", "epoch", "global_step", "share")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> History:
@@ -215,4 +224,5 @@ class History:
         history = cls()
         history.history = {name: list(map(float, values)) for name, values in config["history"].items()}
         history.epoch, history.global_step = list(config["epoch"]), int(config["global_step"])
+        history.share = str(config.get("share", ""))
         return history

@@ -197,6 +197,10 @@ def _train(
             context.progress.joined, context.progress.left_out = context.progress.step, own.left_out
         if own.joined is not None:
             context.progress.joined = context.progress.step
+        if own.measures_share:
+            task = context.world.task
+            who = f"{task.job} {task.index}" if task else f"replica {context.strategy.replica_index}"
+            history.share = f"{who}'s share of each batch"
         history.begin(replica.notes)
         if context.step_log is not None:
             context.step_log.begin(replica)

@@ -215,6 +215,9 @@ class Replica(ABC):
     measured: Sequence[float] | None = None
     """Loss and metrics of the whole batch of the last push, where it adds them up; None elsewhere."""
 
+    measures_share = False
+    """Whether its loss and metrics are those of its own share of each batch, and others measure the rest."""
+
     overlaps_steps = False
     """Whether the loop dispatches the next step before it reads the results of this one.
 

@@ -225,6 +225,8 @@ def test_a_new_process_has_the_frozen_weights_of_the_chief(start: Start, tmp_pat
     until_joined(run)
     gate.touch()
     run.wait()
+    assert run.history is not None
+    assert run.history.share == "worker 0's share of each batch"
     chief, new = cluster.run("model.weights", on=[0, 1])
     for a, b in zip(chief, new, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.data import Dataset
+from nbdist.distribute.central import CentralStorageStrategy
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
@@ -233,6 +234,18 @@ def test_without_a_run_every_training_counts_from_zero(capsys: pytest.CaptureFix
         one.fit(x, np.zeros(5, int))
     assert isinstance(get_strategy(), OneDeviceStrategy)
     assert "epoch 1: loss " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_loss_of_a_share_says_so_where_it_is_read(devices: int, capsys: pytest.CaptureFixture[str]) -> None:
+    strategy = CentralStorageStrategy(["CPU:0"] * devices)
+    with strategy.scope():
+        history = model().fit(data())
+    share = "replica 0's share of each batch" if devices > 1 else ""
+    assert (history.share, History.from_config(history.to_config()).share) == (share, share)
+    printed = capsys.readouterr().out.splitlines()[-1]
+    for shown in (repr(history).removesuffix(">"), printed):
+        assert shown.endswith(f" (of {share})") if share else "share" not in shown
 
 
 @given(size=st.integers(0, 300), replicas=st.integers(1, 9))

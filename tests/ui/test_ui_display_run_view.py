@@ -311,6 +311,15 @@ def test_a_pause_counts_in_no_duration_and_in_no_rate() -> None:
     assert found.steps_per_second == pytest.approx(15.0)
 
 
+def test_a_history_of_a_share_of_each_batch_says_so() -> None:
+    run = FakeRun(strategy="ps", synchronous=True)
+    steps_of(run, 0, 3)
+    run.history = History()
+    assert summary(run).remarks == []
+    run.history.share = "worker 0's share of each batch"
+    assert summary(run).remarks == ["loss and metrics in history are of worker 0's share of each batch"]
+
+
 def test_the_rate_of_a_cell_of_a_framework_is_over_its_steps() -> None:
     """Its loop logs a loss now and then, and its imports take longer than its steps."""
     run = FakeRun(framework="torch")

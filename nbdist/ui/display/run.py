@@ -600,6 +600,8 @@ def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
         for i, replica in enumerate(replicas)
         if replica.change
     ]
+    if run.history is not None and run.history.share:
+        remarks.append(f"loss and metrics in history are of {run.history.share}")
     if has_quorum(run) and run.global_step:
         remarks.append(f"{run.global_step:,} updates")
     dropped = sum(replica.dropped for replica in replicas)
