@@ -170,7 +170,7 @@ def test_the_whole_progress_is_passed_on(displays: list[FakeDisplay]) -> None:
     _, status = displays[0].calls[-1]
     replicas = status.pop("per_replica")
     assert status == {
-        "state": "running", "step": 20, "total": 80, "unit": "updates", "epoch": 2, "epochs": 4,
+        "state": "running", "step": 20, "total": 80, "unit": "updates", "epoch": 1, "epochs": 4,
         "steps_per_second": 20.0,
         "examples_per_second": 200.0, "seconds_left": 3.0, "elapsed": 1.0, "note": "",
         "learning_rate": None, "checkpoint": None, "in_session": False,

@@ -91,7 +91,8 @@ def _send_again() -> None:
     with _gate.lock:
         if _gate.waits:
             _gate.waits = False
-            _thread.interrupt_main()
+            # A real one, which also ends a wait that the main thread has begun since.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def imports_a_package(frame: FrameType | None) -> bool:
