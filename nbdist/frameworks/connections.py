@@ -7,7 +7,8 @@
 
 gloo, in PyTorch and in JAX, has no call that aborts a group. What ends its calls is the end of a connection:
 in 2 ms, at both ends. Each pair of ranks has one that has accepted the connection, at a socket that was made
-since the run began. Sockets from before, such as the task's own, are left alone.
+since the run began. Sockets from before, such as the task's own, are left alone. A rank that leaves alone has
+to end those, too, that it has made itself: ``own``, which are known where they were made.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 LOST = (
@@ -42,17 +43,18 @@ def sockets() -> Iterator[int]:
     return (inode for _, inode in _descriptors())
 
 
-def shut_down_accepted(before: set[int], kept: int = 0) -> None:
+def shut_down_accepted(before: set[int], kept: int = 0, own: Collection[int] = ()) -> None:
     """Shut the connections down that listening sockets have accepted, except at the port ``kept``.
 
-    Neither these sockets nor the connections are among those whose inodes are in ``before``.
+    Neither these sockets nor the connections are among those whose inodes are in ``before``. Connections with
+    inodes in ``own`` are shut down, too, whichever end has made them.
     """
-    ports = {one.getsockname()[1] for one in tcp_sockets(before) if _is_listening(one)} - {kept}
-    if not ports:
+    ports = {one.getsockname()[1] for _, one in tcp_sockets(before) if _is_listening(one)} - {kept}
+    if not (ports or own):
         return
-    for one in tcp_sockets(before):
+    for inode, one in tcp_sockets(before):
         with suppress(OSError):  # the other end was quicker
-            if one.getsockname()[1] in ports and not _is_listening(one):
+            if (inode in own or one.getsockname()[1] in ports) and not _is_listening(one):
                 one.shutdown(socket.SHUT_RDWR)
 
 
@@ -69,15 +71,15 @@ def close_listeners(before: set[int], kept: int = 0) -> None:
                     os.dup2(unused.fileno(), number, inheritable=False)
 
 
-def tcp_sockets(before: set[int]) -> Iterator[socket.socket]:
-    """Yield this process's TCP sockets but those with inodes in ``before``.
+def tcp_sockets(before: set[int]) -> Iterator[tuple[int, socket.socket]]:
+    """Yield this process's TCP sockets but those with inodes in ``before``, each with its inode.
 
     Each is a duplicate, which is open until the next one is asked for.
     """
     for number, inode in _descriptors():
         if inode not in before and (one := _tcp_socket(number)) is not None:
             with one:
-                yield one
+                yield inode, one
 
 
 def _tcp_socket(number: int) -> socket.socket | None:

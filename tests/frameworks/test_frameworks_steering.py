@@ -92,7 +92,7 @@ def test_a_plain_loop_pauses_changes_its_rate_and_stops_on_all_ranks_at_one_step
     assert run.results["rates"] == [0.05, 0.005]
     shown = summary_of(run)
     assert (shown.step, shown.unit) == (made[0] + 1, "steps")  # the last one ended in the stop
-    assert shown.seconds == run.standing().elapsed  # as the live view counted, with the import of torch
+    assert 0 < shown.seconds <= run.standing().elapsed  # of training, without what is between the steps
 
     from safetensors.numpy import load_file
 
@@ -149,7 +149,8 @@ LEFT = """
 import sys, lightning
 trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
 added = any("nbdist" in type(one).__module__ for one in trainer.callbacks)
-left = added, [str(one) for one in sys.meta_path if "nbdist" in str(one)]
+found = [one for one in sys.meta_path if "nbdist" in str(one)]
+left = added, [name for one in found for name in one._changes if name.startswith("lightning")]
 """
 
 

@@ -76,7 +76,7 @@ def test_a_run_is_listed_from_start_to_end(
     item = item_of(runs, run)
     assert (item["status"], item["step"]) == ("stopped", run.standing().step)
     assert item["metric"] == "loss"
-    assert item["curve"]["x"][-1] == max(int(run.store.points(i, "loss")[0][-1]) for i in range(3))
+    assert item["curve"]["x"][-1] == min(int(run.store.points(i, "loss")[0][-1]) for i in range(3))
     assert run_bundle(run.id, runs)["step"] == item["step"]
     names = {one["path"] for one in run_details(run.id, runs)["files"]}
     assert names >= {"run.json", "metrics-0000.log", "progress-0000.json", "progress-0002.json"}

@@ -15,8 +15,8 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from nbdist.errors import AbortedError, FailedPreconditionError
@@ -35,6 +35,8 @@ class Torch(Framework):
 
     def __init__(self) -> None:
         self._before = set(sockets())
+        self._connections: set[int] = set()
+        """Inodes of the sockets that groups of this body have made."""
         self._aborted: list[Any] = []
         self._is_aborted = self._loaded = False
         self._ends = ExitStack()
@@ -82,6 +84,7 @@ class Torch(Framework):
         peer = self._ends.enter_context(Peer(first.address, world.task.keys, name=first.name))
         store = connect_store(peer, world.run, self._check)
         self._ends.enter_context(rendezvous_at(store, port))
+        self._ends.enter_context(self._connections_noted())
         return {
             "TORCHELASTIC_RUN_ID": place.run,
             "TORCHELASTIC_RESTART_COUNT": "0",
@@ -89,6 +92,26 @@ class Torch(Framework):
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             **({"GLOO_SOCKET_IFNAME": loopback_device()} if place.one_host else {}),
         }
+
+    @contextmanager
+    def _connections_noted(self) -> Iterator[None]:
+        """Note the connections of each group that is made, of which gloo makes some and accepts others."""
+        from torch.distributed import distributed_c10d
+
+        original = distributed_c10d._new_process_group_helper
+
+        def noted(*args: Any, **options: Any) -> Any:
+            before = set(sockets())
+            try:
+                return original(*args, **options)
+            finally:
+                self._connections |= set(sockets()) - before
+
+        distributed_c10d._new_process_group_helper = noted
+        try:
+            yield
+        finally:
+            distributed_c10d._new_process_group_helper = original
 
     def _check(self) -> None:
         if self._is_aborted:
@@ -104,7 +127,7 @@ class Torch(Framework):
                 self._aborted.append(group)
                 with suppress(RuntimeError):  # a backend without abort, or a group that has just ended
                     group.abort()
-        shut_down_accepted(self._before)
+        shut_down_accepted(self._before, own=self._connections)
 
     def close(self, ended: bool) -> None:
         """Destroy the groups, with their connections, and leave the store."""
@@ -112,7 +135,7 @@ class Torch(Framework):
             if self._loaded and (distributed := sys.modules["torch.distributed"]).is_initialized():
                 distributed.destroy_process_group()
             # A module that the namespace keeps keeps its group as well, and other ranks may wait for it.
-            shut_down_accepted(self._before)
+            shut_down_accepted(self._before, own=self._connections)
             close_listeners(self._before)
             _reset_accelerate()
 
