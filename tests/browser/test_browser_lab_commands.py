@@ -275,7 +275,7 @@ def test_the_launchers_card_opens_a_notebook_that_is_ready(lab: Lab) -> None:
     expect(card).to_be_visible()
     lab.screenshot("commands-launcher")
     card.click()
-    wait_for_cells(page, 11)
+    wait_for_cells(page, 10)
     lab.wait_idle()
     lab.run(1)
     assert page.evaluate(f"{NOTEBOOK}.widgets[1].model.outputs.length") == 0

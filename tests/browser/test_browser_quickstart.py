@@ -64,7 +64,7 @@ def test_the_quickstart_is_live_and_its_figures_stay(lab: Lab, written: Callable
     early = steps_drawn(page)
     page.wait_for_function(
         "early => { const at = /at [a-z]+ ([\\d,]+)/.exec(document.querySelector('.nbd-plot')?.ariaLabel);"
-        " return at && Number(at[1].replaceAll(',', '')) > early + 1000 }",
+        " return at && Number(at[1].replaceAll(',', '')) > early + 200 }",
         arg=early,
     )
     lab.screenshot("quickstart-running")

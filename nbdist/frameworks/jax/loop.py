@@ -129,11 +129,16 @@ class LoopOfSteps:
     def _shares(self, dataset: Dataset) -> Iterator[Any]:
         spec = spec_with_rows(dataset.element_spec)
         loop = self._begun(spec)
-        with use_here(self._context):
-            for arrays, size in loop.batches(flat(dataset)):
-                batch = rebuild(spec, list(arrays))
-                self._shared = batch, size
-                yield batch
+        shares = iter(loop.batches(flat(dataset)))
+        while True:
+            # Not around the yield: a pass that is left, and kept under a name, would stay in this context.
+            with use_here(self._context):
+                arrays, size = next(shares, (None, 0))
+            if arrays is None:
+                return
+            batch = rebuild(spec, list(arrays))
+            self._shared = batch, size
+            yield batch
 
     def step(self, batch: Any) -> tuple[float, dict[str, float]]:
         """Make a step: return loss and metrics of the whole batch.
