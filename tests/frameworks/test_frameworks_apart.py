@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -140,6 +141,30 @@ def test_the_rank_whose_data_ended_first_is_named(cluster: Cluster) -> None:
         WorkerError, match=r"/job:worker/task:1 had ended its body after step 7, and this rank"
     ):
         run_cell(cluster, TOGETHER + uneven)
+
+
+SLOW = """
+import os, threading
+from torch.distributed import distributed_c10d
+made = {made!r}
+def helper(*args, helper=distributed_c10d._new_process_group_helper, **options):
+    group = helper(*args, **options)
+    if nb.task.index == 0:
+        threading.Event().wait(0.3)  # rank 1 would have left meanwhile
+        open(made, "x").close()
+    return group
+distributed_c10d._new_process_group_helper = helper
+try:
+    dist.init_process_group("gloo")
+    assert os.path.exists(made)
+finally:
+    distributed_c10d._new_process_group_helper = helper.__kwdefaults__["helper"]
+"""
+
+
+def test_no_rank_leaves_before_all_have_made_the_group(cluster: Cluster, tmp_path: Path) -> None:
+    body = "import torch.distributed as dist\n" + SLOW.format(made=str(tmp_path / "made"))
+    run_cell(cluster, body)
 
 
 def test_a_distributed_module_of_an_earlier_cell_is_refused(cluster: Cluster) -> None:

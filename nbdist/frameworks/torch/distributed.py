@@ -77,7 +77,9 @@ class Torch(Framework):
         """Connect to the store; return what torchrun sets beside the ranks.
 
         gloo stays on the loopback device of a single host. TORCHELASTIC_USE_AGENT_STORE is not set: groups
-        of processes that a body starts by itself have no store of an agent.
+        of processes that a body starts by itself have no store of an agent. No rank leaves
+        init_process_group() before all have made the group: one whose body ends then would close connections
+        that another is still making.
         """
         assert world.task is not None
         first = world.infos[0]
@@ -89,6 +91,7 @@ class Torch(Framework):
             "TORCHELASTIC_RUN_ID": place.run,
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCH_DIST_INIT_BARRIER": os.environ.get("TORCH_DIST_INIT_BARRIER", "1"),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             **({"GLOO_SOCKET_IFNAME": loopback_device()} if place.one_host else {}),
         }
