@@ -45,7 +45,7 @@ def unpacked(commit: str) -> Iterator[Path]:
 def against(benchmark: Benchmark | Survey, commit: str, folder: Path) -> Benchmark:
     """Return a benchmark whose peer is nbdist itself, as it was at a commit; it has no bar.
 
-    Raises `NotThere` if our side is no script of its own process, as of a survey.
+    Raises `NotThere` if our side is not a script of its own process; that of a survey is not.
     """
     if not isinstance(benchmark, Benchmark) or not isinstance(benchmark.ours, Side):
         raise NotThere("only benchmarks whose side is a script can be run as another commit has them")

@@ -46,8 +46,8 @@ def default_home(platform: str, environment: Mapping[str, str], user: Path) -> P
 def check_place(folder: Path) -> None:
     """Raise `NotAllowedError` for a home that is relative, or that another user could replace.
 
-    The user's own home folder is trusted with all that is above it: whoever could replace that, such as the
-    owner of a group's folder, could replace the user's programs as well.
+    The user's own home folder is trusted, and so are the folders above it: a user that could replace one of
+    them, such as the owner of a group's folder, could replace the user's programs as well.
     """
     if not folder.is_absolute():
         raise NotAllowedError(
@@ -63,7 +63,7 @@ def check_place(folder: Path) -> None:
     for parent, status in above:
         if status.st_uid not in trusted:
             raise NotAllowedError(
-                f"{folder} lies in {parent}, which belongs to user {status.st_uid}, who could replace it; "
+                f"{folder} lies in {parent}, whose owner, user {status.st_uid}, could replace it; "
                 "set NBDIST_HOME to a folder of your own"
             )
         if status.st_mode & 0o002 and not status.st_mode & stat.S_ISVTX:

@@ -109,7 +109,7 @@ def _state(one: Any) -> Iterator[Any]:
     try:
         yield one.__getstate__()
     except Exception:
-        return  # an open file, for instance
+        return  # an object without a state, such as an open file: its class has to tell it apart
 
 
 def _crc(array: np.ndarray[Any, Any]) -> int:

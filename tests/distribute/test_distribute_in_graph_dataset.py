@@ -156,6 +156,7 @@ def test_one_output_and_labels_without_an_axis(strategies: Callable[..., InGraph
     assert_same(strategies, dataset, lambda: [Dense(1, "sigmoid")], loss="binary_crossentropy", metrics=())
 
 
+@pytest.mark.slow
 def test_random_numbers_and_states(strategies: Callable[..., InGraphStrategy]) -> None:
     assert_same(strategies, rows, lambda: [Dense(16), Dropout(0.4), Dense(3, "softmax")], workers=3)
     assert_same(strategies, rows, lambda: [Dense(16), BatchNorm(), Dense(3, "softmax")], workers=1)

@@ -151,6 +151,7 @@ def test_a_batch_without_examples_makes_no_update() -> None:
     assert [one.history.global_step for one in both] == [6, 6]
 
 
+@pytest.mark.slow
 def test_a_training_continues_from_its_state(tmp_path: Path) -> None:
     for number, one in enumerate(optimizers()):
         path = tmp_path / f"{number}.safetensors"

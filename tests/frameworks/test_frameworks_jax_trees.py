@@ -13,6 +13,7 @@ from nbdist.optim import Adam
 pytestmark = pytest.mark.frameworks
 
 
+@pytest.mark.slow
 def test_a_module_comes_apart_and_together() -> None:
     import equinox
     import jax

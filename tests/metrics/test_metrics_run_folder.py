@@ -90,7 +90,7 @@ def test_a_home_in_a_folder_of_another_user_is_refused(
         return os.stat_result([*status[:4], found.st_uid + 1, *status[5:]]) if path == tmp_path else status
 
     monkeypatch.setattr(Path, "stat", of_another)
-    with pytest.raises(NotAllowedError, match=f"lies in {tmp_path}, which belongs to user"):
+    with pytest.raises(NotAllowedError, match=f"lies in {tmp_path}, whose owner, user"):
         home()
     monkeypatch.setenv("HOME", str(tmp_path))  # as where a group's or a container's administrator made it
     assert home() == own_home

@@ -40,6 +40,7 @@ def held_port(address: str) -> socket.socket:
     return held
 
 
+@pytest.mark.slow
 def test_a_task_that_is_not_there_is_waited_for_and_named(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def interrupt_when(gate: Gate) -> threading.Thread:
 
 @pytest.mark.parametrize("isolate", [False, True])
 @all_ways
+@pytest.mark.slow
 def test_an_interrupt_in_a_long_step(
     graph: Graph, tasks: Tasks, gate: Put, isolate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

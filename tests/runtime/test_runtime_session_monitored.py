@@ -671,6 +671,7 @@ class TestRecovery:
                 assert values(session) == (0, 0.0)
                 session.run(op)
 
+    @pytest.mark.slow
     def test_the_error_of_a_task_that_does_not_come_back(
         self, two_ps: Tasks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -731,6 +732,7 @@ class TestRecovery:
         with monitored(two_ps, graph, scaffold=scaffold) as session:
             assert session.run(mine) == 5.0
 
+    @pytest.mark.slow
     def test_synchronous_replicas_survive_a_new_parameter_server(self, two_ps: Tasks, tmp_path: Path) -> None:
         def replica(chief: bool) -> tuple[Graph, Any, Any]:
             with Graph().as_default() as graph:

@@ -190,6 +190,7 @@ def test_a_standby_and_what_is_restored_from_it_are_equal_to_the_bit(
     assert new.offer(0, done=False).made == 22
 
 
+@pytest.mark.slow
 def test_training_continues_without_the_standby_until_its_new_process_is_filled(
     pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_tensor_of_a_traced_step_is_refused() -> None:
 
 
 @pytest.mark.frameworks
+@pytest.mark.slow
 def test_tensors_of_frameworks(tmp_path: Path) -> None:
     torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
     given = [

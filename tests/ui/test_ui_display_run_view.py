@@ -472,6 +472,7 @@ def test_gpus_are_shown_with_their_curves_at_intervals(
     assert summary_of(as_run(run)).trained_on == "2 workers on CPU (2 cores)"
 
 
+@pytest.mark.slow
 def test_series_that_the_body_logs_have_their_last_and_best_value_in_the_summary() -> None:
     run = FakeRun()
     for replica, shift in ((0, 0.0), (1, 0.5)):

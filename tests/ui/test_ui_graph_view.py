@@ -141,6 +141,7 @@ def shown(make: Callable[[], nb.Graph]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("make", matrix([perceptron], rest=[deep]))
+@pytest.mark.slow
 def test_a_notebook_output_of_200_nodes_is_small(make: Callable[[], nb.Graph]) -> None:
     bundle = shown(make)
     assert set(bundle) == {"image/png", "text/html", "text/plain"}

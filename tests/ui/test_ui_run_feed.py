@@ -159,6 +159,7 @@ def test_times_never_decrease_whatever_the_clocks_do(points: list[tuple[int, flo
     assert list(seconds) == sorted(seconds)
 
 
+@pytest.mark.slow
 def test_ten_thousand_series_send_six_charts(store: RunStore) -> None:
     for number in range(10_000):
         store.extend(0, f"metric {number}", [1], [0.5], [1e9])
