@@ -141,7 +141,7 @@ class Parameters:
 
 
 def state_dict(params: Any) -> dict[str, Array]:
-    """Return the trained arrays of a pytree by name, as copies of NumPy: what comes home as a result.
+    """Return the trained arrays of a pytree by name, as copies of NumPy, which are returned as a result.
 
     Raises InvalidArgumentError as `Parameters.of` does.
     """
