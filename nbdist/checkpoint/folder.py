@@ -37,6 +37,8 @@ from nbdist.errors import (
 )
 
 DRAFT = ".draft"
+drafts_in_progress: set[str] = set()
+"""Drafts that this process is writing: every other one was left by a crash."""
 FLUSHED_BYTES = 32 << 20  # from which size on a file is brought to the disk while it is written
 FLUSH_SECONDS = 0.02
 # O_NONBLOCK: open(2) of a named pipe would wait for a writer.
@@ -193,15 +195,19 @@ class LocalFolder(Folder):
     def replace(self, file: str, text: str) -> None:
         """Write a small file by way of a draft."""
         draft = f".{file}.{secrets.token_hex(4)}{DRAFT}"
-        with self.create(draft) as writer:
-            writer.write(text.encode())
+        drafts_in_progress.add(draft)
         try:
-            with _explained(self._path / file, "write"):
-                os.replace(self._path / draft, self._path / file)
-                self._sync()
-        except BaseException:
-            self.remove(draft)
-            raise
+            with self.create(draft) as writer:
+                writer.write(text.encode())
+            try:
+                with _explained(self._path / file, "write"):
+                    os.replace(self._path / draft, self._path / file)
+                    self._sync()
+            except BaseException:
+                self.remove(draft)
+                raise
+        finally:
+            drafts_in_progress.discard(draft)
 
     def claim(self) -> Claim:
         """Claim the folder with a lock on it, which needs no file."""

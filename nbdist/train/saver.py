@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbdist.checkpoint.folder import DRAFT, Folder, open_folder, split_path
+from nbdist.checkpoint.folder import DRAFT, Folder, drafts_in_progress, open_folder, split_path
 from nbdist.checkpoint.index import MOST_PARTS, SUFFIX, Index, StoredSlice, StoredTensor, dtype_of, overlaps
 from nbdist.checkpoint.shard import ShardReader, dtype_name, write_shard
 from nbdist.checkpoint.state import (
@@ -379,7 +379,7 @@ def remove_unused(folder: Folder, base: str, state_file: str) -> None:
     for file in files:
         shard = SHARD.fullmatch(file)
         unused = shard is not None and series_of(shard["base"]) == series and file not in used
-        if shard is not None and shard["id"] in _ids_in_progress:
+        if file in drafts_in_progress or (shard is not None and shard["id"] in _ids_in_progress):
             continue
         if unused or (file.startswith((f".{series}", f".{state_file}.")) and file.endswith(DRAFT)):
             folder.remove(file)

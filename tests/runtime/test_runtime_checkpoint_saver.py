@@ -348,6 +348,25 @@ class TestBackground:
             one.wait()
         assert load_variable(tmp_path / "m-1", "w") == load_variable(tmp_path / "m-2", "w") == 1.0
 
+    def test_a_saver_leaves_the_draft_of_another(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with Graph().as_default() as graph, Session(graph=graph) as session:
+            Variable(1.0, name="w")
+            begin(session)
+            one, two = Saver(), Saver()
+            replace = os.replace
+
+            def after_the_other(draft: Any, file: Any) -> None:
+                with monkeypatch.context() as patch:
+                    patch.setattr(os, "replace", replace)
+                    two.save(session, tmp_path / "m", 2)
+                replace(draft, file)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "replace", after_the_other)
+                one.save(session, tmp_path / "m", 1)
+        assert load_variable(tmp_path / "m-1", "w") == load_variable(tmp_path / "m-2", "w") == 1.0
+        assert not list(tmp_path.glob(".*"))
+
     def test_without_memory_for_copies_it_writes_at_once(self, empty: Tasks, tmp_path: Path) -> None:
         with table_graph(2, 2).as_default() as graph, empty.session(graph) as session:
             fill(session)
