@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TEST_FILES = sorted(Path(__file__).parent.rglob("test_*.py"))
 LAYERED = {"engines", "processes", "netns", "slow"}
+LAYERED_FILE = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(LAYERED)})\b", re.MULTILINE)
 SEGMENT = re.compile(r"/dev/shm/(nbdist-[\w-]+)")
 # jsonschema, which Jupyter imports, parses 38 grammars with it (2.5 s), for a format that no schema here has.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # as if it were not installed
@@ -65,12 +66,23 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 @cache
 def shares(count: int) -> dict[Path, int]:
-    """Return which of ``count`` workers runs each file: the next largest goes to the one with the least."""
-    sizes, dealt = {path: path.stat().st_size for path in TEST_FILES}, {}
+    """Return which of ``count`` workers runs each file: the next largest goes to the one with the least.
+
+    Those of tests/frameworks stay together, so that one worker imports PyTorch and JAX. A file with no fast
+    test, which is all that these workers run, has no size.
+    """
+    together = [path for path in TEST_FILES if path.parent.name == "frameworks"]
+    groups = [together, *([path] for path in TEST_FILES if path not in together)]
+    sizes = [
+        sum(0 if LAYERED_FILE.search(path.read_text()) else path.stat().st_size for path in group)
+        for group in groups
+    ]
+    dealt: dict[Path, int] = {}
     totals = [0] * count
-    for path in sorted(TEST_FILES, key=lambda path: (-sizes[path], path)):
-        dealt[path] = totals.index(min(totals))
-        totals[dealt[path]] += sizes[path]
+    for size, group in sorted(zip(sizes, groups, strict=True), key=lambda one: (-one[0], one[1])):
+        place = totals.index(min(totals))
+        dealt |= dict.fromkeys(group, place)
+        totals[place] += size
     return dealt
 
 
@@ -153,7 +165,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         left = {
             "processes": lasting(lambda: processes_of(home) + living_kernels()),
             "sockets": lasting(open_listeners),
-            "shared segments": lasting(lambda: sorted(shared_segments() - segments - segments_of_others())),
+            "shared segments": lasting(lambda: segments_left(segments, home)),
             "cluster folders": [str(folder) for folder in home.glob("nbdist/clusters/*")],
         }
         assert not any(left.values()), f"left by the tests of this process: {left}"
@@ -231,6 +243,16 @@ def open_listeners() -> list[str]:
 def shared_segments() -> set[str]:
     """Return the names of all nbdist shared segments on this host."""
     return {path.name for path in Path("/dev/shm").glob("nbdist-*")}
+
+
+def segments_left(before: set[str], home: Path) -> list[str]:
+    """Return the segments that are new, in use by no process, and of no cluster of another session here."""
+    sessions = home.parents[2 if home.parent.name.startswith("popen-") else 1]
+    homes = [*sessions.glob("*/home[0-9]*"), *sessions.glob("*/popen-*/home[0-9]*")]
+    clusters = (folder for one in homes if one != home for folder in one.glob("nbdist/clusters/*"))
+    others = tuple(f"nbdist-{folder.name}-" for folder in clusters)
+    left = shared_segments() - before - segments_of_others()
+    return sorted(name for name in left if not name.startswith(others))
 
 
 def segments_of_others() -> set[str]:

@@ -25,22 +25,24 @@ FLOORS = {
 }  # fmt: skip
 
 
+Import = ast.Import | ast.ImportFrom
+
+
 @cache
-def parsed(path: Path) -> ast.Module:
-    gc.disable()  # else it looks at each node of all modules again and again: four fifths of the time
+def read(path: Path) -> tuple[list[Import], list[Import | ast.Call]]:
+    """Return a module's imports at its top, and all; with the latter its calls, if one may be an import.
+
+    The rest of the tree is let go: with the trees of all modules in memory each garbage collection is long.
+    """
+    text = path.read_text()
+    gc.disable()  # else it looks at each node again and again: four fifths of the time
     try:
-        return ast.parse(path.read_text())
+        tree = ast.parse(text)
+        every = ast.walk(tree) if "import_module" in text else statements(tree)
+        found = [node for node in every if isinstance(node, Import | ast.Call)]
     finally:
         gc.enable()
-
-
-@cache
-def nodes(path: Path) -> list[ast.Import | ast.ImportFrom | ast.Call]:
-    """Return the imports of a module, at any place in its code; and its calls, if one may be an import."""
-    kinds = (ast.Import, ast.ImportFrom, ast.Call)
-    if "import_module" in path.read_text():
-        return [node for node in ast.walk(parsed(path)) if isinstance(node, kinds)]
-    return [node for node in statements(parsed(path)) if isinstance(node, kinds)]
+    return [node for node in tree.body if isinstance(node, Import)], found
 
 
 def statements(root: ast.AST) -> Iterator[ast.AST]:
@@ -57,7 +59,7 @@ def imported(path: Path) -> set[str]:
     """Return the nbdist modules that a module imports, at any place in its code."""
     package = ("nbdist", *path.relative_to(PACKAGE).parent.parts)
     names: set[str] = set()
-    for node in nodes(path):
+    for node in read(path)[1]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -96,7 +98,7 @@ def test_cupy_is_imported_in_two_places_only() -> None:
     for path in MODULES:
         names = {
             alias.name.split(".")[0]
-            for node in nodes(path)
+            for node in read(path)[1]
             if isinstance(node, ast.Import)
             for alias in node.names
         }
@@ -114,7 +116,7 @@ NAMES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 def at_import(path: Path) -> set[str]:
     """Return the nbdist modules that a module imports during its own import."""
     found: set[str] = set()
-    for node in parsed(path).body:
+    for node in read(path)[0]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -146,7 +148,7 @@ STRING_IMPORTS = {
 def test_imports_by_name_go_down_or_are_listed() -> None:
     """``import_module("nbdist.a.b")`` and ``-m nbdist.a.b`` name modules that exist, on a lower floor."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        calls = [node for node in nodes(path) if isinstance(node, ast.Call)]
+        calls = [node for node in read(path)[1] if isinstance(node, ast.Call)]
         named = {
             call.args[0].value
             for call in calls
@@ -171,7 +173,7 @@ def test_no_module_hides_a_public_name_of_its_package() -> None:
     }  # the functions replace their modules when the package is imported
     for path in sorted(PACKAGE.rglob("__init__.py")):
         names: set[str] = set()
-        for node in parsed(path).body:
+        for node in read(path)[0]:
             if isinstance(node, ast.ImportFrom) and node.module not in (
                 None,
                 "__future__",
@@ -191,13 +193,19 @@ OTHER_TESTS = {"", "bench", "browser", "first", "hosts", "mac"}
 def test_test_files_have_the_names_of_modules() -> None:
     """``tests/run/test_run_options_more.py`` tests ``nbdist/run/options.py``."""
     wrong = []
+
+    @cache
+    def modules_of(folder: str) -> set[str]:
+        return {one.stem for one in (PACKAGE / folder).rglob("*") if one.is_dir() or one.suffix == ".py"}
+
     for path in TESTS.rglob("test_*.py"):
         folder = path.parent.relative_to(TESTS).as_posix().removeprefix(".")
         if folder in OTHER_TESTS:
             continue
-        known = {one.stem for one in (PACKAGE / folder).rglob("*") if one.is_dir() or one.suffix == ".py"}
         prefix = f"test_{path.parent.name}_"
         rest = path.stem.removeprefix(prefix)
-        if rest == path.stem or not any(rest == name or rest.startswith(f"{name}_") for name in known):
+        if rest == path.stem or not any(
+            rest == name or rest.startswith(f"{name}_") for name in modules_of(folder)
+        ):
             wrong.append(f"{path.relative_to(TESTS)}: no module of nbdist/{folder} has this name")
     assert not wrong, "\n".join(wrong)
