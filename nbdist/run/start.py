@@ -38,6 +38,7 @@ from nbdist.run.resumable import record_body, resumable_run
 from nbdist.run.run import Run
 from nbdist.run.task.agent import install
 from nbdist.run.task.body import RunSpec, check_source, run_body
+from nbdist.run.task.edited_modules import autoreloaded
 from nbdist.runtime.task import TaskInfo, segment_prefix
 
 _prepared: set[int] = set()
@@ -135,6 +136,7 @@ def start_run(
             checkpoint_every=options.checkpoint_every,
             states=tuple(map(str, states)),
             framework=options.framework,
+            autoreload=autoreloaded(),
             framework_port=None if options.framework is None else int(answers[0]["port"]),
         )
         if options.replication == "in-graph":

@@ -40,6 +40,8 @@ class SweepSpec:
     """The number of a text's first line in its cell."""
     framework: str | None = None
     """The framework whose own distribution the trials use."""
+    autoreload: tuple[str, ...] = ()
+    """Which modules are reloaded before a trial if they were edited, as for the body of a run."""
 
 
 @dataclass(frozen=True)
@@ -125,4 +127,5 @@ def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
         pushed=sweep.pushed,
         first_line=sweep.first_line,
         framework=sweep.framework,
+        autoreload=sweep.autoreload,
     )

@@ -29,6 +29,7 @@ from nbdist.run.delivery import Given
 from nbdist.run.options import choose, select
 from nbdist.run.start import any_cluster, check_given, prepare
 from nbdist.run.task.body import check_source
+from nbdist.run.task.edited_modules import autoreloaded
 from nbdist.sweep.event_log import EventLog
 from nbdist.sweep.events import Direction
 from nbdist.sweep.parse import as_space
@@ -123,6 +124,7 @@ def start_sweep(
             "function": not isinstance(trial, str),
             "push": list(push or ()),
             "first_line": first_line,
+            "autoreload": autoreloaded(),
             "owner": this_process(),
         }
         write_about(folder, about)
@@ -152,6 +154,7 @@ def sweep_spec(folder: Path, about: Mapping[str, Any], metric: str) -> SweepSpec
     return SweepSpec(
         folder.name, str(folder), metric, training_spec(about["strategy"], about["settings"]),
         first_line=int(about.get("first_line", 1)), framework=about.get("framework"),
+        autoreload=tuple(about.get("autoreload", ())),
     )  # fmt: skip
 
 

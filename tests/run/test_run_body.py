@@ -312,9 +312,10 @@ def test_a_body_may_await_and_run_an_event_loop(cluster: Cluster) -> None:
 )
 def test_what_needs_a_terminal_is_refused_by_a_sentence(cluster: Cluster, call: str) -> None:
     run = start_run(f"x = 1\n{call}\nx += 1", Options(on="worker:0"), cluster=cluster)
-    with pytest.raises(WorkerError, match=r"(no keyboard on|would end) (a|this) worker"):
+    with pytest.raises(WorkerError, match=r"(no keyboard on|would end) (a|this) worker") as error:
         run.wait()
     assert cluster.run("x", on=0) == [1]  # the process is there, and has its names
+    assert ("in a cell without %%distribute" in str(error.value)) == ("pdb" in call or "break" in call)
 
 
 @pytest.mark.engines

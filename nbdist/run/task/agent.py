@@ -50,6 +50,7 @@ from nbdist.metrics.timeline_parts import Part, write_part
 from nbdist.run.control import apply_command
 from nbdist.run.delivery import Receiver, without_closure
 from nbdist.run.outcome import Buffer, encode, page, write_outcome
+from nbdist.run.task.edited_modules import watch_imports
 from nbdist.run.task.reporting import ActiveRun
 from nbdist.runtime import task as tasks
 from nbdist.runtime.data.service import DataService
@@ -440,6 +441,7 @@ def agent() -> Agent:
     task = tasks.current()
     if _agent is None or _agent.task is not task:
         _agent = Agent(task)
+        watch_imports()
         serve(BODY_REQUEST, _agent.hand_over)
     return _agent
 

@@ -45,6 +45,7 @@ from nbdist.run.delivery import Given, Pushed, names_added, with_closure
 from nbdist.run.outcome import pack
 from nbdist.run.task.agent import Agent, agent
 from nbdist.run.task.data_reader import DataReader
+from nbdist.run.task.edited_modules import settle_edits
 from nbdist.run.task.event_loop import EventLoop, no_running_loop
 from nbdist.run.task.reporting import ActiveRun, Output, displaying_to, printing_to
 from nbdist.run.task.signals import bodies_only, interruptible
@@ -105,6 +106,8 @@ class RunSpec:
     """The framework whose own distribution the body uses."""
     framework_port: int | None = None
     """The port of its rendezvous, on the first worker; None if the workers agree on one."""
+    autoreload: tuple[str, ...] = ()
+    """Which modules are reloaded before the body if they were edited, as `autoreloaded` names them."""
 
 
 def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
@@ -236,6 +239,7 @@ def body_environment(live: ActiveRun, here: Agent, spec: RunSpec) -> Iterator[No
     ):
         if spec.framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
             steered.enter_context(seen_and_steered(spec.framework, context))
+        settle_edits(spec.autoreload, context.note)
         yield
 
 
@@ -462,7 +466,7 @@ def describe_error(error: BaseException, control: contexts.Control) -> dict[str,
         first = first or error.__traceback__
         while first is not None and first.tb_frame.f_code.co_filename in OWN_FILES:
             first = first.tb_next
-        lines = [shown(error, first), launcher_advice(error)]
+        lines = [shown(error, first), launcher_advice(error), environment_advice(error)]
     cut_off = control.aborted is not None or control.stop_requested
     try:
         message = str(error)
@@ -711,6 +715,24 @@ def launcher_advice(error: BaseException) -> str:
         return ""
     name = flag.partition(" ")[2]
     return f'the ranks of a cell have these variables with {flag} (framework="{name}" in nb.launch)\n'
+
+
+def environment_advice(error: BaseException) -> str:
+    """Return what to do about a variable that ``os.environ`` lacks; empty for any other error.
+
+    >>> try:  # doctest: +ELLIPSIS
+    ...     os.environ["MY_TOKEN"]
+    ... except KeyError as error:
+    ...     print(environment_advice(error), end="")
+    a worker has the variables that were set when the cluster began: set MY_TOKEN before `%cluster start`, ...
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not isinstance(error, KeyError) or not frames or frames[-1][0].f_globals is not vars(os):
+        return ""
+    return (
+        "a worker has the variables that were set when the cluster began: "
+        f"set {error.args[0]} before `%cluster start`, or by os.environ in a cell of the workers\n"
+    )
 
 
 def _trim(report: traceback.TracebackException, error: BaseException) -> None:

@@ -8,6 +8,7 @@ output of a run show.
 from __future__ import annotations
 
 import builtins
+import cmd
 import getpass
 import importlib
 import sys
@@ -71,6 +72,7 @@ def _always(value: Any) -> Callable[[Any], Any]:
 
 def _refuse(sentence: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise FailedPreconditionError(sentence)
+        debugged = sys._getframe(1).f_code.co_filename == cmd.__file__  # pdb.set_trace() asks for a command
+        raise FailedPreconditionError(REFUSED["breakpoint()"] if debugged else sentence)
 
     return refuse
