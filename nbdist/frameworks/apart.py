@@ -8,18 +8,18 @@ ranks (`nbdist.run.progress.trained_apart`).
 
 Objects that keep a process group (an Accelerator, a DistributedDataParallel) outlive the cell that made them,
 and the group does not. `changes` refuses them by name, and has the TrainingArguments of an earlier cell look
-for the group anew.
+for the group anew. It also notes that a DistributedSampler, which orders by its epoch, repeats one.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.patches import Change, Patches
@@ -108,12 +108,16 @@ def changes() -> dict[str, Change]:
     def distributed_module(module: ModuleType, patches: Patches) -> None:
         patches.replace(module.DistributedDataParallel, "forward", _checked_module)
 
+    def distributed_sampler(module: ModuleType, patches: Patches) -> None:
+        patches.replace(module.DistributedSampler, "__iter__", _noting_same_order)
+
     return {
         "accelerate.accelerator": accelerate,
         "accelerate.data_loader": accelerate_data,
         "transformers.training_args": transformers_arguments,
         "transformers.trainer": transformers_trainer,
         "torch.nn.parallel.distributed": distributed_module,
+        "torch.utils.data.distributed": distributed_sampler,
     }
 
 
@@ -178,3 +182,20 @@ def _checked_module(original: Any) -> Any:
         return original(model, *args, **options)
 
     return forward
+
+
+def _noting_same_order(original: Any) -> Any:
+    """Note that a sampler that shuffles begins another whole pass in the order of the one before."""
+    passed: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+
+    def iterate(sampler: Any) -> Iterator[int]:
+        order = sampler.seed, sampler.epoch
+        if sampler.shuffle and passed.get(sampler) == order:
+            current().note(
+                f"a DistributedSampler gives the order of its last pass again, since its epoch is still "
+                f"{sampler.epoch}: call set_epoch(epoch) of the sampler before each pass"
+            )
+        yield from original(sampler)
+        passed[sampler] = order
+
+    return iterate
