@@ -559,14 +559,14 @@ class _Loop:
                 raise self._nonfinite(wrong)
         computed, waited = clock(), replica.waited
         mark(StepEvents.PUSHING)
+        if mine and not wrong and replica.adds_measures:
+            replica.measure(measures_of(results, self.model.counted, mine, size))
         if overflow:
             replica.overflow()
         elif wrong:
             assert step.restore is not None
             self._skip(wrong, step.restore)
         else:
-            if mine and replica.adds_measures:
-                replica.measure(measures_of(results, self.model.counted, mine, size))
             replica.push()
             if replica.nonfinite is not None:
                 self._take_back(replica.nonfinite, loss, step.restore)
