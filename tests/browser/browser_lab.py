@@ -388,10 +388,13 @@ class Lab:
 def note(error: str, tab: Tab) -> None:
     """Add an error of a page to the tab's."""
     # The widget manager itself stumbles over a notebook that has no session at all, or whose session ends
-    # while it asks; and Notebook 7 over settings of parts that it does not have.
+    # while it asks; Notebook 7 over settings of parts that it does not have; and JupyterLab over a kernel
+    # that ends before it has answered the request for a subshell.
     manager = "/@jupyter-widgets/jupyterlab-manager/" in error
-    if (manager and (not tab.kernel or "reading 'kernel'" in error)) or (
-        "/notebook_core." in error and "reading 'schema'" in error
+    if (
+        (manager and (not tab.kernel or "reading 'kernel'" in error))
+        or ("/notebook_core." in error and "reading 'schema'" in error)
+        or "Canceled future for create_subshell_request" in error
     ):
         return
     tab.errors.append(error)
