@@ -167,7 +167,9 @@ class Model:
         """Choose how to train.
 
         - ``optimizer``: one of ``nb.optim``, or its name, such as "adam"
-        - ``loss``: one of ``nb.nn.losses``, its name, such as "mse", or its config
+        - ``loss``: one of ``nb.nn.losses``, its name, such as "mse", or its config. Cross-entropies take a
+          model that ends with "softmax" or "sigmoid"; ``nb.nn.losses.BinaryCrossentropy(from_logits=True)``
+          and the like one without an activation. ``fit`` and ``evaluate`` refuse the other
         - ``metrics``: a list of ``nb.nn.metrics``, names, such as "accuracy", or configs
         - ``precision``: "float32", or "mixed_float16" for products and activations in float16, with float32
           weights and a loss scale (``nb.optim.LossScaleOptimizer`` has its settings), or "mixed_bfloat16" for

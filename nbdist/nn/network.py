@@ -236,6 +236,7 @@ class Objective(Trainable):
                 raise InvalidArgumentError(
                     f"metric {name!r} does not fit {loss.name}, whose labels are {kind}"
                 )
+            losses.check_threshold(loss, name, metric, network.predicted)
         with network.graph.as_default():
             predicted = network.predicted
             labels: Shape = predicted.shape[:-1] if loss.sparse else predicted.shape
@@ -257,6 +258,8 @@ class Objective(Trainable):
             for i, g in enumerate(self._found)
             if isinstance(g, IndexedSlices) and self._of_examples(g.indices)
         )
+        self._has_known_range = losses.activation_of(network.predicted) is not None
+        """Whether the last layer says which values predictions have; else the first batch does."""
         self.draws = _reaches(network.draw, [self._loss])
         self.to_check = math.inf
         """How many batches are still to be looked at closely: all of the first pass, for labels are data."""
@@ -469,6 +472,7 @@ class Objective(Trainable):
             values=self.arrays,
             gradients=list(self._gradients),
             classes=self.network.predicted.shape[-1] if self.loss.sparse else None,
+            check_labels=self._check_labels,
             states=dict(self.states),
             updates={v: new for v, new in updates.items() if isinstance(v, Variable)},
             loss_scale=None if scale is None or self._loss_scale is None else (self._loss_scale, scale),
@@ -527,6 +531,13 @@ class Objective(Trainable):
         self._check_examples(x.shape)
         if len(x) != len(y):
             raise InvalidArgumentError(f"{len(x)} examples come with {len(y)} labels")
+        self._check_labels(y)
+        if not self._has_known_range and len(x):
+            self._has_known_range = True
+            found = self.network.prediction(len(x), self._weights)(x.astype(self.network.x.dtype))
+            losses.check_probabilities(self.loss, found[0])
+
+    def _check_labels(self, y: Array) -> None:
         predicted = self.network.predicted
         one_output = not self.loss.sparse and predicted.shape[-1] == 1 and y.ndim == predicted.ndim - 1
         losses.check_labels(self.loss, y[..., None] if one_output else y, predicted)

@@ -702,6 +702,8 @@ class Parts:
     gradients: list[Tensor]
     classes: int | None = None
     """Where labels are class numbers: how many classes there are."""
+    check_labels: Callable[[Array], object] = lambda labels: None
+    """Raises for labels that the loss does not take; for data that all replicas read where they are."""
     states: dict[Variable, Array] = field(default_factory=dict)
     updates: dict[Variable, Tensor] = field(default_factory=dict)
     """New values of states, computed in the step."""

@@ -312,6 +312,20 @@ def test_labels_out_of_range_are_found_on_the_worker(
         fit(strategies("workers", synchronous=synchronous), Dataset.from_arrays(X, y).batch(10))
 
 
+@pytest.mark.parametrize("wrong", [-1, 0.5])
+def test_labels_of_rows_are_looked_at_before_they_are_sent(
+    strategies: Callable[..., InGraphStrategy], wrong: float
+) -> None:
+    rows = np.eye(3, dtype=np.float32)[Y]
+    loss = "categorical_crossentropy"
+    fit(strategies("workers"), Dataset.from_arrays(X, rows).batch(10), loss=loss, epochs=1)
+    rows[8] = wrong
+    with pytest.raises(
+        InvalidArgumentError, match="categorical_crossentropy takes rows of labels from 0 to 1"
+    ):
+        fit(strategies("workers"), Dataset.from_arrays(X, rows).batch(10), loss=loss, epochs=1)
+
+
 def test_a_loss_that_is_no_number(strategies: Callable[..., InGraphStrategy]) -> None:
     x = X.copy()
     x[17] = np.nan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,19 @@ from nbdist.data import Dataset
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.tensor import Graph, constant, placeholder
-from nbdist.nn import Dense, Sequential, losses, metrics
+from nbdist.graph.tensor import Graph, Tensor, constant, placeholder
+from nbdist.nn import (
+    Activation,
+    BatchNorm,
+    Conv2D,
+    Dense,
+    Flatten,
+    Layer,
+    Reshape,
+    Sequential,
+    losses,
+    metrics,
+)
 from nbdist.nn.functional import softmax_cross_entropy
 from nbdist.nn.measures import Measure
 from nbdist.optim import SGD
@@ -149,7 +161,7 @@ def test_extreme_logits_have_finite_losses() -> None:
 
 
 def test_a_probability_of_zero_has_a_finite_gradient() -> None:
-    """Both kinds of cross-entropy take predictions without softmax, as in Keras."""
+    """Both kinds of cross-entropy take predictions without softmax, and divide rows by sums, as in Keras."""
     zero = np.array([[0, 1, 0, 0], [0.5, 0.5, 0, 0]], np.float32)
     found = []
     for loss, y in (
@@ -164,7 +176,7 @@ def test_a_probability_of_zero_has_a_finite_gradient() -> None:
             )
             found.append(program(zero, y)[0].copy())
     for gradient in found:
-        np.testing.assert_array_equal(gradient, [[0, 0, 0, 0], [-2, 0, 0, 0]])
+        np.testing.assert_array_equal(gradient, [[0, 0, 0, 0], [-1, 1, 1, 1]])
 
 
 def test_a_softmax_is_taken_apart() -> None:
@@ -241,6 +253,143 @@ def test_rows_of_labels_and_of_logits_are_as_many() -> None:
     for labels in (np.ones((1, 2), np.float32), np.ones(2, np.float32)):
         with pytest.raises(InvalidArgumentError, match=r"labels \(.*2.*\) and logits \(2, 2\) differ"):
             softmax_cross_entropy(labels, constant(np.ones((2, 2), np.float32)))
+
+
+PROBABILITIES = ["sparse_categorical_crossentropy", "categorical_crossentropy", "binary_crossentropy"]
+
+
+def labelled(loss: str, rows: int = 6, outputs: int = 2) -> tuple[Array, Array]:
+    """Return examples, and labels that a loss takes."""
+    y = np.arange(rows) % outputs
+    return np.ones((rows, 3), np.float32), y if loss.startswith("sparse") else np.eye(outputs)[y]
+
+
+@pytest.mark.parametrize("loss", [*PROBABILITIES, "kl_divergence"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        [Dense(2)],
+        [Dense(2, "relu")],
+        [Dense(4), Activation("tanh"), Dense(2, use_bias=False)],
+        [Dense(2, "softmax"), BatchNorm()],
+        [Dense(2, split="columns")],
+        [Dense(2, split="rows")],
+        [Conv2D(2, 1), Flatten()],
+    ],
+    ids=str,
+)
+def test_outputs_that_are_no_probabilities_are_refused(loss: str, last: list[Any]) -> None:
+    images = isinstance(last[0], Conv2D)
+    model = Sequential([*([Reshape((1, 1, 3))] if images else []), *map(copy, last)])
+    model.compile("sgd", loss)
+    end = "sigmoid" if loss.startswith("binary") else "softmax"
+    hint = r"nb\.nn\.losses\.\w+Crossentropy\(from_logits=True\)" if loss in PROBABILITIES else ""
+    for use in (model.fit, model.evaluate):
+        with pytest.raises(InvalidArgumentError, match=f'{loss} takes prob.*activation="{end}".*{hint}'):
+            use(*labelled(loss))
+
+
+@pytest.mark.parametrize("loss", PROBABILITIES)
+def test_an_activation_is_not_applied_twice(loss: str) -> None:
+    end = "sigmoid" if loss.startswith("binary") else "softmax"
+    model = Sequential([Dense(2, end)])
+    model.compile("sgd", {"name": loss, "from_logits": True})
+    with pytest.raises(InvalidArgumentError, match=rf"from_logits=True\) takes outputs .* made by {end}"):
+        model.fit(*labelled(loss))
+
+
+class Times(Layer):
+    """A layer of one's own, of which nothing is known."""
+
+    settings = ("factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def call(self, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        """Return a multiple."""
+        return x * self.factor
+
+
+@pytest.mark.parametrize("loss", PROBABILITIES)
+def test_the_first_batch_tells_what_a_layer_of_ones_own_gives(loss: str) -> None:
+    for factor, words in ((1.0, ""), (-1.0, "predictions go from -0.5 to -0.5"), (3.0, "go from 1.5 to 1.5")):
+        model = Sequential([Dense(2, "softmax", kernel_initializer="zeros"), Times(factor)])
+        model.compile("sgd", loss)
+        if not words or (factor > 0 and loss != "binary_crossentropy"):  # rows are divided by their sums
+            assert model.evaluate(*labelled(loss))["loss"] == pytest.approx(np.log(2), rel=1e-5)
+            continue
+        with pytest.raises(InvalidArgumentError, match=words):
+            model.fit(*labelled(loss))
+
+
+def test_rows_that_do_not_add_up_to_1_are_divided_by_their_sums() -> None:
+    """As in Keras: sigmoids would else all end at 1, with a loss of 0."""
+    p = np.array([[0.9, 0.6], [0.5, 0.5]], np.float32)
+    p = np.concatenate([p, np.zeros((2, 2), np.float32)], axis=1)
+    expected = pytest.approx([-np.log(0.6), np.log(2)], rel=1e-5)
+    assert value(losses.SparseCategoricalCrossentropy(), np.array([0, 1]), p) == expected
+    assert value(losses.CategoricalCrossentropy(), np.eye(4, dtype=np.float32)[[0, 1]], p) == expected
+
+
+def test_a_softmax_of_one_output_is_refused() -> None:
+    model = Sequential([Dense(1, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(InvalidArgumentError, match="a softmax of one output is always 1"):
+        model.fit(np.ones((4, 3)), np.zeros(4, int))
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "words"),
+    [
+        ("binary_crossentropy", [-1, 1, 1], r"labels go from -1 to 1: \(y \+ 1\) / 2"),
+        ("binary_crossentropy", [0, 1, 2], "labels go from 0 to 2"),
+        ("hinge", [0, 0.3, 1], "labels 0, 0.3, 1: "),
+        ("squared_hinge", [-1, 0, 1], "labels -1, 0, 1: "),
+        ("categorical_crossentropy", [[1, 1], [0, 1], [0, 1]], "labels of an example add up to 2: "),
+        ("categorical_crossentropy", [[-1, 1], [0, 1], [0, 1]], "labels go from -1 to 1: "),
+        ("categorical_hinge", [[0, 0], [0, 1], [0, 1]], "labels of an example add up to 0: "),
+        ("kl_divergence", [[3, 1], [0, 1], [0, 1]], "labels go from 0 to 3: "),
+        ("poisson", [-1, 1, 2], "labels go from -1 to 2: "),
+        ("msle", [-1, 1, 2], "labels go from -1 to 2: "),
+    ],
+)
+def test_labels_that_a_loss_does_not_take_are_refused(loss: str, y: Any, words: str) -> None:
+    labels = np.array(y)
+    last = {"binary_crossentropy": "sigmoid", "poisson": "softplus"}.get(loss, "softmax")
+    model = Sequential([Dense(labels.shape[1] if labels.ndim > 1 else 1, last)])
+    model.compile("sgd", loss)
+    for use in (model.fit, model.evaluate):
+        with pytest.raises(InvalidArgumentError, match=words):
+            use(np.ones((3, 2)), labels)
+
+
+@pytest.mark.parametrize(
+    "loss", ["hinge", "squared_hinge", losses.BinaryCrossentropy(from_logits=True)], ids=str
+)
+def test_an_accuracy_of_outputs_around_0_needs_a_threshold(loss: Any) -> None:
+    model = Sequential([Dense(1)])
+    x, y = np.ones((4, 2)), np.array([0, 1, 1, 0])
+    for metric in ("accuracy", "binary_accuracy"):
+        model.compile("sgd", loss, [metric])
+        with pytest.raises(
+            InvalidArgumentError, match=rf"metric '{metric}' .*BinaryAccuracy\(threshold=0.0\)"
+        ):
+            model.fit(x, y)
+    model.compile("sgd", loss, [metrics.BinaryAccuracy(threshold=0.0)])
+    assert model.evaluate(x, y)["binary_accuracy"] == 0.5
+
+
+@pytest.mark.parametrize("name", sorted({m.name for m in losses.LOSSES.values() if not m.sparse}))
+def test_labels_and_predictions_of_other_shapes_are_not_broadcast(name: str) -> None:
+    """Where one calls a loss oneself; (n,) and (n, 1) would be (n, n)."""
+    with Graph().as_default():
+        p = placeholder(np.float32, (None, 1))
+        for y in (placeholder(np.float32, (None,)), np.ones(3, np.float32)):
+            with pytest.raises(InvalidArgumentError, match=rf"{name}: labels of shape .*y\[:, None\]"):
+                losses.get(name)(y, p)
+        with pytest.raises(InvalidArgumentError, match=rf"{name}: labels of shape \(\?, 3\)"):
+            losses.get(name)(placeholder(np.float32, (None, 3)), p)
 
 
 def test_losses_have_classes_without_docstrings() -> None:

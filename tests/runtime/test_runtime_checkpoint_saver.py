@@ -348,7 +348,9 @@ class TestBackground:
             one.wait()
         assert load_variable(tmp_path / "m-1", "w") == load_variable(tmp_path / "m-2", "w") == 1.0
 
-    def test_a_saver_leaves_the_draft_of_another(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_saver_leaves_the_draft_of_another(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with Graph().as_default() as graph, Session(graph=graph) as session:
             Variable(1.0, name="w")
             begin(session)

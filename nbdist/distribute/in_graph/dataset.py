@@ -42,6 +42,8 @@ class Reading:
             raise InvalidArgumentError(
                 "training takes batches of (x, y); use Dataset.from_arrays(x, y).batch(...)"
             )
+        if parts.classes is None:  # class numbers are checked where they are read
+            parts.check_labels(self._arrays[1])
         self._outline = without_data(dataset)
         self._opened: Placeholder = placeholder(np.int64, (len(self._outline.opened),), name="opened")
         self._sources: list[DatasetSource] = []
@@ -87,13 +89,16 @@ class Reading:
         return self._sources[i].next()
 
     def _shapes(self, lead: tuple[int, ...]) -> tuple[Array, ...]:
-        """Return arrays of a batch's shapes; their dtypes are the data's own the first time, for a check."""
+        """Return arrays of a batch's shapes, of the first example.
+
+        Their dtypes are the data's own the first time, for a check.
+        """
         first = lead not in self._passed
         self._passed.add(lead)
         taken = (self._parts.x.dtype, self._parts.y.dtype)
         own = tuple(array.dtype for array in self._arrays)
         dtypes = own if first else taken
         return tuple(
-            np.broadcast_to(np.zeros((), dtype), (*lead, *array.shape[1:]))
+            np.broadcast_to(array[:1].astype(dtype), (*lead, *array.shape[1:]))
             for dtype, array in zip(dtypes, self._arrays, strict=True)
         )
