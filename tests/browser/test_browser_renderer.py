@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from xml.etree import ElementTree
 
 import pytest
 from browser_axe import violations
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.browser
 
 RUN, SWEEP = "application/vnd.nbdist.run+json", "application/vnd.nbdist.sweep+json"
 BUNDLE = ".jp-Notebook .nbd-Bundle"
+SVG = "{http://www.w3.org/2000/svg}"
 SOME = {"JupyterLab Light": (320, 1400), "JupyterLab Dark": (1100,)}
 WIDTHS = {"JupyterLab Light": (320, 700, 1400), "JupyterLab Dark": (320, 1100)}
 OUTSIDE = """view => { const {left, right} = view.getBoundingClientRect();
@@ -95,6 +97,17 @@ def test_a_grid_is_brushed_and_chosen_in_and_has_no_commands(drawing_lab: Lab) -
     expect(grid.locator(".nbs-brushing [role=status]")).to_contain_text("trials: lr")
     expect(grid.locator(".nbs-range")).to_contain_text("brushed")
     drawing_lab.screenshot("drawn-sweep-brushed")
+    grid.get_by_label("Figure to save").select_option("Parallel coordinates")
+    saved = {}
+    for kind in ("SVG", "PNG", "CSV"):
+        with page.expect_download() as download:
+            grid.get_by_role("button", name=f"Save {kind}").click()
+        saved[kind] = download.value.path().read_bytes()
+    picture = ElementTree.fromstring(saved["SVG"])
+    assert {"lr", "hidden"} <= {"".join(text.itertext()) for text in picture.iter(f"{SVG}text")}
+    assert len(list(picture.iter(f"{SVG}path"))) > 3
+    assert saved["PNG"].startswith(b"\x89PNG")
+    assert saved["CSV"].startswith(b"trial,state,value,")
     axis.press("Escape")
     expect(grid.locator(".nbs-brushing [role=status]")).to_be_empty()
     grid.locator("tbody tr button").first.click()

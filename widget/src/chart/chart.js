@@ -2,6 +2,7 @@
 import uPlot from "uplot";
 import { make, setText } from "../dom/elements.js";
 import { COLOURED, replicaColour } from "../dom/theme.js";
+import { keysOf } from "../export/figures.js";
 import { formatCount, formatDuration, formatExact, formatTick, formatValue } from "../text/format.js";
 import { annotationPositions, annotationsAt, drawAnnotations } from "./annotations.js";
 import { lineLabel, linesOf, nearestIndex } from "./curves.js";
@@ -29,6 +30,7 @@ import { linearTicks, logTicks } from "./ticks.js";
  * @property {[number, number] | null} zoomed
  */
 /** @typedef {{ x: (v: number) => number, y: (v: number) => number, left: number, top: number, width: number, height: number, ratio: number }} Plot */
+/** @typedef {uPlot.Axis & { _splits?: number[] | null, _values?: string[] | null }} DrawnAxis with the positions and texts of its labels, as uPlot keeps them */
 
 const ASPECT = 0.52;
 const [LOWEST, HIGHEST] = [180, 300];
@@ -126,7 +128,7 @@ export class Chart {
       ],
       series: [{}, { show: true, paths: () => null, points: { show: false } }],
       hooks: {
-        draw: [(plot) => this.paint(plot)],
+        draw: [(plot) => this.paint(plot.ctx, this.plotOn(plot, devicePixelRatio))],
         setCursor: [(plot) => this.onCursor(plot)],
         setScale: [(plot, scale) => scale === "x" && this.onCursor(plot)], // other points are under the cursor now
         setSelect: [(plot) => this.onSelect(plot)],
@@ -144,21 +146,37 @@ export class Chart {
     return domainX(this.lines);
   }
 
-  /** @param {uPlot} plot */
-  paint(plot) {
-    const { left, top, width, height } = plot.bbox;
+  /** The area of the lines on a canvas. @param {uPlot} plot @param {number} ratio pixels of the canvas for each CSS pixel @returns {Plot} */
+  plotOn(plot, ratio) {
+    const [left, top, width, height] = [plot.bbox.left, plot.bbox.top, plot.bbox.width, plot.bbox.height].map((length) => (length * ratio) / devicePixelRatio);
     const [x0, x1] = [plot.scales.x.min ?? 0, plot.scales.x.max ?? 1];
     const [y0, y1] = [plot.scales.y.min ?? 0, plot.scales.y.max ?? 1];
     const { log } = this.shared.options;
-    const on = {
-      left, top, width, height,
-      ratio: devicePixelRatio,
-      x: (/** @type {number} */ v) => left + ((v - x0) / (x1 - x0)) * width,
-      y: (/** @type {number} */ v) => top + (1 - ((log ? Math.log10(v) : v) - y0) / (y1 - y0)) * height,
+    return {
+      left, top, width, height, ratio,
+      x: (v) => left + ((v - x0) / (x1 - x0)) * width,
+      y: (v) => top + (1 - ((log ? Math.log10(v) : v) - y0) / (y1 - y0)) * height,
     };
+  }
+
+  /** @param {CanvasRenderingContext2D} canvas @param {Plot} on */
+  paint(canvas, on) {
     const { annotations, colours } = this.shared;
-    if (annotations.length) drawAnnotations(plot.ctx, on, annotations, this.annotationXs(), colours);
-    drawLines(plot.ctx, on, this.lines, colours);
+    if (annotations.length) drawAnnotations(canvas, on, annotations, this.annotationXs(), colours);
+    drawLines(canvas, on, this.lines, colours);
+  }
+
+  /** The chart for a file; null while it is not drawn. @returns {import("../export/figures.js").Figure | null} */
+  exported() {
+    const { plot } = this;
+    if (!plot) return null;
+    const paint = (/** @type {CanvasRenderingContext2D} */ canvas) => {
+      const on = this.plotOn(plot, 1);
+      const family = getComputedStyle(this.box).fontFamily;
+      drawAxes(canvas, on, /** @type {DrawnAxis[]} */ (plot.axes), this.shared, family);
+      this.paint(canvas, on);
+    };
+    return { title: this.plan.title, width: plot.width, height: plot.height, keys: keysOf(this.legend), paint, rows: [CURVE_HEADINGS, ...curveRows(this.plan, this.shared)] };
   }
 
   annotationXs() {
@@ -271,7 +289,18 @@ export class Chart {
     const place = [this.shared.options.byTime ? `${formatTickTime(mainLine.x)}, ${at}` : at, this.annotationText(plot)].filter(Boolean).join(" · ");
     this.readout.show(place, entries.map(({ tone, kind, label, y, step }) => ({
       tone, kind, label, value: formatExact(y), where: step === mainLine.step ? "" : `${one} ${formatCount(step)}`,
-    })), plot.over.offsetLeft + (plot.cursor.left ?? 0), this.box.clientWidth);
+    })), ...this.aside(plot, entries));
+  }
+
+  /** What the readout describes, and the lines beside which it stands. @param {uPlot} plot @param {{ x: number, y: number }[]} points @returns {[import("./readout.js").Place, import("./readout.js").Outline[]]} */
+  aside(plot, points) {
+    const on = this.plotOn(plot, 1);
+    const x = on.left + (plot.cursor.left ?? 0);
+    const ys = points.map(({ y }) => on.y(y)).filter(Number.isFinite);
+    const [top, bottom] = ys.length ? [Math.min(...ys), Math.max(...ys)] : [on.top, on.top];
+    const shown = this.lines.filter(({ kind }) => kind !== "points" && kind !== "trend");
+    const labels = { xs: [on.left, on.left + on.width], ys: [on.top + on.height + 10, on.top + on.height + 10] };
+    return [{ x, y: top, height: bottom - top }, [labels, ...shown.map((line) => ({ xs: line.xs.map(on.x), ys: line.ys.map(on.y) }))]];
   }
 
   /** @param {{ tone: string, kind: string, label: string, value: string }[]} entries */
@@ -291,6 +320,48 @@ export class Chart {
 /** @param {number} seconds */
 function formatTickTime(seconds) {
   return Number.isInteger(seconds) || seconds >= 10 ? formatDuration(seconds).replace(".0 s", " s") : `${formatTick(seconds)} s`;
+}
+
+// What a file of a chart has: its axes, which uPlot draws on the page only, and its points.
+
+const CURVE_HEADINGS = ["chart", "curve", "kind", "step", "value"];
+
+/** @param {CanvasRenderingContext2D} canvas @param {Plot} on in CSS pixels @param {DrawnAxis[]} axes @param {Shared} shared @param {string} family of the font */
+function drawAxes(canvas, on, [across, up], { colours, options }, family) {
+  canvas.font = `11px ${family}`;
+  const [right, bottom] = [on.left + on.width, on.top + on.height];
+  const each = (/** @type {DrawnAxis} */ axis, /** @type {(value: number, text: string) => void} */ draw) => axis._splits?.forEach((value, i) => draw(value, String(axis._values?.[i] ?? "")));
+  each(across, (value, text) => {
+    const x = on.x(value);
+    canvas.fillStyle = colours.grid;
+    canvas.fillRect(x - 0.5, on.top, 1, on.height);
+    canvas.fillStyle = colours.muted;
+    canvas.textAlign = "center";
+    canvas.textBaseline = "top";
+    canvas.fillText(text, x, bottom + 4);
+  });
+  each(up, (value, text) => {
+    const y = on.y(options.log ? 10 ** value : value);
+    canvas.fillStyle = colours.grid;
+    canvas.fillRect(on.left, y - 0.5, right - on.left, 1);
+    canvas.fillStyle = colours.muted;
+    canvas.textAlign = "right";
+    canvas.textBaseline = "middle";
+    canvas.fillText(text, on.left - 4, y);
+  });
+  canvas.textAlign = "center";
+  canvas.textBaseline = "top";
+  canvas.fillText(String(across.label ?? ""), on.left + on.width / 2, bottom + 24);
+}
+
+/** The points of a chart's curves, without smoothing; a step in which several replicas have points is a row for each.
+ * @param {ChartSpec} plan @param {Shared} shared @returns {(string | number)[][]} */
+export function curveRows(plan, shared) {
+  const options = { ...shared.options, byTime: false, smoothing: 0, chosen: null };
+  return linesOf(shared.curves, plan, options).flatMap((line) => {
+    const label = lineLabel(line, shared.labels);
+    return line.steps.map((step, i) => [plan.title, label, line.kind, step, line.ys[i]]);
+  });
 }
 
 // Draws the lines of one chart on a canvas.

@@ -3,12 +3,11 @@ import { AnnotationList } from "../chart/annotations.js";
 import { Chart } from "../chart/chart.js";
 import { Curves, lineLabel, linesOf } from "../chart/curves.js";
 import { extent, valuesWithin } from "../chart/domain.js";
-import { button } from "../dom/buttons.js";
 import { make } from "../dom/elements.js";
 import { captureKeys } from "../dom/keyboard.js";
 import { readColours } from "../dom/theme.js";
+import { ExportBar } from "../export/figures.js";
 import { formatCount, formatValue, shortTask, stepUnit } from "../text/format.js";
-import { chartsAsCanvas, curvesAsCsv, download } from "./export.js";
 import { GpuSection } from "./gpus.js";
 import { FINAL_STATES, Header } from "./header.js";
 import { InputSection } from "./input.js";
@@ -85,7 +84,14 @@ export class RunView {
     /** @type {unknown} */
     this.summaries = [];
     this.output = new Output(name);
-    this.table = new DataTable(this.shared, (kind) => this.save(kind));
+    this.exports = new ExportBar({
+      titles: () => this.head.charts.map(({ title }) => title),
+      figure: (title) => this.charts.find(({ plan }) => plan.title === title)?.exported() ?? null,
+      rows: (figures) => figures.flatMap(({ rows }, i) => rows.slice(i ? 1 : 0)),
+      name: () => this.head.run || this.head.title || "run",
+      theme: () => ({ ...this.shared.colours, font: getComputedStyle(this.element).fontFamily }),
+    }, "all charts");
+    this.table = new DataTable(this.shared, this.exports.element);
     this.toolbar = new ChartToolbar(this.shared.options, () => (this.keepSettings(), this.redraw()), () => this.zoom(null), this.picker.element);
     this.grid = make("div", { class: "nbd-charts" });
     this.annotations = new AnnotationList();
@@ -133,6 +139,7 @@ export class RunView {
     this.charts = this.head.charts.map((plan) => new Chart(plan, this.shared));
     this.grid.replaceChildren(...this.charts.map((chart) => chart.element));
     this.figures.hidden = this.charts.length === 0;
+    this.exports.draw();
   }
 
   /** Applies the stored view settings of the run. */
@@ -147,13 +154,6 @@ export class RunView {
 
   keepSettings() {
     saveSettings(this.head.run, { ...this.shared.options, table: this.table.element.open });
-  }
-
-  /** @param {"csv" | "png"} kind */
-  save(kind) {
-    const name = `${this.head.run || this.head.title || "run"}.${kind}`;
-    if (kind === "csv") download(new Blob([curvesAsCsv(this.head.charts, this.shared)], { type: "text/csv" }), name);
-    else chartsAsCanvas(this.charts, this.shared.colours).toBlob((blob) => blob && download(blob, name));
   }
 
   /** @param {[number, number] | null} range */
@@ -217,14 +217,12 @@ export class RunView {
 const HEADINGS = (/** @type {string} */ one) => ["curve", "latest", `at ${one}`, "lowest", "highest", "points"];
 
 export class DataTable {
-  /** @param {import("../chart/chart.js").Shared} shared @param {(kind: "csv" | "png") => void} save */
-  constructor(shared, save) {
+  /** @param {import("../chart/chart.js").Shared} shared @param {HTMLElement} exports saves the charts */
+  constructor(shared, exports) {
     this.shared = shared;
     this.body = make("tbody");
     this.head = make("tr");
-    this.element = make("details", { class: "nbd-data", id: shared.table }, make("summary", {}, "Data table"),
-      make("div", { class: "nbd-export" }, button("Save CSV", "Save the points of the drawn curves", () => save("csv")),
-        button("Save PNG", "Save the charts as they are drawn", () => save("png"))),
+    this.element = make("details", { class: "nbd-data", id: shared.table }, make("summary", {}, "Data table"), exports,
       make("div", { class: "nbd-scroll", tabindex: "0", role: "group", "aria-label": "Data table" },
         make("table", {}, make("caption", {}, "The curves of the charts above"), make("thead", {}, this.head), this.body)));
     this.unit = "";

@@ -204,6 +204,24 @@ function formatExactValue(value) {
 
 // The trials of a table and their order.
 
+/** The trials as rows for a file, brushed ones only, the best first; the columns are those of `sweep.table()` in Python.
+ * @param {import("./model.js").SweepModel} model @param {import("./figures/positions.js").TrialPositions} positions @returns {import("../export/figures.js").Rows} */
+export function trialRows(model, positions) {
+  const known = (/** @type {number} */ value) => (Number.isNaN(value) ? undefined : value);
+  const [names, metrics] = [positions.names(), [...model.metrics]];
+  const rows = sortedRows(positions.ranked(), model.brushed, null, false).map((row) => [
+    model.number[row], model.stateOf(row), known(model.value[row]), known(model.step[row]), known(model.ended[row] - model.started[row]), known(model.attempt[row]),
+    model.seed[row], model.parent[row] < 0 ? undefined : known(model.parent[row]), model.error[row],
+    ...names.map((name) => asText(model.parameters.get(name)?.[row])), ...metrics.map(([, column]) => known(column[row])),
+  ]);
+  return [["trial", "state", "value", "step", "seconds", "attempts", "seed", "parent", "error", ...names, ...metrics.map(([name]) => name)], ...rows];
+}
+
+/** A parameter's value: an exact number, or as in the table. @param {any} value */
+function asText(value) {
+  return value === undefined || typeof value === "number" ? value : formatParameter(value);
+}
+
 /** Compares values: numbers before texts, missing values last in both directions.
  * @param {any} a @param {any} b @param {number} [sign] */
 export function compareValues(a, b, sign = 1) {

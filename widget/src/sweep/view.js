@@ -3,6 +3,7 @@ import { button } from "../dom/buttons.js";
 import { make, setText } from "../dom/elements.js";
 import { captureKeys } from "../dom/keyboard.js";
 import { readColours } from "../dom/theme.js";
+import { ExportBar } from "../export/figures.js";
 import { formatCount } from "../text/format.js";
 import { CommandChannel } from "./commands.js";
 import { makeBestSoFar } from "./figures/best.js";
@@ -17,9 +18,10 @@ import { Header } from "./header.js";
 import { SweepModel } from "./model.js";
 import { makeTrialPanel } from "./panel.js";
 import { FINAL_STATES } from "./states.js";
-import { makeTable } from "./table.js";
+import { makeTable, trialRows } from "./table.js";
 
 /** @typedef {{ element: HTMLElement, draw: () => void, destroy: () => void }} View */
+/** @typedef {View & { exported: () => import("../export/figures.js").Figure | null }} FigureView a figure that can be saved */
 
 const COLORMAPS = { light: colormapFor(false), dark: colormapFor(true) };
 const HIDDEN_FRAMES = 30; // for which a page without a width is checked again: JupyterLab hides it while it changes its theme
@@ -44,6 +46,16 @@ export class SweepView {
     const [parallel, heatmap, best, curves, timeline, table] = [makeParallel(this.model, options), makeHeatmap(this.model, options),
       makeBestSoFar(this.model), makeLearningCurves(this.model), makeTimeline(this.model), makeTable(this.model, options)];
     const panel = makeTrialPanel(this.model, { name, ask });
+    const titled = { "Parallel coordinates": parallel, "Heat map": heatmap, "Learning curves": curves, "Best so far": best, Engines: timeline };
+    /** @type {Map<string, FigureView>} */
+    const figures = new Map(Object.entries(titled));
+    this.exports = new ExportBar({
+      titles: () => [...figures.keys()],
+      figure: (title) => figures.get(title)?.exported() ?? null,
+      rows: () => trialRows(this.model, positions),
+      name: () => this.model.head?.id || this.model.head?.name || "sweep",
+      theme: () => ({ ...this.theme.colours, font: getComputedStyle(this.element).fontFamily }),
+    }, "all figures");
     /** @type {View[]} */
     this.views = [parallel, heatmap, best, curves, timeline, table, panel];
     this.brushStatus = make("span", { role: "status" });
@@ -51,7 +63,8 @@ export class SweepView {
     this.hint = make("span", {}, "Drag along an axis to brush"); // its line is always reserved, so that nothing moves under the pointer
     this.brushed = make("div", { class: "nbs-brushing" }, this.brushStatus, this.hint, this.clear);
     this.figures = make("div", { class: "nbs-figures-area", role: "group", "aria-label": "Figures" },
-      make("div", { class: "nbs-wide" }, this.brushed, parallel.element), heatmap.element, curves.element, best.element, timeline.element);
+      make("div", { class: "nbs-wide" }, this.brushed, parallel.element), heatmap.element, curves.element, best.element, timeline.element,
+      make("div", { class: "nbs-wide" }, this.exports.element));
     this.body = make("div", { class: "nbs-body" }, this.figures, panel.element, table.element);
     this.body.hidden = true;
     this.element.append(this.header.element, this.body);
@@ -97,6 +110,7 @@ export class SweepView {
     const { brushed, brushedCount, count, of, sampled } = this.model;
     for (const sample of this.samples) setText(sample, sampled ? `a sample: ${formatCount(count)} of ${formatCount(of)} trials` : "");
     setText(this.brushStatus, brushed ? `${formatCount(brushedCount)} of ${formatCount(count)} trials: ${this.brush.describe()}` : "");
+    this.exports.draw();
     this.brushed.classList.toggle("nbs-idle", !brushed);
     this.clear.hidden = !brushed;
     this.hint.hidden = Boolean(brushed);

@@ -5,7 +5,7 @@ import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, formatValue } from "../../text/format.js";
 import { drawGlyphs, FAILED, FINISHED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "../states.js";
 import { chartArea, chartHeight, drawXAxis, drawYAxis, formatTime, isOutside, robustScale, settled, timeEnd, timeTicks } from "./axes.js";
-import { Layer } from "./canvas.js";
+import { DirectLayer, Layer } from "./canvas.js";
 import { CanvasFigure, drawLabel, listNavigation, sameBrush, timeFacts } from "./figure.js";
 
 /** @typedef {import("../model.js").SweepModel} SweepModel */
@@ -20,7 +20,7 @@ const MANY = 2000; // trials from which each mark is a dot
 const DOTS = { [FINISHED]: [2.5, 2.5], [PRUNED]: [3.5, 1.25], [STOPPED]: [1.25, 3.5] };
 const HELP = "Click a mark to choose its trial. Keys: left and right move through the trials in the order of their ends, Enter chooses, Escape clears the choice.";
 
-/** @param {SweepModel} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
+/** @param {SweepModel} model @returns {import("../view.js").FigureView} */
 export function makeBestSoFar(model) {
   return new BestSoFar(model);
 }
@@ -42,6 +42,7 @@ class BestSoFar {
       positionOf: (number) => this.plot && positionOfTrial(model, this.plot, model.row(number), nowOf(model)),
       moveByKey: listNavigation(() => trialsInTime(model), ["ArrowRight", "ArrowUp"], ["ArrowLeft", "ArrowDown"]),
       facts: (row) => timeFacts(model, row),
+      outlines: () => (this.plot ? [stepLine(this.plot, model, nowOf(model))] : []),
     });
     this.key = make("span", { class: "nbd-key" }, make("i"), make("span"), make("b"));
     this.counts = make("span", { class: "nbd-legend" });
@@ -58,6 +59,25 @@ class BestSoFar {
     const { model, figure } = this;
     const page = figure.page(chartHeight);
     if (!page) return;
+    const done = this.paint(page, this.marks);
+    this.write(page);
+    figure.continueDrawing(done, () => this.draw());
+    figure.describe(() => summary(model));
+  }
+
+  exported() {
+    this.draw();
+    const { model } = this;
+    const rows = endedRows(model).sort((a, b) => model.ended[a] - model.ended[b]).map((row) => {
+      const best = model.best.findLast(({ time }) => time <= model.ended[row]);
+      return [model.ended[row], model.number[row], model.stateOf(row), model.value[row], best?.value];
+    });
+    return this.figure.exported(chartHeight, (page) => void this.paint(page, new DirectLayer(page)), [["seconds", "trial", "state", "value", "best so far"], ...rows]);
+  }
+
+  /** @param {Drawing} page @param {Layer | DirectLayer} marks @returns {boolean} whether all is drawn */
+  paint(page, marks) {
+    const { model } = this;
     const now = nowOf(model);
     const ended = this.dirty ? this.update(now) : [];
     if (!sameBrush(this.mask, model.brushed)) this.version++;
@@ -71,16 +91,13 @@ class BestSoFar {
     drawYAxis(page, area, this.scale);
     drawXAxis(page, area, timeTicks(0, this.end, Math.max(2, area.width / 76)).map((time) => ({ at: plot.x(time), text: formatTime(time) })));
     const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, this.placing].join();
-    if (!this.marks.begin(spot, String(this.version), page, () => endedRows(model))) this.marks.add(ended);
-    this.marks.work((canvas, rows) => drawMarks(canvas, model, plot, page, rows));
-    const done = this.marks.isComplete() && this.marks.key === String(this.version);
-    this.marks.drawOnto(page);
+    if (!marks.begin(spot, String(this.version), page, () => endedRows(model))) marks.add(ended);
+    marks.work((canvas, rows) => drawMarks(canvas, model, plot, page, rows));
+    marks.drawOnto(page);
     drawSteps(page, plot, model, now);
     this.drawRunning(page, plot, now);
     this.drawHighlighted(page, plot, now);
-    this.write(page);
-    figure.continueDrawing(done, () => this.draw());
-    figure.describe(() => summary(model));
+    return marks.isComplete() && marks.key === String(this.version);
   }
 
   /** Reads new data. @param {number} now @returns {number[]} rows that have ended since the last call */
@@ -258,22 +275,25 @@ function drawMarks(canvas, model, plot, { theme }, rows) {
 }
 
 /** @param {Drawing} page @param {Plot} plot @param {SweepModel} model @param {number} now */
-function drawSteps({ canvas, theme }, plot, { best }, now) {
+function drawSteps({ canvas, theme }, plot, model, now) {
+  const { best } = model;
   if (best.length === 0) return;
+  const { xs, ys } = stepLine(plot, model, now);
   canvas.beginPath();
-  canvas.moveTo(plot.x(best[0].time), plot.y(best[0].value));
-  best.forEach(({ time, value }, i) => {
-    if (i > 0) canvas.lineTo(plot.x(time), plot.y(best[i - 1].value));
-    canvas.lineTo(plot.x(time), plot.y(value));
-  });
-  const last = best[best.length - 1];
-  canvas.lineTo(plot.x(Math.max(now, last.time)), plot.y(last.value));
+  canvas.moveTo(xs[0], ys[0]);
+  for (let i = 1; i < xs.length; i++) canvas.lineTo(xs[i], ys[i]);
   for (const [color, width] of /** @type {[string, number][]} */ ([[theme.surface, 5], [theme.good, 2.25]])) {
     canvas.strokeStyle = color;
     canvas.lineWidth = width;
     canvas.stroke();
   }
   drawGlyphs(canvas, FINISHED, best.flatMap(({ time, value }) => [plot.x(time), plot.y(value)]), 4, theme.good);
+}
+
+/** The best value over time, as a line of steps. @param {Plot} plot @param {SweepModel} model @param {number} now */
+function stepLine(plot, { best }, now) {
+  const [times, values] = [best.flatMap(({ time }) => [time, time]), best.flatMap(({ value }) => [value, value])];
+  return { xs: [...times.slice(1), Math.max(now, times.at(-1) ?? now)].map(plot.x), ys: values.map((value) => plot.y(value)) };
 }
 
 /** Trials in the order of their ends; running ones last. @param {SweepModel} model */

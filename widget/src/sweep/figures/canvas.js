@@ -101,11 +101,53 @@ export class Layer {
     [this.shown, this.made, this.partial] = [this.made, this.shown, false];
   }
 
+  /** Gives all that was drawn one colour: many overlapping faint lines would change it by rounding.
+   * @param {CanvasRenderingContext2D} canvas @param {import("./figure.js").Drawing} page @param {string} color */
+  tint(canvas, page, color) {
+    canvas.globalCompositeOperation = "source-in";
+    canvas.fillStyle = color;
+    canvas.fillRect(0, 0, page.width, page.height);
+    canvas.globalCompositeOperation = "source-over";
+  }
+
   /** @param {import("./figure.js").Drawing} page */
   drawOnto({ canvas, width, height }) {
     const { surface } = this.partial ? this.made : this.shown;
     if (surface.width > 0 && surface.height > 0) canvas.drawImage(surface, 0, 0, width, height);
   }
+}
+
+/** In place of a layer where a figure is drawn once, for a file: draws everything onto the page itself. */
+export class DirectLayer {
+  /** @param {import("./figure.js").Drawing} page */
+  constructor({ canvas }) {
+    this.canvas = canvas;
+    /** @type {number[]} */
+    this.items = [];
+    this.geometry = this.key = "";
+  }
+
+  /** @param {string} geometry @param {string} key @param {import("./figure.js").Drawing} _ @param {() => number[]} list */
+  begin(geometry, key, _, list) {
+    Object.assign(this, { geometry, key, items: list() });
+    return true;
+  }
+
+  add() {}
+
+  isComplete() {
+    return this.items.length === 0;
+  }
+
+  /** @param {(canvas: CanvasRenderingContext2D, items: number[]) => void} draw */
+  work(draw) {
+    draw(this.canvas, this.items);
+    this.items = [];
+  }
+
+  tint() {}
+
+  drawOnto() {}
 }
 
 function newSurface() {

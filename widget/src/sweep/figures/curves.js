@@ -7,7 +7,7 @@ import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, formatTick, formatValue } from "../../text/format.js";
 import { drawGlyphs, FAILED, FINISHED, PRUNED, STATES } from "../states.js";
 import { chartArea, chartHeight, drawXAxis, drawYAxis, isOutside, makeScale, robustScale, settled, valueTicks } from "./axes.js";
-import { Layer } from "./canvas.js";
+import { DirectLayer, Layer } from "./canvas.js";
 import { clamp } from "./scales.js";
 import { CanvasFigure, drawLabel, listNavigation, sameBrush } from "./figure.js";
 
@@ -19,10 +19,11 @@ import { CanvasFigure, drawLabel, listNavigation, sameBrush } from "./figure.js"
 const BEST = 5;
 const A_FRAME = 500; // curves drawn in one frame
 const NEAR = 14; // CSS pixels around a curve within which the pointer hits it
+const PALE = 0.4; // opacity of all curves beside brushed ones
 const MARKED = 200; // trials up to which each curve ends in a glyph
 const HELP = "Click a curve to choose its trial. Keys: arrows move to the next better or worse trial, Enter chooses, Escape clears the choice.";
 
-/** @param {SweepModel} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
+/** @param {SweepModel} model @returns {import("../view.js").FigureView} */
 export function makeLearningCurves(model) {
   return new LearningCurves(model);
 }
@@ -50,6 +51,7 @@ class LearningCurves {
       positionOf: (number) => this.plot && endOf(this.plot, model.curves.get(number)),
       moveByKey: listNavigation(ranked, ["ArrowDown", "ArrowRight"], ["ArrowUp", "ArrowLeft"]),
       facts: (row) => stepFact(model.curves.get(model.number[row])),
+      outlines: (number) => this.outlines(number),
     });
     this.keys = ["best", "chosen", "brushed", "others"].map((kind) => make("span", { class: `nbd-key nbd-key-${kind}` }, make("i"), make("span")));
     this.ends = make("span", { class: "nbd-legend" });
@@ -59,9 +61,26 @@ class LearningCurves {
   }
 
   draw() {
-    const { model, extent } = this;
+    const { model } = this;
     const page = this.figure.page(chartHeight);
     if (!page) return;
+    const done = this.paint(page, this.all, this.brushed);
+    this.write(page);
+    this.figure.continueDrawing(done, () => this.draw());
+    this.figure.describe(() => summary(model, this.best));
+  }
+
+  exported() {
+    this.draw();
+    const { curves, brushed } = this.model;
+    const layer = (/** @type {Drawing} */ page, /** @type {number} */ alpha) => new CurveLayer(new DirectLayer(page), alpha);
+    const rows = [...curves].filter(([number]) => !brushed || brushed[this.model.row(number)]).flatMap(([number, { steps, values }]) => steps.map((step, i) => [number, step, values[i]]));
+    return this.figure.exported(chartHeight, (page) => void this.paint(page, layer(page, brushed ? PALE : 1), layer(page, 1)), [["trial", "step", this.model.head?.metric ?? "value"], ...rows]);
+  }
+
+  /** @param {Drawing} page @param {CurveLayer} all @param {CurveLayer} brushed @returns {boolean} whether all is drawn */
+  paint(page, all, brushed) {
+    const { model, extent } = this;
     const grown = this.dirty ? this.update() : [];
     if (!sameBrush(this.mask, model.brushed)) this.brushes++;
     this.mask = model.brushed;
@@ -73,11 +92,16 @@ class LearningCurves {
       y: extent.scale.copy().range([area.top + area.height, area.top]),
     });
     this.drawAxes(page, plot, from);
-    const done = this.drawBackground(page, plot, grown);
+    const done = this.drawBackground(page, plot, grown, all, brushed);
     this.drawHighlighted(page, plot);
-    this.write(page);
-    this.figure.continueDrawing(done, () => this.draw());
-    this.figure.describe(() => summary(model, this.best));
+    return done;
+  }
+
+  /** The curve of a trial on the page. @param {number} number */
+  outlines(number) {
+    const { plot } = this;
+    const curve = this.model.curves.get(number);
+    return plot && curve ? [{ xs: curve.steps.map(plot.x), ys: curve.values.map((value) => plot.y(value)) }] : [];
   }
 
   /** Reads new data. @returns {number[]} trials whose curves have grown */
@@ -96,8 +120,9 @@ class LearningCurves {
     drawXAxis(page, plot.area, ticks, "step");
   }
 
-  /** Draws the curves that are not highlighted. @param {Drawing} page @param {Plot} plot @param {number[]} grown @returns {boolean} whether all are drawn */
-  drawBackground(page, plot, grown) {
+  /** Draws the curves that are not highlighted. @param {Drawing} page @param {Plot} plot @param {number[]} grown
+   * @param {CurveLayer} all @param {CurveLayer} chosen those that are brushed @returns {boolean} whether all are drawn */
+  drawBackground(page, plot, grown, all, chosen) {
     const { model, extent } = this;
     const { curves, brushed } = model;
     const few = extent.points <= FEW;
@@ -105,15 +130,15 @@ class LearningCurves {
     const key = few ? String(this.changed) : "many";
     const isBrushed = (/** @type {number} */ number) => brushed?.[model.row(number)] === 1;
     const style = { marks: curves.size <= MARKED, dashes: few, color: page.theme.fan, alpha: opacity(curves.size), width: 1 };
-    this.all.draw(model, page, plot, style, spot, key, () => [...curves.keys()], grown);
-    page.canvas.globalAlpha = brushed ? 0.4 : 1;
-    this.all.layer.drawOnto(page);
+    all.draw(model, page, plot, style, spot, key, () => [...curves.keys()], grown);
+    page.canvas.globalAlpha = brushed ? PALE : 1;
+    all.layer.drawOnto(page);
     page.canvas.globalAlpha = 1;
-    if (!brushed) return this.all.isComplete();
+    if (!brushed) return all.isComplete();
     const plain = { ...style, marks: model.brushedCount <= MARKED, color: page.theme.muted, alpha: opacity(model.brushedCount), width: 1.25 };
-    this.brushed.draw(model, page, plot, plain, spot, `${key},${this.brushes}`, () => [...curves.keys()].filter(isBrushed), grown.filter(isBrushed));
-    this.brushed.layer.drawOnto(page);
-    return this.all.isComplete() && this.brushed.isComplete();
+    chosen.draw(model, page, plot, plain, spot, `${key},${this.brushes}`, () => [...curves.keys()].filter(isBrushed), grown.filter(isBrushed));
+    chosen.layer.drawOnto(page);
+    return all.isComplete() && chosen.isComplete();
   }
 
   /** Draws the highlighted curves. @param {Drawing} page @param {Plot} plot */
@@ -196,8 +221,10 @@ class LearningCurves {
 
 /** Many curves on a layer: a curve that has grown is extended. */
 class CurveLayer {
-  constructor() {
-    this.layer = new Layer(A_FRAME);
+  /** @param {Layer | DirectLayer} [layer] @param {number} [alpha] of all curves, where they are drawn directly */
+  constructor(layer = new Layer(A_FRAME), alpha = 1) {
+    this.layer = layer;
+    this.alpha = alpha;
     /** @type {Map<number, number>} */
     this.drawn = new Map(); // drawn points of each curve
     this.wanted = "";
@@ -217,28 +244,19 @@ class CurveLayer {
         if (!curve || this.drawn.get(number) === curve.steps.length) continue;
         const state = model.state[model.row(number)];
         const start = Math.max(0, (this.drawn.get(number) ?? 0) - 1);
-        strokeCurve(canvas, plot, curve, start, { ...style, dash: style.dashes && state === PRUNED });
+        strokeCurve(canvas, plot, curve, start, { ...style, alpha: style.alpha * this.alpha, dash: style.dashes && state === PRUNED });
         this.drawn.set(number, curve.steps.length);
         const end = style.marks && (state === PRUNED || state === FAILED) ? endOf(plot, curve) : null;
         if (end) drawGlyphs(canvas, state, [end.x, end.y], 3.5, STATES[state].color(page.theme));
       }
       canvas.restore();
-      if (!style.marks) tint(canvas, page, style.color);
+      if (!style.marks) this.layer.tint(canvas, page, style.color);
     });
   }
 
   isComplete() {
     return this.layer.isComplete() && this.wanted === `${this.layer.geometry} ${this.layer.key}`;
   }
-}
-
-/** Tints everything drawn with one colour: many overlapping faint lines would change it by rounding.
- * @param {CanvasRenderingContext2D} canvas @param {Drawing} page @param {string} color */
-function tint(canvas, page, color) {
-  canvas.globalCompositeOperation = "source-in";
-  canvas.fillStyle = color;
-  canvas.fillRect(0, 0, page.width, page.height);
-  canvas.globalCompositeOperation = "source-over";
 }
 
 /** The opacity of one of many curves, lower with more curves. @param {number} count */

@@ -3,6 +3,7 @@
 import { Readout } from "../../chart/readout.js";
 import { make, setText } from "../../dom/elements.js";
 import { readColours } from "../../dom/theme.js";
+import { keysOf } from "../../export/figures.js";
 import { formatValue } from "../../text/format.js";
 import { RUNNING, STATES } from "../states.js";
 import { formatTime } from "./axes.js";
@@ -20,6 +21,7 @@ import { formatTime } from "./axes.js";
  * @property {Move} moveByKey
  * @property {(number: number) => { x: number, y: number } | null} positionOf the position of a trial on the page
  * @property {(row: number) => string[]} [facts] texts on a trial besides its state and value
+ * @property {(number: number) => import("../../chart/readout.js").Outline[]} [outlines] the lines on the page that show a trial
  */
 /** @typedef {{ colours: import("../../dom/theme.js").Colours, colormap: import("./colormap.js").Colormap, font: string }} FigureTheme what all figures share */
 /** @typedef {{ positions: import("./positions.js").TrialPositions, brush: import("./brush.js").Brush, theme: FigureTheme, table: string }} SharedOptions `table` is the id of the table with the same data */
@@ -45,7 +47,8 @@ export class CanvasFigure {
     this.box.style.position = "relative";
     this.title = make("span", { class: "nbd-chart-title", title: options.help }, options.title);
     this.note = make("span", { class: "nbd-legend" });
-    this.element = make("figure", { class: `nbd-chart nbd-${options.name}` }, make("figcaption", {}, this.title, this.note), this.box, this.summary, this.spoken);
+    this.caption = make("figcaption", {}, this.title, this.note);
+    this.element = make("figure", { class: `nbd-chart nbd-${options.name}` }, this.caption, this.box, this.summary, this.spoken);
     this.shown = -1; // the trial in the readout
     this.pending = this.due = 0;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
@@ -73,7 +76,21 @@ export class CanvasFigure {
     canvas.setTransform(ratio, 0, 0, ratio, 0, 0);
     canvas.globalAlpha = 1;
     canvas.setLineDash([]);
+    return this.drawing(canvas, width, height, ratio);
+  }
+
+  /** @param {CanvasRenderingContext2D} canvas @param {number} width @param {number} height @param {number} ratio @returns {Drawing} */
+  drawing(canvas, width, height, ratio) {
     return { canvas, width, height, ratio, theme: readColours(this.element), font: `${FONT} ${getComputedStyle(this.box).fontFamily}` };
+  }
+
+  /** The figure for a file; null while it has no width. @param {(width: number) => number} heightFor @param {(page: Drawing) => void} paint
+   * @param {import("../../export/figures.js").Rows} rows @returns {import("../../export/figures.js").Figure | null} */
+  exported(heightFor, paint, rows) {
+    const width = this.box.clientWidth;
+    const height = heightFor(width);
+    const onCanvas = (/** @type {CanvasRenderingContext2D} */ canvas) => paint(this.drawing(canvas, width, height, 1));
+    return width > 0 ? { title: this.title.textContent ?? "", width, height, keys: keysOf(this.caption), paint: onCanvas, rows } : null;
   }
 
   /** @param {MouseEvent} event */
@@ -102,10 +119,7 @@ export class CanvasFigure {
     this.shown = number;
     if (row < 0) return this.readout.hide();
     const entries = [this.valueOf(row), ...(this.options.facts?.(row) ?? [])].map((text) => ({ tone: "transparent", kind: "fact", label: withoutBreaks(text), value: "", where: "" }));
-    this.readout.show(this.nameOf(row), entries, x, this.box.clientWidth);
-    const { element } = this.readout;
-    for (const line of element.querySelectorAll("i")) line.hidden = true; // these entries have no line
-    element.style.top = `${Math.max(0, Math.min(y + 14, this.surface.clientHeight - element.offsetHeight - 4))}px`;
+    this.readout.show(this.nameOf(row), entries, { x, y }, this.options.outlines?.(number) ?? []);
   }
 
   /** @param {number} row */

@@ -3,6 +3,7 @@
 import { plainEntry, Readout } from "../../chart/readout.js";
 import { make, setText } from "../../dom/elements.js";
 import { consume, hasModifier } from "../../dom/keyboard.js";
+import { keysOf } from "../../export/figures.js";
 import { formatCount, formatValue } from "../../text/format.js";
 import { formatNumber, plural } from "../format.js";
 import { drawGlyphs, FAILED, PRUNED, RUNNING, STATES, STOPPED } from "../states.js";
@@ -33,10 +34,11 @@ import { clamp } from "./scales.js";
 const HELP = "Click a cell to choose its best trial. Drag along an axis, or Shift and drag over cells, to brush. " +
   "Keys: arrows move from cell to cell, Enter chooses the best trial, B brushes the cell, Escape clears the brush.";
 const [CELL_WIDTH, CELL_HEIGHT, MOST_HIGH] = [46, 50, 400]; // CSS pixels: width and height of a cell, height of all rows
+const FOOT = 36; // CSS pixels of the axis below the cells
 const MOST_BINS = 12;
 const NAMED = 6; // trials of a cell that the readout names
 
-/** @param {import("../model.js").SweepModel} model @param {import("./figure.js").SharedOptions} options */
+/** @param {import("../model.js").SweepModel} model @param {import("./figure.js").SharedOptions} options @returns {import("../view.js").FigureView} */
 export function makeHeatmap(model, options) {
   let axisChoices = ""; // of the parameters that can be chosen
   let xName = "";
@@ -74,9 +76,9 @@ export function makeHeatmap(model, options) {
   const readout = new Readout();
   const spoken = make("span", { class: "nbd-spoken", role: "status" });
   const box = make("div", { class: "nbd-plot nbs-plot", tabindex: "0", role: "application", "aria-roledescription": "heat map", "aria-description": HELP, "aria-details": options.table }, surface, readout.element);
-  const element = make("figure", { class: "nbd-chart nbs-heat" },
-    make("figcaption", {}, make("span", { class: "nbs-caption" }, make("span", { class: "nbd-chart-title", title: HELP }, "Heat map"),
-      make("span", { class: "nbs-choice" }, across, make("span", { "aria-hidden": "true" }, "×"), down)), legend), box, spoken);
+  const caption = make("figcaption", {}, make("span", { class: "nbs-caption" }, make("span", { class: "nbd-chart-title", title: HELP }, "Heat map"),
+    make("span", { class: "nbs-choice" }, across, make("span", { "aria-hidden": "true" }, "×"), down)), legend);
+  const element = make("figure", { class: "nbd-chart nbs-heat" }, caption, box, spoken);
   surface.addEventListener("pointerdown", press);
   surface.addEventListener("pointermove", move);
   surface.addEventListener("pointerup", release);
@@ -99,13 +101,37 @@ export function makeHeatmap(model, options) {
     updateAxisChoices();
     if (width === 0 || !xName) return;
     compute(width);
-    const height = area.top + area.height + 36;
-    const canvas = resizeCanvas(surface, width, height);
-    const marks = { hovered: cellOf(model.hovered), chosen: cellOf(model.chosen), cursor: box.matches(":focus-visible") ? cursor : null };
-    const titles = { x: axis("x").title, y: axis("y").title };
-    if (canvas) drawHeatmap(canvas, { model, options, area, columns, lines, cells, brushedX, brushedY, marks, titles });
+    const canvas = resizeCanvas(surface, width, area.top + area.height + FOOT);
+    const cursorHere = box.matches(":focus-visible") ? cursor : null;
+    if (canvas) paint(canvas, { hovered: cellOf(model.hovered), cursor: cursorHere });
     writeLegend();
     box.setAttribute("aria-label", `${axis("y").title} by ${axis("x").title}: ${describeCell(cellAt(cursor))}`);
+  }
+
+  /** @param {CanvasRenderingContext2D} canvas @param {{ hovered: BinPosition | null, cursor: BinPosition | null }} marks */
+  function paint(canvas, marks) {
+    const titles = { x: axis("x").title, y: axis("y").title };
+    drawHeatmap(canvas, { model, options, area, columns, lines, cells, brushedX, brushedY, marks: { ...marks, chosen: cellOf(model.chosen) }, titles });
+  }
+
+  function exported() {
+    draw();
+    const width = box.clientWidth;
+    if (width === 0 || !xName) return null;
+    const ramp = legend.hidden ? [] : [{ text: low.textContent ?? "" }, { text: high.textContent ?? "", tones: shades() }];
+    const states = STATES.map(({ name }) => name);
+    const rows = cells.filter(({ rows }) => rows.length).map((cell) => [columns[cell.x].text, lines[cell.y].text, cell.rows.length,
+      ...(cell.best < 0 ? [undefined, undefined, undefined] : [model.value[cell.best], model.number[cell.best], cell.median]), ...cell.counts]);
+    return {
+      title: "Heat map", width, height: area.top + area.height + FOOT, keys: [...keysOf(caption), ...ramp],
+      paint: (/** @type {CanvasRenderingContext2D} */ canvas) => paint(canvas, { hovered: null, cursor: null }),
+      rows: [[axis("x").title, axis("y").title, "trials", "best", "best trial", "median", ...states], ...rows],
+    };
+  }
+
+  /** The colours of the map, from the worst to the best. */
+  function shades() {
+    return Array.from({ length: 16 }, (_, i) => options.theme.colormap.css[shadeIndex(i / 15)]);
   }
 
   /** Updates the choice of parameters. */
@@ -170,15 +196,14 @@ export function makeHeatmap(model, options) {
   }
 
   function writeLegend() {
-    const { positions, theme } = options;
+    const { positions } = options;
     const { scale, title } = positions.axis(METRIC);
     const { worst, best } = positions.colourDomain();
     const max = best > worst;
     legend.hidden = !cells.some((cell) => cell.best >= 0);
     setText(low, `${title} ${formatValue(scale.value(worst))}`);
     setText(high, formatValue(scale.value(best)));
-    const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => theme.colormap.css[shadeIndex(share)]).join(", ");
-    colormap.style.background = `linear-gradient(to right, ${stops})`;
+    colormap.style.background = `linear-gradient(to right, ${shades().join(", ")})`;
     legend.title = `The colour of a cell is its best ${title}: the ${max ? "highest" : "lowest"} is best`;
   }
 
@@ -234,7 +259,7 @@ export function makeHeatmap(model, options) {
     const cell = cellAt(here);
     surface.style.cursor = here.x < 0 || here.y < 0 ? "crosshair" : cell && cell.best >= 0 ? "pointer" : "";
     model.hover(cell && cell.best >= 0 ? model.number[cell.best] : -1);
-    show(cell, event.clientX - surface.getBoundingClientRect().left);
+    show(cell);
   }
 
   /** @param {PointerEvent} event */
@@ -263,12 +288,12 @@ export function makeHeatmap(model, options) {
     if (row !== undefined) model.choose(model.number[row]);
   }
 
-  /** @param {Cell | undefined} cell @param {number} left */
-  function show(cell, left) {
+  /** @param {Cell | undefined} cell */
+  function show(cell) {
     if (!cell || cell.rows.length === 0) return readout.hide();
-    readout.show(cellTitle(cell), facts(cell).map(([label, value]) => plainEntry(label, value)), left, box.clientWidth);
-    const below = area.top + ((cell.y + 1) * area.height) / lines.length + 6;
-    readout.element.style.top = `${cell.y < lines.length / 2 ? below : Math.max(0, below - area.height / lines.length - readout.element.offsetHeight - 12)}px`;
+    const [width, height] = [area.width / columns.length, area.height / lines.length];
+    const at = { x: area.left + cell.x * width, y: area.top + cell.y * height, width, height };
+    readout.show(cellTitle(cell), facts(cell).map(([label, value]) => plainEntry(label, value)), at, []);
   }
 
   /** Brushes the range between two bins, on the axes that both have. @param {BinPosition} from @param {BinPosition} to */
@@ -302,11 +327,11 @@ export function makeHeatmap(model, options) {
     const cell = cellAt(cursor);
     model.hover(cell && cell.best >= 0 ? model.number[cell.best] : -1);
     setText(spoken, describeCell(cell));
-    show(cell, area.left + ((cursor.x + 0.5) * area.width) / columns.length);
+    show(cell);
     draw();
   }
 
-  return { element, draw, destroy: () => element.remove() };
+  return { element, draw, exported, destroy: () => element.remove() };
 }
 
 /** The range from one bin to another; null for the bin of trials without a value. @param {Bin[]} bins @param {number} a @param {number} b @returns {[number, number] | null} */

@@ -2,11 +2,13 @@
 // into cached layers; the trials under the pointer, chosen or brushed are drawn over them.
 import { plainEntry, Readout } from "../../chart/readout.js";
 import { make, setText } from "../../dom/elements.js";
+import { keysOf } from "../../export/figures.js";
 import { formatCount, formatValue } from "../../text/format.js";
 import { formatParameter, parametersOf } from "../format.js";
 import { drawGlyphs, FAILED, FINISHED, PRUNED, STATES, STOPPED } from "../states.js";
+import { trialRows } from "../table.js";
 import { AxisBrush } from "./brush.js";
-import { pixelRatio, resizeCanvas } from "./canvas.js";
+import { pixelRatio, resizeCanvas, truncateText } from "./canvas.js";
 import { shadeIndex } from "./colormap.js";
 import { METRIC } from "./positions.js";
 import { clamp } from "./scales.js";
@@ -17,6 +19,7 @@ import { clamp } from "./scales.js";
 const HELP = "Drag along an axis to brush it, click the brush to remove it; click a line to choose its trial. " +
   "Keys on an axis: up and down move the brush, with Shift its upper end, Escape removes it.";
 const [TOP, HEIGHT, NONE, BOTTOM] = [30, 210, 18, 12]; // CSS pixels: names, axes, the place of missing values below them, bottom margin
+const TALL = TOP + HEIGHT + NONE + BOTTOM;
 const [LEFT, RIGHT, NEAREST] = [44, 58, 66]; // CSS pixels: left margin, right margin, least distance between two axes
 const MOST_AXES = 30;
 const [MOST_SHOWN, MOST_UNBRUSHED] = [500, 400]; // lines drawn: more of them look the same and take longer
@@ -25,7 +28,7 @@ const REDRAW_EVERY = 1000; // milliseconds
 const REACH = 8; // CSS pixels around a line within which the pointer hits it
 const NAMED = 8; // parameters in the readout
 
-/** @param {import("../model.js").SweepModel} model @param {import("./figure.js").SharedOptions} options */
+/** @param {import("../model.js").SweepModel} model @param {import("./figure.js").SharedOptions} options @returns {import("../view.js").FigureView} */
 export function makeParallel(model, options) {
   const unbrushedLayer = new CachedLayer();
   const shownLayer = new CachedLayer();
@@ -49,9 +52,9 @@ export function makeParallel(model, options) {
   const inner = make("div", { class: "nbs-inner" }, surface, axes);
   const box = make("div", { class: "nbs-across", role: "group", "aria-label": "Parallel coordinates: an axis for each parameter", "aria-description": HELP, "aria-details": options.table }, inner);
   const frame = make("div", { class: "nbs-plot" }, box, readout.element);
-  const element = make("figure", { class: "nbd-chart nbs-parallel" }, make("figcaption", {},
-    make("span", { class: "nbd-chart-title", title: HELP }, "Parallel coordinates"),
-    make("span", { class: "nbd-legend" }, key("finished"), key("pruned", "nbs-dashed"), key("failed", "nbs-failed"), note)), frame);
+  const caption = make("figcaption", {}, make("span", { class: "nbd-chart-title", title: HELP }, "Parallel coordinates"),
+    make("span", { class: "nbd-legend" }, key("finished"), key("pruned", "nbs-dashed"), key("failed", "nbs-failed"), note));
+  const element = make("figure", { class: "nbd-chart nbs-parallel" }, caption, frame);
   surface.addEventListener("pointermove", onPointerMove);
   surface.addEventListener("pointerleave", leave);
   surface.addEventListener("click", (event) => model.choose(trialUnder(event)));
@@ -61,25 +64,64 @@ export function makeParallel(model, options) {
     if (width === 0 || !model.head) return;
     const shown = axesShown();
     const whole = Math.max(width, LEFT + RIGHT + NEAREST * (shown.length - 1));
-    const height = TOP + HEIGHT + NONE + BOTTOM;
     const step = (whole - LEFT - RIGHT) / Math.max(1, shown.length - 1);
     lines = { ...lines, xs: shown.map((_, i) => LEFT + i * step), at: shown.map(({ at }) => at) };
-    const canvas = resizeCanvas(surface, whole, height);
-    inner.style.height = `${height}px`;
+    const canvas = resizeCanvas(surface, whole, TALL);
+    inner.style.height = `${TALL}px`;
     placeBrushes(shown, step);
     if (!canvas) return;
     if (mask !== model.brushed) [mask, brushCount] = [model.brushed, brushCount + 1];
+    paint(canvas, whole, shown, unbrushedLayer, shownLayer);
+    const count = model.brushed ? model.brushedCount : model.count;
+    setText(note, rows.length < count ? `${formatCount(rows.length)} of ${formatCount(count)} lines are drawn` : "");
+  }
+
+  function exported() {
+    draw();
+    const whole = RIGHT + (lines.xs.at(-1) ?? LEFT);
+    const shown = axesShown();
+    const onCanvas = (/** @type {CanvasRenderingContext2D} */ canvas) => {
+      const layer = new DirectLines(canvas);
+      paint(canvas, whole, shown, layer, layer);
+      drawNames(canvas, shown);
+    };
+    const keys = keysOf(caption);
+    return lines.xs.length ? { title: "Parallel coordinates", width: whole, height: TALL, keys, paint: onCanvas, rows: trialRows(model, options.positions) } : null;
+  }
+
+  /** @param {CanvasRenderingContext2D} canvas @param {number} whole its width @param {Axis[]} shown @param {CachedLayer | DirectLines} unbrushed @param {CachedLayer | DirectLines} plain */
+  function paint(canvas, whole, shown, unbrushed, plain) {
     const scene = [versionNow(), whole, pixelRatio(), shown.map(({ name }) => name), options.theme.colormap.css[0], options.theme.colours.muted].join("\n");
-    drawLayers(scene, whole, height);
-    if (model.brushed) unbrushedLayer.drawOnto(canvas, whole, height, 1);
-    shownLayer.drawOnto(canvas, whole, height, 1);
+    drawLayers(scene, whole, unbrushed, plain);
+    if (model.brushed) unbrushed.drawOnto(canvas, whole, TALL);
+    plain.drawOnto(canvas, whole, TALL);
     drawFailed(canvas);
     drawAxes(canvas, shown);
     drawHighlighted(canvas, model.hovered, 1.5);
     drawHighlighted(canvas, model.chosen, 2.5);
     drawTicks(canvas, shown);
-    const count = model.brushed ? model.brushedCount : model.count;
-    setText(note, rows.length < count ? `${formatCount(rows.length)} of ${formatCount(count)} lines are drawn` : "");
+  }
+
+  /** Draws what the page has as elements: the names of the axes and the brushed parts. @param {CanvasRenderingContext2D} canvas @param {Axis[]} shown */
+  function drawNames(canvas, shown) {
+    const { colours, font } = options.theme;
+    const step = lines.xs.length > 1 ? lines.xs[1] - lines.xs[0] : lines.xs[0];
+    canvas.textAlign = "center";
+    canvas.textBaseline = "alphabetic";
+    shown.forEach(({ name, title }, i) => {
+      canvas.font = font.replace("11px", name === METRIC ? "700 12px" : "500 12px");
+      canvas.fillStyle = colours.ink;
+      canvas.fillText(truncateText(canvas, title, Math.max(40, step - 6)), lines.xs[i], 15);
+      const span = options.brush.span(name);
+      if (!span) return;
+      canvas.strokeStyle = canvas.fillStyle = colours.accent;
+      canvas.lineWidth = 1.5;
+      const [x, y, width, height] = [lines.xs[i] - 8, TOP + (1 - span[1]) * HEIGHT, 16, (span[1] - span[0]) * HEIGHT];
+      canvas.globalAlpha = 0.26;
+      canvas.fillRect(x, y, width, height);
+      canvas.globalAlpha = 1;
+      canvas.strokeRect(x, y, width, height);
+    });
   }
 
   /** The version of the drawn lines. If not all trials are drawn, new trials redraw them at most once a second. */
@@ -100,11 +142,11 @@ export function makeParallel(model, options) {
     return [...varied.slice(0, MOST_AXES), positions.axis(METRIC)];
   }
 
-  /** @param {string} scene what the lines depend on, but for the brush @param {number} width @param {number} height */
-  function drawLayers(scene, width, height) {
+  /** @param {string} scene what the lines depend on, but for the brush @param {number} width @param {CachedLayer | DirectLines} unbrushed @param {CachedLayer | DirectLines} plain */
+  function drawLayers(scene, width, unbrushed, plain) {
     const { positions, theme } = options;
     if (model.brushed) {
-      unbrushedLayer.draw(scene, width, height, (canvas) => {
+      unbrushed.draw(scene, width, TALL, (canvas) => {
         canvas.strokeStyle = theme.colours.muted;
         const rows = sampleRows(positions.ranked(), null, model.number, MOST_UNBRUSHED);
         canvas.lineWidth = 1 / pixelRatio();
@@ -116,7 +158,7 @@ export function makeParallel(model, options) {
         }
       });
     }
-    shownLayer.draw(`${scene}\n${brushCount}`, width, height, (canvas) => {
+    plain.draw(`${scene}\n${brushCount}`, width, TALL, (canvas) => {
       rows = sampleRows(positions.ranked(), model.brushed, model.number, MOST_SHOWN);
       canvas.lineWidth = rows.length > FEW ? 1 / pixelRatio() : 1.5;
       canvas.globalAlpha = clamp(150 / rows.length, 0.45, 0.9);
@@ -229,11 +271,13 @@ export function makeParallel(model, options) {
     model.hover(number);
     const row = model.row(number);
     if (row < 0) return readout.hide();
-    const { left, top, width } = frame.getBoundingClientRect();
+    const { left, top } = frame.getBoundingClientRect();
+    const page = surface.getBoundingClientRect();
+    const line = outlineOf(lines, row);
+    const outline = { xs: line.xs.map((x) => x + page.left - left), ys: line.ys.map((y) => y + page.top - top) };
     const { glyph, name } = STATES[model.state[row]];
     readout.show(`${glyph} trial ${number}, ${name}`, [plainEntry(model.head?.metric ?? "value", formatValue(model.value[row])),
-      ...parametersOf(model, row).slice(0, NAMED).map(([parameter, value]) => plainEntry(parameter, formatParameter(value)))], event.clientX - left, width);
-    readout.element.style.top = `${clamp(event.clientY - top + 12, 0, frame.clientHeight - readout.element.offsetHeight)}px`;
+      ...parametersOf(model, row).slice(0, NAMED).map(([parameter, value]) => plainEntry(parameter, formatParameter(value)))], { x: event.clientX - left, y: event.clientY - top }, [outline]);
   }
 
   function leave() {
@@ -246,7 +290,7 @@ export function makeParallel(model, options) {
     element.remove();
   }
 
-  return { element, draw, destroy };
+  return { element, draw, exported, destroy };
 }
 
 /** A layer of lines, cached until its key changes. */
@@ -264,12 +308,27 @@ class CachedLayer {
     if (canvas) paint(canvas);
   }
 
-  /** @param {CanvasRenderingContext2D} canvas @param {number} width @param {number} height @param {number} alpha */
-  drawOnto(canvas, width, height, alpha) {
-    canvas.globalAlpha = alpha;
+  /** @param {CanvasRenderingContext2D} canvas @param {number} width @param {number} height */
+  drawOnto(canvas, width, height) {
     if (this.surface.width > 0) canvas.drawImage(this.surface, 0, 0, width, height);
-    canvas.globalAlpha = 1;
   }
+}
+
+/** In place of a cached layer where the figure is drawn once, for a file. */
+class DirectLines {
+  /** @param {CanvasRenderingContext2D} canvas */
+  constructor(canvas) {
+    this.canvas = canvas;
+  }
+
+  /** @param {string} _key @param {number} _width @param {number} _height @param {(canvas: CanvasRenderingContext2D) => void} paint */
+  draw(_key, _width, _height, paint) {
+    this.canvas.save();
+    paint(this.canvas);
+    this.canvas.restore();
+  }
+
+  drawOnto() {}
 }
 
 /** Ticks with at least a distance of `apart`. @param {import("./scales.js").Tick[]} ticks @param {number} apart */
@@ -318,6 +377,16 @@ export function tracePath(canvas, { xs, at, top, height, none }, row) {
     }
     [x, y] = [xs[i], here];
   }
+}
+
+const PIECES = 8; // of a curve between two axes
+
+/** A row's line as straight pieces. @param {LineGeometry} lines @param {number} row */
+export function outlineOf(lines, row) {
+  const { xs } = lines;
+  const shares = Array.from({ length: PIECES }, (_, i) => i / PIECES);
+  const places = xs.slice(1).flatMap((right, i) => shares.map((share) => ({ i, share, x: xs[i] + share * (right - xs[i]) })));
+  return { xs: places.map(({ x }) => x), ys: places.map(({ i, share }) => heightAt(lines, row, i, easeAt(share))) };
 }
 
 /** The y of a row's line at an x. @param {LineGeometry} lines @param {number} row @param {number} segment that x lies on @param {number} ease of x, see `easeAt` */

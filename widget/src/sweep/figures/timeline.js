@@ -5,7 +5,7 @@ import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, shortTask } from "../../text/format.js";
 import { drawGlyphs, FAILED, RUNNING, STATES } from "../states.js";
 import { drawXAxis, formatTime, timeEnd, timeTicks } from "./axes.js";
-import { Layer } from "./canvas.js";
+import { DirectLayer, Layer } from "./canvas.js";
 import { CanvasFigure, listNavigation, sameBrush, timeFacts } from "./figure.js";
 
 /** @typedef {import("../model.js").SweepModel} SweepModel */
@@ -33,7 +33,7 @@ const LABEL = 13; // CSS pixels between two labels
 const HELP = "Click a bar to choose its trial. Keys: left and right move through an engine's trials, up and down move between engines, " +
   "plus and minus show less and more time, 0 shows all, Enter chooses, Escape clears the choice.";
 
-/** @param {SweepModel} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
+/** @param {SweepModel} model @returns {import("../view.js").FigureView} */
 export function makeTimeline(model) {
   return new Timeline(model);
 }
@@ -65,6 +65,7 @@ class Timeline {
       positionOf: (number) => this.positionOf(number),
       moveByKey: (number, key) => this.moveByKey(number, key),
       facts: (row) => this.facts(row),
+      outlines: (number) => this.outlines(number),
     });
     this.busy = make("span", {});
     this.how = make("span", { class: "nbd-legend" });
@@ -83,19 +84,40 @@ class Timeline {
     const before = this.dirty ? this.update() : this.ended.bars.length;
     if (!sameBrush(this.mask, model.brushed)) this.version++;
     this.mask = model.brushed;
-    const count = Math.max(1, this.lanes.length);
-    const lane = Math.max(count > CROWD ? LOWEST : LOW, Math.min(HIGHEST, Math.floor(TALL / count)));
-    const page = this.figure.page(() => 4 + lane * count + 26);
+    const page = this.figure.page(() => this.height());
     if (!page) return;
-    const plot = (this.plot = this.placeFor(page, lane));
-    drawXAxis(page, plot, timeTicks(plot.from, plot.to, Math.max(2, plot.width / 76)).map((time) => ({ at: plot.x(time), text: formatTime(time) })));
-    this.drawLanes(page, plot);
-    const done = this.drawEnded(page, plot, before);
-    this.drawBars(page.canvas, page, plot, null, this.running);
-    this.drawHighlighted(page, plot);
+    const done = this.paint(page, before, this.layer);
     this.write();
     this.figure.continueDrawing(done, () => this.draw());
     this.figure.describe(() => this.summary());
+  }
+
+  exported() {
+    this.draw();
+    const names = (/** @type {Bar} */ { lanes }) => this.lanes.filter((_, i) => lanes.some(([first, last]) => i >= first && i <= last)).map(({ label }) => label).join(" ");
+    const rows = this.bars.map((bar) => [names(bar), bar.number, bar.attempt, bar.state === LOST ? "lost" : STATES[bar.state].name, bar.start, bar.state === RUNNING ? undefined : bar.end]);
+    return this.figure.exported(() => this.height(), (page) => void this.paint(page, 0, new DirectLayer(page)), [["engines", "trial", "attempt", "end", "from", "to"], ...rows]);
+  }
+
+  /** CSS pixels of a lane. */
+  laneHeight() {
+    const count = Math.max(1, this.lanes.length);
+    return Math.max(count > CROWD ? LOWEST : LOW, Math.min(HIGHEST, Math.floor(TALL / count)));
+  }
+
+  height() {
+    return 4 + this.laneHeight() * Math.max(1, this.lanes.length) + 26;
+  }
+
+  /** @param {Drawing} page @param {number} before bars that are drawn @param {Layer | DirectLayer} layer @returns {boolean} whether all is drawn */
+  paint(page, before, layer) {
+    const plot = (this.plot = this.placeFor(page, this.laneHeight()));
+    drawXAxis(page, plot, timeTicks(plot.from, plot.to, Math.max(2, plot.width / 76)).map((time) => ({ at: plot.x(time), text: formatTime(time) })));
+    this.drawLanes(page, plot);
+    const done = this.drawEnded(page, plot, before, layer);
+    this.drawBars(page.canvas, page, plot, null, this.running);
+    this.drawHighlighted(page, plot);
+    return done;
   }
 
   /** Reads new data. @returns {number} the index of the first new bar */
@@ -110,8 +132,8 @@ class Timeline {
     return this.ended.update(model, this.lanes);
   }
 
-  /** @param {Drawing} page @param {Plot} plot @param {number} before bars that are drawn */
-  drawEnded(page, plot, before) {
+  /** @param {Drawing} page @param {Plot} plot @param {number} before bars that are drawn @param {Layer | DirectLayer} layer */
+  drawEnded(page, plot, before, layer) {
     const { bars, version } = this.ended;
     const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, plot.left, plot.from, plot.to, version].join();
     const key = String(this.version);
@@ -121,13 +143,13 @@ class Timeline {
       for (let i = first; i < bars.length; i++) if (bars[i].end >= plot.from && bars[i].start <= plot.to) seen.push(i);
       return seen;
     };
-    if (!this.layer.begin(spot, key, page, () => from(0))) this.layer.add(from(before));
-    if (!this.layer.isComplete()) {
+    if (!layer.begin(spot, key, page, () => from(0))) layer.add(from(before));
+    if (!layer.isComplete()) {
       const hatch = hatchPattern(page);
-      this.layer.work((canvas, items) => this.drawBars(canvas, page, plot, hatch, items.map((item) => bars[item])));
+      layer.work((canvas, items) => this.drawBars(canvas, page, plot, hatch, items.map((item) => bars[item])));
     }
-    this.layer.drawOnto(page);
-    return this.layer.isComplete() && this.layer.key === key;
+    layer.drawOnto(page);
+    return layer.isComplete() && layer.key === key;
   }
 
   /** @param {Drawing} page @param {number} lane @returns {Plot} */
@@ -295,6 +317,12 @@ class Timeline {
     return box ? { x: box.x + box.width / 2, y: box.y + box.height } : null;
   }
 
+  /** The bars of a trial on the page. @param {number} number */
+  outlines(number) {
+    const { plot } = this;
+    return plot ? this.bars.filter((bar) => bar.number === number).flatMap((bar) => boxes(plot, bar).map(outlineOf)) : [];
+  }
+
   /** @param {number} row */
   facts(row) {
     const { model } = this;
@@ -319,6 +347,11 @@ class Timeline {
     this.off();
     this.figure.destroy();
   }
+}
+
+/** @param {{ x: number, y: number, width: number, height: number }} box */
+function outlineOf({ x, y, width, height }) {
+  return { xs: [x, x + width, x + width, x, x], ys: [y, y, y + height, y + height, y] };
 }
 
 /** @param {Lane} lane */
