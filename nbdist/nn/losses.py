@@ -29,6 +29,7 @@ from nbdist.graph.ops.classify import TINY
 from nbdist.graph.tensor import Tensor, Variable, record, symbolic
 from nbdist.nn import functional
 from nbdist.nn.measures import Measure, measure
+from nbdist.train.labels import LABELS, LOGITS, ROUNDING, SIGNS
 
 __all__ = [
     "ALIASES", "LOSSES", "BinaryCrossentropy", "CategoricalCrossentropy", "CategoricalHinge",
@@ -133,10 +134,6 @@ def _logits(name: str, predicted: Tensor, activation: str, from_logits: bool) ->
         return None
     logits = found.inputs[0]
     return logits if logits.dtype == predicted.dtype else logits.astype(predicted.dtype)
-
-
-LOGITS = ("sparse_categorical_crossentropy", "categorical_crossentropy", "binary_crossentropy")
-"""Losses of probabilities that also take logits."""
 
 
 def _class_of(name: str) -> str:
@@ -430,67 +427,6 @@ def check_labels(loss: Measure, labels: Any, predicted: Tensor) -> None:
             raise InvalidArgumentError(f"{loss.name} takes {allowed.what}, and {wrong}: {allowed.instead}")
 
 
-@dataclass(frozen=True)
-class Labels:
-    """The labels that a loss takes, in words, and what is to be done with others."""
-
-    wrong: Callable[[Any], str | None]
-    """Returns what is wrong with an array of labels, in words; None for nothing."""
-    what: str
-    instead: str
-
-
-def _outside(low: float, high: float) -> Callable[[Any], str | None]:
-    def wrong(labels: Any) -> str | None:
-        least, most = labels.min(), labels.max()
-        return f"labels go from {least:g} to {most:g}" if least < low or most > high else None
-
-    return wrong
-
-
-def _not_signs(labels: Any) -> str | None:
-    found = numpy.unique(labels)
-    if numpy.isin(found, (-1, 1)).all() or numpy.isin(found, (0, 1)).all():
-        return None
-    return f"there are labels {', '.join(f'{one:g}' for one in found[:4])}{', ...' * (len(found) > 4)}"
-
-
-def _not_shares(labels: Any) -> str | None:
-    if (wrong := _outside(0, 1)(labels)) is not None:
-        return wrong
-    sums = labels.sum(axis=-1)
-    off = numpy.abs(sums - 1) > ROUNDING
-    return f"the labels of an example add up to {sums[off].flat[0]:g}" if off.any() else None
-
-
-ROUNDING = 1e-3
-_ONE_HOT = Labels(
-    _not_shares,
-    "rows of labels from 0 to 1 that add up to 1",
-    "for several classes of one example train with binary_crossentropy and a sigmoid; leave out examples "
-    "without a class; class numbers become rows by np.eye(classes)[y]",
-)
-_SIGNS = Labels(
-    _not_signs, "labels -1 and 1, or 0 and 1", "np.where(y > 0, 1, -1) makes them of other numbers"
-)
-_COUNTS = Labels(_outside(0, math.inf), "labels of 0 or more", "train with mse or mae, or scale the labels")
-LABELS = {
-    "binary_crossentropy": Labels(
-        _outside(0, 1),
-        "labels from 0 (no) to 1 (yes)",
-        "(y + 1) / 2 makes them of -1 and 1; for class numbers train with sparse_categorical_crossentropy",
-    ),
-    "categorical_crossentropy": _ONE_HOT,
-    "categorical_hinge": _ONE_HOT,
-    "kl_divergence": _ONE_HOT,
-    "hinge": _SIGNS,
-    "squared_hinge": _SIGNS,
-    "poisson": _COUNTS,
-    "mean_squared_logarithmic_error": _COUNTS,
-}
-"""The labels that losses take which would compute something with any numbers."""
-
-
 def check_probabilities(loss: Measure, predicted: Any) -> None:
     """Raise InvalidArgumentError if an array of predictions has no probabilities, and a loss takes them."""
     if getattr(loss, "from_logits", False) or loss.name not in (*LOGITS, "kl_divergence"):
@@ -509,7 +445,7 @@ def check_threshold(loss: Measure, name: str, metric: Measure, predicted: Tensor
     """Raise InvalidArgumentError for an accuracy at 0.5 of outputs that a loss has change sign at 0."""
     is_logit = isinstance(loss, BinaryCrossentropy) and loss.from_logits
     binary = metric.name == "binary_accuracy" or (metric.name == "accuracy" and predicted.shape[-1] == 1)
-    if (is_logit or LABELS.get(loss.name) is _SIGNS) and binary and getattr(metric, "threshold", 0.5) == 0.5:
+    if (is_logit or LABELS.get(loss.name) is SIGNS) and binary and getattr(metric, "threshold", 0.5) == 0.5:
         raise InvalidArgumentError(
             f"metric {name!r} counts an output above 0.5 as yes, and outputs that train with {loss!r} are "
             "yes above 0: write nb.nn.metrics.BinaryAccuracy(threshold=0.0)"

@@ -267,3 +267,21 @@ def test_a_loss_is_refused_that_divides_by_what_it_computes_from_its_batch() -> 
             fit(loss, first, data, **two)
         fit(loss, first, data)
     fit(per_example, first, data, **two)
+
+
+def test_outputs_do_not_meet_the_labels_of_other_examples() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        x, y = batch
+        return ((x @ params - y) ** 2).mean()  # (n, 1) - (n,)
+
+    def pairs(params: Any, batch: Any) -> Any:
+        x, y = batch
+        return ((x @ params - y[None, :]) ** 2).mean()
+
+    with pytest.raises(
+        InvalidArgumentError, match=r"computes subtract of .* \(n, 1\) and \(n,\).*y\[:, None\]"
+    ):
+        fit(loss, np.zeros((2, 1), np.float32), (X, Y))
+    fit(loss, np.zeros((2, 1), np.float32), (X, Y[:, None]))
+    fit(pairs, np.zeros((2, 1), np.float32), (X, Y))
+    fit(loss, np.zeros(2, np.float32), (X, Y))

@@ -109,3 +109,57 @@ def test_callbacks_of_keras_that_act_after_batches_are_refused(keras: Any, tmp_p
     ]
     nb.frameworks.keras.fit(model_of(keras), X, Y, callbacks=fine)
     assert path.exists()
+
+
+def classifier(keras: Any, loss: Any, units: int = 2, last: str = "softmax") -> Any:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units, last)])
+    model.compile("sgd", loss)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "message"),
+    [
+        ("sparse_categorical_crossentropy", [0, 1.5], "class numbers, which are whole, and a label is 1.5"),
+        ("sparse_categorical_crossentropy", [0, 2], "labels go from 0 to 2, and the model has 2 outputs"),
+        ("sparse_categorical_crossentropy", [[-1], [0]], "labels go from -1 to 0, and the model has 2"),
+        ("categorical_crossentropy", [[1, 1], [0, 1]], "labels of an example add up to 2"),
+        ("binary_crossentropy", [[-1, 1], [0, 1]], "labels go from -1 to 1: "),
+        ("hinge", [[0.5, 1], [0, 1]], "labels -1 and 1, or 0 and 1, and there are labels 0, 0.5, 1"),
+        ("poisson", [[-2, 1], [0, 1]], "labels of 0 or more, and labels go from -2 to 1"),
+        ("mse", [[1], [0]], r"a label has the shape \(1,\) where an output has \(2,\)"),
+    ],
+)
+def test_labels_that_a_loss_does_not_take_are_refused(keras: Any, loss: str, y: Any, message: str) -> None:
+    labels = np.array(y, np.float32)
+    for name in (loss, keras.losses.get(loss)):
+        for data in ({"x": X[:2], "y": labels}, {"x": [(X[:2], labels)]}):
+            with pytest.raises(InvalidArgumentError, match=message):
+                nb.frameworks.keras.fit(classifier(keras, name), **data)
+    if loss != "mse":
+        good = {1: [0, 1], 2: np.eye(2)}[2 if labels.ndim == 2 and labels.shape[1] == 2 else 1]
+        with pytest.raises(InvalidArgumentError, match=message):
+            nb.frameworks.keras.fit(
+                classifier(keras, loss), X[:2], np.array(good, np.float32), validation_data=(X[:2], labels)
+            )
+
+
+def test_labels_that_do_not_count_may_be_any(keras: Any) -> None:
+    weighted = {"sample_weight": np.array([1, 0], np.float32)}
+    nb.frameworks.keras.fit(
+        classifier(keras, "categorical_crossentropy"), X[:2], np.array([[0, 1], [0, 0]]), **weighted
+    )
+    ignoring = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+    nb.frameworks.keras.fit(classifier(keras, ignoring), X[:2], np.array([-1, 1]))
+    own = classifier(keras, lambda y, predicted: keras.ops.mean((predicted - y) ** 2, -1))
+    nb.frameworks.keras.fit(own, X[:2], np.array([[5.0], [-5.0]]))
+
+
+def test_a_note_says_that_outputs_are_no_probabilities(keras: Any, capsys: Any) -> None:
+    name, y = "sparse_categorical_crossentropy", np.array([0, 1])
+    nb.frameworks.keras.fit(classifier(keras, name, last="linear"), X[:2], y)
+    assert "takes probabilities, and the last layer, dense" in capsys.readouterr().out
+    logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    for model in (classifier(keras, name), classifier(keras, logits, last="linear")):
+        nb.frameworks.keras.fit(model, X[:2], y)
+    assert "probabilities" not in capsys.readouterr().out

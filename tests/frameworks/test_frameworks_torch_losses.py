@@ -186,6 +186,55 @@ def test_a_loss_is_refused_that_divides_by_what_is_not_known(loss: Any, match: s
         refused(loss, torch.tensor([0, -100, 2, -100, 0, 1, 2, 1]))
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")  # PyTorch's, of some of its losses
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.nn.MSELoss(),
+        torch.nn.L1Loss(),
+        torch.nn.SmoothL1Loss(),
+        torch.nn.MSELoss(reduction="sum"),
+        lambda outputs, targets: ((outputs - targets) ** 2).mean(),
+        lambda outputs, targets: functional.huber_loss(outputs, targets),
+    ],
+    ids=["mse", "l1", "smooth", "sum", "own", "huber"],
+)
+def test_outputs_do_not_meet_the_targets_of_other_examples(loss: Any) -> None:
+    made = torch.nn.Linear(5, 1)
+    how: dict[str, Any] = {"optimizer": torch.optim.SGD(made.parameters(), lr=0.1), "loss": loss}
+    x = torch.ones(4, 5)
+    with pytest.raises(
+        InvalidArgumentError, match=r"\(4, 1\) with targets of shape \(4,\).*16 diff.*unsqueeze"
+    ):
+        nb.frameworks.torch.fit(made, (x, torch.ones(4)), batch_size=4, **how)
+    nb.frameworks.torch.fit(made, (x, torch.ones(4, 1)), batch_size=4, **how)
+    how["loss"] = lambda outputs, targets: loss(outputs.squeeze(1), targets)
+    if getattr(loss, "reduction", "mean") == "mean":
+        nb.frameworks.torch.fit(made, (x, torch.ones(4)), batch_size=4, **how)
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "note"),
+    [
+        (torch.nn.Softmax(1), torch.nn.CrossEntropyLoss(), "ends with a softmax, and cross-entropy applies"),
+        (torch.nn.Softmax(1), functional.cross_entropy, "ends with a softmax, and cross-entropy applies"),
+        (torch.nn.Softmax(1), torch.nn.NLLLoss(), "nll_loss takes logarithms"),
+        (torch.nn.LogSoftmax(1), torch.nn.NLLLoss(), ""),
+        (torch.nn.Identity(), torch.nn.CrossEntropyLoss(), ""),
+    ],
+)
+def test_a_note_says_that_outputs_are_not_what_a_loss_takes(
+    capsys: pytest.CaptureFixture[str], last: Any, loss: Any, note: str
+) -> None:
+    made = torch.nn.Sequential(torch.nn.Linear(5, 3), last)
+    rows = data_of(8, 0, False, 0)
+    nb.frameworks.torch.fit(
+        made, rows, optimizer=torch.optim.SGD(made.parameters(), lr=0.1), loss=loss, batch_size=2
+    )
+    shown = capsys.readouterr().out
+    assert shown.count(note) == 1 if note else "softmax" not in shown
+
+
 def test_a_share_in_which_nothing_counts_is_left_out() -> None:
     y = torch.tensor([0, 1, -100, -100])
     x, _ = data_of(4, 0, False, 0)

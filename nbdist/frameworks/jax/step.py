@@ -9,6 +9,8 @@ On one device the update is a part of the function: see `JaxReplica`.
 from __future__ import annotations
 
 import inspect
+import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any
@@ -23,6 +25,7 @@ from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
 
+ROWS = 120  # examples of the batch that a loss is recorded for; no other axis is likely to have as many
 WORDS = 6  # of 32 bits: the seed and the number of the first example have two each
 MASK = (1 << 32) - 1
 
@@ -193,20 +196,23 @@ class LossFunction(FrameworkModel):
         return jax.numpy.asarray(found[0]), found[2] if len(found) == 3 else {}, state.leaves(found[1])
 
     def _metric_names(self) -> list[str]:
-        """Return the names of the metrics, of a call for a batch of two that computes nothing."""
+        """Return the names of the metrics, of a call for a batch of `ROWS` that computes nothing."""
         import jax
 
         dtype_of = jax.dtypes.canonicalize_dtype
         batch = [
-            jax.ShapeDtypeStruct([2 if n is None else n for n in one.shape], dtype_of(one.dtype))
+            jax.ShapeDtypeStruct([ROWS if n is None else n for n in one.shape], dtype_of(one.dtype))
             for one in leaves_of(self._spec)
         ]
         leaves = [jax.ShapeDtypeStruct(value.shape, value.dtype) for _, value in self.variables]
         states = [jax.ShapeDtypeStruct(value.shape, value.dtype) for _, value in self.states]
         words = jax.ShapeDtypeStruct((WORDS,), np.uint32) if self.draws else None
-        recorded, (value, metrics, _) = jax.make_jaxpr(self._call, return_shape=True)(
-            leaves, states, batch, words
-        )
+        with jax.numpy_rank_promotion("warn"), warnings.catch_warnings(record=True) as promoted:
+            warnings.simplefilter("always")
+            recorded, (value, metrics, _) = jax.make_jaxpr(self._call, return_shape=True)(
+                leaves, states, batch, words
+            )
+        refuse_pairs([str(one.message) for one in promoted])
         before = len(leaves) + len(states)
         if self._shared and divides_by_batch(recorded.jaxpr, range(before, before + len(batch))):
             raise InvalidArgumentError(
@@ -232,6 +238,22 @@ class LossFunction(FrameworkModel):
                     "examples of the batch: jnp.mean(...)"
                 )
         return sorted(metrics)
+
+
+def refuse_pairs(warned: Iterable[str]) -> None:
+    """Raise InvalidArgumentError if arrays (n, 1) and (n,) of n examples were broadcast to (n, n).
+
+    - ``warned``: JAX's warnings of promoted ranks, for a batch of `ROWS`
+    """
+    for text in warned:
+        shapes = {tuple(map(int, re.findall(r"\d+", one))) for one in re.findall(r"\([\d, ]+\)", text)}
+        if {(ROWS, 1), (ROWS,)} <= shapes:
+            name = text.partition("promotion for ")[2].partition(" ")[0]
+            raise InvalidArgumentError(
+                f"loss computes {name} of arrays of shapes (n, 1) and (n,), for n examples, and broadcasting "
+                "makes (n, n) of them: each output meets the labels of other examples. Give both one shape: "
+                "y[:, None], or outputs[:, 0]. Where all pairs are meant, write y[None, :]"
+            )
 
 
 def arguments_of(loss: Callable[..., Any], has_state: bool = False) -> tuple[bool, bool]:

@@ -9,6 +9,7 @@ Both compute the loss and the metrics that the model was compiled with, which `C
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections import Counter
@@ -21,10 +22,12 @@ from nbdist.data import Dataset
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.keras.data import HeldOut
+from nbdist.frameworks.keras.labels import check_labels, check_shapes, name_of, takes_probabilities
 from nbdist.frameworks.torch.counting import Counted
 from nbdist.frameworks.torch.model import TorchModel
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array, to_host
+from nbdist.train.context import current
 
 Opened = Callable[[tuple[Array, ...]], Any]
 """Returns a batch of flat arrays in the form that the model takes."""
@@ -44,6 +47,10 @@ class Compiled:
         """The class number that the loss ignores."""
         self.is_masked = self._finds_masks(x, y, predicted)
         """Whether the loss is a mean over what a mask keeps, and not over the examples."""
+        self._losses = self._find_losses(y, predicted)
+        """Loss and number of outputs of each array of labels."""
+        self.to_check = math.inf
+        """How many batches are still to be looked at closely: all of the first pass, for labels are data."""
         parts = {
             one.name for one in getattr(model._compile_loss, "metrics", ())
         }  # of a loss that was computed before
@@ -63,6 +70,39 @@ class Compiled:
                     f"{name} has the constraint {type(constraint).__name__}, and the strategy, which makes "
                     "the updates, applies none: make the layer without it, with a regularizer for instance"
                 )
+
+    def _find_losses(self, y: Any, predicted: Any) -> list[tuple[Any, int]]:
+        """Return the losses of all labels; none if they are not known one by one."""
+        losses = [one.loss for one in getattr(self.model._compile_loss, "_flat_losses", None) or ()]
+        labels, outputs = leaves_of(y), keras_tree().flatten(predicted)
+        if isinstance(y, dict) or not len(losses) == len(labels) == len(outputs):
+            return []
+        for loss, own, output in zip(losses, labels, outputs, strict=True):
+            check_shapes(loss, tuple(own.shape), tuple(output.shape))
+        last = self.model.layers[-1:] if len(losses) == 1 else []
+        if last and takes_probabilities(losses[0]) and getattr(last[0], "activation", 0) is keras_linear():
+            current().note(
+                f"{name_of(losses[0])} takes probabilities, and the last layer, {last[0].name}, has no "
+                'activation: end the model with "softmax" or "sigmoid", or give the loss from_logits=True'
+            )
+        return [(loss, output.shape[-1]) for loss, output in zip(losses, outputs, strict=True)]
+
+    def check(self, y: Any, are_weighted: bool = False) -> None:
+        """Raise InvalidArgumentError for labels that the loss does not take."""
+        for (loss, outputs), labels in zip(self._losses, leaves_of(y), strict=False):
+            check_labels(loss, labels, outputs, is_whole=not (are_weighted or self.is_masked))
+
+    def checked(self, opened: Opened) -> Opened:
+        """Return what opens a batch, and looks at the labels of the first pass."""
+
+        def read(batch: tuple[Array, ...]) -> Any:
+            found = opened(batch)
+            if self.to_check > 0:
+                self.to_check -= 1
+                self.check(found[1], are_weighted=len(found) > 2)
+            return found
+
+        return read
 
     def _finds_masks(self, x: Any, y: Any, predicted: Any) -> bool:
         """Return whether a mask, of the outputs (mask_zero) or of the loss (ignore_class), is known here.
@@ -90,7 +130,10 @@ class Compiled:
                 "of 0 and 1 in place of masks"
             )
         is_one = len(losses) == len(outputs) == 1 and self.ignored is None
-        if is_one and mask_of(losses[0].loss.call(keras_tree().flatten(y)[0], outputs[0])) is not None:
+        if (
+            is_one
+            and mask_of(losses[0].loss.call(*map(as_tensor, (leaves_of(y)[0], outputs[0])))) is not None
+        ):
             raise InvalidArgumentError(
                 "the loss is a function that ignores a class: give "
                 "keras.losses.SparseCategoricalCrossentropy(ignore_class=...), whose shares of a batch are "
@@ -125,6 +168,7 @@ class Compiled:
                 found = self.model.evaluate(iter(data), verbose=0, return_dict=True)
         else:
             x, y, *weights = data
+            self.check(y, are_weighted=bool(weights))
             how = dict(zip(["sample_weight"], weights, strict=False))
             found = self.model.evaluate(x, y, **how, verbose=0, return_dict=True)
         return {name: float(value) for name, value in found.items()}
@@ -139,6 +183,20 @@ def mask_of(tensor: Any) -> Any:
 
 NOTHING = 1e-6
 """What a share counts in which everything is masked: its loss is 0, and the model's penalties count."""
+
+
+def as_tensor(value: Any) -> Any:
+    """Return an array as a tensor, for a loss of one's own."""
+    from keras import ops
+
+    return ops.convert_to_tensor(value)
+
+
+def keras_linear() -> Any:
+    """Return Keras's activation of a layer that has none."""
+    import keras
+
+    return keras.activations.linear
 
 
 def keras_tree() -> Any:
@@ -191,7 +249,7 @@ class KerasOnTorch(TorchModel):
         super().__init__(
             model,
             self._loss,
-            opened,
+            compiled.checked(opened),
             parameters,
             metric_names=compiled.metric_names,
             counter=(lambda batch, loss, rows: Counted(self._number, rows)) if compiled.is_masked else None,
@@ -241,8 +299,8 @@ class KerasOnJax(FrameworkModel):
     def __init__(self, model: Any, spec: Any, opened: Opened) -> None:
         import jax
 
-        self.compiled, self._opened = Compiled(model, spec), opened
-        compiled = self.compiled
+        self.compiled = compiled = Compiled(model, spec)
+        self._opened = compiled.checked(opened)
         super().__init__(copies(compiled.trained), compiled.metric_names, copies(compiled.states))
         self.fixed = [self.states[number][1] for number in compiled.frozen]
         self._values: list[Any] = []

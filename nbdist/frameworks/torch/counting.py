@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.train.context import current
 
 
 class Counted(NamedTuple):
@@ -88,6 +90,46 @@ def last_step(value: Any) -> Any:
 def targets_of(node: Any) -> Counted:
     """Return what a cross-entropy counts, given its node."""
     return Counted(node._saved_total_weight.item(), node._saved_target.numel())
+
+
+def check_pairs(loss: Any, value: Any, outputs: Any, targets: Any) -> None:
+    """Say what is wrong with the first outputs and targets of a loss, which PyTorch computes with.
+
+    Raises InvalidArgumentError if each output was compared with the targets of other examples, as (n, 1) is
+    with (n,). Prints a note if cross-entropy was given probabilities, or a likelihood no logarithms.
+    """
+    node, shapes = last_step(value), [tuple(getattr(one, "shape", ())) for one in (outputs, targets)]
+    places = _places(node)
+    if shapes[0] != shapes[1] and all(shapes) and places > max(map(prod, shapes)):
+        raise InvalidArgumentError(
+            f"the loss compares outputs of shape {shapes[0]} with targets of shape {shapes[1]}, and "
+            f"broadcasting makes {places} differences of them: each output meets the targets of other "
+            "examples. Give both one shape: targets.unsqueeze(1), or outputs.squeeze(1)"
+        )
+    made = getattr(getattr(outputs, "grad_fn", None), "name", str)()
+    settings = type(loss).__name__, getattr(loss, "__name__", "")
+    if made.startswith("SoftmaxBackward") and {"CrossEntropyLoss", "cross_entropy"} & {*settings}:
+        current().note(
+            "the model ends with a softmax, and cross-entropy applies its own: drop the softmax, since two "
+            "of them keep the loss high"
+        )
+    if {"NLLLoss", "nll_loss"} & {*settings} and bool((outputs > 0).any()):
+        current().note(
+            "nll_loss takes logarithms of probabilities, which are not above 0, and outputs are: end the "
+            "model with log_softmax, or train with cross_entropy"
+        )
+
+
+def _places(node: Any) -> int:
+    """Return how many values a loss is the mean or sum of, given its last step; 0 if that is not known."""
+    name = "" if node is None else node.name()
+    if name == "MeanBackward0":
+        return int(node._saved_self_sym_numel)
+    if name == "SumBackward0":
+        return int(prod(node._saved_self_sym_sizes))
+    if name in ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"):
+        return int(node._saved_self.numel())
+    return 0
 
 
 def check_own_loss(value: Any) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import InvalidArgumentError, MissingExtra, choices
 from nbdist.frameworks.clipping import ClippedSums
-from nbdist.frameworks.torch.counting import counter_of, is_sum
+from nbdist.frameworks.torch.counting import check_pairs, counter_of, is_sum
 from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import Step, TorchModel, modes_kept
 from nbdist.frameworks.torch.optimizers import translated
@@ -232,7 +232,7 @@ def step_of(
             )
         return lambda batch: (one_number(training_step(batch)), ())
     assert loss is not None
-    function = loss
+    function, is_first = loss, True
 
     def step(batch: Any) -> tuple[Any, list[Any]]:
         if not isinstance(batch, tuple) or len(batch) < 2:
@@ -241,8 +241,12 @@ def step_of(
                 f"loss= takes batches of (inputs, targets), and one is {kind}: give training_step=, a "
                 "function of the batch"
             )
+        nonlocal is_first
         outputs, targets = model(*batch[:-1]), batch[-1]
         value = one_number(function(outputs, targets))
+        if is_first:
+            is_first = False
+            check_pairs(function, value, outputs, targets)
         with torch.no_grad():
             return value, [metric(outputs, targets) for metric in metrics.values()]
 
