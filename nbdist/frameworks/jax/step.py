@@ -223,7 +223,7 @@ class LossFunction(FrameworkModel):
             )
         if value.shape or not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
             raise InvalidArgumentError(
-                f"loss returned an array of {value.dtype} and shape {value.shape}, and the loss is one "
+                f"loss returned an array of {value.dtype} and shape {shown(value.shape)}, and the loss is one "
                 "float, the mean over the examples of the batch: jnp.mean(...). With metrics it returns "
                 "(loss, {name: value})"
             )
@@ -234,10 +234,19 @@ class LossFunction(FrameworkModel):
         for name, one in metrics.items():
             if getattr(one, "shape", ()) != ():
                 raise InvalidArgumentError(
-                    f"metric {name!r} has shape {one.shape}, and a metric is one number, the mean over the "
+                    f"metric {name!r} has shape {shown(one.shape)}, and a metric is one number, the mean over the "
                     "examples of the batch: jnp.mean(...)"
                 )
         return sorted(metrics)
+
+
+def shown(shape: tuple[int, ...]) -> str:
+    """Return a shape of the recorded loss, with n for the examples of the batch.
+
+    >>> shown((ROWS,)), shown((ROWS, 3))
+    ('(n,)', '(n, 3)')
+    """
+    return f"({', '.join('n' if size == ROWS else str(size) for size in shape)}{',' * (len(shape) == 1)})"
 
 
 def refuse_pairs(warned: Iterable[str]) -> None:
