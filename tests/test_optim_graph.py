@@ -642,3 +642,20 @@ def test_invalid_learning_rates_are_named() -> None:
             SGD(lambda: 0.1).to_config()
     with pytest.raises(InvalidArgumentError, match="learning_rate is a number, got 'a'"):
         SGD("a")
+
+
+def test_an_optimizer_does_not_count_the_steps_of_two_models_as_one() -> None:
+    """Adam's bias correction and a schedule would run at twice their pace."""
+    with Graph().as_default():
+        a, b = (Variable(np.ones(2, np.float32), name=name) for name in "ab")
+        adam = Adam(0.1)
+        adam.minimize(np.sum(a * a), var_list=[a])
+        with pytest.raises(
+            InvalidArgumentError, match=r"this Adam counts the steps of a, .* those of b would"
+        ):
+            adam.minimize(np.sum(b * b), var_list=[b])
+        adam.minimize(np.sum(a * b), var_list=[a, b])  # the same model, with more of its variables
+        SGD(0.1).minimize(np.sum(a * a), var_list=[a])
+        plain = SGD(0.1)
+        for one in (a, b):
+            plain.minimize(np.sum(one * one), var_list=[one])

@@ -102,7 +102,7 @@ def apply_gradients(optimizer: Optimizer, pairs: Iterable[Any], global_step: Any
             "strategy.run(function, args) runs; call minimize or apply_gradients there"
         )
     with graph.within(graph.scope):
-        counter, step = _step(optimizer, graph, applied[0][1], global_step)
+        counter, step = _step(optimizer, graph, [v for _, v in applied], global_step)
         rate = _rate(optimizer, graph, counter)
         updates = [_update(optimizer, g, v, step, rate) for g, v in applied]
         if counter is None:
@@ -133,13 +133,21 @@ def op_name(slots: int, *, sparse: bool) -> str:
 
 
 def _step(
-    optimizer: Optimizer, graph: Graph, first: Variable, global_step: Any
+    optimizer: Optimizer, graph: Graph, variables: Sequence[Variable], global_step: Any
 ) -> tuple[Variable | None, Any]:
     """Return what counts the steps, if anything does, and the number of this step, from 1 on."""
     counter = global_step
     if counter is None and (optimizer.counts_steps or _takes_step(optimizer.learning_rate)):
-        if graph not in optimizer.graph_state.steps:
-            with graph.within(Scope(colocated=first, container=first.container)):
+        state = optimizer.graph_state
+        if graph in state.steps and not any(v in state.slots for v in variables):
+            others = _names([(None, v) for v in state.slots if v.graph is graph])
+            raise InvalidArgumentError(
+                f"this {type(optimizer).__name__} counts the steps of {others}, to which those of "
+                f"{_names([(None, v) for v in variables])} would be added: give them an optimizer of their "
+                "own, a global_step=, or all gradients in one apply_gradients"
+            )
+        if graph not in state.steps:
+            with graph.within(Scope(colocated=variables[0], container=variables[0].container)):
                 own = Variable(np.int64(0), trainable=False, name=f"{type(optimizer).__name__.lower()}/step")
             optimizer.graph_state.steps[graph] = own
         counter = optimizer.graph_state.steps[graph]
