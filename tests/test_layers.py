@@ -11,7 +11,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "nbdist"
 
 FLOORS = {
-    "errors": 0, "numbers": 0, "text": 0, "record_frame": 0, "home": 0.5,
+    "errors": 0, "numbers": 0, "text": 0, "record_frame": 0, "home": 0.5, "keras_arguments": 0.5,
     "graph": 1, "wire": 1, "data": 1, "metrics": 1,
     "optim": 1.5, "checkpoint": 1.5, "summary": 1.5,
     "runtime": 2,

@@ -26,6 +26,7 @@ from nbdist.graph.op import show
 from nbdist.graph.scopes import Graph
 from nbdist.graph.serialize.onnx import write_onnx
 from nbdist.graph.tensor import Tensor, Variable
+from nbdist.keras_arguments import keras_arguments
 from nbdist.nn import calling, losses
 from nbdist.nn.batches import (
     PREDICT_ROWS,
@@ -157,6 +158,7 @@ class Model:
         """The metrics that the model is compiled with, by name."""
         return dict(self._measured)
 
+    @keras_arguments("compile")
     def compile(
         self,
         optimizer: str | optim.Optimizer = "sgd",
@@ -166,7 +168,8 @@ class Model:
     ) -> None:
         """Choose how to train.
 
-        - ``optimizer``: one of ``nb.optim``, or its name, such as "adam"
+        - ``optimizer``: one of ``nb.optim``, or its name, such as "adam". Several models may have the
+          same one: it is settings, and each ``fit`` begins with a state of its own (moments, steps)
         - ``loss``: one of ``nb.nn.losses``, its name, such as "mse", or its config. Cross-entropies take a
           model that ends with "softmax" or "sigmoid"; ``nb.nn.losses.BinaryCrossentropy(from_logits=True)``
           and the like one without an activation. ``fit`` and ``evaluate`` refuse the other
@@ -193,6 +196,7 @@ class Model:
         self._objective = None
         self._made_in = scoped() or self._made_in
 
+    @keras_arguments("fit")
     def fit(
         self,
         data: Any,
@@ -280,6 +284,7 @@ class Model:
                 config=self.to_config,
             )
 
+    @keras_arguments("evaluate")
     def evaluate(self, data: Any, y: Any = None) -> dict[str, float]:
         """Return the mean loss and metrics, by name.
 
@@ -302,6 +307,7 @@ class Model:
         self._calls.refresh()
         return self._evaluate(dataset, objective, objective.arrays)
 
+    @keras_arguments("predict")
     def predict(self, x: Any) -> Array:
         """Return the output for examples ``x`` (rows, ...), an array (rows, outputs...).
 

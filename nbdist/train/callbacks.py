@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.keras_arguments import keras_arguments
 from nbdist.train.context import Context, current
 
 
@@ -46,6 +47,7 @@ class EarlyStopping(Callback):
     (asynchronous) or the chief has ended their common steps (synchronous).
     """
 
+    @keras_arguments("EarlyStopping")
     def __init__(self, monitor: str = "val_loss", patience: int = 0, min_delta: float = 0.0) -> None:
         if patience < 0:
             raise InvalidArgumentError(f"patience must be 0 or more, got {patience}")

@@ -11,6 +11,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.op import Shape, show
 from nbdist.graph.ops.windows import Pair, checked_padding, pair
 from nbdist.graph.tensor import Tensor
+from nbdist.keras_arguments import keras_arguments
 from nbdist.nn import functional, initializers
 from nbdist.nn.layers.activations import ACTIVATIONS, checked_activation
 from nbdist.nn.layers.base import Array, Layer
@@ -46,6 +47,7 @@ class Conv2D(Layer):
         "bias_initializer", "dilation_rate", "groups", "dimension",
     )  # fmt: skip
 
+    @keras_arguments("Conv2D")
     def __init__(
         self,
         filters: int,
@@ -98,6 +100,7 @@ class _Pool2D(Layer):
 
     settings = ("pool_size", "strides", "padding")
 
+    @keras_arguments("a pooling layer")
     def __init__(
         self, pool_size: int | Pair = (2, 2), strides: int | Pair | None = None, padding: str = "valid"
     ) -> None:

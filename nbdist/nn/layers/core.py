@@ -11,6 +11,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.op import Shape, show
 from nbdist.graph.tensor import Tensor
+from nbdist.keras_arguments import keras_arguments
 from nbdist.nn import functional, initializers
 from nbdist.nn.layers.activations import ACTIVATIONS, checked_activation
 from nbdist.nn.layers.base import Array, Layer, Training
@@ -41,6 +42,7 @@ class Dense(Layer):
         "dimension",
     )  # fmt: skip
 
+    @keras_arguments("Dense")
     def __init__(
         self,
         units: int,
@@ -107,6 +109,7 @@ class Reshape(Layer):
     settings = ("target_shape",)
     computes_in = "input"
 
+    @keras_arguments("Reshape")
     def __init__(self, target_shape: Sequence[int]) -> None:
         sizes = tuple(target_shape) if isinstance(target_shape, (tuple, list)) else (target_shape,)
         good = all(isinstance(n, (int, np.integer)) and (n > 0 or n == -1) for n in sizes)
@@ -133,6 +136,7 @@ class Activation(Layer):
     settings = ("activation",)
     computes_in = "input"
 
+    @keras_arguments("Activation")
     def __init__(self, activation: str) -> None:
         self.activation = checked_activation(activation)
 
@@ -154,6 +158,7 @@ class Dropout(Layer):
     settings = ("rate",)
     computes_in = "input"
 
+    @keras_arguments("Dropout")
     def __init__(self, rate: float) -> None:
         self.rate = functional.checked_rate(rate)
 
@@ -181,6 +186,7 @@ class Embedding(Layer):
     computes_in = "input"
     input_dtype: ClassVar[Any] = np.int64
 
+    @keras_arguments("Embedding")
     def __init__(
         self,
         input_dim: int,

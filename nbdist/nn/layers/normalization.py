@@ -9,6 +9,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.op import Shape, show
 from nbdist.graph.tensor import Tensor, symbolic
+from nbdist.keras_arguments import keras_arguments
 from nbdist.nn import initializers
 from nbdist.nn.layers.base import Array, Layer, Training
 
@@ -58,6 +59,7 @@ class BatchNorm(_Norm):
 
     settings = ("momentum", "epsilon", "center", "scale")
 
+    @keras_arguments("BatchNorm")
     def __init__(
         self, momentum: float = 0.99, epsilon: float = 1e-3, center: bool = True, scale: bool = True
     ) -> None:
@@ -102,6 +104,7 @@ class LayerNorm(_Norm):
 
     settings = ("epsilon", "center", "scale")
 
+    @keras_arguments("LayerNorm")
     def __init__(self, epsilon: float = 1e-3, center: bool = True, scale: bool = True) -> None:
         self.epsilon = _fraction("LayerNorm: epsilon", epsilon)
         self.center, self.scale = bool(center), bool(scale)

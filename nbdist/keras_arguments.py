@@ -1,0 +1,141 @@
+"""Arguments of Keras that nbdist's models, layers and callbacks do not have, and what to do instead.
+
+@keras_arguments("fit")
+def fit(self, data, y=None, *, epochs=1): ...
+
+model.fit(x, y, validation_split=0.2)       # InvalidArgumentError: fit has no validation_split: hold ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from nbdist.errors import InvalidArgumentError, choices
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_X = "the examples are the first argument, the labels the second"
+_VERBOSE = (
+    "leave it out. fit prints a line for each epoch, which %%capture hides, and the live view shows the rest"
+)
+_QUIET = "leave it out: nothing is printed"
+_WEIGHTS = (
+    "models of nb.nn count all examples alike. Write a loop with strategy.run, whose loss you weigh, or "
+    "train a model of Keras with nb.frameworks.keras.wrap"
+)
+_LOAD = "give Dataset.map(function, workers=4).prefetch(), which reads ahead"
+_STEPS = "give the part of the data that you mean: Dataset.take(steps), or rows of the arrays"
+_ROWS = "leave it out: the rows are computed in blocks, and the result does not depend on it"
+_AFTER = "nothing is called between batches: write a loop over the batches of a Dataset"
+_COMPILED = "leave it out: steps are always compiled"
+_REGULARIZER = "give AdamW(weight_decay=...), or add the penalty to the loss in a loop with strategy.run"
+_CONSTRAINT = "change the weights in a callback: on_epoch_end, model.set_weights"
+_SEED = "give the model a seed: Sequential(layers, seed=0), or the run: --seed 0"
+_INPUT = "leave it out: the model takes the shape from the data, or from model.build(shape)"
+_LAST = "the channels are the last axis: np.moveaxis(x, 1, -1)"
+
+_ANY_LAYER = {
+    "name": "layers have no names: they are model.layers[number]",
+    "dtype": "weights are float32; model.compile(precision='mixed_float16') computes in float16",
+    "trainable": "set it afterwards: layer.trainable = False",
+    "input_shape": _INPUT,
+    "input_dim": _INPUT,
+    "kernel_regularizer": _REGULARIZER,
+    "bias_regularizer": _REGULARIZER,
+    "activity_regularizer": _REGULARIZER,
+    "embeddings_regularizer": _REGULARIZER,
+    "beta_regularizer": _REGULARIZER,
+    "gamma_regularizer": _REGULARIZER,
+    "kernel_constraint": _CONSTRAINT,
+    "bias_constraint": _CONSTRAINT,
+    "embeddings_constraint": _CONSTRAINT,
+    "beta_constraint": _CONSTRAINT,
+    "gamma_constraint": _CONSTRAINT,
+    "seed": _SEED,
+    "data_format": _LAST,
+    "axis": "the last axis is normalised: np.moveaxis(x, axis, -1)",
+    "mask_zero": "models of nb.nn have no masks: train a model of Keras with nb.frameworks.keras.wrap",
+    "noise_shape": "elements are dropped one by one: write a layer of your own (nb.nn.Layer)",
+    "synchronized": "each replica normalises its share of a batch; LayerNorm does not depend on the share",
+}
+
+INSTEAD: dict[str, dict[str, str]] = {
+    "fit": {
+        "x": _X,
+        "verbose": _VERBOSE,
+        "validation_split": "hold rows out, of shuffled ones: fit(x[:n], y[:n], "
+        "validation_data=(x[n:], y[n:]))",
+        "shuffle": "arrays are shuffled; for their order give Dataset.from_arrays(x, y).batch(32)",
+        "class_weight": _WEIGHTS,
+        "sample_weight": _WEIGHTS,
+        "initial_epoch": "give the epochs that are left, or continue a run with --resume",
+        "validation_steps": _STEPS,
+        "validation_batch_size": _ROWS,
+        "validation_freq": "validation_data is evaluated after each epoch; for other times call "
+        "model.evaluate in a callback",
+        "workers": _LOAD,
+        "use_multiprocessing": _LOAD,
+        "max_queue_size": _LOAD,
+    },
+    "compile": {
+        "loss_weights": "models of nb.nn have one output, and one loss",
+        "weighted_metrics": _WEIGHTS,
+        "run_eagerly": _COMPILED,
+        "steps_per_execution": _COMPILED,
+        "jit_compile": _COMPILED + "; XLA compiles them under --strategy tpu",
+        "auto_scale_loss": "give the optimizer as nb.optim.LossScaleOptimizer, or leave it out",
+    },
+    "evaluate": {
+        "x": _X,
+        "batch_size": _ROWS,
+        "verbose": _QUIET,
+        "sample_weight": _WEIGHTS,
+        "steps": _STEPS,
+        "callbacks": _AFTER,
+        "return_dict": "leave it out: the result is a dict",
+    },
+    "predict": {"batch_size": _ROWS, "verbose": _QUIET, "steps": _STEPS, "callbacks": _AFTER},
+    "EarlyStopping": {
+        "verbose": _QUIET,
+        "mode": "larger is better where the name ends in 'accuracy', and else smaller",
+        "baseline": "write a callback that sets stop_training",
+        "restore_best_weights": "keep them in a callback: weights = self.model.get_weights() in on_epoch_end",
+        "start_from_epoch": "add the epochs to patience",
+    },
+}
+"""What to do instead of an argument of Keras, by function or class; layers have a common table."""
+
+
+def keras_arguments(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a method refuse arguments that it lacks by a sentence: what Keras's has, and what is misspelt.
+
+    - ``name``: what messages call it; its row in `INSTEAD`, or a layer's name
+    """
+    instead = INSTEAD.get(name, _ANY_LAYER)
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        known = [one.name for one in parameters]
+        by_position = sum(one.kind == one.POSITIONAL_OR_KEYWORD for one in parameters)
+
+        @wraps(method)
+        def checked(*given: P.args, **named: P.kwargs) -> R:
+            for one in named:
+                if one not in known:
+                    what = instead.get(one) or choices(one, known)
+                    raise InvalidArgumentError(f"{name} has no {one}: {what}")
+            if len(given) - 1 > by_position:
+                raise InvalidArgumentError(
+                    f"{name} takes {', '.join(known[:by_position])} by position, and got "
+                    f"{len(given) - 1} arguments: write the others with their names, such as "
+                    f"{known[-1] if by_position == len(known) else known[by_position]}=..."
+                )
+            return method(*given, **named)
+
+        return checked
+
+    return decorate
