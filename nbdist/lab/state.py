@@ -196,7 +196,8 @@ class Views:
     runs: Lister
     sweeps: Lister
     run_details: Details
-    run_bundle: Details
+    run_bundle: Callable[[str, Sequence[str]], dict[str, Any]]
+    """The data of a run's page, with the charts of these titles; none for the default ones."""
     run_saved: Details
     sweep_details: Details
     sweep_bundle: Details
@@ -239,7 +240,7 @@ def default_views(root: Path | None = None) -> Views:
     clusters = Clusters(runs.on_cluster)
     return Views(
         about, clusters, ClusterTasks(runs, clusters), runs, sweeps,
-        lambda run: run_details(run, runs), lambda run: run_bundle(run, runs),
+        lambda run: run_details(run, runs), lambda run, titles: run_bundle(run, runs, titles),
         lambda run: run_saved(run, runs),
         lambda sweep: sweep_details(sweep, sweeps), lambda sweep: sweep_bundle(sweep, sweeps),
         lambda sweep: sweep_saved(sweep, sweeps), open_file,

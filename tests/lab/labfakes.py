@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -83,13 +83,15 @@ class Fakes:
     managed: list[tuple[Any, ...]] = field(default_factory=list)
     answer: threading.Event = field(default_factory=threading.Event)
     """Set when the sweep answers a command."""
+    charts: list[str] = field(default_factory=list)
+    """The chosen charts of the run whose data was asked for last."""
     read: int = 0
     """How often details or files were asked for."""
 
     def views(self) -> Views:
         return Views(
             lambda: {"version": 1}, self.clusters, self.tasks, self.runs, self.sweeps,
-            self._run, self._run, self._run, self._sweep, self._sweep, self._sweep, self._file,
+            self._run, self._data, self._run, self._sweep, self._sweep, self._sweep, self._file,
             self._label, self._delete, self._clean, self._command,
         )  # fmt: skip
 
@@ -113,6 +115,10 @@ class Fakes:
         if self.fails is not None:
             raise self.fails
         return found(self.runs.items, id)
+
+    def _data(self, id: str, charts: Sequence[str]) -> Item:
+        self.charts = list(charts)
+        return self._run(id)
 
     def _label(self, id: str, labels: Mapping[str, Any]) -> None:
         self.managed.append(("label", self._run(id)["id"], dict(labels)))

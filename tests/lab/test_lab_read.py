@@ -72,6 +72,8 @@ def test_values_outside_of_json_are_null(server: Server) -> None:
 def test_details_of_a_run(server: Server) -> None:
     fakes.runs.items = [run_item("a")]
     assert server.get("/runs/a") == server.get("/runs/a/data") == run_item("a")
+    server.get("/runs/a/data?chart=loss&chart=%20a%26b")
+    assert fakes.charts == ["loss", " a&b"]
     assert server.ask("GET", "nbdist/api/v1/runs/b").status == 404
 
 

@@ -79,6 +79,25 @@ def test_a_bundle_equals_a_frozen_output(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(found["clock"]["values"].split()) == len(found["clock"]["steps"].split())
 
 
+def test_a_page_can_choose_other_charts() -> None:
+    run = RunFolder("r1", status="finished", created=1e9, ended=1e9 + 10)
+    run.log(0, [*losses(40), *[(f"own {n}", 1, float(n)) for n in range(8)], ("step_ms", 1, 3.0)])
+    usual = run_bundle("r1")
+    assert [one["title"] for one in usual["charts"]] == ["loss", *[f"own {n}" for n in range(5)]]
+    assert usual["available"] == {
+        "titles": ["loss", *[f"own {n}" for n in range(8)], "step_ms"],
+        "count": 10,
+        "most": 6,
+    }
+    other = run_bundle("r1", titles=["own 7", "step_ms"])
+    assert [one["title"] for one in other["charts"]] == ["own 7", "step_ms"]
+    assert {one["name"] for one in other["series"]} == {"own 7", "step_ms"}
+    assert {"loss", "own 7"} <= other["metrics"].keys()  # the latest values are still there
+    assert run_bundle("r1")["charts"] == usual["charts"]
+    with pytest.raises(InvalidArgumentError, match="no series is called 'own 9'"):
+        run_bundle("r1", titles=["own 9"])
+
+
 def test_the_output_of_a_run_is_as_a_notebook_saves_it() -> None:
     run = RunFolder("r1", status="running", created=1e9)
     run.log(0, losses(40, 1.0))

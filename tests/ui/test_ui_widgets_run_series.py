@@ -3,10 +3,9 @@ import json
 import pytest
 from ui_runs import SentView, train
 
-from nbdist.errors import InvalidArgumentError, NotFoundError
+from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.store import RunStore
-from nbdist.ui.widgets.run import LISTED, Available, chosen
-from nbdist.ui.widgets.run_feed import MOST_CHARTS
+from nbdist.ui.widgets.run_feed import LISTED, MOST_CHARTS, Available, chosen
 
 
 def test_ten_thousand_series_are_a_short_message() -> None:
@@ -31,7 +30,7 @@ def test_a_choice_must_be_a_short_list_of_titles(titles: object) -> None:
 
 def test_a_title_without_a_series_is_refused_by_name() -> None:
     assert chosen(["loss", "mae"], ["mae", "val_loss"]) == ["loss", "mae"]
-    with pytest.raises(NotFoundError, match="no series is called 'rmse'"):
+    with pytest.raises(InvalidArgumentError, match="no series is called 'rmse'"):
         chosen(["rmse"], ["mae"])
 
 

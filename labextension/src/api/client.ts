@@ -53,9 +53,10 @@ export class Client {
     return this.request('GET', `runs/${encodeURIComponent(id)}`);
   }
 
-  /** `application/vnd.nbdist.run+json` of a run. */
-  runData(id: string): Promise<Record<string, unknown>> {
-    return this.request('GET', `runs/${encodeURIComponent(id)}/data`);
+  /** `application/vnd.nbdist.run+json` of a run, with the charts of these titles, or with the default ones. */
+  runData(id: string, charts: string[] = []): Promise<Record<string, unknown>> {
+    const query = charts.map(title => `chart=${encodeURIComponent(title)}`).join('&');
+    return this.request('GET', `runs/${encodeURIComponent(id)}/data${query && '?'}${query}`);
   }
 
   /** The output of a run as a notebook saves it. */

@@ -111,6 +111,11 @@ export abstract class Page<Details, Bundle> extends Widget {
     }
   }
 
+  /** Fetch the data again, without the usual wait. */
+  protected refreshNow(): void {
+    this.throttler.invokeNow();
+  }
+
   private async refresh(): Promise<void> {
     if (!this.isVisible && this.drawing) {
       this.item = undefined; // so that it is fetched when the page is shown again
@@ -262,6 +267,14 @@ export class Throttler {
     if (!this.busy && !this.timer && !this.over) {
       this.timer = setTimeout(() => void this.go(), Math.max(0, this.due - Date.now()));
     }
+  }
+
+  /** Call the function now, or when the current call has ended. */
+  invokeNow(): void {
+    clearTimeout(this.timer);
+    this.timer = undefined;
+    this.due = 0;
+    this.invoke();
   }
 
   dispose(): void {

@@ -39,8 +39,15 @@ export class RunPage extends Page<RunDetails, RunBundle> {
 
   protected override async fetchItem(): Promise<Answer<RunDetails, RunBundle>> {
     const { client } = this.nbdist;
-    const [details, data] = await Promise.all([client.run(this.itemId), client.runData(this.itemId)]);
-    return { details, bundle: mergeProgress(readRun(data), details, Date.now() / 1000) };
+    const { charts } = this;
+    try {
+      const [details, data] = await Promise.all([client.run(this.itemId), client.runData(this.itemId, charts)]);
+      this.drawnCharts = charts;
+      return { details, bundle: mergeProgress(readRun(data), details, Date.now() / 1000) };
+    } catch (error) {
+      this.charts = this.drawnCharts; // the run may have no chart of a typed title
+      throw error;
+    }
   }
 
   protected override findItem(state: State): object | undefined {
@@ -48,7 +55,12 @@ export class RunPage extends Page<RunDetails, RunBundle> {
   }
 
   protected override draw(bundle: RunBundle): Promise<Drawing<RunBundle>> {
-    return RUN.draw(bundle);
+    return RUN.draw(bundle, (kind, more) => {
+      if (kind === 'charts') {
+        this.charts = more?.['titles'] as string[];
+        this.refreshNow();
+      }
+    });
   }
 
   protected override actions(details: RunDetails): Action[] {
@@ -102,6 +114,9 @@ export class RunPage extends Page<RunDetails, RunBundle> {
 
   private readonly parts: Record<'error' | 'metrics' | 'output' | 'code' | 'about' | 'tasks' | 'versions' | 'files', CollapsibleSection>;
   private about: About | null = null;
+  /** The titles of the chosen charts, and of those that are drawn; none for the default ones. */
+  private charts: string[] = [];
+  private drawnCharts: string[] = [];
 }
 
 /** The options of a run, common ones first; unknown ones are left out. */

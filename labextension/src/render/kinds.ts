@@ -4,7 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { CLOCK } from '@widget/comm/frames.js';
 import { make } from '@widget/dom/elements.js';
 import { type Drawing, uniqueName } from './drawing';
-import type { BundleKind } from './renderer';
+import type { BundleKind, Send } from './renderer';
 import { readRun, type RunBundle } from './run-bundle';
 import { readSweep, type SweepBundle } from './sweep-bundle';
 
@@ -54,13 +54,13 @@ export const SWEEP: BundleKind<SweepBundle> = {
   }
 };
 
-/** The charts of a run, by the drawing code of the live view, which sends no commands here. */
-async function drawRun(first: RunBundle): Promise<Drawing<RunBundle>> {
+/** The charts of a run, by the drawing code of the live view; without controls it asks only for other charts. */
+async function drawRun(first: RunBundle, send: Send = () => undefined): Promise<Drawing<RunBundle>> {
   const { RunView } = await import('@widget/run/view.js');
-  const view = new RunView(uniqueName(), () => undefined);
-  const take = ({ head, progress, curves, marks, gpus, pictures }: RunBundle): void => {
+  const view = new RunView(uniqueName(), send);
+  const take = ({ head, progress, curves, marks, gpus, pictures, available }: RunBundle): void => {
     view.toolbar.time.hidden = !curves.some(({ series }) => series === CLOCK); // saved before 2026-11-28
-    view.apply({ kind: 'frame', snapshot: true, head, progress, marks, gpus, pictures, replaced: [] }, curves);
+    view.apply({ kind: 'frame', snapshot: true, head, progress, marks, gpus, pictures, available, replaced: [] }, curves);
   };
   take(first);
   return { element: view.element, take, redraw: () => view.redraw(), close: () => view.close() };

@@ -10,6 +10,8 @@ import { type Client, ApiError } from '../api/client';
 import type { SavedOutput } from '../api/items';
 import { liveId, UnreadableError, VERSION } from './json';
 
+export type Send = (kind: string, more?: Record<string, unknown>) => void;
+
 /** The drawing of one kind of data. */
 export interface BundleKind<Bundle> {
   readonly mimeType: string;
@@ -17,7 +19,8 @@ export interface BundleKind<Bundle> {
   read(data: unknown): Bundle;
   /** Ask the Jupyter server for the output of a run or sweep; raises `ApiError`. */
   fetch(client: Client, id: string): Promise<SavedOutput>;
-  draw(bundle: Bundle): Promise<Drawing<Bundle>>;
+  /** `send` receives what the drawing asks for; without it, it asks for nothing. */
+  draw(bundle: Bundle, send?: Send): Promise<Drawing<Bundle>>;
   id(bundle: Bundle): string;
   /** The text on what `nb.attach(...)` does with it. */
   attaches(trans: TranslationBundle): string;

@@ -2,7 +2,7 @@
 
 import { CLOCK, type CurveSegment, MEAN, TREND } from '@widget/comm/frames.js';
 import type { Annotation } from '@widget/chart/annotations.js';
-import type { ChartSpec, Head, Progress } from '@widget/run/view.js';
+import type { AvailableCharts, ChartSpec, Head, Progress } from '@widget/run/view.js';
 import { finite, isRecord, type Json, list, record, text, texts, checkVersion, whole } from './json';
 
 export interface RunBundle {
@@ -16,6 +16,8 @@ export interface RunBundle {
   gpus: unknown;
   /** The histograms and images of its summaries; the drawing code checks them. */
   pictures: unknown;
+  /** The charts to choose from; not in a notebook, which has the drawn ones only. */
+  available: AvailableCharts | undefined;
   /** The number of curves left out of the data. */
   leftOut: number;
 }
@@ -25,6 +27,7 @@ const MOST_CHARTS = 64;
 const MOST_CURVES = 4096;
 const MOST_POINTS = 100_000; // of a curve
 const MOST_METRICS = 256;
+const MOST_TITLES = 1024;
 const MOST_MARKS = 256;
 const LAST_REPLICA = MEAN - 1;
 
@@ -66,8 +69,14 @@ export function readRun(data: unknown): RunBundle {
     metrics: Object.entries(record(run['metrics']))
       .slice(0, MOST_METRICS)
       .flatMap(([name, value]) => (typeof value === 'number' || typeof value === 'string' ? [[name, parseNumber(value)]] : [])),
+    available: isRecord(run['available']) ? availableOf(run['available']) : undefined,
     leftOut: whole(run['left_out']) ?? 0
   };
+}
+
+function availableOf(value: Json): AvailableCharts {
+  const titles = texts(value['titles'], MOST_TITLES);
+  return { titles, count: whole(value['count']) ?? titles.length, most: Math.min(whole(value['most']) ?? 0, MOST_CHARTS) };
 }
 
 function planOf(value: unknown, numberOf: (name: string) => number): ChartSpec[] {

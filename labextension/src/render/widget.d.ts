@@ -82,11 +82,18 @@ declare module '@widget/run/view.js' {
     input?: unknown;
     per_replica: Record<number, { state: string }>;
   }
+  /** `count` charts, of which some `titles` are listed and at most `most` are drawn. */
+  export interface AvailableCharts {
+    titles: string[];
+    count: number;
+    most: number;
+  }
   export interface Message {
     kind: 'frame';
     snapshot: boolean;
     head: Head;
     progress: Progress;
+    available?: AvailableCharts;
     marks?: Annotation[];
     gpus?: unknown;
     pictures?: unknown;

@@ -42,6 +42,7 @@ class Server {
   data: unknown = DATA;
   error: Error | null = null;
   asked = 0;
+  charts: string[][] = [];
   shown = 0;
   readonly changed = new Signal<this, void>(this);
 
@@ -65,7 +66,7 @@ class Server {
     const client = {
       about: () => answer(() => ({ tensorboard: null })),
       run: () => answer(() => ((this.asked += 1), this.details)),
-      runData: () => answer(() => this.data),
+      runData: (_: string, charts: string[]) => answer(() => (this.charts.push(charts), this.data)),
       sweep: () => answer(() => ({ id: 's', name: 'mnist', state: 'running', can: {}, why: {}, attach: '' })),
       sweepData: () => answer(() => this.data),
       fileUrl: (id: string, path: string) => `/files/${id}/${encodeURI(path)}`
@@ -238,6 +239,32 @@ describe('the page of a run', () => {
     server.tell({ step: 9 });
     await vi.advanceTimersByTimeAsync(3000);
     expect(button(page, 'Learning rate…')).toBeUndefined(); // a plain cell has none
+  });
+
+  it('has the chosen charts at once, and keeps the drawn ones if the run has none of a typed title', async () => {
+    const plan = (title: string): object => ({ title, train: title, validation: null });
+    server.data = { ...DATA, available: { titles: ['loss', 'mae'], count: 3, most: 6 } };
+    const page = await runPage();
+    button(page, 'Charts')!.click();
+    const titles = (): unknown[] => [...page.node.querySelectorAll('.nbd-charts .nbd-chart-title')].map(one => one.textContent);
+    expect([...page.node.querySelectorAll('.nbd-choices label')].map(one => one.textContent)).toEqual(['loss', 'mae']);
+    server.data = { ...DATA, charts: [plan('loss'), plan('mae')], available: { titles: ['loss', 'mae'], count: 3, most: 6 } };
+    page.node.querySelector<HTMLElement>('.nbd-choices li:last-child input')!.click();
+    await vi.advanceTimersByTimeAsync(100);
+    expect(server.charts.at(-1)).toEqual(['loss', 'mae']);
+    expect(titles()).toEqual(['loss', 'mae']);
+
+    server.error = new ApiError(400, "no series is called 'x'");
+    const filter = page.node.querySelector<HTMLInputElement>('.nbd-picker input[type=search]')!;
+    filter.value = 'x';
+    filter.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter', bubbles: true }));
+    await vi.advanceTimersByTimeAsync(100);
+    expect(page.node.querySelector('[role=status]')?.textContent).toBe("no series is called 'x'");
+    expect(titles()).toEqual(['loss', 'mae']);
+    server.error = null;
+    server.tell({ step: 5 });
+    await vi.advanceTimersByTimeAsync(3000);
+    expect(server.charts.at(-1)).toEqual(['loss', 'mae']);
   });
 
   it('ends with its tab', async () => {

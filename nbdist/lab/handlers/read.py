@@ -39,12 +39,17 @@ class RunHandler(ApiHandler):
 
     @web.authenticated
     async def get(self, run: str, part: str | None) -> None:
-        """Answer with the content of run.json, with the data that the page draws, or with a saved output."""
+        """Answer with the content of run.json, with the data that the page draws, or with a saved output.
+
+        ``.../data?chart=TITLE&chart=TITLE`` has the data of these charts.
+        """
         name = checked_id(run)
+        titles = self.get_query_arguments("chart", strip=False)
         await self.answer(
-            lambda views: {"/data": views.run_bundle, "/output": views.run_saved}.get(
-                part or "", views.run_details
-            )(name)
+            lambda views: {
+                "/data": lambda run: views.run_bundle(run, titles),
+                "/output": views.run_saved,
+            }.get(part or "", views.run_details)(name)
         )
 
     @web.authenticated

@@ -9,7 +9,7 @@ import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -43,7 +43,7 @@ from nbdist.ui.frozen.summary import Summary
 from nbdist.ui.gpus import gpus_over_time
 from nbdist.ui.input_pipeline import input_shown
 from nbdist.ui.transcript import Transcript
-from nbdist.ui.widgets.run_feed import Chart, plan_charts
+from nbdist.ui.widgets.run_feed import Available, Chart, chosen, plan_charts
 
 LIMIT = 200_000  # bytes of a bundle; larger than in a notebook, because it is not saved
 LONGEST_CODE = 200_000
@@ -118,11 +118,12 @@ def outputs(folder: Path, record: RunRecord) -> list[dict[str, str]]:
     return found
 
 
-def run_bundle(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
+def run_bundle(run_id: str, runs: Runs | None = None, titles: Sequence[str] = ()) -> dict[str, Any]:
     """Return a run's curves and summary: the content of ``application/vnd.nbdist.run+json``.
 
-    As in a frozen output (`nbdist.ui.frozen.run`), with more points. With long logs it may be some seconds
-    old.
+    As in a frozen output (`nbdist.ui.frozen.run`), with more points, and with the charts from which a page
+    can choose. ``titles`` are those that it has chosen, none for the default ones. With long logs it may be
+    some seconds old. Raises InvalidArgumentError if the run has no such charts.
     """
     item = (runs or Runs()).item(run_id)
     files = {
@@ -130,12 +131,14 @@ def run_bundle(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
     }
     home, _ = find_home()
     stamp = item["note"], sorted(files.items())
-    return _bundles.get(run_id, stamp, (str(home), item["status"]), lambda: bundle_of(item, record_in(item)))
+    key, state = (run_id, *titles), (str(home), item["status"])
+    return _bundles.get(key, stamp, state, lambda: bundle_of(item, record_in(item), titles))
 
 
-def bundle_of(item: Item, record: RunRecord) -> dict[str, Any]:
-    """Return the bundle of a run, from its logs."""
-    return run_data(*shown_of(item, record), LIMIT)
+def bundle_of(item: Item, record: RunRecord, titles: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the bundle of a run with these charts, from its logs."""
+    store, charts, summary = shown_of(item, record, titles)
+    return {**run_data(store, charts, summary, LIMIT), "available": Available().news(store.series, now=0.0)}
 
 
 def run_saved(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
@@ -151,15 +154,18 @@ def run_saved(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
     return {"over": item["status"] not in ACTIVE, "data": data}
 
 
-def shown_of(item: Item, record: RunRecord) -> tuple[RunStore, list[Chart], Summary]:
-    """Return a run's points, its charts and its summary, from its logs."""
+def shown_of(
+    item: Item, record: RunRecord, titles: Sequence[str] = ()
+) -> tuple[RunStore, list[Chart], Summary]:
+    """Return a run's points, its charts and its summary, from its logs; ``titles`` as in `run_bundle`."""
     try:
         store, left_out = load_store(item["folder"])
     except OSError as error:
         raise NotFoundError(f"run {item['id']} was just deleted: {error.strerror}") from None
     wanted = [name for name in listed(record.options.get("live")) if isinstance(name, str)]
-    charts = plan_charts(store.series, wanted or None) or plan_charts(store.series)
-    return store, charts, summary_of(item, record, store, charts, left_out)
+    usual = plan_charts(store.series, wanted or None) or plan_charts(store.series)
+    charts = plan_charts(store.series, chosen(list(titles), store.series)) if titles else usual
+    return store, charts, summary_of(item, record, store, list(dict.fromkeys([*usual, *charts])), left_out)
 
 
 def summary_of(
@@ -301,10 +307,10 @@ class BundleCache:
 
     def __init__(self, most: int = 4, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = most, clock
-        self._entries: OrderedDict[str, _CachedBundle] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _CachedBundle] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, name: str, stamp: object, state: object, make: Callable[[], Bundle]) -> Bundle:
+    def get(self, name: Hashable, stamp: object, state: object, make: Callable[[], Bundle]) -> Bundle:
         """Return the cached bundle if its stamp matches, or if it is recent with this state; else make it."""
         with self._lock:
             cached = self._entries.get(name)

@@ -20,7 +20,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.run.progress import ABSENT
 from nbdist.text import clip
 from nbdist.ui.formatting import jsonable
@@ -31,7 +30,7 @@ from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.base import StreamingView
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.frames import frame
-from nbdist.ui.widgets.run_feed import MOST_CHARTS, VALIDATION, Feed, RunUpdate, chart_titles
+from nbdist.ui.widgets.run_feed import Available, Feed, RunUpdate, chosen
 
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
@@ -220,49 +219,3 @@ class LiveView(StreamingView):
             self.shown[task] = (written, transcript.open)
             news.append({"task": task, "text": text, "open": line, "cut": transcript.cut})
         return news
-
-
-# The charts that a page can choose from, where a run has more series than are drawn.
-
-LISTED = 200  # titles that the page receives; it can choose any other chart by its name
-EVERY = 1.0  # seconds between two lists: a run may add thousands of series
-
-
-class Available:
-    """The list of available charts that the page has.
-
-    >>> Available().news(["loss", "val_loss", "mae"], now=0.0)
-    {'count': 2, 'most': 6, 'titles': ['loss', 'mae']}
-    """
-
-    def __init__(self) -> None:
-        self.series = 0
-        self.titles: list[str] = []
-        self.due = float("-inf")
-
-    def news(self, series: Sequence[str], now: float, *, anew: bool = False) -> dict[str, Any] | None:
-        """Return the changes, or the whole list if ``anew``.
-
-        Return None without changes, and within `EVERY` seconds of the last list.
-        """
-        if not anew and (len(series) == self.series or now < self.due):
-            return None
-        self.series, self.due = len(series), now + EVERY
-        titles = chart_titles(series)
-        news: dict[str, Any] = {"count": len(titles), "most": MOST_CHARTS}
-        if anew or titles[:LISTED] != self.titles:
-            self.titles = news["titles"] = titles[:LISTED]
-        return news
-
-
-def chosen(titles: object, series: Sequence[str]) -> list[str]:
-    """Return the titles that a page has chosen; raise an error for an unknown title or another type."""
-    if not isinstance(titles, list) or not all(isinstance(title, str) for title in titles):
-        raise InvalidArgumentError(f"charts are chosen by a list of titles, not {clip(titles)}")
-    if len(titles) > MOST_CHARTS:
-        raise InvalidArgumentError(f"at most {MOST_CHARTS} charts are drawn at a time, not {len(titles)}")
-    known = set(series)
-    for title in titles:
-        if not {title, VALIDATION + title} & known:
-            raise NotFoundError(f"no series is called {clip(title)!r}")
-    return titles

@@ -7,14 +7,16 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.gpu_usage import GPU_SERIES
 from nbdist.metrics.series import decimate
 from nbdist.metrics.store import ENTRY, by_curve
+from nbdist.text import clip
 from nbdist.ui.widgets.frames import CLOCK, MEAN, TREND, Records, records
 
 if TYPE_CHECKING:
@@ -275,6 +277,52 @@ def chart_titles(series: Sequence[str]) -> list[str]:
     """
     titles = dict.fromkeys(name.removeprefix(VALIDATION) or name for name in series)
     return sorted(titles, key=lambda title: (title != "loss", title != "accuracy", title in NOT_CURVES))
+
+
+# The charts that a page can choose from, where a run has more series than are drawn.
+
+LISTED = 200  # titles that the page receives; it can choose any other chart by its name
+EVERY = 1.0  # seconds between two lists: a run may add thousands of series
+
+
+class Available:
+    """The list of available charts that the page has.
+
+    >>> Available().news(["loss", "val_loss", "mae"], now=0.0)
+    {'count': 2, 'most': 6, 'titles': ['loss', 'mae']}
+    """
+
+    def __init__(self) -> None:
+        self.series = 0
+        self.titles: list[str] = []
+        self.due = float("-inf")
+
+    def news(self, series: Sequence[str], now: float, *, anew: bool = False) -> dict[str, Any] | None:
+        """Return the changes, or the whole list if ``anew``.
+
+        Return None without changes, and within `EVERY` seconds of the last list.
+        """
+        if not anew and (len(series) == self.series or now < self.due):
+            return None
+        self.series, self.due = len(series), now + EVERY
+        titles = chart_titles(series)
+        news: dict[str, Any] = {"count": len(titles), "most": MOST_CHARTS}
+        if anew or titles[:LISTED] != self.titles:
+            self.titles = news["titles"] = titles[:LISTED]
+        return news
+
+
+def chosen(titles: object, series: Sequence[str]) -> list[str]:
+    """Return the titles that a page has chosen; raise InvalidArgumentError for others than known titles."""
+    if not isinstance(titles, list) or not all(isinstance(title, str) for title in titles):
+        raise InvalidArgumentError(f"charts are chosen by a list of titles, not {clip(titles)}")
+    if len(titles) > MOST_CHARTS:
+        raise InvalidArgumentError(f"at most {MOST_CHARTS} charts are drawn at a time, not {len(titles)}")
+    known = set(series)
+    for title in titles:
+        if not {title, VALIDATION + title} & known:
+            raise InvalidArgumentError(f"no series is called {clip(title)!r}")
+    return titles
 
 
 # Downsampling of a noisy curve: means of neighbouring points.
