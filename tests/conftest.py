@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 TEST_FILES = sorted(Path(__file__).parent.rglob("test_*.py"))
 LAYERED = {"engines", "processes", "netns", "slow"}
 LAYERED_FILE = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(LAYERED)})\b", re.MULTILINE)
+SLOWER = float(os.environ.get("PYTEST_TIMEOUT", 120)) / 120
+"""By how much the limit of each test is longer, because the machine is slow (scripts/run_layer.py)."""
 SEGMENT = re.compile(r"/dev/shm/(nbdist-[\w-]+)")
 # jsonschema, which Jupyter imports, parses 38 grammars with it (2.5 s), for a format that no schema here has.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # as if it were not installed
@@ -102,6 +104,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if (problem := mark_problem(item)) is not None:
             raise pytest.UsageError(f"{item.nodeid} {problem}")
+        if (mark := item.get_closest_marker("timeout")) is not None:
+            item.add_marker(pytest.mark.timeout(mark.args[0] * SLOWER), append=False)
 
 
 def mark_problem(item: pytest.Item) -> str | None:

@@ -6,7 +6,8 @@ import fcntl
 import json
 import secrets
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +32,25 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+LAID_OUT = "width => innerWidth === width && Math.abs(window.jupyterapp.shell.node.clientWidth - width) < 1"
 OPENED = (
     "name => { const panel = window.jupyterapp?.shell?.currentWidget; return panel?.context?.path === name"
     " && panel.context.isReady && panel.content.widgets.length > 0 }"
 )  # the notebook of that name is in the tab
+
+# Without the focus: a notebook would take it some frames later, when it has scrolled to the cell, and from
+# whatever the test has opened by then.
+RUN = """n => {
+  const panel = window.jupyterapp.shell.currentWidget, cell = panel.content.widgets[n];
+  document.activeElement?.blur();
+  panel.content.deselectAll();
+  panel.content.activeCellIndex = n;
+  delete cell.node.dataset.ended;
+  const end = () => { cell.node.dataset.ended = cell.model?.executionCount ? 'ran' : 'dropped' };
+  window.jupyterapp.commands.execute('notebook:run-cell', {activate: false}).then(end, end);
+}"""
+ENDED = "n => window.jupyterapp.shell.currentWidget.content.widgets[n].node.dataset.ended"
 
 # The page's configuration is changed before JupyterLab reads it: its scripts are deferred.
 CONFIGURE = """document.addEventListener('readystatechange', () => {
@@ -82,6 +98,22 @@ AT_REST = """async (node, block) => {
 def bring_into_view(shown: Locator, block: str = "start") -> None:
     """Scroll to something, and wait until it stays there: the page may still be laid out."""
     shown.evaluate(AT_REST, block)
+
+
+def until(page: Page, condition: Callable[[], object]) -> None:
+    """Wait for what the page does not show; it goes on meanwhile, and its requests are answered."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(20)
+
+
+def wait_for_picture(picture: Locator, wider: int) -> None:
+    """Wait until an image is there, decoded, and wider than so many pixels."""
+    picture.page.wait_for_function(
+        "([image, wider]) => image.complete && image.naturalWidth > wider",
+        arg=[picture.element_handle(), wider],
+    )
 
 
 def wait_for_curve(page: Page) -> None:
@@ -208,6 +240,7 @@ class Lab:
             self.open_again(name, kernel=kernel)
         if kernel:
             self.wait_idle()
+        self.server.wait_ended()
         return self.page
 
     def new_context(self, viewport: ViewportSize, scale: float = 1) -> BrowserContext:
@@ -239,7 +272,10 @@ class Lab:
         page, size = tab.page, tab.page.viewport_size
         if page.is_closed() or page.url != "about:blank":
             page = tab.context.new_page()
-            tab.more.append(page)
+            if tab.page.is_closed():
+                tab.page = page  # which takes its place, for the next test, too
+            else:
+                tab.more.append(page)
             if size is not None:
                 page.set_viewport_size(size)
         page.add_init_script(CONFIGURE.replace("NAMES", json.dumps([] if self.draws else NOT_DRAWN)))
@@ -268,6 +304,12 @@ class Lab:
         self.command("docmanager:open", {"path": name, "factory": "Notebook", **start})
         page.wait_for_function(OPENED, arg=name)
 
+    def resize(self, width: int, height: int) -> None:
+        """Give the tab another size, and wait until JupyterLab is laid out in it."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.wait_for_function(LAID_OUT, arg=width)
+        self.page.evaluate(FRAMES)
+
     def command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
         """Execute a command of JupyterLab."""
         self.page.evaluate(
@@ -276,31 +318,21 @@ class Lab:
         )
 
     def run(self, cell: int, *, wait: bool = True, timeout: float = PATIENCE) -> None:
-        """Run the n-th cell; without ``wait`` return while it runs."""
-        self.page.evaluate(
-            # Without the focus: a notebook would take it some frames later, when it has scrolled to the cell,
-            # and from whatever the test has opened by then.
-            "n => { const panel = window.jupyterapp.shell.currentWidget; document.activeElement?.blur();"
-            " panel.content.deselectAll(); panel.content.activeCellIndex = n;"
-            " window.jupyterapp.commands.execute('notebook:run-cell', {activate: false}); return null }",
-            cell,
-        )
-        if wait:
-            self.wait_done(cell, timeout)
+        """Run the n-th cell; without ``wait`` return while it runs.
 
-    def run_after_error(self, cell: int) -> None:
-        """Run the n-th cell, again if the kernel still drops what came after a failure."""
-        ran = "n => window.jupyterapp.shell.currentWidget.content.widgets[n].model.executionCount !== null"
-        while True:
-            self.run(cell, wait=False)
-            self.page.wait_for_function(
-                "n => !window.jupyterapp.shell.currentWidget.content.widgets[n].node"
-                ".querySelector('.jp-InputPrompt').textContent.includes('*')",
-                arg=cell,
-                polling=POLL,
-            )
-            if self.page.evaluate(ran, cell):
-                return
+        With ``wait`` it is run again if the kernel has dropped it, as it does with what comes right after a
+        failure: how long it does so depends on the machine.
+        """
+        deadline = time.monotonic() + timeout
+        self.page.evaluate(RUN, cell)
+        while wait and self._was_dropped(cell, timeout):
+            assert time.monotonic() < deadline, "the kernel runs no cell"
+            self.page.evaluate(RUN, cell)
+
+    def _was_dropped(self, cell: int, timeout: float) -> bool:
+        """Wait for the end of a cell; return whether it did not run."""
+        end = self.page.wait_for_function(ENDED, arg=cell, timeout=timeout * 1000, polling=POLL)
+        return bool(end.json_value() == "dropped")
 
     def wait_done(self, cell: int, timeout: float = PATIENCE) -> None:
         """Wait until the n-th cell has ended."""
@@ -343,7 +375,7 @@ class Lab:
     def screenshot(self, name: str) -> Path:
         """Write a picture of the tab into artifacts/, unless this server's pictures are not wanted."""
         ARTIFACTS.mkdir(exist_ok=True)
-        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.page.evaluate(FRAMES)
         path = ARTIFACTS / f"{name}.png"
         if self.server.pictures:
             self.page.screenshot(path=path)
@@ -388,13 +420,13 @@ class Lab:
 def note(error: str, tab: Tab) -> None:
     """Add an error of a page to the tab's."""
     # The widget manager itself stumbles over a notebook that has no session at all, or whose session ends
-    # while it asks; Notebook 7 over settings of parts that it does not have; and JupyterLab over a kernel
-    # that ends before it has answered the request for a subshell.
+    # while it asks; JupyterLab over a kernel that ends before it has made a subshell; and Notebook 7 over
+    # settings of parts that it does not have.
     manager = "/@jupyter-widgets/jupyterlab-manager/" in error
     if (
         (manager and (not tab.kernel or "reading 'kernel'" in error))
+        or "Canceled future for create_subshell_request message" in error
         or ("/notebook_core." in error and "reading 'schema'" in error)
-        or "Canceled future for create_subshell_request" in error
     ):
         return
     tab.errors.append(error)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0  # seconds for whatever a page is to show: a limit for a busy machine, and no promise
+PATIENCE = float(os.environ.get("PYTEST_TIMEOUT", 120)) / 2
+"""Seconds for whatever a page is to show: half of a test's limit, which follows the machine's speed."""
 ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/lab\?token=")
 OWN_FOLDERS = (
     "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_WORKSPACES_DIR",
@@ -50,6 +51,8 @@ class LabServer:
         self.home = folder / "nbdist_home"
         self.folder = folder
         self.pictures = True
+        self.ending: list[psutil.Process] = []
+        """Processes of clusters that were told to end."""
         self.tabs: dict[str, Tab] = {}
         """Loaded tabs that no test uses now, by their kind."""
         self.context: BrowserContext | None = None
@@ -126,6 +129,13 @@ class LabServer:
         for process in self.engines():
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
+                self.ending.append(process)
+
+    def wait_ended(self) -> None:
+        """Wait for the end of the clusters that an earlier test has left: a page would show them, too."""
+        _, left = psutil.wait_procs(self.ending, timeout=PATIENCE)
+        assert not left, f"they do not end: {left}"
+        self.ending.clear()
 
     def _list_kernels(self) -> Any:
         """Return the kernels. While one starts, Jupyter Server answers 500: it has no last activity yet."""

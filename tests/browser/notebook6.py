@@ -15,6 +15,9 @@ from colab_environment import PYTHON, environment, require_environment
 from playwright.sync_api import Browser, Page
 
 ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/")
+RUN = "n => { Jupyter.notebook.execute_cells([n]) }"
+ENDED = """n => { const number = Jupyter.notebook.get_cell(n).input_prompt_number;
+  return number !== '*' && (Number(number) ? 'ran' : 'dropped') }"""
 READY = "() => window.Jupyter?.notebook?.kernel?.is_connected?.() && !Jupyter.notebook.kernel_busy"
 
 
@@ -62,15 +65,19 @@ class Notebook6:
         return self.page
 
     def run(self, cell: int, *, wait: bool = True) -> None:
-        """Run the n-th cell; without ``wait`` return while it runs."""
-        self.page.evaluate("n => { Jupyter.notebook.execute_cells([n]) }", cell)
-        if wait:
-            self.page.wait_for_function(
-                "n => { const cell = Jupyter.notebook.get_cell(n);"
-                " return cell.input_prompt_number !== '*' && cell.input_prompt_number }",
-                arg=cell,
-                timeout=3 * PATIENCE * 1000,
-            )
+        """Run the n-th cell; without ``wait`` return while it runs.
+
+        With ``wait`` it is run again if the kernel has dropped it, as it does with what comes right after a
+        failure.
+        """
+        self.page.evaluate(RUN, cell)
+        while wait and self._was_dropped(cell):
+            self.page.evaluate(RUN, cell)
+
+    def _was_dropped(self, cell: int) -> bool:
+        """Wait for the end of a cell; return whether it did not run."""
+        end = self.page.wait_for_function(ENDED, arg=cell, timeout=3 * PATIENCE * 1000)
+        return bool(end.json_value() == "dropped")
 
     def save(self, name: str) -> str:
         """Save the notebook and return its text."""

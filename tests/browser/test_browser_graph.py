@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
-from browser_lab import Lab, bring_into_view
+from browser_lab import Lab, bring_into_view, wait_for_picture
 from playwright.sync_api import Locator, Page, expect
 
 from nbdist.graph.layout.collapse import Box
@@ -128,7 +128,7 @@ def test_themes_and_widths_of_graphs(lab: Lab) -> None:
     look(lab, "graph-200-wide-dark", 1)
     ground = page.locator(f"{DRAWN} .nbd-device").first.evaluate("node => getComputedStyle(node).fill")
     assert ground == "rgb(24, 24, 28)"
-    page.set_viewport_size({"width": 420, "height": 1000})
+    lab.resize(420, 1000)
     page.wait_for_function("document.querySelector('.nbd-view').clientWidth < 400")
     look(lab, "graph-narrow-dark", 0)
     lab.theme("JupyterLab Light")
@@ -158,7 +158,7 @@ def test_a_reopened_notebook_shows_its_graph_without_a_kernel(lab: Lab) -> None:
     page = lab.open("untrusted.ipynb", kernel=False)
     picture = page.locator(".jp-OutputArea img[src^='data:image/png']")
     expect(picture).to_be_visible()
-    assert picture.evaluate("node => node.complete && node.naturalWidth > 500")
+    wait_for_picture(picture, 500)
     assert page.locator(".nbdist-graph svg").count() == 0
     expect(page.locator(".jp-OutputArea-output").last).to_contain_text("189 ops · 4 variables")
     expect(page.locator(".jp-OutputArea-output").last).not_to_contain_text("function")

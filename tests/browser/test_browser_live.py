@@ -37,7 +37,15 @@ def cells(
     return [SETUP, RUN.format(**options), FREEZE.format(**options)]
 
 
-# The page itself compares its first and its later state: a poll from here may be late.
+# A pause between points, and after the first ones until the page is known to have drawn them.
+HELD = """
+from pathlib import Path
+async def held(seconds):
+    await asyncio.sleep(seconds)
+    while not Path({begun!r}).exists():
+        shown.tick(time.monotonic())
+        await asyncio.sleep(0.02)
+"""
 MOVES = """() => {
   const at = /step ([\\d,]+)/.exec(document.querySelector('.nbd-plot')?.ariaLabel);
   if (!at) return false;
@@ -49,6 +57,7 @@ MOVES = """() => {
   window.first ??= now;
   return now.step > window.first.step + 200 && now.ink !== window.first.ink;
 }"""
+BEGINS = f"() => {{ ({MOVES})(); return window.first }}"
 
 
 def show(page: Page) -> None:
@@ -56,13 +65,17 @@ def show(page: Page) -> None:
 
 
 def test_a_curve_moves_freezes_and_stays_without_a_kernel(lab: Lab) -> None:
-    seen = lab.server.notebooks / "moves-seen"
-    seen.unlink(missing_ok=True)
-    setup, run, freeze = cells(seconds=3, until=f"Path({str(seen)!r}).exists()")
-    path = lab.write("moves.ipynb", [f"{setup}\nfrom pathlib import Path", run + freeze])
+    begun, seen = (lab.server.notebooks / name for name in ("moves-begun", "moves-seen"))
+    for gate in (begun, seen):
+        gate.unlink(missing_ok=True)
+    setup, run, freeze = cells(until=f"Path({str(seen)!r}).exists()")
+    run = run.replace("seconds=2", "seconds=2, pause=held")
+    path = lab.write("moves.ipynb", [setup + HELD.format(begun=str(begun)), run + freeze])
     page = lab.open("moves.ipynb")
     lab.run(0)
     lab.run(1, wait=False)
+    page.wait_for_function(BEGINS)
+    begun.touch()
     page.wait_for_function(MOVES)
     expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("running")
     show(page)
@@ -78,7 +91,7 @@ def test_a_curve_moves_freezes_and_stays_without_a_kernel(lab: Lab) -> None:
     lab.save()
     check_saved(path)
 
-    page = lab.open("moves.ipynb", kernel=False, fresh=True)
+    page = lab.open("moves.ipynb", kernel=False)
     expect(page.locator(".jp-OutputArea img[src^='data:image/png']")).to_be_visible()
     expect(page.locator(".jp-Notebook")).to_contain_text("✓ finished · 600 steps")
     assert page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session") is None
@@ -133,7 +146,7 @@ def test_themes_and_widths(lab: Lab, looks: dict[str, tuple[int, ...]]) -> None:
     for theme, widths in looks.items():
         lab.theme(theme)
         for width in widths:
-            page.set_viewport_size({"width": width, "height": 1100})
+            lab.resize(width, 1100)
             page.wait_for_function(SETTLED)
             in_colour(page)
             show(page)

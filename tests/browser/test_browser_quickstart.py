@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browser_lab import LIVE, Lab, bring_into_view
+from browser_lab import LIVE, Lab, bring_into_view, wait_for_picture
 from browser_server import ROOT
 from playwright.sync_api import Page, expect
 from tiers import matrix
@@ -101,7 +101,7 @@ def test_the_quickstart_is_live_and_its_figures_stay(lab: Lab, written: Callable
 
     expect(page.locator(LIVE)).to_have_count(0)
     figures = page.locator(".jp-OutputArea img[src^='data:image/png']")
-    assert figures.count() == 4  # three runs and the figure of the experiment
+    expect(figures).to_have_count(4)  # three runs and the figure of the experiment
     lab.save()
     saved = nbformat.read(path, as_version=4)
     nbformat.validate(saved)
@@ -110,6 +110,6 @@ def test_the_quickstart_is_live_and_its_figures_stay(lab: Lab, written: Callable
     page = lab.open("quickstart.ipynb", width=1200, height=1300, kernel=False)
     figures = page.locator(".jp-OutputArea img[src^='data:image/png']")
     expect(figures).to_have_count(4)
-    assert figures.nth(2).evaluate("image => image.naturalWidth") > 300
+    wait_for_picture(figures.nth(2), 300)
     bring_into_view(figures.nth(2), "center")
     lab.screenshot("quickstart-reopened")

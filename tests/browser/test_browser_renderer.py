@@ -189,7 +189,7 @@ def test_both_kinds_at_all_widths_in_both_themes_pass_axe(
     for theme, widths in looks.items():
         drawing_lab.theme(theme)
         for width in widths:
-            page.set_viewport_size({"width": width, "height": 2600})
+            drawing_lab.resize(width, 2600)
             page.wait_for_function(FILLED)
             name = f"{theme.split()[1].lower()}-{width}"
             drawing_lab.screenshot(f"drawn-both-{name}")

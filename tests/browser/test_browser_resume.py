@@ -55,8 +55,8 @@ def kill_cluster(lab: Lab) -> None:
 
 def first_step(page: Page, chart: Locator) -> int:
     """The step at which the curves of a chart begin."""
+    expect(chart).to_have_attribute("aria-label", re.compile(r"; at step [\d,]+"))  # it is drawn
     chart.press("Home")
-    expect(chart).to_have_attribute("aria-label", re.compile(r"; at step [\d,]+"))
     found = re.search(r"; at step ([\d,]+)", chart.get_attribute("aria-label") or "")
     assert found is not None
     return int(found[1].replace(",", ""))

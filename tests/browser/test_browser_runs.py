@@ -83,7 +83,7 @@ def last_end(server: LabServer) -> float:
 
 def check_usable(lab: Lab) -> None:
     """What was trained is in the notebook."""
-    lab.run_after_error(2)
+    lab.run(2)
     assert "stopped (359, 10) True" in output_of(lab.page, 2)
 
 
@@ -178,5 +178,5 @@ def test_a_slow_worker_is_named(lab: Lab) -> None:
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_role("button", name="Stop it", exact=True).click()
     lab.wait_done(1)
-    lab.run_after_error(2)
+    lab.run(2)
     assert "is stopped" in output_of(page, 2)

@@ -227,7 +227,7 @@ def trial(width):
     return {"loss": 1.0 / width}
 editor = nb.SpaceEditor({"width": [1, 2, 4, 8]}, trial=trial, sampler="grid", metric="loss", direction="min")
 editor"""
-BEST = """best = editor.sweep.wait(60).best
+BEST = """best = editor.sweep.wait().best
 print("best", best.parameters, "of", editor.sweep.ledger.counts["finished"])"""
 
 

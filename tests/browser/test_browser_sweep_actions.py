@@ -200,7 +200,9 @@ def test_pause_stop_and_fill_wherever_the_notebook_is(place: Lab, request: pytes
 
     # Another cell blocks the kernel: the sweep continues, and the grid shows all of it afterwards.
     block = at.gate(f"block-{name}")
-    blocking = at.run(f"import os\nwhile not os.path.exists({str(block)!r}): pass", wait=False)
+    blocking = at.run(
+        f"import os, time\nwhile not os.path.exists({str(block)!r}): time.sleep(0.01)", wait=False
+    )
     at.show(grid)
     at.open(name)
     at.until(name, lambda ledger: ledger.counts["finished"] == 5)

@@ -51,6 +51,7 @@ def box_of(element: Locator) -> FloatRect:
 
 def best_of_cell(heat: Locator) -> int:
     """The best trial of the cell that the heat map says it is at."""
+    expect(heat).to_have_attribute("aria-label", re.compile(r"\(trial \d+\)"))
     found = re.search(r"\(trial (\d+)\)", heat.get_attribute("aria-label") or "")
     assert found
     return int(found[1])
@@ -60,7 +61,7 @@ def test_all_views_are_drawn_and_linked(at: SweepPage, grid: Locator) -> None:
     for title in FIGURES:
         figure = grid.get_by_role("figure").filter(has_text=title)
         expect(figure).to_be_visible()
-        assert figure.evaluate(PAINTED) > 3, title
+        at.page.wait_for_function(f"figure => ({PAINTED})(figure) > 3", arg=figure.element_handle())
     expect(grid.get_by_role("progressbar")).to_have_attribute("aria-valuetext", "6 of 12 trials done")
     expect(grid.get_by_role("button", name="best score 1")).to_contain_text("trial 2")
     has_rows(grid, *range(8))

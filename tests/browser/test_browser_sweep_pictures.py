@@ -104,7 +104,7 @@ def looks_right(
     best.click()
     found = {}
     for width in widths:
-        at.page.set_viewport_size({"width": width, "height": 2300})
+        at.lab.resize(width, 2300)
         for theme in ("JupyterLab Dark", "JupyterLab Light"):
             at.lab.theme(theme)
             at.show(grid)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
 @pytest.fixture(scope="module")
 def notebook(lab_server: LabServer, chromium: Browser) -> Iterator[SweepPage]:
-    yield from swept(Lab(lab_server, chromium, draws=False, keeps=True), "sweep-outlives", orphan=60)
+    yield from swept(Lab(lab_server, chromium, draws=False, keeps=True), "sweep-outlives", orphan=600)
 
 
 @pytest.fixture

@@ -223,8 +223,8 @@ class LossFunction(FrameworkModel):
             )
         if value.shape or not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
             raise InvalidArgumentError(
-                f"loss returned an array of {value.dtype} and shape {shown(value.shape)}, and the loss is one "
-                "float, the mean over the examples of the batch: jnp.mean(...). With metrics it returns "
+                f"loss returned an array of {value.dtype} and shape {shown(value.shape)}, and the loss is "
+                "one float, the mean over the examples of the batch: jnp.mean(...). With metrics it returns "
                 "(loss, {name: value})"
             )
         if not isinstance(metrics, dict):
@@ -234,8 +234,8 @@ class LossFunction(FrameworkModel):
         for name, one in metrics.items():
             if getattr(one, "shape", ()) != ():
                 raise InvalidArgumentError(
-                    f"metric {name!r} has shape {shown(one.shape)}, and a metric is one number, the mean over the "
-                    "examples of the batch: jnp.mean(...)"
+                    f"metric {name!r} has shape {shown(one.shape)}, and a metric is one number, the mean over "
+                    "the examples of the batch: jnp.mean(...)"
                 )
         return sorted(metrics)
 
