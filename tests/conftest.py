@@ -24,11 +24,13 @@ from machine_speed import SAMPLER
 
 if TYPE_CHECKING:
     from cluster_pool import ClusterPool
+    from xdist.scheduler import LoadFileScheduling
     from xdist.workermanage import WorkerController
 
     from nbdist.cluster.cluster import Cluster
 
 TEST_FILES = sorted(Path(__file__).parent.rglob("test_*.py"))
+FRAMEWORKS = "tests/frameworks/"
 LAYERED = {"engines", "processes", "netns", "slow"}
 LAYERED_FILE = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(LAYERED)})\b", re.MULTILINE)
 SLOWER = float(os.environ.get("PYTEST_TIMEOUT", 120)) / 120
@@ -64,6 +66,24 @@ def pytest_configure_node(node: WorkerController) -> None:
         specs = node.nodemanager.specs
         place = next(at for at, spec in enumerate(specs) if spec is node.gateway.spec)
         node.workerinput["share"] = place, len(specs)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Let ``--dist loadfile`` run all tests of tests/frameworks in one process.
+
+    They share a cluster, whose workers import PyTorch, JAX, Keras and others for half a minute of CPU. It
+    would be started again in each process, and after each test of another folder.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return FRAMEWORKS if nodeid.startswith(FRAMEWORKS) else super()._split_scope(nodeid)
+
+    return ByFile(config, log)
 
 
 @cache
