@@ -22,6 +22,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.errors import AbortedError, FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.graph.scopes import container, device
 from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder
+from nbdist.runtime.session import session as sessions
 from nbdist.runtime.session.dispatch import FanOutRequest
 from nbdist.runtime.session.session import Session
 
@@ -231,6 +232,7 @@ def test_a_task_is_killed(start: Start, graph: Graph, monkeypatch: pytest.Monkey
             assert time.monotonic() - begun < limit(2.5)
             assert one.run([alone, kept]) == [10, 1]
             assert one.run(kept.assign_add(0)) == 1
+        monkeypatch.setattr(sessions, "RESET_SECONDS", 1.0)
         with pytest.raises(UnavailableError, match="/job:worker/task:2"):
             Session.reset(cluster.target)  # the others are reset
         with pytest.raises(AbortedError, match="reset"):

@@ -18,6 +18,7 @@ from nbdist.metrics.log import write_whole
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
 from nbdist.sweep import event_log
+from nbdist.trials import sweep as sweeps
 from nbdist.trials import workers as engine_files
 
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ def test_a_trial_of_a_dead_engine_is_retried_elsewhere(start: Start, begin: Begi
     assert len(began(marks)) == 6
 
 
-def test_all_engines_die_and_come_back(start: Start, begin: Begin, marks: Path) -> None:
+def test_all_engines_die_and_come_back(
+    start: Start, begin: Begin, marks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "TROUBLE_SECONDS", 0.2)
     cluster = start(workers=2)
     sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(4))}, cluster=cluster)
     until(lambda: len(began(marks)) == 2)
@@ -145,6 +149,7 @@ def test_a_silent_driver_loses_its_engines_and_gets_them_back(
     sweep = begin(GATED.format(folder=str(marks)), "number=int(0, 99)", trials=1, cluster=cluster)
     until(lambda: len(began(marks)) == 1)
     idle = 1 - sweep.trial(0).ranks[0]
+    until(lambda: idle in sweep._driver.engines.free)  # type: ignore[union-attr]  # a mere claim lasts 30 s
 
     def results_of_a_run_on_the_idle_engine() -> dict[str, Any] | None:
         try:
@@ -163,8 +168,11 @@ def test_a_silent_driver_loses_its_engines_and_gets_them_back(
     assert states(sweep) == ["finished"] * 2
 
 
-def test_a_connection_that_breaks_loses_nothing(begin: Begin, cluster: Cluster, marks: Path) -> None:
+def test_a_connection_that_breaks_loses_nothing(
+    begin: Begin, cluster: Cluster, marks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver's own connections are closed under it, while trials end."""
+    monkeypatch.setattr(engine_files, "REGISTER_SECONDS", 0.5)
     sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(6))}, cluster=cluster)
     until(lambda: len(began(marks)) == 3)
     driver: Any = sweep._driver

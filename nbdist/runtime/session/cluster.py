@@ -174,7 +174,8 @@ class ClusterEngine:
         failures: list[UnavailableError] = []
         for name, address in self._addresses.items():
             try:
-                self._call(address, name, "session.reset", {"containers": list(containers)})
+                given = {"containers": list(containers)}
+                self._call(address, name, "session.reset", given, timeout=self._timeout)
             except UnavailableError as error:
                 failures.append(error)
         if failures:

@@ -51,6 +51,7 @@ assert _ops
 
 HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
 TIMEOUT = 30.0  # seconds that a session waits for a task that does not answer
+RESET_SECONDS = 10.0  # likewise, that a reset waits
 MOST_SHAPES = 8  # of one run's feeds; then it is planned once for all shapes
 
 
@@ -144,7 +145,7 @@ class Session:
 
         Raises UnavailableError if a task cannot be reached; the other tasks are reset in any case.
         """
-        engine = ClusterEngine(target, isolate=False, timeout=10.0, keys=keys, report=print)
+        engine = ClusterEngine(target, isolate=False, timeout=RESET_SECONDS, keys=keys, report=print)
         try:
             engine.reset(containers or [])
         finally:
