@@ -31,13 +31,13 @@ SHORTER = {
         ".batch(100), epochs=5)": ".batch(100), epochs=1)",
         "range(5)": "range(1)",
         "CrossEntropyLoss(), epochs=5)": "CrossEntropyLoss(), epochs=1)",
-        "model.fit(batches, epochs=120, ": "model.fit(batches, epochs=3, ",
+        "model.fit(batches, epochs=120, ": "model.fit(batches, epochs=1, ",
         "model.fit(batches, epochs=20)": "model.fit(batches, epochs=1)",
         "run.wait_until(step=100)": "run.wait_until(step=10)",
-        "--trials 24 ": "--trials 8 ",
-        "batch_size=batch, epochs=60, ": "batch_size=batch, epochs=9, ",
+        "--trials 24 ": "--trials 6 ",
+        "batch_size=batch, epochs=60, ": "batch_size=batch, epochs=4, ",
         "sweep.add(8)": "sweep.add(2)",
-        "epochs=80)": "epochs=12)",
+        "epochs=80)": "epochs=6)",
     },
     "estimator": {
         "save_checkpoints_steps=100": "save_checkpoints_steps=25",
@@ -51,7 +51,7 @@ SHORTER = {
     "live": {"epochs=300": "epochs=30"},
     "runs": {"batch_size=50, epochs=20)": "batch_size=50, epochs=4)", "step=570": "step=100"},
     "tpu": {".batch(256), epochs=3": ".batch(256, drop_remainder=True), epochs=1"},  # compiles one shape
-    "workers": {"(20_000, 32)": "(2_000, 32)"},
+    "workers": {"(20_000, 32)": "(2_000, 32)", "trials=20": "trials=4", "--trials 20": "--trials 4"},
 }
 """Texts of pages, and what the first tier runs instead of them."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -24,6 +25,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import clusters_folder, living
 from nbdist.cluster.launch import start_cluster
 from nbdist.lab.state import applied
+from nbdist.run.attach import attach_run
 
 pytestmark = pytest.mark.engines
 API = "nbdist/api/v1"
@@ -378,8 +380,10 @@ def test_a_run_whose_processes_all_died_is_resumed(server: ServerProcess, tmp_pa
         until(lambda: found() or run_of(run, server)["error"])
         assert run_of(run, server)["error"] is None
         (again,) = found()
+        until(lambda: run_of(again["id"], server)["step"] == 8)
+        attach_run(again["id"]).wait()  # a client records the end; without one it is assumed after 15 s
+        Cluster.current().close()
         until(lambda: run_of(again["id"], server)["status"] == "finished")
-        assert run_of(again["id"], server)["step"] == 8
         assert server.get(f"/runs/{again['id']}")["resumed_from"] == run
     finally:
         until(lambda: all(one["can"]["stop"] for one in started()))
@@ -413,8 +417,9 @@ print(sweep.state, flush=True)
 """
 
 
+@pytest.mark.parametrize("frozen", matrix([False], rest=[True]))  # it has ten seconds to answer
 def test_a_sweep_is_controlled_while_its_driver_is_busy(
-    server: ServerProcess, cluster: Cluster, tmp_path: Path
+    server: ServerProcess, cluster: Cluster, tmp_path: Path, frozen: bool
 ) -> None:
     driver = driven(SWEEP.format(gate=str(tmp_path / "gate")), cluster)
     assert driver.stdout is not None
@@ -430,11 +435,12 @@ def test_a_sweep_is_controlled_while_its_driver_is_busy(
         assert server.ask("POST", f"{API}/sweeps/{sweep}/resume").status == 202
         until(lambda: sweep_of(sweep, server)["counts"]["running"])
         until(lambda: sweep_of(sweep, server)["can"]["stop"])
-        os.kill(driver.pid, signal.SIGSTOP)
-        assert server.ask("POST", f"{API}/sweeps/{sweep}/stop").status == 202
-        until(lambda: sweep_of(sweep, server)["error"])
-        assert "has not answered for 10 s; is it frozen?" in sweep_of(sweep, server)["error"]
-        os.kill(driver.pid, signal.SIGCONT)
+        if frozen:
+            os.kill(driver.pid, signal.SIGSTOP)
+            assert server.ask("POST", f"{API}/sweeps/{sweep}/stop").status == 202
+            until(lambda: sweep_of(sweep, server)["error"])
+            assert "has not answered for 10 s; is it frozen?" in sweep_of(sweep, server)["error"]
+            os.kill(driver.pid, signal.SIGCONT)
         assert server.ask("POST", f"{API}/sweeps/{sweep}/stop").status == 202
         until(lambda: sweep_of(sweep, server)["state"] == "stopped")
         until(lambda: sweep_of(sweep, server)["why"]["stop"] == "it has ended")
@@ -453,25 +459,39 @@ def sweep_of(id: str, server: ServerProcess) -> dict[str, Any]:
 
 PANEL = """
 import ipyparallel as ipp, os
-cluster = ipp.Cluster(profile="default", cluster_id="theirs", n=1, delay=0, shutdown_atexit=False)
+cluster = ipp.Cluster(profile="default", cluster_id="1763683200-abcd", n=1, delay=0, shutdown_atexit=False)
 cluster.start_cluster_sync()
 print(cluster.controller.process.pid, flush=True)
 os._exit(0)
 """
+"""Acts like the panel of ipyparallel."""
+ATTACHED = """
+rc.wait_for_engines(1, timeout=60)
+print(rc[:].apply_sync(__import__("os").getpid))
+rc.close()
+"""
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_a_plain_ipyparallel_cluster_is_stopped(server: ServerProcess, dead: bool) -> None:
-    id = "ipp:default:theirs"
+def test_a_plain_ipyparallel_cluster_is_listed_and_stopped(server: ServerProcess, dead: bool) -> None:
+    id = "ipp:default:1763683200-abcd"
     done = subprocess.run([sys.executable, "-c", PANEL], capture_output=True, text=True, check=True)
     controller = psutil.Process(int(done.stdout))
     until(lambda: item(id, server.get("/state")).get("state") == "running")
-    engine = server.get(f"/state?cluster={id}")["tasks"][0]["pid"]
+    state = server.get(f"/state?cluster={id}")
+    (row,), listed = state["tasks"], item(id, state)
+    engine = row["pid"]
     try:
         if dead:
             controller.kill()
             until(lambda: item(id, server.get("/state")).get("state") == "stale")
-        assert server.ask("DELETE", f"{API}/clusters/ipp%3Adefault%3Atheirs").status == 202
+        else:
+            assert (listed["engines"], listed["created"], listed["dead"]) == (1, 1763683200.0, [])
+            assert (row["name"], row["device"]) == ("/job:engine/task:0", None)
+            code = listed["attach"] + ATTACHED
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            assert f"[{engine}]" in done.stdout
+        assert server.ask("DELETE", f"{API}/clusters/{quote(id)}").status == 202
         until(lambda: not item(id, server.get("/state")), describe=lambda: server.get("/state")["clusters"])
         until(lambda: lives(engine) == dead)
     finally:

@@ -1,4 +1,4 @@
-"""Plain ipyparallel clusters, from files in its format; and a real one."""
+"""Plain ipyparallel clusters, from files in its format; test_lab_actions_engines.py has a real one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from lab_clusters import a_cluster, a_task
 
@@ -20,17 +19,6 @@ from nbdist.cluster.hub import write_ipyparallel_files
 from nbdist.lab.readers.clusters import Clusters
 from nbdist.lab.readers.tasks import ClusterTasks
 from nbdist.runtime.task import TaskInfo
-
-# Acts like the panel's server in its own process: prints a line when the cluster is up, and stops it when
-# its standard input ends.
-PANEL = """
-import sys, ipyparallel as ipp
-cluster = ipp.Cluster(profile_dir=sys.argv[1], cluster_id="1763683200-abcd", n=1, delay=0)
-cluster.start_cluster_sync()
-print("up", flush=True)
-sys.stdin.read()
-cluster.stop_cluster_sync()
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -159,29 +147,3 @@ def test_clusters_of_another_state_folder_are_not_listed(
         assert [item["id"] for item in clusters.poll()] == ["ipp:default:a", "mine"]
         monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "another"))
         assert [item["id"] for item in clusters.poll()] == ["ipp:default:a"]
-
-
-@pytest.mark.engines
-def test_a_real_cluster_started_like_the_panel(clusters: Clusters, profile: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PANEL, str(profile)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as panel:
-        assert panel.stdout is not None
-        assert panel.stdin is not None
-        try:
-            while (line := panel.stdout.readline()) != "up\n":
-                assert line, "ipyparallel did not start"
-            (item,) = clusters.poll()
-            assert (item["id"], item["state"]) == ("ipp:default:1763683200-abcd", "running")
-            assert (item["engines"], item["created"], item["dead"]) == (1, 1763683200.0, [])
-            (row,) = ClusterTasks(NoRuns(), clusters).poll(item["id"])
-            assert (row["name"], row["device"]) == ("/job:engine/task:0", None)
-            assert psutil.Process(row["pid"]).is_running()
-            check = "rc.wait_for_engines(1, timeout=60)\nprint(rc[:].apply_sync(__import__('os').getpid))"
-            code = f"{item['attach']}\n{check}\nrc.close()"
-            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-            assert f"[{row['pid']}]" in done.stdout
-        finally:
-            panel.stdin.close()
-            panel.wait(60)
-    assert clusters.poll() == []
