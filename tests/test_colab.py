@@ -44,11 +44,11 @@ print("ranks", int(total))
 
 
 def cells() -> list[str]:
-    """Return the quickstart's cells, with a tenth of its epochs, and two others before the cluster stops."""
+    """Return the quickstart's cells, with few epochs, and two others before the cluster stops."""
     notebook = nbformat.read(ROOT / "notebooks" / "01_quickstart.ipynb", as_version=4)
     quickstart = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     short = [
-        source.replace("epochs=400", "epochs=40").replace("SGD(0.00007)", "SGD(0.0007)")
+        source.replace("epochs=400", "epochs=8").replace("SGD(0.00007)", "SGD(0.0035)")
         for source in quickstart
     ]
     return [*short, SWEEP, BEST, GRAPH, TORCH, "%cluster stop"]

@@ -105,6 +105,10 @@ SHORTER = {
         "and continued to step 2160": "and continued to step 432",
     },
     "08_when_a_task_dies.ipynb": {
+        '{"epochs": 6}': '{"epochs": 4}',
+        "step=100)": "step=40)",
+        "3 * 30 * 6": "3 * 30 * 4",
+        "540": "360",
         "last_step=800": "last_step=320",
         "save_checkpoint_steps=150": "save_checkpoint_steps=60",
         "step=350": "step=140",
