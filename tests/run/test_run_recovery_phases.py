@@ -19,6 +19,7 @@ from tiers import matrix
 from waiting import until
 
 from nbdist.metrics.run_folder import read_run
+from nbdist.run import failure_detector
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -165,8 +166,9 @@ def test_a_parameter_server_dies_at_a_phase_of_an_update(
 
 @pytest.mark.parametrize("training", matrix(["async"], rest=["multi_worker"]))
 def test_a_worker_that_stops_while_it_pushes_is_replaced(
-    cluster: Cluster, tmp_path: Path, training: str
+    cluster: Cluster, tmp_path: Path, training: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 0.5)
     over, mark = tmp_path / "over", tmp_path / "failed"
     ahead = fail_at("/job:worker/task:1", STEP, "pushing", mark, signal.SIGSTOP)
     run = started(cluster, over, training, ahead)

@@ -18,6 +18,7 @@ from waiting import limit, until
 
 from nbdist.errors import TaskDiedError
 from nbdist.metrics.run_folder import read_run
+from nbdist.run import failure_detector
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -200,7 +201,10 @@ def test_the_run_ends_when_the_new_process_cannot_join(start: Start, tmp_path: P
     assert again.results == {"n": 3}
 
 
-def test_a_frozen_worker_is_replaced_while_the_others_wait(start: Start, tmp_path: Path) -> None:
+def test_a_frozen_worker_is_replaced_while_the_others_wait(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 0.5)
     cluster, gate = start(workers=2, ps=1), tmp_path / "gate"
     run = start_run(body(gate), Options(strategy="ps", synchronous=True, seed=3), cluster=cluster)
     until_all_reach(run, STEPS)
