@@ -104,7 +104,7 @@ class AllReduceStrategy(GroupStrategy):
 
     def begin(self, model: Trainable, optimizer: Optimizer) -> Replica:
         """Begin to train ``model``, whose metrics are added up as well."""
-        self.metrics = len(model.metric_names)
+        self.metrics = model.measured_count
         try:
             return super().begin(model, optimizer)
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError
@@ -87,6 +87,7 @@ class History:
         callbacks: Sequence[Callback] = (),
         context: Context | None = None,
         metric_names: Sequence[str] = (),
+        metrics_of: Callable[[Sequence[float]], Sequence[float]] | None = None,
     ) -> None:
         self.history: dict[str, list[float]] = {}
         self.epoch: list[int] = []
@@ -94,6 +95,8 @@ class History:
         self.share = ""
         """The part of each batch that loss and metrics are of, in words; empty if they are of all of it."""
         self.metric_names = list(metric_names)
+        self._metrics_of = metrics_of
+        """What makes metrics of the sums of an epoch, or of a step; None if their means are the metrics."""
         self._callbacks = callbacks
         self._context = context
         self._sums: dict[str, float] = {}
@@ -147,6 +150,11 @@ class History:
         self._last = self._count, sums.copy()
         self._count += examples
         names = self.metric_names
+        if self._metrics_of is not None:
+            own = [float(value) * examples for value in values[1:]]
+            for number, value in enumerate(own):
+                sums[str(number)] = sums.get(str(number), 0.0) + value
+            values = [loss, *self._metrics_of(own)] if self._steps is not None and own else [loss]
         sums["loss"] = sums.get("loss", 0.0) + loss * examples
         recorder = self._steps
         if recorder is not None:
@@ -157,7 +165,7 @@ class History:
                 add(series("staleness"), step, staleness)
             for name, value in zip(names, values[1:]):
                 add(series(name), step, value)
-        for name, value in zip(names, values[1:]):
+        for name, value in zip(names, values[1:] if self._metrics_of is None else ()):
             sums[name] = sums.get(name, 0.0) + float(value) * examples
 
     def take_back(self) -> None:
@@ -177,7 +185,7 @@ class History:
             return
         if not whole:
             self._before = self.state()
-        logs = {name: total / self._count for name, total in self._sums.items()} | self._validation
+        logs = self._of_epoch() | self._validation
         self._sums, self._count, self._validation = {}, 0, {}
         self.epoch.append(epoch)
         if self._context is not None:
@@ -189,6 +197,15 @@ class History:
         if self._context is not None and not self._context.quiet:
             measured = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
             print(f"epoch {epoch + 1}: {measured}{self._of}")
+
+    def _of_epoch(self) -> dict[str, float]:
+        """Return loss and metrics of the epoch so far."""
+        sums = dict(self._sums)
+        if self._metrics_of is None:
+            return {name: total / self._count for name, total in sums.items()}
+        loss = sums.pop("loss") / self._count
+        found = self._metrics_of([sums[key] for key in sorted(sums, key=int)]) if sums else ()
+        return {"loss": loss, **dict(zip(self.metric_names, map(float, found)))}
 
     def end(self, global_step: int) -> None:
         """Close the training."""

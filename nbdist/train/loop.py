@@ -172,7 +172,7 @@ def _train(
     dataset, cursor = resume.begin(dataset, steps_per_epoch)
     dataset = dataset.ahead_of_training()
     _begin_progress(context, dataset, epochs, steps_per_epoch)
-    history = History(callbacks, context, model.metric_names)
+    history = History(callbacks, context, model.metric_names, model.metrics_of if model.sum_count else None)
     _require_room(context, model, optimizer)
     share_fixed(context, model)
     try:
@@ -541,7 +541,7 @@ class _Loop:
         """Read what a step has computed, check it, push its gradients and record it."""
         replica, progress, clock = self.replica, self.context.progress, time.perf_counter
         mark = self._events.mark if self._events is not None else _unmarked
-        counted, size, mine = 1 + len(self.model.metric_names), step.size, step.mine
+        counted, size, mine = 1 + self.model.measured_count, step.size, step.mine
         results: Sequence[Any] = ()
         loss, wrong, overflow = 0.0, "", False
         if mine:

@@ -752,6 +752,9 @@ class Trainable(ABC):
 
     variables: list[tuple[str, Array]]
     metric_names: list[str]
+    sum_count = 0
+    """How many sums a program returns after the loss, as means over the examples, in place of the metrics,
+    which follow from these sums (`metrics_of`), such as counts of hits; 0 if it returns the metrics."""
     devices_needed = 1
     """Tasks that one replica is spread over, where replicas can be."""
     loss_scale: LossScale | None = None
@@ -769,6 +772,15 @@ class Trainable(ABC):
 
     A step that ``weighs`` multiplies loss and gradients by it, in place of the examples.
     """
+
+    @property
+    def measured_count(self) -> int:
+        """How many numbers a program returns after the loss."""
+        return self.sum_count or len(self.metric_names)
+
+    def metrics_of(self, sums: Sequence[float]) -> Sequence[float]:
+        """Return the metrics that follow from sums over examples, where ``sum_count`` is not 0."""
+        raise NotImplementedError(f"{type(self).__name__} returns its metrics")
 
     @property
     def dimensions(self) -> list[tuple[str | None, ...]]:

@@ -121,6 +121,23 @@ def test_replicas_in_step_train_as_keras_does(
     np.testing.assert_array_equal(results["model"][names[0]], results["weights"][0])
 
 
+@pytest.mark.parametrize(
+    ("backend", "strategy"),
+    matrix([("torch", "multi_worker")], rest=[("jax", "multi_worker"), ("torch", "sharded")]),
+)
+def test_metrics_are_those_of_the_whole_epoch(cluster: Cluster, backend: str, strategy: str) -> None:
+    """And not means of those of batches or shares."""
+    kinds = ("R2Score", "RootMeanSquaredError", "Recall")
+    made = f"[{', '.join(f'keras.metrics.{kind}(name={kind!r})' for kind in kinds)}]"
+    text = body(backend, SGD, COMPARED.replace("(x, y,", "(x, (y > 0) * 1.0,")).replace('["mae"]', made)
+    results = start_run(text, Options(on=ON, strategy=strategy), cluster=cluster).wait().results
+    require_equal(results["weights"], results["own"])
+    own, expected = results["history"].history, results["expected"]
+    assert own.keys() == expected.keys() == {"loss", *kinds}
+    for name, values in own.items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-4, err_msg=name)
+
+
 MASKED = """
 x = np.random.default_rng(1).integers(0, 5, (11, 4))
 x[:, 0], x[5:, 2:] = 1, 0

@@ -163,3 +163,38 @@ def test_a_note_says_that_outputs_are_no_probabilities(keras: Any, capsys: Any) 
     for model in (classifier(keras, name), classifier(keras, logits, last="linear")):
         nb.frameworks.keras.fit(model, X[:2], y)
     assert "probabilities" not in capsys.readouterr().out
+
+
+def test_metrics_that_are_no_means_are_those_of_the_epoch(keras: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(24, 3)).astype(np.float32)
+    y = (x[:, :1] + rng.normal(size=(24, 1)) > 0).astype(np.float32)
+    found = []
+    for fit in (nb.frameworks.keras.fit, keras.Model.fit):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])
+        kinds = (keras.metrics.AUC, keras.metrics.Precision, keras.metrics.TruePositives)
+        model.compile("sgd", "binary_crossentropy", metrics=[kind(name=kind.__name__) for kind in kinds])
+        quiet = {} if fit is nb.frameworks.keras.fit else {"verbose": 0}
+        found.append(fit(model, x, y, batch_size=5, epochs=2, shuffle=False, **quiet).history)
+    assert found[0].keys() == found[1].keys() == {"loss", "AUC", "Precision", "TruePositives"}
+    for name, values in found[0].items():
+        np.testing.assert_allclose(values, found[1][name], rtol=1e-5)
+
+
+def test_a_metric_whose_state_is_no_sum_is_refused(keras: Any) -> None:
+    class Largest(keras.metrics.Metric):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__(name="largest")
+            self.most = self.add_weight(name="most", initializer="zeros")
+
+        def update_state(self, y: Any, predicted: Any, sample_weight: Any = None) -> None:
+            self.most.assign(keras.ops.maximum(self.most, keras.ops.max(predicted)))
+
+        def result(self) -> Any:
+            return self.most.value
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "mse", metrics=["mae", Largest()])
+    with pytest.raises(InvalidArgumentError, match="one of the metrics mae, largest has a state that is not"):
+        nb.frameworks.keras.fit(model, X, Y)

@@ -234,8 +234,8 @@ class LossFunction(FrameworkModel):
         for name, one in metrics.items():
             if getattr(one, "shape", ()) != ():
                 raise InvalidArgumentError(
-                    f"metric {name!r} has shape {shown(one.shape)}, and a metric is one number: "
-                    "the mean over the examples of the batch, jnp.mean(...)"
+                    f"metric {name!r} has shape {shown(one.shape)}, and a metric is one number, the mean "
+                    "over the examples of the batch: jnp.mean(...)"
                 )
         return sorted(metrics)
 

@@ -55,6 +55,9 @@ class Compiled:
             one.name for one in getattr(model._compile_loss, "metrics", ())
         }  # of a loss that was computed before
         self.metric_names = [name for name in found if name not in {"loss", *parts}]
+        if self.metric_names:
+            self._require_sums(x, y, predicted)
+        self.sum_count = len(self._metric_states()) if self.metric_names else 0
         self.trained, self.states = named(model)
         weights = {id(one) for layer in model._flatten_layers() for one in layer._trainable_variables}
         self.frozen = [number for number, one in enumerate(self.states.values()) if id(one) in weights]
@@ -153,12 +156,47 @@ class Compiled:
         return ops.sum(ops.cast(mask, "float32"))
 
     def measured(self, predicted: Any, x: Any, y: Any, sample_weight: Any = None) -> list[float]:
-        """Return the metrics of one batch."""
+        """Return the states of the metrics after one batch, divided by the number of examples.
+
+        They are sums over examples (counts of hits, say), so that those of batches and shares add up, where
+        a mean of values, such as AUC or precision, is not the value of all.
+        """
         if not self.metric_names:
             return []
         self.model.reset_metrics()
-        found = self.model.compute_metrics(x, y, predicted, sample_weight)
-        return [float(found[name]) for name in self.metric_names]
+        self.model.compute_metrics(x, y, predicted, sample_weight)
+        states: list[float] = (self._metric_states() / len(leaves_of(y)[0])).tolist()
+        return states
+
+    def metrics_of(self, sums: Sequence[float]) -> list[float]:
+        """Return the metrics whose states are these sums."""
+        flat, begun = np.asarray(sums), 0
+        for variable in self.model.metrics_variables:
+            size = math.prod(variable.shape)
+            variable.assign(flat[begun : begun + size].reshape(variable.shape))
+            begun += size
+        found = self.model.get_metrics_result()
+        return [float(np.mean(to_array(found[name]))) for name in self.metric_names]
+
+    def _metric_states(self) -> Array:
+        states = [to_array(variable.value).ravel() for variable in self.model.metrics_variables]
+        return np.concatenate(states).astype(np.float64)
+
+    def _require_sums(self, x: Any, y: Any, predicted: Any) -> None:
+        """Raise InvalidArgumentError for a metric whose state is no sum, such as a largest value."""
+        self.model.reset_metrics()
+        begun = self._metric_states()
+        found = []
+        for _ in range(2):
+            self.model.compute_metrics(x, y, predicted)
+            found.append(self._metric_states())
+        self.model.reset_metrics()
+        if begun.any() or not np.allclose(found[1], 2 * found[0], rtol=1e-3, equal_nan=True):
+            raise InvalidArgumentError(
+                f"one of the metrics {', '.join(self.metric_names)} has a state that is not a sum over "
+                "examples, from 0 on, and those of batches and shares could not be added up: leave it out of "
+                "compile, and compute it of model.predict in a callback"
+            )
 
     def evaluated(self, data: HeldOut) -> dict[str, float]:
         """Return loss and metrics of the model as it is now."""
@@ -183,6 +221,13 @@ def mask_of(tensor: Any) -> Any:
 
 NOTHING = 1e-6
 """What a share counts in which everything is masked: its loss is 0, and the model's penalties count."""
+
+
+def to_array(value: Any) -> Array:
+    """Return a tensor as an array."""
+    from keras import ops
+
+    return np.asarray(ops.convert_to_numpy(value))
 
 
 def as_tensor(value: Any) -> Any:
@@ -255,6 +300,7 @@ class KerasOnTorch(TorchModel):
             counter=(lambda batch, loss, rows: Counted(self._number, rows)) if compiled.is_masked else None,
             shared=True,
         )
+        self.sum_count, self.metrics_of = compiled.sum_count, compiled.metrics_of  # type: ignore[method-assign]
         self.keep_states({name: variable.value for name, variable in compiled.states.items()})
         self.fixed = [self.states[number][1] for number in compiled.frozen]
         model.train()
@@ -302,6 +348,7 @@ class KerasOnJax(FrameworkModel):
         self.compiled = compiled = Compiled(model, spec)
         self._opened = compiled.checked(opened)
         super().__init__(copies(compiled.trained), compiled.metric_names, copies(compiled.states))
+        self.sum_count, self.metrics_of = compiled.sum_count, compiled.metrics_of  # type: ignore[method-assign]
         self.fixed = [self.states[number][1] for number in compiled.frozen]
         self._values: list[Any] = []
         self._step = jax.jit(jax.value_and_grad(self._loss, has_aux=True))

@@ -204,7 +204,7 @@ class TorchModel(FrameworkModel):
         self._waiting = set(range(len(self._parameters)))
         loss, counted, is_uneven, all_count = 0.0, 0.0, False, True
         total = 0.0  # of what multiplies the losses of the parts: 1, unless some of them count less
-        metrics: list[Any] = [0.0] * len(self.metric_names)
+        metrics: list[Any] = [0.0] * self.measured_count
         parts = self._parts(batch)
         for number, (part, fraction) in enumerate(parts):
             is_last = number == len(parts) - 1
