@@ -27,6 +27,7 @@ export function readSweep(data: unknown): SweepBundle {
   const trials = parseTrials(sweep['trials']);
   const known = new Set(trials.number);
   const of = Math.max(whole(sweep['of']) ?? 0, trials.number.length);
+  const cells = isRecord(sweep['cells']) ? cellsOf(sweep['cells']) : undefined;
   return {
     snapshot: {
       snapshot: true,
@@ -38,7 +39,8 @@ export function readSweep(data: unknown): SweepBundle {
         Object.entries(record(sweep['curves'])).flatMap(([number, curve]) => curveOf(Number(number), curve, known))
       ),
       spans: list(sweep['spans'], MOST_SPANS).flatMap(span => spanOf(span, known)),
-      best: list(sweep['best'], MOST_SPANS).flatMap(improvementOf)
+      best: list(sweep['best'], MOST_SPANS).flatMap(improvementOf),
+      ...(cells ? { cells } : {})
     },
     shown: trials.number.length,
     of,
@@ -150,6 +152,38 @@ function spanOf(value: unknown, known: Set<number>): unknown[][] {
 function improvementOf(value: unknown): unknown[][] {
   const [at, number, best] = list(value, 3);
   return finite(at) === null || whole(number) === null ? [] : [[at, number, best]];
+}
+
+const MOST_PAIRS = 256;
+const MOST_BINS = 64;
+const FIELDS = 5 + STATES.length; // of a cell
+const NUMBERS = new Map([['nan', NaN], ['inf', Infinity], ['-inf', -Infinity]]);
+
+/** The heat maps of all trials (see nbdist/ui/frozen/sweep_cells.py); damaged parts are left out. */
+function cellsOf(value: Json): Json {
+  const bins = Object.fromEntries(Object.entries(record(value['bins'])).flatMap(([name, one]) => binsOf(name, record(one))));
+  const pairs = list(value['pairs'], MOST_PAIRS).flatMap(one => {
+    const { x, y, cells } = record(one);
+    return Object.hasOwn(bins, text(x)) && Object.hasOwn(bins, text(y)) ? [{ x, y, cells: cellRows(text(cells)) }] : [];
+  });
+  return { bins, pairs };
+}
+
+/** Ascending edges, or groups of values. */
+function binsOf(name: string, { edges, values, none }: Json): [string, Json][] {
+  const numbers = list(edges, MOST_BINS).flatMap(one => finite(one) ?? []);
+  if (numbers.length > 1 && numbers.every((one, i) => i === 0 || one > numbers[i - 1]!)) {
+    return [[name, { edges: numbers, none: none === true }]];
+  }
+  const groups = list(values, MOST_BINS).map(group => list(group, MOST_PARAMETERS).filter(plain)).filter(({ length }) => length > 0);
+  return groups.length ? [[name, { values: groups, none: none === true }]] : [];
+}
+
+/** The numbers of each cell whose place and counts are whole numbers. */
+function cellRows(packed: string): number[][] {
+  const numbers = packed.split(' ', MOST_BINS * MOST_BINS * FIELDS).map(one => NUMBERS.get(one) ?? Number(one || NaN));
+  const rows = Array.from({ length: Math.floor(numbers.length / FIELDS) }, (_, i) => numbers.slice(i * FIELDS, (i + 1) * FIELDS));
+  return rows.filter(([x, y, best, , , ...counts]) => [x, y, ...counts].every(one => whole(one) !== null) && Number.isInteger(best));
 }
 
 const MOST_PARAMETERS = 256;

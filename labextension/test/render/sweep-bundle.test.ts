@@ -32,6 +32,17 @@ describe('readSweep', () => {
     expect([snapshot['of'], (snapshot.status as Record<string, any>)['busy']]).toEqual([99, [[0, 0.5]]]);
   });
 
+  it('keeps the heat maps of all trials, without their damaged parts', () => {
+    const bins = { lr: { edges: [0.1, 0.2, 0.4], none: true }, n: { values: [[1, 2], ['a']] }, bad: { edges: [2, 1] }, worse: 7 };
+    const cells = '0 1 7 0.5 nan 0 0 3 0 0 0 x 1 7 0.5 0.5 0 0 3 0 0 0 1 0 -1 inf 0.5 0 0 0 0 0 2 1';
+    const pairs = [{ x: 'lr', y: 'n', cells }, { x: 'lr', y: 'bad', cells }, { x: 'lr', y: 'toString', cells }, null];
+    expect(readSweep({ ...data, cells: { bins, pairs } }).snapshot['cells']).toEqual({
+      bins: { lr: { edges: [0.1, 0.2, 0.4], none: true }, n: { values: [[1, 2], ['a']], none: false } },
+      pairs: [{ x: 'lr', y: 'n', cells: [[0, 1, 7, 0.5, NaN, 0, 0, 3, 0, 0, 0], [1, 0, -1, Infinity, 0.5, 0, 0, 0, 0, 0, 2]] }] // prettier-ignore
+    });
+    expect(readSweep({ ...data, cells: 'x' }).snapshot['cells']).toBeUndefined();
+  });
+
   it('unpacks curves, and shows the number of curves left out', () => {
     const points = new Uint8Array(new Float32Array([1, 0.5, 3, NaN, 2, 7, 4, 0.25]).buffer); // the third does not ascend
     const packed = btoa(String.fromCharCode(...points));

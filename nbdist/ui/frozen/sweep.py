@@ -30,6 +30,7 @@ from nbdist.text import clip
 from nbdist.ui.formatting import shorten, well_formed
 from nbdist.ui.frozen.render import PICTURE_WIDTH, line, rows_table, rows_text
 from nbdist.ui.frozen.sweep_axes import by_weight, ranked
+from nbdist.ui.frozen.sweep_cells import cells_of
 from nbdist.ui.frozen.sweep_figure import picture
 from nbdist.ui.widgets.sweep_feed import (
     LONGEST_REASON,
@@ -47,7 +48,7 @@ from nbdist.ui.widgets.sweep_feed import (
 
 SWEEP = "application/vnd.nbdist.sweep+json"
 LIMIT = 147_000  # bytes in a notebook file, less than 150 kB for the bundle's own keys
-DATA_LIMIT = 30_000  # without the curves, which take the remaining bytes
+DATA_LIMIT = 34_000  # without the curves, which take the remaining bytes
 PICTURE_LIMIT = 34_000  # stored twice, in base64
 ERROR_LIMIT, FAILURE_LIMIT, ROWS_LIMIT = 1_500, 1_500, 3_500
 LEAST_WIDTH = 560  # CSS pixels; a narrower page scrolls
@@ -124,12 +125,14 @@ def first_failure(summary: SweepSummary) -> str:
 # A snapshot for the grid (`nbdist.ui.widgets.sweep_feed`), downsampled: ``curves`` instead of points, by
 # trial number, each as base64 of float32 pairs (step, value; little-endian); ``left_out`` is the number of
 # curves that did not fit. It has ``shown`` of ``of`` trials, the best and a sample of the others, and their
-# attempts; ``busy`` in the status counts the attempts of all. Empty columns are omitted, and long texts are
-# cut. (Notebooks saved before 2026-11-22 have ``{number: [[steps], [values]]}``.)
+# attempts; ``busy`` in the status counts the attempts of all, and ``cells`` are the heat maps of all trials
+# (`nbdist.ui.frozen.sweep_cells`). Empty columns are omitted, and long texts are cut. (Notebooks saved
+# before 2026-11-22 have ``{number: [[steps], [values]]}``.)
 
 BEST = 24  # trials that take precedence over the sample
 POINTS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # points per curve; the largest that fits is used
 MOST_TRIALS = 200
+CELLS_SHARE = 0.2  # of the data without curves, for the heat maps of all trials
 MOST_PARAMETERS, MOST_METRICS, MOST_ENGINES, MOST_IMPROVEMENTS = 12, 6, 32, 24
 MOST_VALUES = (24, 8, 3)
 KEPT = ("number", "state")  # columns that exist even without trials
@@ -161,7 +164,18 @@ def trial_data(sweep: SweepSeen, limit: int) -> dict[str, Any]:
         return with_trials(data, ledger, chosen(best, rest, count))
 
     most = min(len(ledger.trials), MOST_TRIALS)
-    return made(most_that_fit(most, lambda count: size(made(count)) <= limit))
+    count = most_that_fit(most, lambda count: size(made(count)) <= limit)
+    if count == len(ledger.trials):
+        return made(count)
+    names = [name for name in by_weight(ledger) if clip(name, LONGEST_TEXT) in known(data)]
+    cells = cells_of(ledger, names, lambda found: size(found) <= limit * CELLS_SHARE)
+    data["cells"] = {**cells, "bins": cut(cells["bins"])}
+    return made(most_that_fit(count, lambda count: size(made(count)) <= limit))
+
+
+def known(data: Mapping[str, Any]) -> set[str]:
+    """Return the names of the parameters that the data has."""
+    return {one["name"] for one in data["head"]["parameters"]}
 
 
 def with_curves(data: dict[str, Any], ledger: Ledger, room: int) -> dict[str, Any]:
@@ -236,7 +250,7 @@ def with_trials(data: dict[str, Any], ledger: Ledger, trials: Sequence[Trial]) -
     metrics = dict.fromkeys(name for one in trials for name in one.values if name != ledger.created.metric)
     columns = rows(ledger, trials, list(metrics)[:MOST_METRICS], LONGEST_ERROR)
     columns["value"] = [digits(one.value) for one in trials]
-    names = {one["name"] for one in data["head"]["parameters"]}
+    names = known(data)
     columns["parameters"] = {
         clip(name, LONGEST_TEXT): [cut(value) for value in column]
         for name, column in columns["parameters"].items()

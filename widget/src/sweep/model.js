@@ -6,6 +6,8 @@ import { FINISHED, STATES } from "./states.js";
 /** @typedef {{ id: string, name: string, metric: string, direction: "max" | "min", began: number, sampler: string, pruner: string, per_trial: number, seed: string, space: string, again: string, engines: [number, string][], parameters: Parameter[] }} Head */
 /** @typedef {{ state: string, now: number, wanted: number, counts: Record<string, number>, engines: [number, "busy" | "free" | "gone", number | null][], trouble: string | null, best: number | null, trials_per_second: number | null, seconds_left: number | null, closed: boolean, busy?: [number, number][] }} Status `busy`: the share of the whole time for each rank, where not all spans are there */
 /** @typedef {{ steps: number[], values: number[] }} Curve */
+/** @typedef {{ edges?: number[], values?: any[][], none?: boolean }} ParameterBins numbers between edges, or some values each; `none` adds the trials without the parameter */
+/** @typedef {{ bins: Record<string, ParameterBins>, pairs: { x: string, y: string, cells: number[][] }[] }} AllCells see nbdist/ui/frozen/sweep_cells.py */
 /** @typedef {{ number: number, attempt: number, ranks: number[], start: number, end: number, how: string }} Span `end` is NaN while the attempt runs */
 
 const NUMBERS = /** @type {const} */ (["value", "step", "attempt", "parent", "asked", "started", "ended"]);
@@ -49,6 +51,8 @@ export class SweepModel {
     /** @type {{ time: number, number: number, value: number }[]} */
     this.best = [];
     this.of = 0; // the number of all trials, where those here are a sample of them
+    /** @type {AllCells | null} */
+    this.cells = null; // the heat maps of all trials, where those here are a sample
     this.chosen = -1;
     this.hovered = -1;
     /** @type {Uint8Array | null} */
@@ -100,7 +104,7 @@ export class SweepModel {
   apply(content, buffers = []) {
     const before = content.snapshot ? { number: this.number, brushed: this.brushed } : null;
     if (content.snapshot) this.clear();
-    if (content.snapshot) this.of = content.of ?? 0;
+    if (content.snapshot) [this.of, this.cells] = [content.of ?? 0, content.cells ?? null];
     if (content.head) this.head = content.head;
     if (content.status) this.status = content.status;
     if (content.trials) this.applyTrials(content.trials);

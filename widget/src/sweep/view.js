@@ -21,7 +21,7 @@ import { FINAL_STATES } from "./states.js";
 import { makeTable, trialRows } from "./table.js";
 
 /** @typedef {{ element: HTMLElement, draw: () => void, destroy: () => void }} View */
-/** @typedef {View & { exported: () => import("../export/figures.js").Figure | null }} FigureView a figure that can be saved */
+/** @typedef {View & { exported: () => import("../export/figures.js").Figure | null, isOfAll?: () => boolean }} FigureView a figure that can be saved; `isOfAll` where it may show all trials though those here are a sample */
 
 const COLORMAPS = { light: colormapFor(false), dark: colormapFor(true) };
 const HIDDEN_FRAMES = 30; // for which a page without a width is checked again: JupyterLab hides it while it changes its theme
@@ -69,10 +69,10 @@ export class SweepView {
     this.body.hidden = true;
     this.element.append(this.header.element, this.body);
     if (!send) for (const controls of this.element.querySelectorAll(".nbs-actions, .nbs-output")) controls.remove();
-    this.samples = [parallel, heatmap, best, curves, timeline].map(({ element }) => {
+    this.samples = [...figures.values()].map((figure) => {
       const sample = make("span", { class: "nbd-legend" });
-      element.querySelector("figcaption")?.append(sample);
-      return sample;
+      figure.element.querySelector("figcaption")?.append(sample);
+      return { figure, sample };
     });
     /** @type {Set<Element>} */
     this.unseen = new Set(); // figures outside the visible area are not drawn; table and panel always are, for screen readers
@@ -108,13 +108,13 @@ export class SweepView {
     this.body.hidden = false;
     this.readTheme();
     const { brushed, brushedCount, count, of, sampled } = this.model;
-    for (const sample of this.samples) setText(sample, sampled ? `a sample: ${formatCount(count)} of ${formatCount(of)} trials` : "");
     setText(this.brushStatus, brushed ? `${formatCount(brushedCount)} of ${formatCount(count)} trials: ${this.brush.describe()}` : "");
     this.exports.draw();
     this.brushed.classList.toggle("nbs-idle", !brushed);
     this.clear.hidden = !brushed;
     this.hint.hidden = Boolean(brushed);
     for (const view of this.views) if (!this.unseen.has(view.element)) view.draw();
+    for (const { figure, sample } of this.samples) setText(sample, sampled && !figure.isOfAll?.() ? `a sample: ${formatCount(count)} of ${formatCount(of)} trials` : "");
     if (this.element.clientWidth > 0) this.hiddenFrames = HIDDEN_FRAMES;
     else if (this.hiddenFrames-- > 0) this.redraw(); // hidden: retry in the next frame, since no event reports the end
   }

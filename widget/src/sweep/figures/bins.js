@@ -4,7 +4,8 @@ import { formatParameter } from "../format.js";
 import { valueKey } from "../model.js";
 
 /** @typedef {{ from: number, to: number, text: string, start: string | null }} Bin places; `start` names its lower edge, null where the bin is a value */
-/** @typedef {{ x: number, y: number, rows: number[], best: number, median: number, counts: number[] }} Cell `best` is a row or -1; counts by state */
+/** @typedef {{ x: number, y: number, rows: number[], best: number, number: number, value: number, median: number, counts: number[], count: number }} Cell
+ * `best` is a row or -1, `number` its trial, `value` its value; counts by state. Of a sample, the rows are those of the sample, and `best` may be missing. */
 
 const FEW = 12; // distinct numbers that get a bin each, if trials share them
 const STATES = 6;
@@ -71,16 +72,48 @@ export function binIndices(at, bins) {
  * @returns {Cell[]} line by line
  */
 export function aggregateCells(model, xs, ys, columns, lines, mask) {
-  const cells = Array.from({ length: columns * lines }, (_, i) => /** @type {Cell} */ ({ x: i % columns, y: Math.floor(i / columns), rows: [], best: -1, median: NaN, counts: Array(STATES).fill(0) }));
+  const cells = Array.from({ length: columns * lines }, (_, i) => /** @type {Cell} */ ({ x: i % columns, y: Math.floor(i / columns), rows: [], best: -1, number: -1, value: NaN, median: NaN, counts: Array(STATES).fill(0), count: 0 }));
   for (let row = 0; row < model.count; row++) {
     if (xs[row] < 0 || ys[row] < 0 || (mask && !mask[row])) continue;
     const cell = cells[ys[row] * columns + xs[row]];
     cell.rows.push(row);
+    cell.count++;
     cell.counts[model.state[row]]++;
     if (model.outranks(row, cell.best)) cell.best = row;
   }
-  for (const cell of cells) cell.median = median(cell.rows, (row) => model.value[row]) ?? NaN;
+  for (const cell of cells) {
+    cell.median = median(cell.rows, (row) => model.value[row]) ?? NaN;
+    if (cell.best >= 0) [cell.number, cell.value] = [model.number[cell.best], model.value[cell.best]];
+  }
   return cells;
+}
+
+/** The bins that the kernel has counted all trials in; null where the axis lacks one of their values. @param {import("./positions.js").Axis} axis @param {import("../model.js").ParameterBins} bins @returns {Bin[] | null} */
+export function knownBins({ scale }, { edges, values, none }) {
+  const last = none ? [{ from: NaN, to: NaN, text: "none", start: null }] : [];
+  if (edges) {
+    const places = edges.map((edge, i) => (i === 0 ? 0 : i === edges.length - 1 ? 1 : scale.position(edge)));
+    const texts = edges.map((edge) => formatParameter(Number(edge.toPrecision(3))));
+    const bins = places.slice(1).map((to, i) => ({ from: places[i], to, text: `${texts[i]} to ${texts[i + 1]}`, start: texts[i] }));
+    return scale.values || bins.some(({ from, to }) => !(from < to)) ? null : [...bins, ...last];
+  }
+  const groups = (values ?? []).map((group) => ({ places: group.map(scale.position), text: group.length > 2 ? `${formatParameter(group[0])} … ${formatParameter(group.at(-1))}` : group.map(formatParameter).join(", ") }));
+  const ends = groups.map(({ places }) => [Math.min(...places), Math.max(...places)]);
+  const bins = groups.map(({ text }, i) => ({ text, start: null, from: i === 0 ? 0 : (ends[i - 1][1] + ends[i][0]) / 2, to: i === groups.length - 1 ? 1 : (ends[i][1] + ends[i + 1][0]) / 2 }));
+  return bins.some(({ from, to }) => !(from < to)) ? null : [...bins, ...last];
+}
+
+/**
+ * Replaces what a sample tells of each cell by what all trials do.
+ * @param {Cell[]} cells line by line, of the sample @param {number} columns
+ * @param {number[][]} known for each cell its bins across and upwards, the best trial or -1, its value, the median and the counts
+ * @param {(upwards: number) => number} line of a bin @param {import("../model.js").SweepModel} model
+ */
+export function replaceByKnown(cells, columns, known, line, model) {
+  for (const [x, y, number, value, middle, ...counts] of known) {
+    const cell = cells[line(y) * columns + x];
+    if (cell) Object.assign(cell, { number, value, median: middle, counts, count: counts.reduce((sum, one) => sum + one, 0), best: model.row(number) });
+  }
 }
 
 /** The two parameters with the most possible values: a conditional parameter comes last. @param {import("../model.js").Parameter[]} parameters @returns {[string, string] | null} */

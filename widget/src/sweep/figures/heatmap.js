@@ -7,7 +7,7 @@ import { keysOf } from "../../export/figures.js";
 import { formatCount, formatValue } from "../../text/format.js";
 import { formatNumber, plural } from "../format.js";
 import { drawGlyphs, FAILED, PRUNED, RUNNING, STATES, STOPPED } from "../states.js";
-import { aggregateCells, binIndices, binsOf, widest } from "./bins.js";
+import { aggregateCells, binIndices, binsOf, knownBins, replaceByKnown, widest } from "./bins.js";
 import { resizeCanvas, truncateText } from "./canvas.js";
 import { shadeIndex } from "./colormap.js";
 import { METRIC } from "./positions.js";
@@ -51,6 +51,9 @@ export function makeHeatmap(model, options) {
   /** @type {Cell[]} */
   let cells = [];
   /** @type {Int16Array} */
+  /** @type {number[][] | null} */
+  let known = null; // the cells of all trials, where those here are a sample
+  /** @type {Int16Array} */
   let xs = new Int16Array(0); // by row
   /** @type {Int16Array} */
   let ys = xs;
@@ -62,6 +65,7 @@ export function makeHeatmap(model, options) {
   let mask = undefined; // that the cells were computed with
   /** @type {Area} */
   let area = { left: 0, top: 0, width: 0, height: 0 };
+  let isOfAll = false; // whether the cells are those of all trials
   let cursor = { x: 0, y: 0 };
   /** @type {{ from: BinPosition, moved: boolean } | null} */
   let drag = null;
@@ -120,8 +124,8 @@ export function makeHeatmap(model, options) {
     if (width === 0 || !xName) return null;
     const ramp = legend.hidden ? [] : [{ text: low.textContent ?? "" }, { text: high.textContent ?? "", tones: shades() }];
     const states = STATES.map(({ name }) => name);
-    const rows = cells.filter(({ rows }) => rows.length).map((cell) => [columns[cell.x].text, lines[cell.y].text, cell.rows.length,
-      ...(cell.best < 0 ? [undefined, undefined, undefined] : [model.value[cell.best], model.number[cell.best], cell.median]), ...cell.counts]);
+    const rows = cells.filter(({ count }) => count).map((cell) => [columns[cell.x].text, lines[cell.y].text, cell.count,
+      ...(cell.number < 0 ? [undefined, undefined, undefined] : [cell.value, cell.number, cell.median]), ...cell.counts]);
     return {
       title: "Heat map", width, height: area.top + area.height + FOOT, keys: [...keysOf(caption), ...ramp],
       paint: (/** @type {CanvasRenderingContext2D} */ canvas) => paint(canvas, { hovered: null, cursor: null }),
@@ -163,9 +167,12 @@ export function makeHeatmap(model, options) {
       computedFor = key;
       const enough = Math.ceil(1.3 * Math.sqrt(model.count)); // more bins are mostly empty
       const most = clamp(Math.min(enough, Math.floor(room / CELL_WIDTH)), 3, MOST_BINS);
-      columns = binsOf(axis("x"), model.parameters.get(xName) ?? [], most);
+      const pair = model.cells?.pairs.find(({ x, y }) => (x === xName && y === yName) || (x === yName && y === xName));
+      const [across, upward] = [xName, yName].map((name) => (pair && model.cells ? knownBins(positions.axis(name), model.cells.bins[name]) : null));
+      known = across && upward && pair ? (pair.x === xName ? pair.cells : pair.cells.map(([x, y, ...cell]) => [y, x, ...cell])) : null;
+      columns = (known && across) ?? binsOf(axis("x"), model.parameters.get(xName) ?? [], most);
       xs = binIndices(axis("x").at, columns);
-      const upwards = binsOf(axis("y"), model.parameters.get(yName) ?? [], clamp(enough, 3, MOST_BINS - 3));
+      const upwards = (known && upward) ?? binsOf(axis("y"), model.parameters.get(yName) ?? [], clamp(enough, 3, MOST_BINS - 3));
       ys = binIndices(axis("y").at, upwards).map((line) => (line < 0 ? line : upwards.length - 1 - line));
       lines = upwards.reverse();
     }
@@ -173,6 +180,8 @@ export function makeHeatmap(model, options) {
     if (changed || mask !== model.brushed) {
       mask = model.brushed;
       cells = aggregateCells(model, xs, ys, columns.length, lines.length, mask);
+      isOfAll = !model.sampled || Boolean(known && !mask);
+      if (known && !mask) replaceByKnown(cells, columns.length, known, (upwards) => lines.length - 1 - upwards, model);
     }
     brushedX = brush.span(xName);
     brushedY = brush.span(yName);
@@ -200,7 +209,7 @@ export function makeHeatmap(model, options) {
     const { scale, title } = positions.axis(METRIC);
     const { worst, best } = positions.colourDomain();
     const max = best > worst;
-    legend.hidden = !cells.some((cell) => cell.best >= 0);
+    legend.hidden = !cells.some((cell) => cell.number >= 0);
     setText(low, `${title} ${formatValue(scale.value(worst))}`);
     setText(high, formatValue(scale.value(best)));
     colormap.style.background = `linear-gradient(to right, ${shades().join(", ")})`;
@@ -215,16 +224,17 @@ export function makeHeatmap(model, options) {
   /** @param {Cell | undefined} cell */
   function describeCell(cell) {
     if (!cell) return "no trials yet";
-    const parts = cell.rows.length ? facts(cell).map(([name, value]) => `${name} ${value}`).join(", ") : model.brushed ? "no brushed trials" : "no trials";
+    const parts = cell.count ? facts(cell).map(([name, value]) => `${name} ${value}`).join(", ") : model.brushed ? "no brushed trials" : "no trials";
     return `${cellTitle(cell)}: ${parts}`;
   }
 
   /** @param {Cell} cell @returns {[string, string][]} */
   function facts(cell) {
     const some = cell.rows.slice(0, NAMED).map((row) => model.number[row]).join(", ");
-    const best = cell.best < 0 ? [] : [["best", `${formatValue(model.value[cell.best])} (trial ${model.number[cell.best]})`], ["median", formatValue(cell.median)]];
+    const best = cell.number < 0 ? [] : [["best", `${formatValue(cell.value)} (trial ${cell.number})`], ["median", formatValue(cell.median)]];
+    const named = cell.rows.length ? `${cell.count > cell.rows.length ? `, ${formatCount(cell.rows.length)} of them here` : ""}: ${some}${cell.rows.length > NAMED ? ", …" : ""}` : "";
     const states = cell.counts.map((count, state) => (count ? `${STATES[state].glyph} ${formatCount(count)} ${STATES[state].name}` : "")).filter(Boolean).join("  ");
-    return /** @type {[string, string][]} */ ([...best, ["", `${plural(cell.rows.length, "trial")}: ${some}${cell.rows.length > NAMED ? ", …" : ""}`], ["", states]]);
+    return /** @type {[string, string][]} */ ([...best, ["", `${plural(cell.count, "trial")}${named}`], ["", states]]);
   }
 
   /** @param {MouseEvent} event @returns {BinPosition} */
@@ -257,7 +267,7 @@ export function makeHeatmap(model, options) {
       return;
     }
     const cell = cellAt(here);
-    surface.style.cursor = here.x < 0 || here.y < 0 ? "crosshair" : cell && cell.best >= 0 ? "pointer" : "";
+    surface.style.cursor = here.x < 0 || here.y < 0 ? "crosshair" : cell && cell.rows.length ? "pointer" : "";
     model.hover(cell && cell.best >= 0 ? model.number[cell.best] : -1);
     show(cell);
   }
@@ -290,7 +300,7 @@ export function makeHeatmap(model, options) {
 
   /** @param {Cell | undefined} cell */
   function show(cell) {
-    if (!cell || cell.rows.length === 0) return readout.hide();
+    if (!cell || cell.count === 0) return readout.hide();
     const [width, height] = [area.width / columns.length, area.height / lines.length];
     const at = { x: area.left + cell.x * width, y: area.top + cell.y * height, width, height };
     readout.show(cellTitle(cell), facts(cell).map(([label, value]) => plainEntry(label, value)), at, []);
@@ -331,7 +341,7 @@ export function makeHeatmap(model, options) {
     draw();
   }
 
-  return { element, draw, exported, destroy: () => element.remove() };
+  return { element, draw, exported, isOfAll: () => isOfAll, destroy: () => element.remove() };
 }
 
 /** The range from one bin to another; null for the bin of trials without a value. @param {Bin[]} bins @param {number} a @param {number} b @returns {[number, number] | null} */
@@ -374,19 +384,19 @@ export function drawHeatmap(canvas, heat) {
  * @param {import("./bins.js").Cell} cell @param {[number, number, number, number]} box
  */
 function drawCell(canvas, heat, cell, [x, y, w, h]) {
-  const { model, options } = heat;
+  const { options } = heat;
   const { colours, colormap, font } = options.theme;
-  const shade = cell.best < 0 ? -1 : shadeIndex(options.positions.quality(cell.best));
+  const shade = cell.number < 0 ? -1 : shadeIndex(options.positions.qualityAt(options.positions.axis(METRIC).scale.position(cell.value)));
   canvas.beginPath();
   canvas.roundRect(x, y, w, h, 3);
   canvas.fillStyle = shade < 0 ? colours.grid : colormap.css[shade];
-  canvas.globalAlpha = shade < 0 && cell.rows.length === 0 ? 0.45 : 1;
+  canvas.globalAlpha = shade < 0 && cell.count === 0 ? 0.45 : 1;
   canvas.fill();
   canvas.globalAlpha = 1;
-  if (cell.rows.length === 0) return;
+  if (cell.count === 0) return;
   const ink = shade < 0 ? colours.ink : colormap.ink[shade];
-  const [n, middle] = [cell.rows.length, x + w / 2];
-  const numbers = h < 28 || shade < 0 ? [] : [model.value[cell.best]];
+  const [n, middle] = [cell.count, x + w / 2];
+  const numbers = h < 28 || shade < 0 ? [] : [cell.value];
   if (numbers.length > 0 && h >= 46 && n > 1) numbers.push(cell.median);
   const lines = numbers.map((value, i) => (i ? "~" : "") + (w < 56 ? formatNumber(Number(value.toPrecision(2))) : formatValue(value)));
   const step = 14;
@@ -407,7 +417,7 @@ function drawCell(canvas, heat, cell, [x, y, w, h]) {
  * @param {number} middle @param {number} y @param {number} w @param {string} ink
  */
 function drawMarks(canvas, cell, middle, y, w, ink) {
-  const count = formatCount(cell.rows.length);
+  const count = formatCount(cell.count);
   const wide = canvas.measureText(count).width;
   const marks = MARKED.filter((state) => cell.counts[state] > 0).slice(0, Math.max(0, Math.floor((w - wide - 8) / GLYPH)));
   const start = middle - (wide + marks.length * GLYPH) / 2;
