@@ -46,6 +46,11 @@ test("every figure of a sweep can be saved, in a saved notebook as well", () => 
   expect([...view.element.querySelectorAll(".nbd-export option")].map((one) => one.textContent)).toEqual(["all figures", ...view.exports.source.titles()]);
 });
 
+test("a saved grid has no commands, but the choice of the time that its figure shows", () => {
+  expect(view.element.querySelectorAll(".nbs-actions")).toHaveLength(0);
+  expect(view.element.querySelector('figure [aria-label="Time shown"]')).not.toBeNull();
+});
+
 test("parallel coordinates have the names of their axes, and their numbers are the trials'", () => {
   const { texts, rows } = saved("Parallel coordinates");
   expect(texts).toEqual(expect.arrayContaining(["lr", "width", "momentum", "loss"]));

@@ -69,7 +69,7 @@ class Timeline {
     });
     this.busy = make("span", {});
     this.how = make("span", { class: "nbd-legend" });
-    this.buttons = make("span", { class: "nbs-actions", role: "group", "aria-label": "Time shown" });
+    this.buttons = make("span", { class: "nbs-times", role: "group", "aria-label": "Time shown" });
     this.figure.note.append(this.busy, this.how, this.buttons);
     this.element = this.figure.element;
     this.off = model.on(["data"], () => (this.dirty = true));
