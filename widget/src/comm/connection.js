@@ -117,13 +117,15 @@ export function connect({ model, el }, make, receiveMessage) {
     page.redraw(); // data may have changed while it was hidden
   });
   seen.observe(page.element);
-  let typing = false; // in a field, so that the kernel does not replace the view
-  const onFocus = (/** @type {FocusEvent} */ { type, target }) => {
-    const now = type === "focusin" && /** @type {Element} */ (target).matches("input, textarea, select");
+  let inUse = false; // so that the kernel does not replace the view: a field has the focus, or a form is open
+  const onUse = (/** @type {Event} */ { type, target }) => {
+    const focused = type === "focusin" ? target : type === "click" ? document.activeElement : null;
+    const isTyping = focused instanceof Element && page.element.contains(focused) && focused.matches("input, textarea, select");
+    const now = isTyping || [...page.element.querySelectorAll("form")].some((form) => !form.closest("[hidden]"));
     // While another window has the focus, what is typed here stays in use.
-    if (now !== typing && (now || document.hasFocus())) send("focus", { focused: (typing = now) });
+    if (now !== inUse && (now || document.hasFocus())) send("focus", { focused: (inUse = now) });
   };
-  for (const type of /** @type {const} */ (["focusin", "focusout"])) page.element.addEventListener(type, onFocus);
+  for (const type of ["focusin", "focusout", "click"]) page.element.addEventListener(type, onUse);
   const onVisibility = () => send("visible");
   document.addEventListener("visibilitychange", onVisibility);
   const resized = new ResizeObserver(() => page.redraw());

@@ -5,6 +5,8 @@ import { HOSTILE, snapshot } from "./data.js";
 
 /** @type {Record<string, any>[]} */
 let sent = [];
+/** @type {boolean[]} */
+let used = []; // what the page has said of its use
 /** @type {(message: any, buffers?: DataView[]) => void} */
 let deliver = () => {};
 /** @type {(entries: { isIntersecting: boolean }[]) => void} */
@@ -15,6 +17,7 @@ const model = {
   send: (/** @type {any} */ message) => {
     if (broken) throw new Error("the kernel has ended");
     if (message.kind !== "focus") sent.push(message); // a form that opens has the focus
+    else used.push(message.focused);
   },
   on: (/** @type {string} */ _, /** @type {any} */ handler) => (deliver = handler),
   off: () => (deliver = () => {}),
@@ -205,6 +208,21 @@ describe("commands on the sweep", () => {
     expect(sent.at(-1)).toMatchObject({ kind: "edit", space: "lr=0.1 width=[32]", outside: "stop" });
     await answered({ message: "new trials come from the edited space" });
     expect(query(".nbs-form .nbs-command-status").textContent).toBe("new trials come from the edited space");
+  });
+
+  test("the grid is in use while a form is open, also if the focus is elsewhere", () => {
+    shown();
+    used = [];
+    button("Edit the space").click();
+    query(".nbs-table tbody button").focus(); // to read in the table what is to be typed
+    expect(used).toEqual([true]);
+    query(".nbs-space").focus();
+    query(".nbs-space").dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+    expect(used).toEqual([true, false]);
+    button("Edit the space").click();
+    button("Edit the space").focus();
+    button("Edit the space").click();
+    expect(used).toEqual([true, false, true, false]);
   });
 
   test("none after it is closed", () => {
