@@ -79,8 +79,13 @@ LAYERS = {
         "(engines or netns or processes or slow) and not browser",
         *("-n", "3", "--dist", "loadfile"),
     ),
+    # Its files are in the order that they run in (tests/browser/conftest.py), the longest first.
     "browser": tests(
-        ["tests/browser", *files_with("browser")], 400, 900, "browser", "-n", "3", "--dist", "loadfile"
+        ["tests/browser", *files_with("browser")],
+        400,
+        900,
+        "browser",
+        *("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
     ),
 }
 

@@ -11,6 +11,19 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 expect.set_options(timeout=PATIENCE * 1000)
 
+LONGEST = (
+    "lab_commands", "frozen", "quickstart", "resume", "sidebar_looks", "sweep_frozen", "pages",
+    "sweep_actions", "renderer", "sweep_for_all", "reattach", "space_editor", "traffic", "sidebar", "live",
+    "runs", "graph", "colab", "controls", "gpus", "sweep_reattach", "cells", "sweep_grid",
+)  # fmt: skip
+"""The files that take longest, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first: at the end no process is left alone with one."""
+    places = {f"test_browser_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(

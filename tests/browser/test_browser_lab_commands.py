@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_lab import Lab
+from browser_lab import Lab, until
+from browser_server import ROOT
 from playwright.sync_api import Locator, Page, TimeoutError, expect
 from tiers import exhaustive
+
+sys.path.append(str(ROOT / "tests" / "lab"))
+
+from tensorboard_runs import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
@@ -102,12 +108,6 @@ def in_palette(page: Page, text: str) -> Locator:
 def values_of(lab: Lab) -> Path:
     """Where the user's settings of nbdist are kept."""
     return lab.server.notebooks.parent / "settings" / "nbdist" / "plugin.jupyterlab-settings"
-
-
-def until(page: Page, condition: Callable[[], object]) -> None:
-    """Wait for what the page does not show."""
-    while not condition():
-        page.wait_for_timeout(50)
 
 
 @pytest.fixture
@@ -242,17 +242,19 @@ def test_a_cluster_in_use_is_stopped_only_after_a_confirmation(lab: Lab) -> None
     until(page, lambda: not lab.server.engines())
 
 
-def test_a_run_is_shown_in_tensorboard_and_its_files_are_found(lab: Lab) -> None:
-    runs = [f"%%distribute --name {flags}\n{TRAIN}" for flags in ("with-board --tensorboard", "plain")]
-    lab.write("board.ipynb", ["%load_ext nbdist", *runs, "run.id"])
-    page = lab.open("board.ipynb")
-    for cell in range(4):
-        lab.run(cell)
-    plain = lab.output(3).locator("pre").last.inner_text().strip("'")
+def test_a_run_is_shown_in_tensorboard_and_its_files_are_found(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NBDIST_HOME", str(lab.server.home))
+    run = make_run(own=False, steps=5)
+    lab.write("board.ipynb", ["1"])
+    page = lab.open("board.ipynb", kernel=False)
+    lab.command("nbdist:show-panel")
+    expect(page.locator(f"#nbdist-runs [data-row='{run}']")).to_be_visible()
     context = page.context
     pages = context.pages
     in_palette(page, "Open a Run in TensorBoard").first.click()
-    with context.expect_page() as opened:  # the newest: its events are made now
+    with context.expect_page() as opened:  # the newest run: its events are made now
         page.get_by_role("dialog").get_by_role("button", name="OK").click()
     expect(opened.value).to_have_title("TensorBoard")
     expect(opened.value.locator("tb-webapp")).to_be_visible()
@@ -263,8 +265,8 @@ def test_a_run_is_shown_in_tensorboard_and_its_files_are_found(lab: Lab) -> None
     until(page, lambda: context.pages == pages)
 
     # The folder is not below Jupyter's own: the run's page has its files.
-    assert execute(page, "nbdist:open-folder", id=plain) == ""
-    page.wait_for_function("id => window.jupyterapp.shell.currentWidget?.content?.itemId === id", arg=plain)
+    assert execute(page, "nbdist:open-folder", id=run) == ""
+    page.wait_for_function("id => window.jupyterapp.shell.currentWidget?.content?.itemId === id", arg=run)
 
 
 def test_the_launchers_card_opens_a_notebook_that_is_ready(lab: Lab) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from browser_axe import violations
-from browser_lab import Lab, bring_into_view
+from browser_lab import Lab, bring_into_view, wait_for_picture
+from nbconvert import HTMLExporter
 from playwright.sync_api import expect
 from sweeps_to_show import GRID, SETUP, count
 
@@ -70,9 +69,7 @@ def look(lab: Lab, name: str, trials: int, *, fresh: bool = False) -> None:
             expect(lab.output(number)).to_contain_text("no <i>0</i>")
             continue
         expect(picture).to_be_visible()
-        page.wait_for_function(
-            "image => image.complete && image.naturalWidth > 500", arg=picture.element_handle()
-        )
+        wait_for_picture(picture, 500)
         shown = lab.output(number).inner_text()
         assert headline in shown, shown
         expect(lab.output(number)).not_to_contain_text("widget")
@@ -148,11 +145,7 @@ def check_file(path: Path, notebook: Any) -> None:
         if number == VALUELESS:
             continue
         assert base64.b64decode(frozen["image/png"]).startswith(b"\x89PNG")
-    subprocess.run(
-        [sys.executable, "-m", "nbconvert", "--to", "html", str(path), "--output", "swept.html"],
-        check=True, capture_output=True, timeout=100,
-    )  # fmt: skip
-    page = path.with_name("swept.html").read_text()
+    page, _ = HTMLExporter().from_filename(str(path))
     assert len(re.findall(r"<img[^>]*src=.?data:image/png;base64", page)) == len(HEADLINES) - 1
     assert all(headline in page for headline in HEADLINES.values())
     assert "<i>it</i>" not in page
