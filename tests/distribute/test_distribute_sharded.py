@@ -213,7 +213,7 @@ def test_a_nan_on_one_replica_is_left_out_by_all(stage: int, scaled: bool) -> No
 
     def body(strategy: Strategy, here: Context) -> Any:
         with strategy.scope():
-            layers = [Dense(16, "tanh"), BatchNorm(), Dense(3)]
+            layers = [Dense(16, "tanh"), BatchNorm(), Dense(3, "softmax")]
             made = Sequential(layers, seed=1)
             precision = "mixed_float16" if scaled else None
             made.compile(SGD(0.1), "sparse_categorical_crossentropy", precision=precision)
@@ -280,11 +280,11 @@ def test_a_loop_of_ones_own_is_refused_in_stage_3() -> None:
 
 
 def for_images() -> list[Any]:
-    return [Conv2D(4, 3, activation="relu"), BatchNorm(), MaxPool2D(2), Flatten(), Dense(3)]
+    return [Conv2D(4, 3, activation="relu"), BatchNorm(), MaxPool2D(2), Flatten(), Dense(3, "softmax")]
 
 
 def for_tokens() -> list[Any]:
-    return [Embedding(9, 5), LayerNorm(), Flatten(), Dense(7, "tanh"), Dropout(0.3), Dense(3)]
+    return [Embedding(9, 5), LayerNorm(), Flatten(), Dense(7, "tanh"), Dropout(0.3), Dense(3, "softmax")]
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_replica_without_an_example_holds_no_other_up(monkeypatch: pytest.Monk
 
 
 def test_what_only_the_forward_pass_reads_is_gathered_once() -> None:
-    made = Sequential([Embedding(9, 5), Flatten(), Dense(4, "tanh"), Dense(3)], seed=1)
+    made = Sequential([Embedding(9, 5), Flatten(), Dense(4, "tanh"), Dense(3, "softmax")], seed=1)
     made.compile(Adam(0.01), "sparse_categorical_crossentropy")
     objective = made._objective_for(Dataset.from_arrays(np.zeros((2, 2), np.int64), np.zeros(2)).batch(2))
     assert objective.parameter_reads == ParameterReads(frozenset(range(5)), frozenset([1, 3]))

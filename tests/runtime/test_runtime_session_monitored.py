@@ -619,7 +619,7 @@ class TestRecovery:
     def test_a_worker_waits_for_the_chief_and_says_so(
         self, two_ps: Tasks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr("nbdist.train.monitored.manager.REPORT_SECONDS", 0.1)
+        monkeypatch.setattr("nbdist.train.monitored.manager.REPORT_SECONDS", 0)
         graph, _ = ps_graph()
         with pytest.raises(DeadlineExceededError, match=r"waited 0\.5 s for the chief to initialise"):
             train.SessionManager(graph=graph, config=CONFIG).wait_for_session(
