@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import nbdist as nb
+from nbdist.distribute import MultiWorkerMirroredStrategy
 from nbdist.errors import InvalidArgumentError
+from nbdist.testing import thread_world
+from nbdist.testing.strategy import everywhere
 
 pytestmark = [
     pytest.mark.slow,
@@ -198,3 +201,38 @@ def test_a_metric_whose_state_is_no_sum_is_refused(keras: Any) -> None:
     model.compile("sgd", "mse", metrics=["mae", Largest()])
     with pytest.raises(InvalidArgumentError, match="one of the metrics mae, largest has a state that is not"):
         nb.frameworks.keras.fit(model, X, Y)
+
+
+@pytest.mark.parametrize("part", ["activity", "mean", "sum"])
+def test_what_layers_add_to_the_loss_is_that_of_one_device_or_refused(keras: Any, part: str) -> None:
+    class Adds(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def call(self, x: Any) -> Any:
+            self.add_loss(0.3 * getattr(keras.ops, part)(x * x))
+            return x
+
+    def make() -> Any:
+        keras.utils.set_random_seed(0)
+        first = keras.layers.Dense(4, activity_regularizer="l2" if part == "activity" else None)
+        more = [] if part == "activity" else [Adds()]
+        model = keras.Sequential([keras.Input((3,)), first, *more, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
+    data: dict[str, Any] = {"x": x, "y": x.sum(1, keepdims=True), "batch_size": 5, "shuffle": False}
+    plain, models = make(), [make(), make()]
+    plain.fit(**data, verbose=0)
+
+    def body(own: Any, _: Any) -> None:
+        with own.scope():
+            nb.frameworks.keras.fit(models[own.replica_index], **data)
+
+    world = thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), 2)
+    if part == "sum":
+        with pytest.raises(InvalidArgumentError, match="a part that is a sum over the examples of a batch"):
+            everywhere(world, body)
+        return
+    everywhere(world, body)
+    for model in models:
+        for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

@@ -182,6 +182,50 @@ class Compiled:
         states = [to_array(variable.value).ravel() for variable in self.model.metrics_variables]
         return np.concatenate(states).astype(np.float64)
 
+    def require_mean(self, spec: Any) -> None:
+        """Raise InvalidArgumentError if the loss has a part that is a sum over the examples of a batch.
+
+        A batch of the same examples two and three times has the same mean, and a sum that grows by as much
+        each time. With a mask, what a layer adds to the loss has to be the same for all batches.
+        """
+        rng = np.random.default_rng(0)
+        batch = [
+            np.zeros([2, *(2 if n is None else n for n in a.shape[1:])], a.dtype) for a in leaves_of(spec)
+        ]
+        inputs, labels, *weights = rebuild(spec, batch)
+        drawn = [
+            rng.normal(size=a.shape).astype(a.dtype) if a.dtype.kind == "f" else a for a in leaves_of(inputs)
+        ]
+        parts = [(inputs, drawn), (labels, leaves_of(labels))]
+        parts += [(one, [1 + leaf for leaf in leaves_of(one)]) for one in weights]
+        found, added = [], []
+        for times in (1, 1, 2, 3):
+            x, *rest = (rebuild(one, [np.concatenate([a] * times) for a in leaves]) for one, leaves in parts)
+            found.append(float(to_array(self.model.compute_loss(x, rest[0], self.model(x), *rest[1:]))))
+            added.append([float(to_array(one)) for one in self.model.losses])
+        self.model.reset_metrics()
+        once, again, twice, thrice = found
+        grows = twice - once
+        if (
+            once == again
+            and grows
+            and abs(grows) > 1e-3 * abs(once)
+            and np.isclose(thrice - twice, grows, 1e-2)
+        ):
+            raise InvalidArgumentError(
+                "the loss has a part that is a sum over the examples of a batch, such as "
+                "add_loss(ops.sum(...)), and replicas put together means of their shares: take ops.mean, or "
+                "divide by the number of examples"
+            )
+        if self.is_masked:
+            self.model(rebuild(inputs, [one + 1 if one.dtype.kind == "f" else 1 - one for one in drawn]))
+            if not np.allclose(added[0], [float(to_array(one)) for one in self.model.losses]):
+                raise InvalidArgumentError(
+                    "the loss divides by what a mask keeps, and a layer adds a part (activity_regularizer, "
+                    "add_loss) that does not: shares of a batch could not be put together. Drop the mask, or "
+                    "the part"
+                )
+
     def _require_sums(self, x: Any, y: Any, predicted: Any) -> None:
         """Raise InvalidArgumentError for a metric whose state is no sum, such as a largest value."""
         self.model.reset_metrics()

@@ -84,6 +84,8 @@ def fit(
     require_mean(model, weighted=len(data.element_spec) == 3, context=context)
     batches = nested(data)
     trained = KERAS_MODELS[keras.backend.backend()](model, data.element_spec, batches.opened)
+    if context.strategy.num_replicas_in_sync > 1:
+        trained.compiled.require_mean(data.element_spec)
     if steps_per_epoch is None and (passed := batches.dataset.cardinality()) is not None:
         trained.compiled.to_check = passed
     theirs = [one for one in callbacks or () if not isinstance(one, Callback)]
