@@ -24,10 +24,11 @@ from nbdist.graph.op import Shape
 from nbdist.graph.sparse import IndexedSlices, dense
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, name_scope, placeholder
 from nbdist.nn import losses, precision
-from nbdist.nn.layers import Layer, Training
+from nbdist.nn.layers import BatchNorm, Layer, Training
 from nbdist.nn.measures import Measure, one_per_example
 from nbdist.nn.stages import Pipeline
 from nbdist.optim.precision import BFLOAT16, LossScale
+from nbdist.train.context import current
 from nbdist.train.strategy import Gathers, ParameterReads, Parts, Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -157,6 +158,14 @@ class Network:
     def trainable(self) -> list[Variable]:
         """The weights: what the optimizer changes."""
         return [v for v in self.variables if v.trainable]
+
+    @property
+    def normalises_examples(self) -> bool:
+        """Whether a trained BatchNorm has one number of each example and channel to take a mean over."""
+        return any(
+            isinstance(layer, BatchNorm) and layer.trainable and len(shape) == 2
+            for layer, shape in zip(self.layers, self.outputs, strict=True)
+        )
 
     def by_variable(self, arrays: Sequence[Array]) -> dict[Variable, Array]:
         """Return the array of each variable, given all in order."""
@@ -373,6 +382,8 @@ class Objective(Trainable):
                 f"precision {BFLOAT16!r} is for --strategy tpu, which XLA compiles: NumPy has no bfloat16. "
                 "Use 'mixed_float16', or train with nb.distribute.TPUStrategy()"
             )
+        if shapes[0][0] == 1 and self.network.normalises_examples:
+            current().note_single_example("BatchNorm")
         xp = backend_of(values[0])
         states = self._states_of(xp)
         held = dict(zip(self.network.trainable, values, strict=True)) | states

@@ -337,6 +337,17 @@ class Context:
             self.noted.add(text)
             print(text)
 
+    def note_single_example(self, layer: str) -> None:
+        """Print once, on this replica, that a layer normalises a single example by itself, which gives 0."""
+        text = (
+            f"a step has one example on this replica, and {layer} normalises it by itself: its output is the "
+            "offset alone, and nothing before it learns of the example. Take larger batches, "
+            "batch(n, drop_remainder=True), or LayerNorm"
+        )
+        if text not in self.noted:
+            self.noted.add(text)
+            print(text)
+
     def served(self, dataset: Dataset) -> Dataset:
         """Return a dataset to train on as the strategy goes through it: made here, or by data tasks."""
         return dataset if self.serve is None else self.serve(dataset, self.strategy)

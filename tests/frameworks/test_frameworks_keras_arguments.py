@@ -236,3 +236,13 @@ def test_what_layers_add_to_the_loss_is_that_of_one_device_or_refused(keras: Any
     for model in models:
         for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_note_says_that_a_single_example_is_normalised_by_itself(keras: Any, capsys: Any) -> None:
+    for size, count in ((7, 1), (8, 0)):
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+        nb.frameworks.keras.fit(model, X, Y, batch_size=size)
+        assert capsys.readouterr().out.count("BatchNormalization normalises it by itself") == count

@@ -319,3 +319,15 @@ def test_a_fit_says_that_it_does_not_continue_the_state_of_an_optimizer(
     net(rows[0]).sum().backward()
     optimizer.step()
     assert "the Adam has made steps before" in printed()
+
+
+def test_a_single_example_and_batch_norm_name_the_way_out() -> None:
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    with pytest.raises(InvalidArgumentError, match=r"more than 1 value per channel .*drop_last=True"):
+        nb.frameworks.torch.fit(
+            net,
+            (torch.ones(5, 3), torch.ones(5, 1)),
+            batch_size=4,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            loss=torch.nn.functional.mse_loss,
+        )

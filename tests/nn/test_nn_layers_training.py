@@ -329,3 +329,17 @@ def test_freezing_after_the_steps_of_a_loop_are_recorded_is_refused() -> None:
     model.layers[0].trainable = False
     with pytest.raises(FailedPreconditionError, match=r"layer\.trainable was changed after a loop"):
         model.predict(np.ones((1, 3)))
+
+
+def test_a_note_says_that_a_single_example_is_normalised_by_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x, y = np.ones((5, 4, 4, 1), np.float32), np.zeros(5, int)
+    for layers, is_noted in (([Flatten(), BatchNorm()], True), ([BatchNorm(), Flatten()], False)):
+        for size in (4, 5):
+            model = Sequential([*layers, Dense(2, "softmax")])
+            model.compile("sgd")
+            model.fit(Dataset.from_arrays(x, y).batch(size), epochs=2)  # the last batch of 4 has 1 example
+            expected = int(is_noted and size == 4)
+            assert capsys.readouterr().out.count("BatchNorm normalises it by itself") == expected
+            layers = [type(layer)() for layer in layers]

@@ -49,6 +49,11 @@ class Compiled:
         """Whether the loss is a mean over what a mask keeps, and not over the examples."""
         self._losses = self._find_losses(y, predicted)
         """Loss and number of outputs of each array of labels."""
+        self._normalises = any(
+            type(layer).__name__ == "BatchNormalization" and layer.trainable and layer.input_spec.ndim == 2
+            for layer in model._flatten_layers()
+        )
+        """Whether a layer takes means over examples alone."""
         self.to_check = math.inf
         """How many batches are still to be looked at closely: all of the first pass, for labels are data."""
         parts = {
@@ -100,6 +105,8 @@ class Compiled:
 
         def read(batch: tuple[Array, ...]) -> Any:
             found = opened(batch)
+            if self._normalises and len(leaves_of(found[1])[0]) == 1:
+                current().note_single_example("BatchNormalization")
             if self.to_check > 0:
                 self.to_check -= 1
                 self.check(found[1], are_weighted=len(found) > 2)

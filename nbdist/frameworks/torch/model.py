@@ -209,7 +209,16 @@ class TorchModel(FrameworkModel):
         for number, (part, fraction) in enumerate(parts):
             is_last = number == len(parts) - 1
             with self._computing(), nullcontext() if self._units is None else self._units.forward():
-                own, measured = self._step(part)
+                try:
+                    own, measured = self._step(part)
+                except ValueError as error:
+                    if "more than 1 value per channel" not in str(error):
+                        raise
+                    raise InvalidArgumentError(
+                        f"{error}: a part of a batch has one example on this replica, and BatchNorm takes "
+                        "the mean of several. Take larger batches, DataLoader(drop_last=True), fewer "
+                        "accumulated parts, or GroupNorm"
+                    ) from None
             rows = round(fraction * self._examples)
             found = self._count(part, own, rows)
             counted += found.number

@@ -43,7 +43,8 @@ class BatchNorm(_Norm):
     With several replicas each normalises by its own part of the batch, as in Keras, so N replicas do not
     compute quite what one does; and each has its own moving averages, of which validation and the client use
     those of the first replica (the chief): variables of ``synchronization="on_read"`` and
-    ``aggregation="only_first_replica"``. A replica without examples in a step does not change its own.
+    ``aggregation="only_first_replica"``. A replica without examples in a step does not change its own. Of a
+    single example the output is the offset alone: a note says so.
 
     - ``momentum``: the decay of the moving averages, from 0 to below 1
     - ``epsilon``: added to the variance, under the root; from 0 to below 1
