@@ -117,15 +117,18 @@ export function connect({ model, el }, make, receiveMessage) {
     page.redraw(); // data may have changed while it was hidden
   });
   seen.observe(page.element);
-  let inUse = false; // so that the kernel does not replace the view: a field has the focus, or a form is open
+  let inUse = false; // so that the kernel does not replace the view: a field has the focus, or an open form has what was typed
+  let draft = false; // whether something was typed into a form and not sent
   const onUse = (/** @type {Event} */ { type, target }) => {
-    const focused = type === "focusin" ? target : type === "click" ? document.activeElement : null;
+    const focused = type === "focusin" ? target : type === "focusout" ? null : document.activeElement;
     const isTyping = focused instanceof Element && page.element.contains(focused) && focused.matches("input, textarea, select");
-    const now = isTyping || [...page.element.querySelectorAll("form")].some((form) => !form.closest("[hidden]"));
+    if (target instanceof Element && target.closest("form")) draft = type === "input" || (draft && !(type === "click" && target.closest("button")));
+    draft &&= [...page.element.querySelectorAll("form")].some((form) => !form.closest("[hidden]"));
+    const now = isTyping || draft;
     // While another window has the focus, what is typed here stays in use.
     if (now !== inUse && (now || document.hasFocus())) send("focus", { focused: (inUse = now) });
   };
-  for (const type of ["focusin", "focusout", "click"]) page.element.addEventListener(type, onUse);
+  for (const type of ["focusin", "focusout", "click", "input"]) page.element.addEventListener(type, onUse);
   const onVisibility = () => send("visible");
   document.addEventListener("visibilitychange", onVisibility);
   const resized = new ResizeObserver(() => page.redraw());

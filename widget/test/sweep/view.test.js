@@ -210,19 +210,27 @@ describe("commands on the sweep", () => {
     expect(query(".nbs-form .nbs-command-status").textContent).toBe("new trials come from the edited space");
   });
 
-  test("the grid is in use while a form is open, also if the focus is elsewhere", () => {
+  test("the grid is in use while an open form has a draft, also if the focus is elsewhere", () => {
     shown();
     used = [];
+    const type = () => query(".nbs-space").dispatchEvent(new Event("input", { bubbles: true }));
+    const inUse = () => used.at(-1);
+    const read = () => query(".nbs-table tbody button").focus();
     button("Edit the space").click();
-    query(".nbs-table tbody button").focus(); // to read in the table what is to be typed
-    expect(used).toEqual([true]);
+    expect(inUse()).toBe(true); // its field has the focus
+    read();
+    expect(inUse()).toBe(false); // nothing would be lost
     query(".nbs-space").focus();
-    query(".nbs-space").dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
-    expect(used).toEqual([true, false]);
+    type();
+    read(); // what is to be typed
+    expect(inUse()).toBe(true);
+    button("Change the space").click();
+    expect(inUse()).toBe(false);
+    query(".nbs-space").focus();
+    type();
+    read();
     button("Edit the space").click();
-    button("Edit the space").focus();
-    button("Edit the space").click();
-    expect(used).toEqual([true, false, true, false]);
+    expect(inUse()).toBe(false);
   });
 
   test("none after it is closed", () => {
