@@ -312,8 +312,7 @@ def test_settings_apply_immediately(own_settings: Lab) -> None:
     wait_for_cells(page, 1)  # it is opened before it is the current one
     activate(page, 0)
     page.locator(BUTTON).click()
-    lab.wait_done(0)
-    assert sources(page) == ["%%distribute --name from-the-settings\nprint('here')"]
+    until(page, lambda: sources(page) == ["%%distribute --name from-the-settings\nprint('here')"])
 
 
 @exhaustive  # labextension/test/settings.test.ts

@@ -26,7 +26,7 @@ import nbdist as nb
 %load_ext nbdist
 nb.start_cluster(workers=2, report=lambda line: None)
 print("pid of the kernel:", os.getpid())"""
-STEPS, EVERY, EPOCHS = 18, 5, 8  # steps of an epoch, between two states, and epochs
+STEPS, EVERY, EPOCHS = 18, 5, 5  # steps of an epoch, between two states, and epochs
 BODY = """import os, time
 x, y, x_test, y_test = nb.data.digits()
 class Gate(nb.train.Callback):

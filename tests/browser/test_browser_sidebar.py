@@ -96,8 +96,11 @@ def test_a_cluster_is_managed_while_the_kernel_is_busy_and_after_its_end(lab: La
     assert not left  # the process that has stopped it may still have been on its way out
 
 
-def test_a_run_is_followed_and_stopped_while_its_kernel_is_busy(lab: Lab) -> None:
-    lab.write("endless.ipynb", [TRAIN, RUN])
+def test_a_run_and_a_sweep_are_followed_and_controlled_while_their_kernel_is_busy(
+    lab: Lab, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    lab.write("endless.ipynb", [TRAIN, RUN, SWEEP.format(gate=str(gate)), BUSY])
     page = lab.open("endless.ipynb")
     lab.run(0)
     lab.run(1, wait=False)
@@ -112,19 +115,12 @@ def test_a_run_is_followed_and_stopped_while_its_kernel_is_busy(lab: Lab) -> Non
     expect(run).to_have_attribute("data-state", "stopped")
     lab.wait_done(1)
 
-
-def test_a_sweep_is_paused_and_resumed_while_its_kernel_is_busy(lab: Lab, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    lab.write("sweep.ipynb", [TRAIN, SWEEP.format(gate=str(gate)), BUSY])
-    page = lab.open("sweep.ipynb")
-    lab.run(0)
-    lab.run(1)
-    lab.run(2, wait=False)
-    expect(lab.output(2)).to_contain_text("sleeping")
-    show_panel(lab)
+    lab.run(2)
+    lab.run(3, wait=False)
+    expect(lab.output(3)).to_contain_text("sleeping")
     sweep = row(page, "sweeps", "gated")
     expect(sweep).to_have_attribute("data-state", "running")
-    grid = lab.output(1).locator(".nbd-chip")  # it came when the kernel was busy already, or nearly so
+    grid = lab.output(2).locator(".nbd-chip")  # it came when the kernel was busy already, or nearly so
     expect(grid).to_contain_text("running")
     expect(sweep).to_contain_text("2 running")  # or it would be paused before two have started
     press(sweep, "pause")
