@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engines, pytest.mark.frameworks]
 
-SLEEPS = 0.03  # seconds of each rank's data; those of rank 1 take 4 times as long, at the first learning rate
+SLEEPS = 0.015  # seconds of each rank's data; of rank 1 four times as long, at the first learning rate
 ENDLESS = f"""
 import time
 import torch, torch.distributed as dist
