@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fake_cupy import DeviceArray, Event, FakeCupy, Stream, counts, current_device
 from fake_nccl import FakeNccl
+from waiting import until
 
 from nbdist.data import Dataset
 from nbdist.distribute import (
@@ -367,6 +368,7 @@ def test_a_replica_that_fails_frees_one_that_waits_for_nccl(
         rank = replica._group.rank
         pushes[rank] += 1
         if (rank, pushes[rank]) == (failing, 3):
+            until(lambda: pushes[1 - failing] == 3)  # else it could end before its third step
             raise ValueError("no third step")
         push(replica)
 
