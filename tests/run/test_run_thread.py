@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -144,3 +146,35 @@ def test_an_interrupt_at_any_moment_arrives_inside_or_not_at_all() -> None:
         assert found in ("ended", "interrupted")
         assert len(after) == 200
         assert sent or found == "ended"
+
+
+PROFILED = """
+import cProfile, threading, time
+from nbdist.run.in_graph.thread import Gate
+
+def body(gate, interrupted):
+    try:
+        with gate:
+            begun.set()
+            while interrupted:
+                time.sleep(0.001)
+    except KeyboardInterrupt:
+        print("interrupted")
+
+for interrupted in (False, True):
+    gate, begun = Gate(), threading.Event()
+    thread = threading.Thread(target=body, args=(gate, interrupted))
+    thread.start()
+    begun.wait()
+    if interrupted:
+        assert gate.interrupt()
+    thread.join()
+    cProfile.Profile().runcall(lambda: print("profiled"))
+"""
+
+
+@pytest.mark.processes
+def test_a_profiler_of_the_notebook_runs_after_a_body() -> None:
+    """CPython 3.11 begins no profiled call while it wants to raise an exception in some thread."""
+    ended = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True, timeout=60)
+    assert ended.stdout.split() == ["profiled", "interrupted", "profiled"], ended.stderr

@@ -10,7 +10,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from types import TracebackType
 from typing import Any
@@ -42,10 +42,12 @@ class Gate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # What was sent and has not arrived yet may do so in here, once: that is as good as any time before.
+        # It is never taken back: CPython would look for it for ever, and its profiler at nothing else.
         with self._lock:
-            thread, self._thread = self._thread, None
-            if thread is not None:
-                _raise_in(thread, None)
+            self._thread = None
+        if self._sent:
+            with suppress(KeyboardInterrupt):
+                _arrive()
 
 
 class BodyThread:
@@ -103,10 +105,13 @@ class BodyThread:
         self._after()
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> bool:
-    """Have CPython raise ``kind`` in a thread at its next bytecode; None takes back what is still to come."""
-    exception = None if kind is None else ctypes.py_object(kind)
-    return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception))
+def _raise_in(thread: int, kind: type[BaseException]) -> bool:
+    """Have CPython raise ``kind`` in a thread at its next call or turn of a loop."""
+    return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind)))
+
+
+def _arrive() -> None:
+    """Do nothing, at whose begin CPython raises what was sent to this thread."""
 
 
 # Output of one thread of this process, separated from that of other threads.
