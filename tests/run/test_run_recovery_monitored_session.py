@@ -81,7 +81,8 @@ def test_a_killed_parameter_server_is_replaced_and_training_continues(
     assert run.status == "finished"
     assert run.results["recoveries"] == 1
     assert run.results["reached"] >= 890
-    assert load_variable(tmp_path, "w") == pytest.approx(1.0)
+    # Steps since the last save are lost to w; on a busy machine a save takes many of them.
+    assert load_variable(tmp_path, "w") == pytest.approx(1.0, abs=0.01)
     state = checkpoint_state(tmp_path)
     assert state is not None
     assert int(state.model_checkpoint_path.rpartition("-")[2]) >= 900
