@@ -5,7 +5,7 @@
 /** The part of a CodeMirror 6 editor that is used.
  * @typedef {{ state: { doc: { length: number, toString: () => string }, readOnly: boolean }, dispatch: (change: object) => void }} Editor */
 
-const PATIENCE = 2000; // milliseconds until a requested cell must exist
+const PATIENCE = 10000; // milliseconds until a requested cell must exist: a busy page takes seconds
 const INSERT = '[data-command="notebook:insert-cell-below"]';
 
 /**
@@ -78,8 +78,7 @@ async function insertBelow(cell) {
   const focused = document.activeElement;
   for (const ask of [pressButton, pressKey]) {
     activate(cell);
-    ask(cell);
-    const found = await waitFor(fresh, notebook);
+    const found = ask(cell) && (await waitFor(fresh, notebook));
     if (!found) continue;
     // The focus returns to the widget; the notebook has activated the new cell.
     if (focused instanceof HTMLElement && cell.contains(focused)) focused.focus({ preventScroll: true });
@@ -99,19 +98,22 @@ function pressMouse(place) {
   for (const kind of ["mousedown", "mouseup"]) place.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, button: 0 }));
 }
 
-/** Presses a button of a cell: the notebook's own buttons react to mousedown, others to click. @param {Element} cell */
+/** Presses a button of a cell, if it has one: the notebook's own buttons react to mousedown, others to click.
+ * @param {Element} cell @returns {boolean} whether there was one */
 function pressButton(cell) {
   const buttons = cell.closest(".jp-NotebookPanel")?.querySelectorAll(INSERT) ?? [];
   const [button] = [...buttons].filter((each) => !each.closest(".jp-Cell") || cell.contains(each));
-  if (!button) return;
+  if (!button) return false;
   pressMouse(button);
   /** @type {HTMLElement} */ (button).click();
+  return true;
 }
 
-/** @param {Element} cell */
+/** @param {Element} cell @returns {boolean} */
 function pressKey(cell) {
   const b = { key: "b", code: "KeyB", keyCode: 66, bubbles: true, cancelable: true, composed: true };
   cell.dispatchEvent(new KeyboardEvent("keydown", b));
+  return true;
 }
 
 /** Waits until `find` finds something: now, or after a change within `place`. @template T @param {() => T | null} find @param {Element} place @returns {Promise<T | null>} */
