@@ -91,7 +91,7 @@ def test_an_editor_without_its_properties_is_pasted_into(lab: Lab) -> None:
 def test_the_widgets_own_notebook_is_written_to(lab: Lab) -> None:
     lab.write("other.ipynb", ["other = 1"])
     lab.write("own.ipynb", [probe(), "kept = 1"])
-    page = lab.open("own.ipynb")
+    page = lab.open("own.ipynb", fresh=True)  # a used tab has another layout for more than one document
     lab.run(0)
     lab.command("application:set-mode", {"mode": "multiple-document"})
     lab.command("docmanager:open", {"path": "other.ipynb", "options": {"mode": "split-right"}})
