@@ -227,6 +227,7 @@ class Lab:
         if kept is not None:
             self.tab = kept
             kept.errors, kept.kernel, self.page = self.errors, kernel, kept.page
+            self.page.bring_to_front()  # a page behind another gets no events of its focus
             self.page.set_viewport_size(viewport)
             self.settle(name, kernel=kernel)
             self.page.evaluate(ALONE)  # without the launcher, which came when nothing else was open
