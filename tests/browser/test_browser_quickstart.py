@@ -40,7 +40,7 @@ GATE = """
 class Gate(nb.train.Callback):
     def on_epoch_end(self, epoch, logs):
         while epoch in (10, 20) and not pathlib.Path(f"{FOLDER}/seen-{epoch}").exists():
-            time.sleep(0.02)
+            time.sleep(0.02)  # the page needs the cores, too
 """
 
 

@@ -234,7 +234,7 @@ class Compiled:
                 )
 
     def _require_sums(self, x: Any, y: Any, predicted: Any) -> None:
-        """Raise InvalidArgumentError for a metric whose state is no sum, such as a largest value."""
+        """Raise InvalidArgumentError for a metric whose state is not a sum, such as a largest value."""
         self.model.reset_metrics()
         begun = self._metric_states()
         found = []

@@ -3,8 +3,8 @@
     watch_imports()                              # once in a process
     settle_edits(autoreloaded(), context.note)   # before each body
 
-A task lives through many cells and keeps what the first of them imported, so an edited file would not count
-and nobody would know. If the notebook reloads such modules (``%autoreload``), its tasks do so as well.
+A task lives through many cells and keeps what the first of them imported, so an edit would be ignored
+silently. If the notebook reloads such modules (``%autoreload``), its tasks do so as well.
 """
 
 from __future__ import annotations
@@ -110,6 +110,6 @@ def _reload(name: str) -> str:
     try:
         superreload(module, importlib.reload, {})
     except Exception as error:
-        _times[str(module.__file__)] = before  # so that the next body is told again
+        _times[str(module.__file__)] = before  # so that the next body gets the note again
         return f"{type(error).__name__}: {error}"
     return ""
