@@ -44,7 +44,7 @@ def measure(folder: Path, changes: int, screenshot: str = "") -> dict[str, float
         chromium.send("Performance.enable", {"timeDomain": "threadTicks"})
         spent = [change(lab, served, chromium, number) for number in range(WARM_UP + changes)][WARM_UP:]
         still = [cost(lab, chromium) for _ in range(10)]
-        last = str(step_of(WARM_UP + changes - 1))
+        last = f"{step_of(WARM_UP + changes - 1):,}"
         lab.page.wait_for_function(f"last => {STEP} === last", arg=last)  # it has not stood still
         if screenshot:
             lab.screenshot(screenshot)

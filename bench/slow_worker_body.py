@@ -33,13 +33,15 @@ def train(
     model.compile(nb.optim.SGD(rate), "sparse_categorical_crossentropy")
     model.build((64,))
     weights = np.random.default_rng(seed)
-    model.set_weights([weights.standard_normal(w.shape, np.float32) * 0.15 for w in model.get_weights()])
+    shapes = [w.shape for w in model.get_weights()]
+    model.set_weights([np.asarray(weights.standard_normal(one, np.float32) * 0.15) for one in shapes])
     if where == "data":
         batches = batches.map(slowed(lambda x, y: (x, y), waits))
     else:  # from pulling parameters to pushing the gradient: no callback is in between, so in what fit uses
         objective = model._objective_for(batches)
         program = objective.training_program
-        objective.training_program = lambda *shapes, **how: slowed(program(*shapes, **how), waits)
+        slow = lambda *shapes, **how: slowed(program(*shapes, **how), waits)
+        objective.training_program = slow  # type: ignore[method-assign]
     watch = Watch(target)
     model.fit(
         batches,

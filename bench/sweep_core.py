@@ -16,7 +16,8 @@ from pathlib import Path
 from nbdist.sweep.event_log import EventLog, read_events
 from nbdist.sweep.events import Created, Event, Reported, Started
 from nbdist.sweep.parse import read_space
-from nbdist.sweep.samplers import Ask, Tell, make_sampler
+from nbdist.sweep.sampler import Ask, Tell
+from nbdist.sweep.samplers import make_sampler
 from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.start import open_sweep
 from nbdist.sweep.state import Ledger

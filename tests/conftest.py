@@ -83,6 +83,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
         def _split_scope(self, nodeid: str) -> str:
             return FRAMEWORKS if nodeid.startswith(FRAMEWORKS) else super()._split_scope(nodeid)
 
+        def remove_node(self, node: WorkerController) -> str | None:
+            """Deal out what a worker that crashed has left, but no complete file: nothing follows on one."""
+            left = self.assigned_work[node].items()
+            self.assigned_work[node] = {file: tests for file, tests in left if not all(tests.values())}
+            return super().remove_node(node)
+
     return ByFile(config, log)
 
 
@@ -184,6 +190,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("NBDIST_HOME", str(home / "nbdist"))
         patch.setenv("IPYTHONDIR", str(home / "ipython"))
         patch.delenv("TF_CONFIG", raising=False)
+        patch.delenv("VIRTUAL_ENV", raising=False)  # of the shell: IPython warns of another one
         segments = shared_segments()
         yield home
         left = {

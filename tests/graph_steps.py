@@ -204,7 +204,6 @@ class Pieces:
         plan: Plan,
         variables: dict[str, Array],
         patience: float = 20.0,
-        compiled: Callable[..., Callable[..., tuple[Array, ...]]] = compile_program,
     ) -> Pieces:
         """Compile a plan on these variables; a wait longer than ``patience`` s raises queue.Empty."""
         queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in plan.edges]
@@ -216,7 +215,7 @@ class Pieces:
             return lambda *value: channel.put(value[0].copy() if value else None)
 
         programs = [
-            compiled(
+            compile_program(
                 [t for _, t in piece.fetches],
                 feeds=[leaf for _, leaf in piece.feeds],
                 shapes=[leaf.shape for _, leaf in piece.feeds],

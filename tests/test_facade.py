@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +39,19 @@ def test_every_public_name_loads(name: str) -> None:
     value = getattr(nb, name)
     assert getattr(nb, name) is value
     assert name in dir(nb)
+
+
+def test_the_stub_has_every_public_name_from_where_it_is_loaded() -> None:
+    """Editors and type checkers read it; a name without ``as`` would not be public there."""
+    named: dict[str, tuple[str, str | None]] = {}
+    for node in ast.parse(Path(nb.__file__).with_suffix(".pyi").read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            [one] = node.names
+            module = str(node.module)
+            assert one.asname
+            named[one.asname] = (f"nbdist.{one.name}", None) if module == "nbdist" else (module, one.name)
+    assert named.pop("Task") == ("nbdist.runtime.task", "Task")  # of nb.task
+    assert named == nb._NAMES
 
 
 def public_objects() -> Iterator[tuple[str, Any]]:

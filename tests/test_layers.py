@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 PACKAGE = Path(__file__).parent.parent / "nbdist"
 
 FLOORS = {
-    "errors": 0, "numbers": 0, "text": 0, "record_frame": 0, "home": 0.5, "keras_arguments": 0.5,
+    "errors": 0, "numbers": 0, "json_values": 0.1, "text": 0, "record_frame": 0, "home": 0.5, "draft": 0.5,
+    "keras_arguments": 0.5,
     "graph": 1, "wire": 1, "data": 1, "metrics": 1,
     "optim": 1.5, "checkpoint": 1.5, "summary": 1.5,
     "runtime": 2,
@@ -28,9 +31,21 @@ FLOORS = {
 Import = ast.Import | ast.ImportFrom
 
 
+class Read(NamedTuple):
+    """A module's imports: at its top, when it runs (within functions, too), and all, with those for types.
+
+    ``named`` are the modules of nbdist that it imports by a string: with ``import_module``, or from a table.
+    """
+
+    top: list[Import]
+    running: list[Import]
+    every: list[Import]
+    named: set[str]
+
+
 @cache
-def read(path: Path) -> tuple[list[Import], list[Import | ast.Call]]:
-    """Return a module's imports at its top, and all; with the latter its calls, if one may be an import.
+def read(path: Path) -> Read:
+    """Return a module's imports.
 
     The rest of the tree is let go: with the trees of all modules in memory each garbage collection is long.
     """
@@ -38,28 +53,49 @@ def read(path: Path) -> tuple[list[Import], list[Import | ast.Call]]:
     gc.disable()  # else it looks at each node again and again: four fifths of the time
     try:
         tree = ast.parse(text)
-        every = ast.walk(tree) if "import_module" in text else statements(tree)
-        found = [node for node in every if isinstance(node, Import | ast.Call)]
+        named = strings(tree) if '"nbdist.' in text else set()
+        found = [
+            [node for node in nodes if isinstance(node, Import)]
+            for nodes in (tree.body, statements(tree, types=False), statements(tree))
+        ]
     finally:
         gc.enable()
-    return [node for node in tree.body if isinstance(node, Import)], found
+    return Read(*found, named)
 
 
-def statements(root: ast.AST) -> Iterator[ast.AST]:
-    """Yield all statements: expressions, which are nine tenths of the nodes, have no import in them."""
+def statements(root: ast.AST, types: bool = True) -> Iterator[ast.AST]:
+    """Yield all statements, those for type checkers too if ``types``.
+
+    Expressions, which are nine tenths of the nodes, have no import in them.
+    """
     left = [root]
     while left:
         node = left.pop()
         yield node
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            left += getattr(node, name, ())
+            if types or name != "body" or getattr(getattr(node, "test", None), "id", "") != "TYPE_CHECKING":
+                left += getattr(node, name, ())
+
+
+def strings(tree: ast.AST) -> set[str]:
+    """Return the texts that begin with ``nbdist.`` and are imported, or stand in a table of what may be."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            values = node.args[:1]
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+            values = node.elts
+        else:
+            values = node.values if isinstance(node, ast.Dict) else []
+        found |= {str(one.value) for one in values if isinstance(one, ast.Constant)}
+    return {text for text in found if text.startswith("nbdist.")}
 
 
 def imported(path: Path) -> set[str]:
     """Return the nbdist modules that a module imports, at any place in its code."""
     package = ("nbdist", *path.relative_to(PACKAGE).parent.parts)
     names: set[str] = set()
-    for node in read(path)[1]:
+    for node in read(path).every:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -98,7 +134,7 @@ def test_cupy_is_imported_in_two_places_only() -> None:
     for path in MODULES:
         names = {
             alias.name.split(".")[0]
-            for node in read(path)[1]
+            for node in read(path).every
             if isinstance(node, ast.Import)
             for alias in node.names
         }
@@ -113,10 +149,19 @@ def module_name(path: Path) -> str:
 NAMES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def at_import(path: Path) -> set[str]:
-    """Return the nbdist modules that a module imports during its own import."""
-    found: set[str] = set()
-    for node in read(path)[0]:
+STRING_IMPORTS = {
+    "nbdist": "the facade loads a part of the package when its name is first used",
+    "nbdist.train.strategy": "a strategy's methods open loops of one's own, which import this module",
+    "nbdist.cluster.supervisor.__main__": "the tasks' parent loads what they need, before they fork",
+}
+"""Modules that import by a string what is not on a lower floor, each with its reason."""
+
+
+def needed(name: str, path: Path) -> set[str]:
+    """Return the nbdist modules that a module imports when it runs: at its top, in functions, by strings."""
+    later = name not in STRING_IMPORTS
+    found = set(read(path).named) if later else set()
+    for node in read(path).running if later else read(path).top:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -127,9 +172,12 @@ def at_import(path: Path) -> set[str]:
 
 def test_no_module_imports_itself_in_a_circle() -> None:
     """Kahn's algorithm: remove modules whose imports are all removed; the rest are parts of circles."""
-    left = {name: at_import(path) - {name} for name, path in NAMES.items()}
+    left = {name: needed(name, path) - {name} for name, path in NAMES.items()}
     while ready := {name for name, needs in left.items() if not needs}:
         left = {name: needs - ready for name, needs in left.items() if name not in ready}
+    # What only imports a circle is in none: remove it, too.
+    while outside := left.keys() - set().union(*left.values()):
+        left = {name: needs for name, needs in left.items() if name not in outside}
     assert not left, f"modules import each other in a circle: {', '.join(left)}"
 
 
@@ -138,31 +186,18 @@ def test_every_floor_exists() -> None:
     assert parts == set(FLOORS), f"FLOORS and the folders differ: {', '.join(parts ^ set(FLOORS))}"
 
 
-STRING_IMPORTS = {
-    "__init__.py": "the facade loads a part of the package when its name is first used",
-    "train/strategy.py": "a strategy's methods open loops of one's own, which import this module",
-}
-"""Modules that import a part of nbdist by a string, each with its reason."""
-
-
 def test_imports_by_name_go_down_or_are_listed() -> None:
-    """``import_module("nbdist.a.b")`` and ``-m nbdist.a.b`` name modules that exist, on a lower floor."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        calls = [node for node in read(path)[1] if isinstance(node, ast.Call)]
-        named = {
-            call.args[0].value
-            for call in calls
-            if call.args
-            and isinstance(call.args[0], ast.Constant)
-            and isinstance(call.args[0].value, str)
-            and (getattr(call.func, "id", None) or getattr(call.func, "attr", None)) == "import_module"
-        }
-        named = {name for name in named if name.split(".")[0] == "nbdist"}
-        if not named or str(path.relative_to(PACKAGE)) in STRING_IMPORTS:
+    """``import_module("nbdist.a.b")``, ``"-m", "nbdist.a.b"`` and tables name modules on a lower floor."""
+    for name, path in NAMES.items():
+        if name in STRING_IMPORTS:
             continue
-        for name in named - {"nbdist"}:
-            assert name in NAMES, f"{path} imports {name}, which does not exist"
-            assert FLOORS[name.split(".")[1]] < FLOORS[part(path)], f"{path} imports {name} by its name"
+        for text in read(path).named:
+            module = text if text in NAMES else text.rpartition(".")[0]  # a class, else
+            other = module.partition(".")[2].partition(".")[0]
+            if other not in FLOORS or text == "nbdist.cluster.local.LocalTaskLauncher":
+                continue  # a key of files such as "nbdist.torch", and a name in those of earlier versions
+            assert module in NAMES, f"{path} names {text}, which does not exist"
+            assert other == part(path) or FLOORS[other] < FLOORS[part(path)], f"{path} names {text}"
 
 
 def test_no_module_hides_a_public_name_of_its_package() -> None:
@@ -173,7 +208,7 @@ def test_no_module_hides_a_public_name_of_its_package() -> None:
     }  # the functions replace their modules when the package is imported
     for path in sorted(PACKAGE.rglob("__init__.py")):
         names: set[str] = set()
-        for node in read(path)[0]:
+        for node in read(path).top:
             if isinstance(node, ast.ImportFrom) and node.module not in (
                 None,
                 "__future__",
@@ -183,6 +218,52 @@ def test_no_module_hides_a_public_name_of_its_package() -> None:
         own = {child.stem for child in path.parent.iterdir() if child.suffix in ("", ".py")}
         hidden = {f"{path.parent.name}.{name}" for name in names & own} - allowed
         assert not hidden, f"modules hide public names: {', '.join(sorted(hidden))}"
+
+
+FRAMEWORKS = {"torch", "jax", "keras", "jaxlib", "optax", "flax"}
+NAMED = re.compile(r"(nbdist\.frameworks\.)?(torch|jax|keras)(\.\w+)*\.?")
+"""A text that is a framework's name, or begins with it: a key, a module, a type."""
+MAY_NAME = {
+    "graph/backend.py": "jax.numpy is the array module of a TPU, as cupy is that of a GPU",
+    "graph/xla/": "graphs run on a TPU as functions of JAX",
+    "distribute/tpu/": "the strategy tpu computes with JAX",
+    "optim/ops.py": "an optimizer's update as a function of JAX, for the strategy tpu",
+    "data/random_state.py": "reseeds the generators of torch that users' functions draw from",
+}
+"""Code outside frameworks/ that names one, each with its reason. JAX is the backend of TPUs there."""
+
+
+def framework_names(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines of code that name a framework. Docstrings, comments and sentences for users may."""
+    prose = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found = {part for alias in names for part in alias.name.split(".")}
+            case ast.ImportFrom(module=module, names=names):
+                found = {*(module or "").split("."), *(alias.name for alias in names)}
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                found = {name}
+            case ast.Constant(value=str(text)) if id(node) not in prose and NAMED.fullmatch(text):
+                found = {"torch"}
+            case _:
+                continue
+        if found & FRAMEWORKS:
+            yield node.lineno
+
+
+def test_frameworks_are_named_in_their_folder_only() -> None:
+    """What others need of one is in its `FrameworkSpec`: a new framework is a folder and a row."""
+    named = {}
+    for path in MODULES:
+        relative, text = path.relative_to(PACKAGE).as_posix(), path.read_text()
+        if not relative.startswith("frameworks/") and re.search("torch|jax|keras|optax|flax", text):
+            lines = sorted(set(framework_names(ast.parse(text))))
+            named |= {relative: lines} if lines else {}
+    wrong = {name: lines for name, lines in named.items() if not name.startswith(tuple(MAY_NAME))}
+    assert not wrong, f"name a framework outside of frameworks/: {wrong}"
+    unused = [one for one in MAY_NAME if not any(name.startswith(one) for name in named)]
+    assert not unused, f"name no framework: {unused}"
 
 
 TESTS = Path(__file__).parent

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.checkpoint.shard import DTYPES
+from nbdist.checkpoint.tensor_file import DTYPES
 from nbdist.errors import DataLossError
 
 FORMAT = "nbdist checkpoint 1"
@@ -80,10 +80,10 @@ class Index:
                 raise ValueError(f"its format is {outer['format']!r}, this version reads {FORMAT!r}")
             if zlib.crc32(outer["index"].encode()) != outer["crc32"]:
                 raise ValueError("its checksum is wrong")
+            # As to_text writes them: to parse so many would take seconds before they are counted.
+            _check_count(max(outer["index"].count(key) for key in ('"dtype":', '"crc32":')))
             body = json.loads(outer["index"])
-            parts = sum(max(len(t["slices"]), 1) for t in body["tensors"].values())
-            if parts > MOST_PARTS:
-                raise ValueError(f"it lists {parts:,} parts of tensors, and {MOST_PARTS:,} at most are read")
+            _check_count(sum(max(len(t["slices"]), 1) for t in body["tensors"].values()))
             tensors = {str(name): _tensor(t) for name, t in body["tensors"].items()}
             files = {_plain_name(name): int(size) for name, size in body["files"].items()}
             step = None if body["step"] is None else int(body["step"])
@@ -97,6 +97,11 @@ class Index:
             return index
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise DataLossError(f"{path!r} is a damaged index of a checkpoint: {error}") from None
+
+
+def _check_count(parts: int) -> None:
+    if parts > MOST_PARTS:
+        raise ValueError(f"it lists {parts:,} parts of tensors, and {MOST_PARTS:,} at most are read")
 
 
 def _sizes(value: Any) -> tuple[int, ...]:

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.cluster import STOP_SECONDS, Cluster
+from nbdist.cluster.description import ClusterDescription, read_description
 from nbdist.cluster.folder import (
     clusters_folder,
     is_process_alive,
     living,
-    read_description,
     remove_traces,
     runs_on,
 )
@@ -57,14 +57,10 @@ REQUESTED = {
 class AbandonedCluster:
     """A cluster of this notebook with a dead owner: its description, and the runs that use it."""
 
-    description: Mapping[str, Any]
+    id: str
+    description: ClusterDescription
     runs: tuple[str, ...] = ()
     same_versions: bool = True
-
-    @property
-    def id(self) -> str:
-        """The cluster's id."""
-        return str(self.description["id"])
 
 
 def start_or_adopt(*, report: Report = print, **options: Any) -> Cluster:
@@ -114,8 +110,8 @@ def choose(found: list[AbandonedCluster], wanted: Mapping[str, Any] | None) -> A
 def why_not(cluster: AbandonedCluster, wanted: Mapping[str, Any] | None) -> str:
     """Return why a cluster does not fit the options ``wanted``; "" if it does.
 
-    >>> abandoned = AbandonedCluster({"id": "a", "workers": 2, "ps": 1})
-    >>> why_not(abandoned, {"workers": 3, "ps": 1})
+    >>> abandoned = ClusterDescription(None, workers=2, ps=1, launcher="local", tasks=())
+    >>> why_not(AbandonedCluster("a", abandoned), {"workers": 3, "ps": 1})
     'it has 2 workers and not 3'
     """
     if not cluster.same_versions:
@@ -125,11 +121,11 @@ def why_not(cluster: AbandonedCluster, wanted: Mapping[str, Any] | None) -> str:
     if wanted.get("cluster_id") not in (None, cluster.id):
         return f"its id is not {wanted['cluster_id']!r}"
     for name, usual in SHAPE.items():
-        has, asked = cluster.description.get(name, 0), wanted.get(name, usual)
+        has, asked = getattr(cluster.description, name), wanted.get(name, usual)
         if has != asked:
             return f"it has {has} {name} and not {asked}"
     for name, default in REQUESTED.items():
-        has, asked = cluster.description.get("asked", REQUESTED).get(name, default), wanted.get(name, default)
+        has, asked = cluster.description.asked.get(name, default), wanted.get(name, default)
         if has != asked:
             return f"its {name.replace('_', ' ')} is {has!r} and not {asked!r}"
     return ""
@@ -143,12 +139,12 @@ def abandoned_clusters() -> list[AbandonedCluster]:
     found = []
     for name in reversed(living()):
         folder = clusters_folder() / name
-        with suppress(NbdistError, ValueError, OSError):  # it is starting or ending
+        with suppress(NbdistError, OSError):  # it is starting or ending
             description = read_description(folder)
-            owner = description.get("owner", {})
+            owner = description.owner
             if owner.get("session") == session and not is_process_alive(owner):
-                same = description["versions"] == own_versions()
-                found.append(AbandonedCluster(description, tuple(_runs(folder)), same))
+                same = description.versions == own_versions()
+                found.append(AbandonedCluster(name, description, tuple(_runs(folder)), same))
     return found
 
 

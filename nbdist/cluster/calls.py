@@ -10,10 +10,17 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from nbdist import errors
-from nbdist.errors import FailedPreconditionError, NbdistError, TaskDiedError, WorkerError
+from nbdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    TaskDiedError,
+    WorkerError,
+)
 from nbdist.runtime.task import TaskInfo
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+NOT_ON_TASKS = re.compile(r"Can't get attribute '(\w+)' on <module '__main__'")
 
 
 class Calls:
@@ -160,15 +167,22 @@ def _outcome_of(future: Any) -> Any:
 def remote_error(error: BaseException, task: TaskInfo) -> NbdistError:
     """Return nbdist's error for an exception that ipyparallel received from a task.
 
-    An error of nbdist keeps its class. Any other becomes a WorkerError with a message that starts with the
-    task's traceback; it has the attributes `task`, `ename`, `evalue` and `traceback`.
+    An error of nbdist keeps its class. An object that the task cannot make from what it has received, because
+    its class is the notebook's, is an InvalidArgumentError. Any other becomes a WorkerError with a message
+    that starts with the task's traceback. It has the attributes `task`, `ename`, `evalue` and `traceback`.
     """
     name = str(getattr(error, "ename", type(error).__name__))
     text = str(getattr(error, "evalue", error))
     trace = ANSI.sub("", str(getattr(error, "traceback", "") or "")).strip()
     kind = getattr(errors, name, None)
     result: NbdistError
-    if isinstance(kind, type) and issubclass(kind, NbdistError) and kind is not errors.MissingExtra:
+    if "unpack_apply_message" in trace and (unknown := NOT_ON_TASKS.match(text)):
+        result = InvalidArgumentError(
+            f"the function holds an object of {unknown[1]}, a class of the notebook, which {task.name} does "
+            "not know (a default value, say, or an argument of functools.partial): make the object in the "
+            f"function, or put {unknown[1]} into a module"
+        )
+    elif isinstance(kind, type) and issubclass(kind, NbdistError) and kind is not errors.MissingExtra:
         result = kind(f"{text} (on {task.name})")
     else:
         result = WorkerError(f"{trace}\n{name} on {task.name} (pid {task.pid}): {text}".strip())

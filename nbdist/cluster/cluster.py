@@ -15,6 +15,7 @@ from typing import Any
 from nbdist.cluster import task_setup as tasks
 from nbdist.cluster.affinity import bound_cores
 from nbdist.cluster.calls import Calls, CallSender
+from nbdist.cluster.description import change_description, read_description
 from nbdist.cluster.folder import (
     describe_process,
     describe_this_process,
@@ -22,16 +23,15 @@ from nbdist.cluster.folder import (
     is_process_alive,
     is_this_process,
     living,
-    read_description,
     remove_traces,
     runs_on,
     this_process,
-    write_description,
 )
 from nbdist.cluster.hub import HubEngines, check_versions, close_client, connect_client
 from nbdist.cluster.resize import ReplaceTask, check_unused, describe_replacement, find_task, grow, shrink
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.errors import (
+    DataLossError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -96,18 +96,18 @@ class Cluster:
         process.
 
         Raises NotFoundError if no such cluster runs, FailedPreconditionError if it runs other versions of
-        Python or its packages, UnavailableError if it does not answer.
+        Python or its packages, UnavailableError if it does not answer, DataLossError if its cluster.json is
+        damaged.
 
             cluster = nb.Cluster.attach("20261122_101500_a1b2c3")
         """
         folder = find(id)
         description = read_description(folder)
-        check_versions(description["versions"])
+        check_versions(description.versions)
         keys = ClusterKeys.load(folder / "keys")
         supervisor = SupervisorClient.connect(folder)
         client = connect_client(folder / "security" / f"ipcontroller-{folder.name}-client.json", timeout)
-        roster = tuple(TaskInfo.from_dict(entries) for entries in description["tasks"])
-        return cls(folder, roster, keys, supervisor, client, owner=False)
+        return cls(folder, description.tasks, keys, supervisor, client, owner=False)
 
     @classmethod
     def current(cls) -> Cluster:
@@ -366,8 +366,8 @@ class Cluster:
     def _check_own(self) -> None:
         """Raise FailedPreconditionError if another process started the cluster and has a run on it."""
         try:
-            owner = read_description(self.folder).get("owner", {})
-        except (NotFoundError, ValueError):  # it is starting or ending
+            owner = read_description(self.folder).owner
+        except (NotFoundError, DataLossError):  # it is starting or ending
             return
         if not owner or is_this_process(owner) or not is_process_alive(owner):
             return
@@ -399,7 +399,7 @@ class Cluster:
 
     def take_ownership(self) -> None:
         """Make this process the owner: the cluster ends with it, as if it had been started here."""
-        write_description(self.folder, {**read_description(self.folder), "owner": this_process()})
+        change_description(self.folder, owner=this_process())
         atexit.unregister(self._stop_at_exit)
         atexit.register(self._stop_at_exit)
 
@@ -470,12 +470,10 @@ def clusters() -> list[dict[str, Any]]:
     for name in living():
         try:
             description = read_description(clusters_folder() / name)
-        except (NotFoundError, ValueError):
+        except (NotFoundError, DataLossError):
             continue  # it is starting or ending
-        found.append(
-            {key: description[key] for key in ("id", "created", "workers", "ps", "tasks", "versions")}
-            | {"data": description.get("data", 0)}  # one of an earlier version has none
-        )
+        shown = {key: getattr(description, key) for key in ("created", "workers", "ps", "data", "versions")}
+        found.append({"id": name, **shown, "tasks": [info.to_dict() for info in description.tasks]})
     return found
 
 

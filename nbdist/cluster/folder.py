@@ -3,7 +3,7 @@
 <NBDIST_HOME>/clusters/<id>/
     lock                    held (flock) while the cluster's supervisor lives
     keys                    the cluster's CURVE keys, 0600
-    cluster.json            its description: tasks, addresses, versions, owner
+    cluster.json            its description: tasks, addresses, versions, owner (`description`)
     supervisor.sock         the supervisor's socket
     security/, log/         ipyparallel's connection files, standard cluster file and logs
 """
@@ -25,9 +25,10 @@ from typing import Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.home import home
-from nbdist.runtime.task import segment_prefix
+from nbdist.json_values import mapping, number, whole
+from nbdist.runtime.task import MOST_PID, segment_prefix
 from nbdist.wire.hosts import host_identity
-from nbdist.wire.keys import read_private, secret_folder
+from nbdist.wire.keys import secret_folder
 from nbdist.wire.shm import remove_all
 
 VALID_ID = re.compile(r"[A-Za-z0-9_]{1,48}")
@@ -122,17 +123,6 @@ def find(cluster_id: str | None = None) -> Path:
     return clusters_folder() / cluster_id
 
 
-def write_description(folder: Path, description: dict[str, Any]) -> None:
-    """Write cluster.json, whole or not at all."""
-    write_json(folder / "cluster.json", description)
-
-
-def read_description(folder: Path) -> dict[str, Any]:
-    """Return the content of cluster.json; NotAllowedError for a file that other users could have written."""
-    description: dict[str, Any] = json.loads(read_private(folder / "cluster.json"))
-    return description
-
-
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a file (0600) by JSON, atomically."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -160,6 +150,17 @@ SAME_SECONDS = 0.05  # start times of one process, read twice, may differ by a t
 def this_process() -> dict[str, Any]:
     """Return the identity of this process: host, pid, start time, and its notebook ("" for none)."""
     return {**_process(os.getpid()), "session": os.environ.get("JPY_SESSION_NAME", "")}
+
+
+def owner_in(value: object) -> Mapping[str, Any]:
+    """Return the process in a file, {} if the value is not one. Never raises.
+
+    >>> owner_in({"host": "here", "pid": 7, "started": 2.5})["pid"], owner_in({"pid": 7}), owner_in(3)
+    (7, {}, {})
+    """
+    found = mapping(value)
+    valid = whole(found.get("pid"), MOST_PID) and number(found.get("started")) is not None
+    return found if valid and isinstance(found.get("host"), str) else {}
 
 
 def is_process_alive(owner: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def own_versions() -> dict[str, str]:
     }
 
 
-def check_versions(theirs: dict[str, str]) -> None:
+def check_versions(theirs: Mapping[str, str]) -> None:
     """Raise FailedPreconditionError with a table if the cluster runs other versions than this process."""
     ours = own_versions()
     if ours != theirs:

@@ -13,7 +13,8 @@ from typing import Any
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.affinity import describe_binding, worker_cores
 from nbdist.cluster.cluster import Cluster
-from nbdist.cluster.folder import claim, new_id, remove_traces, this_process, write_description
+from nbdist.cluster.description import write_description
+from nbdist.cluster.folder import claim, new_id, remove_traces, this_process
 from nbdist.cluster.gpus import choose_gpus, kernel_cache, list_gpus, require_gpus
 from nbdist.cluster.hub import (
     EXIT_SECONDS,

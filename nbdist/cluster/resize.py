@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.affinity import worker_cores
-from nbdist.cluster.folder import read_description, runs_on, write_description
+from nbdist.cluster.description import change_description, read_description
+from nbdist.cluster.folder import runs_on
 from nbdist.cluster.hub import EXIT_SECONDS, HubEngines, is_engine_death, write_ipyparallel_files
-from nbdist.cluster.launchers.registry import launcher_of
+from nbdist.cluster.launchers.registry import find_launcher
 from nbdist.cluster.resources import (
     MOST_TASKS,
     TaskPlan,
@@ -204,14 +205,11 @@ class Change(ABC):
     def _write_description(self, roster: Roster) -> None:
         folder = self._cluster.folder
         before = read_description(folder)
-        description = {**before, "tasks": [info.to_dict() for info in roster]}
-        for key, job in (("workers", "worker"), ("ps", "ps"), ("data", "data")):
-            description[key] = sum(info.job == job for info in roster)
-        if len(roster) != len(before["tasks"]):
-            description["listing"] = write_ipyparallel_files(
-                folder, self._supervisor.pids[CONTROLLER], roster
-            )
-        write_description(folder, description)
+        now = before.now(roster)
+        changes: dict[str, Any] = {name: getattr(now, name) for name in ("workers", "ps", "data")}
+        if len(roster) != len(before.tasks):
+            changes["listing"] = write_ipyparallel_files(folder, self._supervisor.pids[CONTROLLER], roster)
+        change_description(folder, tasks=[info.to_dict() for info in roster], **changes)
 
     def _result(self, call: Any) -> Generator[None, None, Any]:
         try:
@@ -355,15 +353,13 @@ def grow(
     tasks = cluster.tasks
     check_more(workers, len(tasks))
     description = read_description(cluster.folder)
-    if (spec := launcher_of(description)).fixed_size:
+    if (spec := find_launcher(description.launcher)).fixed_size:
         raise FailedPreconditionError(
             f"cluster {cluster.id} cannot grow: {spec.fixed_size}. End it (%cluster stop) and start a larger "
             f"one (%cluster start --launcher {spec.name} --workers "
             f"{sum(info.job == 'worker' for info in tasks) + workers})"
         )
-    plans = plan_more(
-        tasks, workers, description["asked"], cores=count_cores(), gpus=description.get("gpus", ())
-    )
+    plans = plan_more(tasks, workers, description.asked, cores=count_cores(), gpus=description.gpus)
     change = ScaleUp(cluster, supervisor, plans)
     new = change.wait()
     report(describe_scale_up(change, cluster))
@@ -462,7 +458,7 @@ def describe_scale_up(change: ScaleUp, cluster: Cluster) -> str:
     new = ", ".join(f"{info.name} (rank {info.rank}, pid {info.pid})" for info in change.tasks)
     lines = [f"grown in {change.seconds:.2f} s by {new}: {cluster.counted}", *change.notes]
     share = change.plans[0].threads
-    before = read_description(cluster.folder)["asked"]["threads"] or share_of(
+    before = read_description(cluster.folder).asked.get("threads") or share_of(
         count_cores(), len(cluster.tasks) - len(change.tasks)
     )
     if share != before:
@@ -486,7 +482,7 @@ def shrink(
 ) -> list[TaskInfo]:
     """End the last ``workers`` workers of a cluster, which leave the run that uses them; return them."""
     leaving = last_workers(cluster.tasks, workers)
-    if why := launcher_of(read_description(cluster.folder)).fixed_size:
+    if why := find_launcher(read_description(cluster.folder).launcher).fixed_size:
         raise FailedPreconditionError(
             f"cluster {cluster.id} cannot shrink: {why}. End it (%cluster stop) and start a smaller one, or "
             "use fewer workers with --on worker:0-1"
@@ -598,7 +594,7 @@ class ReplaceTask(Change):
         timeout: float = START_SECONDS,
     ) -> None:
         super().__init__(cluster, supervisor, timeout)
-        spec = launcher_of(read_description(cluster.folder))
+        spec = find_launcher(read_description(cluster.folder).launcher)
         if spec.not_replaced:
             raise FailedPreconditionError(
                 f"cluster {cluster.id} cannot replace the process of a task: {spec.not_replaced}. End it "

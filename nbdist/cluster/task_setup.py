@@ -10,7 +10,7 @@ from nbdist.cluster.resources import MEMORY_VARIABLE
 from nbdist.runtime.heap import keep_freed_memory
 from nbdist.runtime.server import Server
 from nbdist.runtime.session.cluster import add_target
-from nbdist.runtime.task import Task, TaskInfo, current, host_identity, segment_prefix, set_current
+from nbdist.runtime.task import Task, TaskInfo, host_identity, segment_prefix, set_current
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.rpc.server import Caller
@@ -86,9 +86,3 @@ def run_source(source: str) -> Any:
     except Exception:  # whatever an object's own __reduce__ raises
         return repr(result.result)
     return result.result
-
-
-def close_task() -> None:
-    """Close this process's Server and connections."""
-    current().close()
-    set_current(None)

@@ -8,7 +8,8 @@ Design, after tf.data's input pipeline analysis. Stages that run in one thread t
 for an element add up: they are a *segment*. A prefetch begins a segment of its own, and so do the threads or
 processes of a parallel map. Segments run at the same time, so the pipeline is as fast as the slowest of them,
 and in that the stage with the most time of its own is the bottleneck. If a training hardly waits for its
-batches (a tenth of its time), no stage is: the training is slower than the pipeline.
+batches (a tenth of its time), no stage is: the training is slower than the pipeline. Nor is one where no
+segment works for half of the time that the training waits: files are opened, or threads wait for a core.
 """
 
 from __future__ import annotations
@@ -114,6 +115,11 @@ class InputPipeline:
         if not self.elements:
             return "nothing was read yet"
         found = self.bottleneck
+        if found is None and self.training and self.waits >= WAITS:
+            return (
+                f"no stage is the bottleneck: training waits for data {_percent(self.waits)} of the time, "
+                "and the stages work for less than half of that"
+            )
         if found is None:
             made = f"; it could make {_number(self.limit)} elements/s" if self.limit < math.inf else ""
             return f"training is the bottleneck: it waits for data {_percent(self.waits)} of the time{made}"
@@ -186,6 +192,8 @@ class InputPipeline:
         if not self.elements or not segments or (self.training and self.waits < WAITS):
             return None
         slowest = max(segments, key=lambda segment: segments[segment])
+        if self.training and segments[slowest] < self.waited / 2:
+            return None
         members = [place for place in range(len(self.stages)) if self._segment(place) == slowest]
         return max(members, key=lambda place: self.stages[place].busy)
 

@@ -75,8 +75,10 @@ class FileCache:
             yield from self._write(head, run)
 
     def _read(self, head: str, run: Pass) -> Iterator[Block]:
-        if self._path.is_dir():
-            raise InvalidArgumentError(f"cache: {self._path} is a folder; expected the path of a file in it")
+        if not self._path.is_file():  # to read a pipe would wait for its other end
+            raise InvalidArgumentError(
+                f"cache: {self._path} is a folder, a device or a pipe; expected the path of a file"
+            )
         try:
             yield from self._kept(head, run)
         except DataLossError as error:

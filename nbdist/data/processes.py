@@ -30,6 +30,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
@@ -232,9 +233,9 @@ class MapProcess:
 
     def stop(self) -> None:
         """End the process. A thread that waits for it finds the connection at its end."""
-        with _no_process():
+        with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        with _no_process():
+        with suppress(ChildProcessError):  # another thread has waited for it
             os.waitpid(self.pid, 0)
         for memory in (*self._requests, *self._results):
             memory.close()
@@ -247,15 +248,6 @@ class MapProcess:
             "of this pass: it may have used too much memory, or crashed in a library; try num_parallel_calls "
             "(threads) instead, or fewer workers"
         )
-
-
-class _no_process:  # reads as contextlib.suppress
-    """Suppresses that a process has ended, or that another has waited for it."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        return isinstance(error, (ProcessLookupError, ChildProcessError))
 
 
 class SharedMemory:

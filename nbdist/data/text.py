@@ -58,7 +58,7 @@ def lines(names: Sequence[str], compression: str | None, encoding: str, run: Pas
 
 
 def limited_lines(path: str, file: TextIO) -> Iterator[str]:
-    """Yield the lines of a file with their ends; raise DataLossError for one that is no line of text."""
+    """Yield the lines of a file with their ends; raise DataLossError for one over the limit."""
     for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), ""), 1):
         if len(line) > LONGEST:
             raise DataLossError(
@@ -127,10 +127,10 @@ class CsvRows:
                     yield self._typed(path, block, len(names), places, types, run)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_types": None}  # what it has found in files is no part of what it is
+        return {**vars(self), "_types": None}  # found in files, so not part of its definition
 
     def _rows(self, path: str, run: Pass) -> Generator[tuple[int, list[str]]]:
-        """Yield (line, fields): first the header, then each row; lines without a field are left out."""
+        """Yield (line, fields): first the header, then each row; blank lines are left out."""
         with open_text(path, self._compression, self._encoding, newline="") as file:
             rows = self._parsed(path, file, run)
             if self._header is True:
@@ -156,9 +156,10 @@ class CsvRows:
             first = before + 1
             try:
                 for fields in reader:
+                    blank = not fields or (len(fields) == 1 and "".join(held).isspace())
                     held.clear()
                     first = before + reader.line_num + 1
-                    if fields:
+                    if not blank:
                         yield before + reader.line_num, fields
                 return
             except csv.Error as error:

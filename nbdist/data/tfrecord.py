@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from nbdist.data.arguments import any_path
 from nbdist.data.blocks import Block, Pass
 from nbdist.data.files import check_compression, compressed, expand, filesystem, is_url, open_file
+from nbdist.draft import draft_of
 from nbdist.errors import DataLossError, InvalidArgumentError, NbdistError, StorageError
 from nbdist.record_frame import LENGTH, framed
 
@@ -238,7 +239,9 @@ def write_tfrecords(
                 file.write(framed(record))
                 count += 1
     except OSError as error:
-        if error is failed or isinstance(error, NbdistError):
+        if failed is not None:  # of the caller's records
+            raise failed from None
+        if isinstance(error, NbdistError):
             raise
         raise StorageError(
             f"write_tfrecords: {name} cannot be written: {error}. No part of it is kept"
@@ -261,14 +264,9 @@ def _created(name: str) -> Iterator[BinaryIO]:
             yield file
         return
     target = Path(name.removeprefix("file://"))
-    if target.is_dir() or not target.parent.is_dir():
-        why = "is a folder" if target.is_dir() else "is in a folder that does not exist; create it"
-        raise InvalidArgumentError(f"write_tfrecords: {name!r} {why}. Expected the path of a file")
-    draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
-    try:
-        with draft.open("wb") as file:
-            yield file
-        draft.replace(target)
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+    if not target.parent.is_dir():
+        raise InvalidArgumentError(
+            f"write_tfrecords: {name!r} is in a folder that does not exist; create it, or give another path"
+        )
+    with draft_of(target) as draft, draft.open("wb") as file:
+        yield file

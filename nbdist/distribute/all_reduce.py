@@ -219,7 +219,7 @@ class AllReduceReplica(GroupReplica):
         self._buckets = self._make_buckets(overlap)
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)
-        self._stops, self.changes = False, False
+        self._stops, self.regroups_next = False, False
         self._control = np.zeros(self._controls) if self.controls_apart else self._buckets.views[CONTROL]
         self._control[...] = 0
 

@@ -14,7 +14,7 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.distribute.parameter_server import ParameterServerStrategy
 from nbdist.distribute.sharing import one_order
-from nbdist.distribute.spec import StrategySpec
+from nbdist.distribute.spec import StrategySpec, TransportOptions
 from nbdist.distribute.threads import Threads
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import backend, pinned_buffer, scoped_device
@@ -183,9 +183,8 @@ class SharingReplica(OneDevice):
 
 SPEC = StrategySpec(
     CentralStorageStrategy.name,
-    make=lambda config: CentralStorageStrategy(
-        world=config.world, prefix=config.prefix, transport=config.training.transport
-    ),
+    make=lambda config: CentralStorageStrategy(world=config.world, prefix=config.prefix, **config.settings),
     synchronous=True,
     in_graph=True,
+    options=TransportOptions,
 )

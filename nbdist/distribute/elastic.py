@@ -13,6 +13,7 @@ the part that follows. New processes join after an exchange, at the center, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,11 +22,12 @@ from nbdist.data import Dataset
 from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.membership import GroupReplica, GroupStrategy
 from nbdist.distribute.sharing import own_order
-from nbdist.distribute.spec import COLLECTIVE, Setting, StrategySpec, whole_number
+from nbdist.distribute.spec import CollectiveOptions, StrategySpec
 from nbdist.errors import InvalidArgumentError, TaskDiedError, UnavailableError
 from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
+from nbdist.train.options import option, whole
 from nbdist.train.strategy import OneDevice, Replica, ReplicaState
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -289,6 +291,22 @@ class ElasticReplica(GroupReplica, OneDevice):
             self.resume(int(state["updates"]), float(state["rate"]), 0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ElasticOptions(CollectiveOptions):
+    """The options of `ElasticAveragingStrategy`."""
+
+    every: int | None = option(
+        None, "steps between two pulls towards the center (default 10)", "TAU", **whole(1)
+    )
+    alpha: float | None = option(
+        None,
+        "how far each pull goes (default 0.9 / workers)",
+        "A",
+        is_valid=lambda value: isinstance(value, (int, float)) and 0 < value <= 1,
+        expected="a number above 0 and at most 1",
+    )
+
+
 SPEC = StrategySpec(
     ElasticAveragingStrategy.name,
     make=lambda config: ElasticAveragingStrategy(world=config.world, **config.settings),
@@ -297,16 +315,5 @@ SPEC = StrategySpec(
     survives_chief_loss=True,
     takes_new_workers=True,
     resizes=True,
-    settings=(
-        whole_number("every", "TAU", "steps between two pulls towards the center (default 10)", least=1),
-        Setting(
-            "alpha",
-            "how far each pull goes (default 0.9 / workers)",
-            float,
-            "A",
-            is_valid=lambda value: isinstance(value, (int, float)) and 0 < value <= 1,
-            expected="a number above 0 and at most 1",
-        ),
-        COLLECTIVE,
-    ),
+    options=ElasticOptions,
 )

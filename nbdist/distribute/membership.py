@@ -121,7 +121,7 @@ class GroupStrategy(Strategy):
         """Have new processes join between two steps, and send them the state of the first of the others."""
         for replica in self.replicas:
             replica.close()
-            replica.stale, replica.changes, replica.said = True, False, (0, 0)
+            replica.stale, replica.regroups_next, replica.said = True, False, (0, 0)
         self.shrink(self.joining(LOOPS))
         self._hand_over(give)
 
@@ -249,7 +249,7 @@ class GroupReplica(Replica):
         self.said = waiting, leaving
         may_leave = bool(leaving) and world.size - leaving >= max(world.least, 1)
         self.leaves = self.said_leaving and may_leave
-        self.changes = bool(waiting) or may_leave
+        self.regroups_next = bool(waiting) or may_leave
 
     def admit(self, leave: bool = False) -> bool:
         """Have new processes join and others leave, if the last exchange said so; return whether it did.
@@ -258,9 +258,9 @@ class GroupReplica(Replica):
         replica has left.
         """
         self.leaving = leave
-        if not self.changes or self._looped:
+        if not self.regroups_next or self._looped:
             return False
-        self.changes, self.said = False, (0, 0)
+        self.regroups_next, self.said = False, (0, 0)
         self.form_again(admits=self._strategy.joining(self._digest), leaves=self.leaves)
         return True
 

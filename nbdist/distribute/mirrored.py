@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbdist.distribute.all_reduce import AllReduceStrategy
-from nbdist.distribute.spec import COLLECTIVE, StrategySpec
+from nbdist.distribute.spec import CollectiveOptions, StrategySpec
 from nbdist.distribute.threads import Threads
 from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
@@ -91,5 +91,5 @@ SPEC = StrategySpec(
     takes_new_workers=True,
     resizes=True,
     for_trials=True,
-    settings=(COLLECTIVE,),
+    options=CollectiveOptions,
 )

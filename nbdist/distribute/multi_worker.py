@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbdist.distribute.all_reduce import AllReduceStrategy
-from nbdist.distribute.spec import COLLECTIVE, StrategySpec
+from nbdist.distribute.spec import CollectiveOptions, StrategySpec
 
 
 class MultiWorkerMirroredStrategy(AllReduceStrategy):
@@ -32,5 +32,5 @@ SPEC = StrategySpec(
     takes_new_workers=True,
     resizes=True,
     for_trials=True,
-    settings=(COLLECTIVE,),
+    options=CollectiveOptions,
 )

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.distribute.served_replica import EARLIER, ServedReplica, StepWait, lend
 from nbdist.distribute.sharing import one_order, own_order
-from nbdist.distribute.spec import TRANSPORT, Setting, StrategyConfig, StrategySpec, whole_number
+from nbdist.distribute.spec import StrategyConfig, StrategySpec, TransportOptions
 from nbdist.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from nbdist.graph.placement import round_robin
 from nbdist.numbers import is_whole
@@ -36,6 +37,7 @@ from nbdist.runtime.ps.restore import Offer
 from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.train.context import current
+from nbdist.train.options import option, whole
 from nbdist.train.strategy import Replica, Strategy
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
@@ -515,13 +517,12 @@ def _make(config: StrategyConfig) -> ParameterServerStrategy:
         run=world.run,
         prefix=config.prefix,
         check=world.check,
-        synchronous=config.training.synchronous,
-        transport=config.training.transport,
+        synchronous=config.synchronous,
         rejoins=world.rejoins,
         numbers=world.numbers,
         began_with=world.began_with,
-        spare=0 if config.training.synchronous else MOST_ADDED,
-        awaits=config.training.awaits,
+        spare=0 if config.synchronous else MOST_ADDED,
+        awaits=config.awaits,
         **settings,
     )
 
@@ -547,6 +548,31 @@ def _needed(settings: Mapping[str, Any], synchronous: bool, workers: int) -> int
     return workers - (settings.get("backups") or 0) if aggregate is None else aggregate
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(TransportOptions):
+    """The options of `ParameterServerStrategy`."""
+
+    backups: int | None = option(
+        None, "--sync: of the workers N are backups; late gradients go", "N", **whole(0), synchronous=True
+    )
+    aggregate: int | None = option(
+        None, "--sync: R gradients make a step (default: one a worker)", "R", **whole(1), synchronous=True
+    )
+    staleness: int | None = option(
+        None, "--async: steps ahead of the slowest that one may be", "S", **whole(0), synchronous=False
+    )
+    ps_replicas: int | None = option(
+        None,
+        "1: a replica of each server on the next one; none of its updates is lost",
+        doc="1 keeps a replica of each parameter server on the next one, so that no update is lost if "
+        "one dies; it needs 2 ps tasks",
+        shows="0|1",
+        is_valid=lambda value: is_whole(value, 0, 1),
+        expected="0 or 1",
+    )
+    locking: bool = option(False, "no replica reads parameters in the middle of an update")
+
+
 SPEC = StrategySpec(
     ParameterServerStrategy.name,
     make=_make,
@@ -557,28 +583,7 @@ SPEC = StrategySpec(
     awaits_new_workers=True,
     in_graph=True,
     uses_parameter_servers=True,
-    settings=(
-        whole_number(
-            "backups", "N", "--sync: of the workers N are backups; late gradients go", 0, synchronous=True
-        ),
-        whole_number(
-            "aggregate", "R", "--sync: R gradients make a step (default: one a worker)", 1, synchronous=True
-        ),
-        whole_number(
-            "staleness", "S", "--async: steps ahead of the slowest that one may be", 0, synchronous=False
-        ),
-        Setting(
-            "ps_replicas",
-            "1: a replica of each server on the next one; none of its updates is lost",
-            shows="0|1",
-            is_valid=lambda value: is_whole(value, 0, 1),
-            expected="0 or 1",
-        ),
-        Setting(
-            "locking", "no replica reads parameters in the middle of an update", read=None, default=False
-        ),
-        TRANSPORT,
-    ),
+    options=ServerOptions,
     check=_check,
     needed=_needed,
 )

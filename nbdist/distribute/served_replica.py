@@ -207,11 +207,6 @@ class ServedReplica(Replica):
             for _ in range(made - links[0].counted):
                 links[0].count()
 
-    @property
-    def transports(self) -> list[str]:
-        """How each shard is reached, for people."""
-        return [link.kind for link in self._links]
-
     def want(self, ids: Sequence[Array]) -> None:
         """Request the rows of each table that the next pull returns."""
         for link, numbered in self._by_link(ids):
@@ -461,7 +456,7 @@ class ServedReplica(Replica):
         """Wait until the oldest unacknowledged gradient is applied or dropped."""
         begun, self._retiring = time.perf_counter(), True
         try:
-            self._settle(self._under_way[0])
+            applied = self._settle(self._under_way[0])
         except StepStopped:
             self.dropped += 1
             if self._rules.synchronous and self._rules.needed == self._rules.replicas:
@@ -473,13 +468,14 @@ class ServedReplica(Replica):
             if self._waiting is not None:
                 self._waiting.end()
             self.waited, self._retiring = self.waited + time.perf_counter() - begun, False
-        if self._counts_apart:  # all its shards together are one update
+        if self._counts_apart and applied:  # all its shards together are one update
             try:
                 self._links[0].count()
             except UnavailableError as error:  # what was counted is part of the offer to the new process
                 self._survive(0, error)
 
-    def _settle(self, slot: int) -> None:
+    def _settle(self, slot: int) -> bool:
+        """Wait for the servers' answers to a gradient; return whether all of them have applied it."""
         everywhere = range(len(self._links))
         if self._rules.judged_apart and not all(
             self._on(number, lambda link: link.taken(slot)) for number in everywhere
@@ -489,19 +485,20 @@ class ServedReplica(Replica):
             self.dropped += 1
             self._overflowed.discard(slot)
             self._pending[slot] = [number for number in everywhere if self._still_taken(number, slot)]
-            return
+            return False
         first, *others = [self._on(number, lambda link: link.outcome(slot)) for number in everywhere]
         if slot in self._overflowed:
             self._overflowed.remove(slot)
         elif LEFT_OUT in (first[0], *(what for what, _ in others)):
             self.overflows += 1
-        if first[0] == DROPPED:
+        if DROPPED in (first[0], *(what for what, _ in others)):
             self.dropped += 1
-            return
+            return False
         self.staleness = first[1]
         if others and self._rules.several and first[0] in (APPLIED, LEFT_OUT):
             for link in self._links[1:]:  # which keep every gradient; the first one has ended the step
                 link.reach(link.version + 1)
+        return True
 
     def _still_taken(self, number: int, slot: int) -> bool:
         """Whether a gradient waits in a slot for its step on a server; one that was dropped does not."""

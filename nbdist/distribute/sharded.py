@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,7 +52,7 @@ from nbdist.distribute.all_reduce import (
     AllReduceStrategy,
 )
 from nbdist.distribute.gathers import ParameterGathers
-from nbdist.distribute.spec import COLLECTIVE, Setting, StrategySpec
+from nbdist.distribute.spec import CollectiveOptions, StrategySpec
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from nbdist.graph.backend import to_device
 from nbdist.numbers import is_whole
@@ -60,19 +61,28 @@ from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.boundary import all_finite
+from nbdist.train.options import option, rows
 from nbdist.train.strategy import Nonfinite, ParameterReads, Replica, Trainable, by_variable
 from nbdist.wire.collective.buckets import Bucket, Buckets
 from nbdist.wire.pages import TransientBuffer
 
 Array: TypeAlias = np.ndarray[Any, Any]
 STAGES = (1, 2, 3)
-STAGE = Setting(
-    "stage",
-    "what is divided: 1 slots (default), 2 gradients, 3 parameters, too",
-    shows="|".join(map(str, STAGES)),
-    is_valid=lambda value: is_whole(value, 1) and value in STAGES,
-    expected="1, 2 or 3",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedOptions(CollectiveOptions):
+    """The options of `ShardedStrategy`."""
+
+    stage: int | None = option(
+        None,
+        "what is divided: 1 slots (default), 2 gradients, 3 parameters, too",
+        "|".join(map(str, STAGES)),
+        "what each worker keeps a part of: 1 the optimizer's slots, 2 the sums of gradients, too, 3 (in "
+        "fit) parameters, too",
+        is_valid=lambda value: is_whole(value, 1) and value in STAGES,
+        expected="1, 2 or 3",
+    )
 
 
 class ShardedStrategy(AllReduceStrategy):
@@ -102,7 +112,7 @@ class ShardedStrategy(AllReduceStrategy):
     def __init__(
         self, collective: str = "auto", stage: int | None = None, *, world: World | None = None
     ) -> None:
-        STAGE.check(stage)
+        rows(ShardedOptions)["stage"].check(stage)
         super().__init__(collective, world=world)
         self.stage = 1 if stage is None else stage
         self.reads: ParameterReads | None = None
@@ -392,5 +402,5 @@ SPEC = StrategySpec(
     ShardedStrategy.name,
     make=lambda config: ShardedStrategy(world=config.world, **config.settings),
     synchronous=True,
-    settings=(COLLECTIVE, STAGE),
+    options=ShardedOptions,
 )

@@ -4,11 +4,11 @@
         "multi_worker",
         make=lambda config: MultiWorkerMirroredStrategy(world=config.world, **config.settings),
         synchronous=True,
-        settings=(COLLECTIVE,),
+        options=CollectiveOptions,
     )
 
-A strategy's spec stands beside its class, and :mod:`nbdist.distribute.registry` lists all of them. Flags, the
-help, the checks of options and the fields of the record of a run follow from it.
+A strategy's spec stands beside its class and its options (see `nbdist.train.options`), and
+:mod:`nbdist.distribute.registry` lists all of them. The help and the checks of options follow from it.
 """
 
 from __future__ import annotations
@@ -17,136 +17,55 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.errors import InvalidArgumentError, choices
-from nbdist.numbers import is_whole
+from nbdist.errors import InvalidArgumentError
 from nbdist.runtime.groups import World
+from nbdist.train.options import RunOption, option, rows
 from nbdist.train.strategy import Strategy
 from nbdist.wire.collective.registry import COLLECTIVES, KINDS
 
 
-@dataclass(frozen=True)
-class Setting:
-    """An option of some strategies: a field of ``Options``, a parameter of ``nb.launch``, and a flag.
+@dataclass(frozen=True, kw_only=True)
+class CollectiveOptions:
+    """The options of strategies that sum gradients by a collective."""
 
-    The flag is ``name`` with hyphens. ``read`` makes its value of text; None is for a switch without a value.
-    ``shows`` is what stands for the value in the help. A value is one of ``choices``, or else ``is_valid``
-    holds for it, which ``expected`` says in words. ``synchronous`` True or False: it belongs to --sync or to
-    --async. ``group`` is its heading in the help, by default that of its strategy. A strategy that does not
-    list it refuses it, unless ``ignored_elsewhere``.
-    """
-
-    name: str
-    help: str
-    read: Callable[[str], Any] | None = int
-    shows: str = ""
-    default: Any = None
-    choices: tuple[str, ...] = ()
-    is_valid: Callable[[Any], bool] = field(default=lambda value: True)
-    expected: str = ""
-    synchronous: bool | None = None
-    group: str = ""
-    ignored_elsewhere: bool = False
-
-    @property
-    def flag(self) -> str:
-        """Its flag, such as "--min-workers"."""
-        return f"--{self.name.replace('_', '-')}"
-
-    def check(self, value: Any) -> None:
-        """Raise InvalidArgumentError unless this is a value of the setting, or its default."""
-        if value is None and self.default is None:
-            return
-        if self.choices and value not in self.choices:
-            raise InvalidArgumentError(f"no {self.flag} {value!r}; {choices(value, self.choices)}")
-        if not self.is_valid(value):
-            raise InvalidArgumentError(f"{self.flag} is {self.expected}, got {value!r}")
+    collective: str = option(
+        "auto",
+        "how gradients are summed, and what nb.collective uses (default: the best)",
+        shows="|".join(kind for kind in KINDS if kind not in COLLECTIVES or not COLLECTIVES[kind].single),
+        choices=KINDS,
+        group="With --strategy mirrored, multi_worker and sharded",
+    )
 
 
-def whole_number(
-    name: str, shows: str, help: str, least: int, most: int | None = None, **options: Any
-) -> Setting:
-    """Return a setting that is a whole number of ``least`` or more, and of ``most`` at most.
+@dataclass(frozen=True, kw_only=True)
+class TransportOptions:
+    """The options of strategies that have parameter servers."""
 
-    >>> whole_number("every", "TAU", "steps", 1).check(0)
-    Traceback (most recent call last):
-    nbdist.errors.InvalidArgumentError: --every is a whole number of 1 or more, got 0
-    """
-
-    def is_valid(value: Any) -> bool:
-        return is_whole(value, least) and (most is None or value <= most)
-
-    expected = f"a whole number of {least} or more" if most is None else f"a whole number, {least} to {most}"
-    return Setting(name, help, int, shows, is_valid=is_valid, expected=expected, **options)
-
-
-# Settings of several strategies.
-
-COLLECTIVE = Setting(
-    "collective",
-    "how gradients are summed, and what nb.collective uses (default: the best)",
-    read=str,
-    shows="|".join(kind for kind in KINDS if kind not in COLLECTIVES or not COLLECTIVES[kind].single),
-    default="auto",
-    choices=KINDS,
-    group="With --strategy mirrored, multi_worker and sharded",
-)
-TRANSPORT = Setting(
-    "transport",
-    "how parameters travel",
-    read=str,
-    shows="auto|socket",
-    default="auto",
-    choices=("auto", "socket"),
-    ignored_elsewhere=True,
-)
-
-
-@dataclass(frozen=True)
-class TrainingSpec:
-    """How the replicas of a run train together: plain values, with all defaults resolved.
-
-    - ``strategy``: the name of a strategy
-    - ``synchronous``: whether replicas make each step together
-    - ``transport``: how parameters travel, "auto" or "socket"
-    - ``data``: what reads the batches. In an in-graph run the "client" or the "workers"; else "service" has
-      data tasks read for the workers
-    - ``seed``: the seed of the run, 0 or more; None draws one
-    - ``epochs``: overrides the epochs of each ``fit``; None does not
-    - ``precision``: the policy of models that are compiled without one
-    - ``collective``: the kind of the groups that ``nb.collective`` uses
-    - ``min_workers``: how many workers have to be left for training to continue after a death
-    - ``awaits``: whether a step that needs a lost worker waits for its new process, which the run starts
-    - ``settings``: the strategy's own settings that differ from their defaults, by name
-    """
-
-    strategy: str
-    synchronous: bool = False
-    transport: str = "auto"
-    data: str = "client"
-    seed: int | None = None
-    epochs: int | None = None
-    precision: str = "float32"
-    collective: str = "auto"
-    min_workers: int = 1
-    awaits: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    transport: str = option(
+        "auto",
+        "how parameters travel",
+        choices=("auto", "socket"),
+        group="With --strategy ps",
+        ignored_elsewhere=True,
+    )
 
 
 @dataclass(frozen=True)
 class StrategyConfig:
     """What a strategy is made of on a task.
 
-    ``world`` are the run's replicas, ``prefix`` begins the names of the run's shared memory.
+    - ``world``: the run's replicas
+    - ``settings``: the values of its options that differ from their defaults, by name
+    - ``synchronous``: whether replicas make each step together, where --sync and --async decide
+    - ``awaits``: whether a step that needs a lost worker waits for its new process, which the run starts
+    - ``prefix``: begins the names of the run's shared memory
     """
 
     world: World
-    training: TrainingSpec
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    synchronous: bool = False
+    awaits: bool = False
     prefix: str = ""
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The strategy's own settings that differ from their defaults, by name."""
-        return self.training.settings
 
 
 def no_checks(settings: Mapping[str, Any], workers: int | None) -> None:
@@ -173,7 +92,7 @@ class StrategySpec:
     - ``in_graph``: whether --replication in-graph takes it
     - ``uses_parameter_servers``: whether it needs ps tasks
     - ``for_trials``: whether a sweep's trial on several engines may use it
-    - ``settings``: what a user can set of it
+    - ``options``: the class of what a user can set of it; None for nothing
     - ``check(settings, workers)`` raises InvalidArgumentError for settings that contradict each other, or the
       number of workers (None: not yet known)
     - ``needed(settings, synchronous, workers)`` is how many workers' gradients a step needs
@@ -190,9 +109,14 @@ class StrategySpec:
     in_graph: bool = False
     uses_parameter_servers: bool = False
     for_trials: bool = False
-    settings: tuple[Setting, ...] = ()
+    options: type | None = None
     check: Callable[[Mapping[str, Any], int | None], None] = no_checks
     needed: Callable[[Mapping[str, Any], bool, int], int] = one_worker
+
+    @property
+    def settings(self) -> Mapping[str, RunOption]:
+        """The rows of its options, by name."""
+        return {} if self.options is None else rows(self.options)
 
     def check_steps(self, synchronous: bool | None) -> None:
         """Raise InvalidArgumentError if replicas cannot step as --sync (True) or --async (False) asks."""

@@ -322,7 +322,7 @@ def numeric_column(
 
     - ``key``: the feature's name
     - ``shape``: the shape of one example's numbers; they are flattened
-    - ``default_value``: what a NaN becomes; None leaves it
+    - ``default_value``: the value in place of a NaN; None leaves it
     - ``normalizer_fn``: a function of the float32 array (batch, numbers) that returns another of that shape
 
     >>> numeric_column("age", normalizer_fn=lambda x: x / 100).transform({"age": np.array([50])})
@@ -371,7 +371,7 @@ def categorical_column_with_vocabulary_list(
     """Return a column of known values.
 
     - ``key``: the feature's name
-    - ``vocabulary_list``: texts, or whole numbers, each once
+    - ``vocabulary_list``: distinct texts, or distinct whole numbers
     - ``default_value``: the id of any other value; -1 for none
     - ``num_oov_buckets``: how many buckets other values are hashed to, instead
 
@@ -388,7 +388,7 @@ def categorical_column_with_vocabulary_list(
         )
     if not values or len(set(values)) != len(values):
         raise InvalidArgumentError(
-            f"column {key!r}: vocabulary_list has values, each once, not {values!r:.200}"
+            f"column {key!r}: vocabulary_list must list distinct values, got {values!r:.200}"
         )
     if not is_whole(num_oov_buckets, 0) or (num_oov_buckets and default_value != NONE):
         raise InvalidArgumentError(

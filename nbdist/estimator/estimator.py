@@ -291,7 +291,7 @@ class Estimator:
         `ExportedModel` and ``python -m nbdist.estimator.predict FOLDER`` predict with it, without the model
         function. A model of feature columns is exported with the transformed features as its inputs. Raises
         NotFoundError without a checkpoint, InvalidArgumentError if the folder exists, or the model function
-        needs the size of a batch.
+        needs the size of a batch, StorageError if the folder cannot be written.
         """
         remedy = "an export is written to a local folder: copy it from there"
         base = Path(local_path("Estimator.export: export_dir_base", export_dir_base, remedy))

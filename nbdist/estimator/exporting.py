@@ -24,8 +24,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.checkpoint.folder import open_folder
+from nbdist.checkpoint.tensor_file import TensorFile, write_tensors
 from nbdist.data.arguments import any_path
-from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
+from nbdist.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    NotAllowedError,
+    NotFoundError,
+    StorageError,
+    choices,
+)
 from nbdist.estimator.spec import check_folder_name
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.program import compile_program
@@ -36,7 +44,6 @@ from nbdist.graph.serialize.encode import encode
 from nbdist.graph.serialize.onnx import write_onnx
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.numbers import is_whole
-from nbdist.train.tensorfile import TensorFile, write_tensors
 
 if TYPE_CHECKING:
     from nbdist.estimator.estimator import Estimator
@@ -59,7 +66,7 @@ def write_export(
     - ``values``: the values of the variables
     - ``step``: the global step, for the signature
 
-    Raises InvalidArgumentError if the folder exists.
+    Raises InvalidArgumentError if the folder exists, StorageError if it cannot be written.
     """
     if folder.exists():
         raise InvalidArgumentError(f"{str(folder)!r} exists already: choose another folder for the export")
@@ -76,10 +83,16 @@ def write_export(
     }
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True, mode=0o700)
-    write_tensors(draft / MODEL, arrays, {GRAPH: json.dumps(meta, default=_of_bytes)})
-    (draft / SIGNATURE).write_text(json.dumps(signature, indent=2) + "\n")
-    draft.rename(folder)
+    try:
+        draft.mkdir(parents=True, mode=0o700)
+        write_tensors(draft / MODEL, arrays, {GRAPH: json.dumps(meta, default=_of_bytes)})
+        (draft / SIGNATURE).write_text(json.dumps(signature, indent=2) + "\n")
+        draft.rename(folder)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise StorageError(
+            f"the export {folder} cannot be written: {error}. No part of it is kept"
+        ) from error
 
 
 def _of_bytes(value: bytes) -> dict[str, str]:
@@ -101,13 +114,15 @@ class ExportedModel:
 
     - ``folder``: what `Estimator.export` has returned
 
-    Raises NotFoundError for a folder without one of its files, DataLossError if one is damaged.
+    Raises NotFoundError for a folder without one of its files, DataLossError if one is damaged,
+    NotAllowedError for one that this process may not read.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         path = Path(any_path("ExportedModel: folder", folder))
         for name in (SIGNATURE, MODEL):
-            if not (path / name).exists():
+            closed = os.path.isdir(path) and not os.access(path, os.X_OK)  # what reads it says so
+            if not closed and not os.path.exists(path / name):
                 raise NotFoundError(
                     f"{str(path)!r} has no {name}, which an exported model has: expected a folder that "
                     "Estimator.export has returned (copy it whole)"
@@ -117,6 +132,8 @@ class ExportedModel:
             """The names, dtypes and shapes of ``inputs`` and ``outputs``, and the global ``step``."""
             inputs, outputs = self.signature["inputs"], self.signature["outputs"]
             indices = [int(one["tensor"]) for one in [*inputs.values(), *outputs.values()]]
+        except NotAllowedError:
+            raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DataLossError(f"{path / SIGNATURE} is damaged: {type(error).__name__}: {error}") from error
         with TensorFile(path / MODEL, "an exported model") as file:

@@ -23,7 +23,7 @@ from nbdist.estimator.spec import RunConfig
 from nbdist.graph.backend import Array, to_host
 from nbdist.graph.sparse import dense
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.runtime.ps.client import TrainingOver
+from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.summary import SummaryOp
 from nbdist.summary.values import Written
 from nbdist.summary.writer import release, shared_writer
@@ -136,11 +136,16 @@ class Training:
                     passed += 1
                     if passed <= (variables.joined_at or 0):
                         continue
-                    self._step(share, features, labels)
+                    try:
+                        self._step(share, features, labels)
+                    except StepStopped:  # a checkpoint or a hook found that the others had ended before it
+                        break
                     if last_step is not None and self.global_step >= last_step:
                         break
                     if self._ends():
                         break
+                if self._coordinator.should_stop():
+                    variables.context.progress.ended_early = True
                 self._strategy.finish()
                 self._end(begun)
         except TrainingOver:

@@ -29,7 +29,7 @@ REMEDIES = {
     "torch": "call torch.distributed.init_process_group() and wrap the model in DistributedDataParallel",
     "accelerate": "make the Accelerator in the cell that trains, and prepare() the model with it",
     "transformers": "make the TrainingArguments in the cell that trains",
-    "keras": "train with nb.frameworks.keras.wrap(model), and --strategy multi_worker for --framework",
+    "keras": "train with nb.frameworks.keras.wrap(model), under --strategy multi_worker without --framework",
     "jax": "call jax.distributed.initialize(), and compute on a mesh of all devices",
 }
 """What to do about it, by what trains; Lightning's is `_lightning_remedy`."""
@@ -83,7 +83,8 @@ def _lightning_remedy() -> str:
     """Return what to give to a Trainer of Lightning, whose default on CPUs is one device."""
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
     devices = f"devices={os.environ.get('LOCAL_WORLD_SIZE', '1')}"
-    return f"name all of them: Trainer({devices}{f', num_nodes={nodes}' if nodes > 1 else ''})"
+    hosts = f", num_nodes={nodes}" if nodes > 1 else ""
+    return f"give Lightning the number of workers: Trainer({devices}{hosts})"
 
 
 def changes() -> dict[str, Change]:

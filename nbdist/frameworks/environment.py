@@ -29,15 +29,11 @@ from typing import Any
 
 from nbdist.errors import AbortedError, UnavailableError
 from nbdist.frameworks.base import Framework, Place, free_port, host_of
-from nbdist.frameworks.jax.distributed import Jax
-from nbdist.frameworks.torch.distributed import Torch
+from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.frameworks.versions import check_versions, installed
 from nbdist.runtime.groups import World
 from nbdist.text import cut_middle
 from nbdist.train.context import Control
-
-FRAMEWORKS: dict[str, type[Framework]] = {one.name: one for one in (Torch, Jax)}
-"""The frameworks of ``--framework``, by name."""
 
 STOP_SECONDS = 1.5  # between a stop and the abort of the calls that still wait: when the client signals
 LOOK_SECONDS = 0.1  # how often a thread looks for a stop or an abort of the run

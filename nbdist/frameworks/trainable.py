@@ -31,13 +31,13 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.checkpoint.tensor_file import TensorFile, write_tensors
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.train.context import MODEL
+from nbdist.train.context import MODEL, Context
 from nbdist.train.resume import MODEL as ABOUT_MODEL
 from nbdist.train.strategy import Gathers, Parts, Trainable
-from nbdist.train.tensorfile import TensorFile, write_tensors
 
 NAMES = "arrays"
 
@@ -171,10 +171,11 @@ class FrameworkModel(Trainable):
 
     def remember(self) -> Callable[[], object]:
         """Return what gives the states the values back that they have now."""
-        before = [array.copy() for _, array in self.states]
+        changing = [array for _, array in self.states if not any(array is one for one in self.fixed)]
+        before = [array.copy() for array in changing]
 
         def restore() -> None:
-            for (_, array), kept in zip(self.states, before, strict=True):
+            for array, kept in zip(changing, before, strict=True):
                 np.copyto(array, kept)
 
         return restore
@@ -216,3 +217,13 @@ def _are_numbers(dtype: np.dtype[Any]) -> bool:
 
 def _unmarked(number: int) -> None:
     """Do nothing: the strategy takes gradients when all are there."""
+
+
+def require_strategy(context: Context, what: str) -> None:
+    """Raise InvalidArgumentError in a cell whose framework distributes by itself, for ``what``."""
+    if context.framework is not None:
+        raise InvalidArgumentError(
+            f"this cell has --framework {context.framework}, in which {context.framework} distributes by "
+            f"calls of its own, and {what} trains under a strategy of nbdist: write --strategy multi_worker, "
+            "or another one, in place of --framework"
+        )

@@ -1,4 +1,4 @@
-"""NumPy, CuPy or jax.numpy, by device.
+"""NumPy or CuPy, by device.
 
     xp = backend("GPU:1")                       # the array module
     with device_scope("GPU:1"):                 # this thread allocates and computes on that GPU
@@ -7,8 +7,8 @@
 CuPy's current device is a property of a thread and GPU 0 at first, so each thread that works for a device
 enters its scope before it allocates or computes.
 
-Arrays of jax.numpy cannot be written to: graphs run on a TPU as functions that XLA compiles
-(`nbdist.graph.xla`), not as programs.
+A TPU has no array module here: arrays of jax.numpy cannot be written to, and `nbdist.graph.xla` compiles a
+graph as a function instead.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from nbdist.errors import InvalidArgumentError, MissingExtra, UnavailableError
+from nbdist.graph.device import TPU_ADVICE
 
 Array: TypeAlias = np.ndarray[Any, Any]
 """An array of the backend: numpy.ndarray, or cupy.ndarray on a GPU."""
@@ -31,14 +32,14 @@ _thread = threading.local()
 
 
 def backend(device: str = "CPU:0") -> ModuleType:
-    """Return the array module of a device: numpy for ``CPU:i``, cupy for ``GPU:i``, jax.numpy for ``TPU:i``.
+    """Return the array module of a device: numpy for ``CPU:i``, cupy for ``GPU:i``.
 
     Raises InvalidArgumentError for another kind of device, MissingExtra if the module is not installed.
 
     >>> backend("CPU:0").__name__
     'numpy'
     """
-    return {"CPU": lambda: np, "GPU": _cupy, "TPU": _jax_numpy}[_kind_and_index(device)[0]]()
+    return _cupy() if _kind_and_index(device)[0] == "GPU" else np
 
 
 @contextmanager
@@ -53,10 +54,6 @@ def device_scope(device: str) -> Iterator[None]:
     array([0., 0.])
     """
     kind, index = _kind_and_index(device)
-    if kind == "TPU":
-        raise InvalidArgumentError(
-            f"no thread works for {device!r}: JAX places what it computes. Train on TPUs with --strategy tpu"
-        )
     before = scoped_device()
     _thread.device = device
     try:
@@ -107,7 +104,7 @@ def _gpu(device: str, index: int) -> Any:
 
 
 def device_kind(device: str) -> str:
-    """Return the short name of a device; InvalidArgumentError unless it is a CPU, GPU or TPU.
+    """Return the short name of a device; InvalidArgumentError unless it is a CPU or GPU.
 
     >>> device_kind("/job:worker/task:1/device:gpu:0")
     'GPU:0'
@@ -118,8 +115,9 @@ def device_kind(device: str) -> str:
 
 def _kind_and_index(device: str) -> tuple[str, int]:
     kind, _, index = device.rpartition("/")[2].removeprefix("device:").partition(":")
-    if kind.upper() not in ("CPU", "GPU", "TPU") or not (index or "0").isdecimal():
-        raise InvalidArgumentError(f"no backend for device {device!r}; expected CPU:<i>, GPU:<i> or TPU:<i>")
+    if kind.upper() not in ("CPU", "GPU") or not (index or "0").isdecimal():
+        instead = f". {TPU_ADVICE}" if kind.upper() == "TPU" else ""
+        raise InvalidArgumentError(f"no backend for device {device!r}; expected CPU:<i> or GPU:<i>{instead}")
     return kind.upper(), int(index or 0)
 
 
@@ -129,14 +127,6 @@ def _cupy() -> ModuleType:
     except ImportError as error:
         raise MissingExtra("gpu", "arrays on a GPU") from error
     return cupy  # type: ignore[no-any-return]  # CuPy has no types
-
-
-def _jax_numpy() -> ModuleType:
-    try:
-        import jax.numpy
-    except ImportError as error:
-        raise MissingExtra("jax", "arrays on a TPU") from error
-    return jax.numpy  # type: ignore[no-any-return]  # JAX is not checked
 
 
 def _is_of_jax(array: Any) -> bool:
@@ -152,7 +142,7 @@ def backend_of(array: Any) -> ModuleType:
     """
     if isinstance(array, np.ndarray | NDArrayOperatorsMixin):
         return np
-    return _jax_numpy() if _is_of_jax(array) else _cupy()
+    return sys.modules["jax"].numpy if _is_of_jax(array) else _cupy()
 
 
 def device_of_array(array: Any) -> str:

@@ -19,6 +19,7 @@ from nbdist.errors import InvalidArgumentError, choices
 __all__ = ["DeviceFunction", "DeviceScope", "DeviceSpec", "checked_scope", "choose_device", "device_of"]
 
 SHORT_TYPES = ("cpu", "gpu", "tpu")  # may be written without `device:` before them
+TPU_ADVICE = "Sessions do not compute on TPUs: train on them with --strategy tpu (nb.distribute.TPUStrategy)"
 FIELDS = ("job", "replica", "task", "device", *SHORT_TYPES)
 
 
@@ -187,16 +188,9 @@ def choose_device(wanted: str, devices: Sequence[str], default: str, *, soft: bo
     message = f"no device {wanted!r} here; there {'is' if len(devices) == 1 else 'are'} {shown or 'none'}"
     if not soft and spec.device_type is not None and _first(on_cpu, ranked) is not None:
         message += "; choose one of them, or let the type fall back to CPU with allow_soft_placement=True"
+    if spec.device_type == "TPU":
+        message += f". {TPU_ADVICE}"
     raise InvalidArgumentError(message)
-
-
-def is_tpu(device: str) -> bool:
-    """Return whether a device is a TPU, by its full name or its short one.
-
-    >>> is_tpu("/job:worker/replica:0/task:0/device:TPU:1"), is_tpu("TPU:0"), is_tpu("CPU:0")
-    (True, True, False)
-    """
-    return device.rpartition("/")[2].removeprefix("device:").startswith("TPU")
 
 
 def _first(spec: DeviceSpec, devices: Sequence[str]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import reduce
@@ -40,15 +40,6 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
     ...     gradients(np.sum(x * x), [x])[0].shape
     (3,)
     """
-    return _gradients(ys, xs, grad_ys, sparse=True)
-
-
-def dense_gradients(y: Tensor, xs: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return gradients as dense tensors of the shapes of their xs."""
-    return _gradients(y, xs, None, sparse=False)
-
-
-def _gradients(ys: Any, xs: Any, grad_ys: Any, *, sparse: bool) -> list[Any]:
     targets, sources = [dense(y) for y in _listed(ys)], _listed(xs)
     given = [None] * len(targets) if grad_ys is None else _listed(grad_ys)
     if not targets:
@@ -82,7 +73,7 @@ def _gradients(ys: Any, xs: Any, grad_ys: Any, *, sparse: bool) -> list[Any]:
         if g is None or node.op is None or node.op.vjp is None:
             continue
         with beside(node):
-            rule = node.op.sparse_vjp if sparse else None
+            rule = node.op.sparse_vjp
             if rule is None:
                 rule, g = node.op.vjp, dense(g)
             parts = rule(symbolic, g, node, *node.inputs, **node.attrs)

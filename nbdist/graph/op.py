@@ -8,8 +8,9 @@
         spec=same_as_input,
     ))
 
-No code outside depends on an op's name, but for the ONNX forms (`serialize.onnx`). An op is complete once it
-is in the table: the tests compare each op's gradient with finite differences on its ``examples``.
+No code outside depends on an op's name, but for the forms of ONNX (`serialize.onnx`) and XLA (`xla.forms`).
+An op is complete once it is in the table: the tests compare each op's gradient with finite differences on its
+``examples``.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
         """Number of dimensions."""
         return len(self.shape)
 
-    def eval(self, session: Any = None, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
+    def eval(self, session: Any = None, feed_dict: Mapping[Any, Any] | None = None) -> Any:
         """Return the value, computed by ``session`` or by the session of the enclosing ``with`` block.
 
         A strategy's tensors have a value without a session.
@@ -175,7 +175,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
     ) -> Any:
         if func not in FUNCTIONS:
             raise NotImplementedError(
-                f"np.{func.__name__} does not record on a Tensor; give it a line in "
+                f"{_numpys_name(func)} does not record on a Tensor; give it a line in "
                 "nbdist.graph.tensor.FUNCTIONS (see nbdist/graph/ops), or compute it outside the graph"
             )
         recorder = FUNCTIONS[func]
@@ -184,7 +184,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
             signature(recorder).bind(*given, **options)
         except TypeError as error:
             raise NotImplementedError(
-                f"np.{func.__name__} does not record on a Tensor with these arguments: {error}; "
+                f"{_numpys_name(func)} does not record on a Tensor with these arguments: {error}; "
                 f"its arguments here are {signature(recorder)}"
             ) from None
         return recorder(*given, **options)
@@ -453,6 +453,15 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(PARAMETERS.get(function, function))
 
 
+def _numpys_name(func: Any) -> str:
+    """Return what a function of NumPy is called in programs.
+
+    >>> _numpys_name(np.median), _numpys_name(np.linalg.outer), _numpys_name(np.fft.fft)
+    ('np.median', 'np.linalg.outer', 'np.fft.fft')
+    """
+    return f"{func.__module__.replace('numpy', 'np', 1)}.{func.__name__}"
+
+
 def _by_numpys_names(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -463,7 +472,7 @@ def _by_numpys_names(
     try:
         bound = signature(func).bind(*args, **kwargs)
     except TypeError as error:
-        raise InvalidArgumentError(f"np.{func.__name__}: {error}") from None
+        raise InvalidArgumentError(f"{_numpys_name(func)}: {error}") from None
     given: list[Any] = []
     options: dict[str, Any] = {}
     for name, value in bound.arguments.items():

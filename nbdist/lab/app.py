@@ -23,10 +23,10 @@ from nbdist.lab.handlers.act import (
 from nbdist.lab.handlers.base import NotFoundHandler
 from nbdist.lab.handlers.read import AboutHandler, RunFileHandler, RunHandler, StateHandler, SweepHandler
 from nbdist.lab.service import SERVICE, Service
-from nbdist.lab.state import default_views
 from nbdist.lab.stream import Stream
 from nbdist.lab.tensorboard import proxy
 from nbdist.lab.tensorboard.manager import Boards
+from nbdist.lab.views import default_views
 from nbdist.sweep.commands import REMOTE
 
 

@@ -26,8 +26,9 @@ from typing import Any, Protocol, TypeVar
 
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError
 from nbdist.lab.actions.manager import Actions
-from nbdist.lab.state import Item, PanelState, Snapshot, Views, changes, default_views
+from nbdist.lab.state import Item, PanelState, Snapshot, changes
 from nbdist.lab.tensorboard.manager import Boards
+from nbdist.lab.views import Views, default_views
 from nbdist.lab.worker import Worker
 
 SERVICE = "nbdist_service"

@@ -11,13 +11,12 @@ difference is computed per page, because each page may have received another sta
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
-from nbdist.errors import NbdistError, UnavailableError
-from nbdist.lab.actions.status import PendingAction, disk_error, merge_pending
+from nbdist.errors import NbdistError
+from nbdist.lab.actions.status import PendingAction, merge_pending
 
 VERSION = 1
 MAX_SENT = {"runs": 200, "sweeps": 100}
@@ -167,83 +166,3 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         if changed or removed:
             found[name] = {"set": changed, "removed": removed}
     return found
-
-
-def applied(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return a state after changes, as a page applies them; tasks of another cluster replace all tasks."""
-    after = {**before, **found}
-    for name, key in LISTS.items():
-        if name in before:
-            new = found.get(name, {"set": [], "removed": []})
-            kept = [] if name == "tasks" and "cluster" in found else before[name]
-            items = {item[key]: item for item in [*kept, *new["set"]] if item[key] not in new["removed"]}
-            after[name] = ordered(items.values(), name)
-    return after
-
-
-# The readers of all items. They are imported at a page's first request: a Jupyter server starts without them.
-
-Details = Callable[[str], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Views:
-    """The readers of everything that a page shows, and the functions that change runs. All run on threads."""
-
-    about: Callable[[], dict[str, Any]]
-    clusters: Lister
-    tasks: TaskLister
-    runs: Lister
-    sweeps: Lister
-    run_details: Details
-    run_bundle: Callable[[str, Sequence[str]], dict[str, Any]]
-    """The data of a run's page, with the charts of these titles; none for the default ones."""
-    run_saved: Details
-    sweep_details: Details
-    sweep_bundle: Details
-    sweep_saved: Details
-    open_file: Callable[[str, str], tuple[BinaryIO, int]]
-    label: Callable[[str, Mapping[str, Any]], object]
-    """Changes the name, tags or note of a run."""
-    delete: Callable[[str], int]
-    """Deletes a run and returns its bytes on disk."""
-    clean: Callable[[str | None, int | None, bool], dict[str, Any]]
-    """Deletes runs older than an age, or all but the newest N; a dry run only lists them."""
-    command_sweep: Callable[[str, str], None]
-    """Sends a sweep a command through its command file, and waits for the answer."""
-
-
-def default_views(root: Path | None = None) -> Views:
-    """Return the readers of this user's folders; ``root`` is the root of Jupyter's file browser."""
-    from nbdist.lab.readers.capabilities import about
-    from nbdist.lab.readers.clusters import Clusters
-    from nbdist.lab.readers.run_detail import open_file, run_bundle, run_details, run_saved
-    from nbdist.lab.readers.runs import Runs
-    from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details, sweep_saved
-    from nbdist.lab.readers.sweeps import Sweeps
-    from nbdist.lab.readers.tasks import ClusterTasks
-    from nbdist.run.history import clean, delete_run, write_labels
-    from nbdist.trials.command_file import send_command
-    from nbdist.trials.store import sweep_folder
-
-    def cleaned(older_than: str | None, keep: int | None, dry_run: bool) -> dict[str, Any]:
-        found = clean(older_than, keep, dry_run)
-        return {"runs": list(found), "bytes": found.bytes, "under_way": found.under_way}
-
-    def command_sweep(sweep: str, command: str) -> None:
-        try:
-            send_command(sweep_folder(sweep), command)
-        except OSError as error:
-            raise UnavailableError(disk_error(error)) from error
-
-    runs, sweeps = Runs(root), Sweeps()
-    clusters = Clusters(runs.on_cluster)
-    return Views(
-        about, clusters, ClusterTasks(runs, clusters), runs, sweeps,
-        lambda run: run_details(run, runs), lambda run, titles: run_bundle(run, runs, titles),
-        lambda run: run_saved(run, runs),
-        lambda sweep: sweep_details(sweep, sweeps), lambda sweep: sweep_bundle(sweep, sweeps),
-        lambda sweep: sweep_saved(sweep, sweeps), open_file,
-        lambda run, labels: write_labels(run, **labels), delete_run, cleaned,
-        command_sweep,
-    )  # fmt: skip

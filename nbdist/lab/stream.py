@@ -24,7 +24,6 @@ from nbdist.lab.service import SERVICE, ChangeSender, Service
 PING_MS = 20_000  # between two pings: proxies close silent connections
 MOST_BYTES = 4 << 10  # of a page's message
 UNUSABLE = 1003  # WebSocket's code for a message that cannot be accepted
-GOING_AWAY = 1001
 
 
 class Stream(WebSocketMixin, WebSocketHandler, JupyterHandler):

@@ -27,10 +27,10 @@ class Recorder:
 
     `add` is an append to a list (about 0.15 microseconds, with the time); everything dearer happens
     in `flush`, which writes to the task's own log before it hands the batch on. A full disk never stops
-    training: it is reported once through ``say``, is in ``troubles``, and ``lost`` counts what was lost.
+    training: it is reported once through ``say``, is in ``troubles``, and ``lost`` counts the lost points.
 
-    The time of day is looked at once: points are timed by a clock that never jumps, and curves over time
-    stay what they are when the computer's is put right in the middle of a run.
+    Timestamps are those of a monotonic clock, added to the time of day at the start: setting the system clock
+    during a run does not distort curves.
 
     With ``events`` the points go to TensorBoard's files in that folder as well, as from `start_events` on;
     ``rejoins`` says whether an earlier process of the task may have left files there.

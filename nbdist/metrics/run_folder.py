@@ -9,7 +9,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -137,29 +137,58 @@ def read_run(run_id: str) -> RunFile:
     try:
         with path.open("rb") as file:
             data = file.read(LONGEST + 1)
-        if len(data) > LONGEST:
-            raise DataLossError(f"{path} is damaged: it has over {LONGEST:,} bytes")
-        content = json.loads(data)
     except FileNotFoundError:
         raise NotFoundError(f"no run {run_id!r} in {path.parent.parent}; nb.runs() lists all runs") from None
-    except (ValueError, RecursionError) as error:
-        raise DataLossError(f"{path} is damaged: {error}") from error
     except OSError as error:
         raise DataLossError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not isinstance(content, dict) or content.get("id") != run_id:
-        raise DataLossError(f"{path} is damaged: it does not describe run {run_id!r}")
-    known = {one.name for one in fields(RunFile)}  # a newer nbdist may have written more
-    content = {name: value for name, value in content.items() if name in known}
+    run, damage = parse_run(run_id, data)
+    if damage:
+        raise DataLossError(f"{path} is damaged: {damage}")
+    return run
+
+
+def parse_run(run_id: str, data: bytes, changed: float | None = None) -> tuple[RunFile, str]:
+    """Return the run in a run.json and the first damage in it, "" if there is none; nothing raises.
+
+    Damaged values are left out. A file that cannot be read gives a run with the status "damaged", and the
+    damage as its error. ``changed`` (seconds since 1970, None for now) is the creation time if it has none.
+
+    >>> parse_run("r1", b'{"id": "r1", "name": "mnist", "paused": "long", "colour": "blue"}')
+    (<run r1: preparing>, "its 'paused' is 'long', and should be a number of seconds")
+    >>> parse_run("r1", b'{"id": "r2"}')
+    (<run r1: damaged>, "it does not describe run 'r1'")
+    """
+    created = time.time() if changed is None else changed
+    content, damage = _parsed(run_id, data)
+    values = {}
     for name, value in content.items():
-        if not _VALID[name](value):
-            what, shown = _EXPECTED[_VALID[name]], f"{value!r:.60}"
-            raise DataLossError(f"{path} is damaged: its {name!r} is {shown}, and should be {what}")
+        valid = _VALID.get(name)
+        if valid is None:  # a newer nbdist may have written more
+            continue
+        if valid(value):
+            values[name] = value
+        else:
+            damage = damage or f"its {name!r} is {value!r:.60}, and should be {_EXPECTED[valid]}"
+    if not values or ("status" not in values and "status" in content):
+        return RunFile(
+            run_id, status="damaged", created=created, error=f"run.json is damaged: {damage}"
+        ), damage
+    return RunFile(**{"created": created, **values}), damage
+
+
+def _parsed(run_id: str, data: bytes) -> tuple[Mapping[str, Any], str]:
+    """Return the object in a run.json, and why there is none."""
+    if len(data) > LONGEST:
+        return {}, f"it has over {LONGEST:,} bytes"
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return {}, str(error)
+    if not isinstance(content, dict) or content.get("id") != run_id:
+        return {}, f"it does not describe run {run_id!r}"
     if content.get("status") == "done":  # the word of earlier versions
         content["status"] = "finished"
-    try:
-        return RunFile(**content)
-    except InvalidArgumentError as error:
-        raise DataLossError(f"{path} is damaged: {error}") from error
+    return content, ""
 
 
 def _is_time(value: object) -> bool:
@@ -176,6 +205,10 @@ def _is_seconds(value: object) -> bool:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _is_status(value: object) -> bool:
+    return value in STATUSES
 
 
 def _is_whole_or_none(value: object) -> bool:
@@ -197,12 +230,13 @@ def _is_list_of_mappings(value: object) -> bool:
 _Check = Callable[[object], bool]
 _VALID: Mapping[str, _Check] = {
     "id": _is_text, "name": _is_text, "kind": _is_text, "created": _is_time, "ended": _is_time_or_none,
-    "status": _is_text, "error": _is_text, "code": _is_text, "seed": _is_whole_or_none,
+    "status": _is_status, "error": _is_text, "code": _is_text, "seed": _is_whole_or_none,
     "versions": _is_mapping, "cluster": _is_mapping, "options": _is_mapping, "trained": _is_flag_or_none,
     "paused": _is_seconds, "resumed_from": _is_text, "restarts": _is_list_of_mappings,
     "resizes": _is_list_of_mappings, "devices": _is_list_of_mappings,
 }  # fmt: skip
 _EXPECTED: Mapping[_Check, str] = {
+    _is_status: f"one of {', '.join(STATUSES)} (a newer nbdist may have written it)",
     _is_text: "a text", _is_time: "a time in seconds since 1970", _is_whole_or_none: "a whole number or null",
     _is_time_or_none: "a time in seconds since 1970, or null", _is_mapping: "an object",
     _is_flag_or_none: "true, false or null", _is_seconds: "a number of seconds",

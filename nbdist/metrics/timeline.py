@@ -158,9 +158,14 @@ class Timeline:
         """Return it as a Chrome trace: a process per task, a thread per lane, microseconds from the start."""
         return chrome_trace(self)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the Chrome trace to ``path``, which ends in .json; returns the path."""
+    def save(self, path: str | Path, theme: str | None = None) -> Path:
+        """Write the Chrome trace to ``path``, which ends in .json; returns the path.
+
+        A chart has a ``theme`` ("light" or "dark"), a trace has none.
+        """
         path = Path(path)
+        if theme is not None:
+            raise InvalidArgumentError(f"a Chrome trace has no theme, got theme={theme!r}")
         if path.suffix != ".json":
             raise InvalidArgumentError(f"a Chrome trace is a .json file, not {path.name!r}")
         path.write_text(json.dumps(self.chrome_trace()))

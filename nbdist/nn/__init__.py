@@ -15,8 +15,7 @@ from nbdist.nn.layers import (
     MaxPool2D,
     Reshape,
 )
-from nbdist.nn.model import Model, Sequential
-from nbdist.nn.saving import load
+from nbdist.nn.model import Model, Sequential, load
 from nbdist.nn.scaling import compute_average_loss
 
 __all__ = [

@@ -10,30 +10,29 @@ from typing import Any
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.adapter import batches_of, batches_of_rows
 from nbdist.data.structure import leaves_of
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.op import show
 
-FIT_BATCH = 32
+EXPECTED = "a Dataset of (x, y) batches or two arrays"
 PREDICT_ROWS = 256
 
 
 def training_batches(data: Any, y: Any, batch_size: int | None) -> Dataset:
     """Return what ``fit`` goes through: a dataset as it is, arrays shuffled."""
+    if y is None:
+        return batches_of(data, batch_size, rows=_pair, expected=EXPECTED)
     if isinstance(data, Dataset):
-        if y is not None or batch_size is not None:
-            raise InvalidArgumentError("fit(dataset): the labels and the batch size are the dataset's own")
-        return data
-    x, y = (data, y) if y is not None else _pair(data)
-    rows = Dataset.from_arrays(x, y)
-    return rows.shuffle(max(len(rows), 1)).batch(FIT_BATCH if batch_size is None else batch_size)
+        raise InvalidArgumentError("fit(dataset): the labels are the dataset's own")
+    return batches_of_rows((data, y), batch_size)
 
 
 def evaluation_batches(data: Any) -> Dataset:
     """Return what ``evaluate`` goes through: a dataset, or a pair of arrays."""
     if isinstance(data, Dataset):
         return data
-    return Dataset.from_arrays(*_pair(data)).batch(PREDICT_ROWS)
+    return batches_of(data, PREDICT_ROWS, rows=_pair, expected=EXPECTED, shuffle=False)
 
 
 def require_numbers(what: str, dataset: Dataset) -> None:
@@ -76,12 +75,10 @@ def one_pass(dataset: Dataset) -> float:
     return math.inf if number is None else number
 
 
-def _pair(data: Any) -> tuple[Any, Any]:
+def _pair(data: Any) -> tuple[Any, ...] | None:
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return np.asarray(data[0]), np.asarray(data[1])
-    raise InvalidArgumentError(
-        f"expected a Dataset of (x, y) batches or two arrays, got {type(data).__name__}"
-    )
+    return None
 
 
 def example_shape(dataset: Dataset) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from nbdist.graph.sparse import dense
 from nbdist.graph.tensor import Tensor, Variable, placeholder
 from nbdist.nn import precision
 from nbdist.nn.layers import Training
+from nbdist.nn.saving import save
 from nbdist.train.context import current
 from nbdist.train.custom.trace import Draw, tracing
 
@@ -146,8 +147,6 @@ class ModelCalls:
 
 def _save(model: weakref.ref[Model], weights: Sequence[np.ndarray[Any, Any]], path: Path) -> bool:
     """Write a model with these weights; whether it is still there."""
-    from nbdist.nn.saving import save  # which makes models
-
     found = model()
     if found is not None:
         save(found, path, weights)

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import prod
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,7 +28,7 @@ from nbdist.graph.scopes import Graph
 from nbdist.graph.serialize.onnx import write_onnx
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.keras_arguments import keras_arguments
-from nbdist.nn import calling, losses
+from nbdist.nn import calling, losses, saving
 from nbdist.nn.batches import (
     PREDICT_ROWS,
     evaluation_batches,
@@ -48,6 +49,7 @@ from nbdist.optim.precision import LossScale, LossScaleOptimizer, checked_precis
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import MODEL, current, use_here
 from nbdist.train.custom.api import scoped
+from nbdist.train.fit_arguments import fit_counts, own_callbacks
 from nbdist.train.loop import train
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -128,7 +130,7 @@ class Model:
     def network_for(self, input_shape: Sequence[int], rng: np.random.Generator | None = None) -> Network:
         """Return the layers as a graph for examples of ``input_shape``, with values of ``rng``, if given."""
         shape = tuple(int(n) for n in input_shape)
-        return Network(self.layers, shape, rng, self.pipeline, self.precision or current().precision)
+        return Network(self.layers, shape, rng, self.pipeline, self.precision or current().options.precision)
 
     def take(self, network: Network, weights: list[Array]) -> None:
         """Set the weights to ``weights``, those of a ``network`` of these layers, without a copy."""
@@ -238,12 +240,8 @@ class Model:
         >>> history["loss"]
         [0.0, 0.0]
         """
-        for name, value in (("epochs", epochs), ("steps_per_epoch", steps_per_epoch)):
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if value is not None and (not whole or value < 1):
-                raise InvalidArgumentError(f"fit: {name} is a whole number above 0, got {value!r}")
-        if not isinstance(callbacks, (list, tuple)) or not all(isinstance(c, Callback) for c in callbacks):
-            raise InvalidArgumentError(f"fit: callbacks is a list of Callbacks, got {callbacks!r}")
+        epochs, steps_per_epoch = fit_counts(epochs, steps_per_epoch)
+        callbacks = own_callbacks(callbacks, self)
         dataset = training_batches(data, y, batch_size)
         require_numbers("fit", dataset)
         self._calls.finish()
@@ -264,23 +262,19 @@ class Model:
 
             check = validate
         self.trainings += 1
-        for callback in callbacks:
-            callback.model = self
         objective.training = self.trainings
         objective.seed = calling.seed_of(self.seed)
-        from nbdist.nn.saving import save  # which makes models
-
         with use_here(self._made_in or current()):
             return train(
                 objective,
                 dataset,
                 unscaled(self._compiled()),
-                epochs=int(epochs),
-                steps_per_epoch=None if steps_per_epoch is None else int(steps_per_epoch),
+                epochs=epochs,
+                steps_per_epoch=steps_per_epoch,
                 validate=check,
                 callbacks=callbacks,
                 nan=nan,
-                save=lambda values, folder: save(self, folder / MODEL, objective.all_arrays(values)),
+                save=lambda values, folder: saving.save(self, folder / MODEL, objective.all_arrays(values)),
                 config=self.to_config,
             )
 
@@ -311,8 +305,14 @@ class Model:
     def predict(self, x: Any) -> Array:
         """Return the output for examples ``x`` (rows, ...), an array (rows, outputs...).
 
-        Runs in this process. Raises InvalidArgumentError for examples of another shape than the model's.
+        Runs in this process. Raises InvalidArgumentError for examples of another shape than the model's, and
+        for a Dataset.
         """
+        if isinstance(x, Dataset):
+            raise InvalidArgumentError(
+                "predict takes an array of examples (rows, ...), not a Dataset: predict each of its batches, "
+                "np.concatenate([model.predict(x) for x in dataset])"
+            )
         x = np.asarray(x)
         require_number_dtypes("predict", [x.dtype])
         if self._network is None:
@@ -442,9 +442,7 @@ class Model:
 
     def save(self, path: Any) -> Any:
         """Write the model to a safetensors file at ``path``; :func:`nbdist.nn.load` reads it."""
-        from nbdist.nn.saving import save
-
-        return save(self, path)
+        return saving.save(self, path)
 
     def to_onnx(self, path: Any) -> Any:
         """Write the model, as ``predict`` computes it, to an ONNX file; return its path.
@@ -491,7 +489,7 @@ class Model:
                 "layer.trainable was changed after a loop has trained the model, whose steps are recorded "
                 "with the old value: set it before the loop, or make the model anew with from_config"
             )
-        if network.precision != (self.precision or current().precision) or network.trains != trains:
+        if network.precision != (self.precision or current().options.precision) or network.trains != trains:
             self.take(self.network_for([n or 0 for n in network.shape]), self.weights)
             assert self._network is not None
         return self._network or network
@@ -561,3 +559,20 @@ class Sequential(Model):
     >>> print(Sequential([Dense(3), Dense(2)]).build((4,)).summary().splitlines()[-1].split())
     ['total', '23']
     """
+
+
+def load(path: str | Path) -> Model:
+    """Return the model that was saved at ``path``.
+
+    Raises NotFoundError if the file does not exist, DataLossError if it is damaged or of another kind; the
+    error names the tensor with the wrong checksum. The shapes of the layers are compared with those of the
+    file before memory is allocated.
+
+    >>> import tempfile
+    >>> from nbdist.nn import Dense
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     saved = Sequential([Dense(2)]).build((3,)).save(folder + "/m.safetensors")
+    ...     load(saved)
+    <Sequential: 1 layers, 8 weights>
+    """
+    return saving.read(path, Sequential.from_config)

@@ -310,7 +310,8 @@ class Objective(Trainable):
         resident = self._resident
         there = resident if resident is not None and resident.newest else None
         arrays = self.states if there is None else there.arrays
-        before = {v: array.copy() for v, array in arrays.items()}
+        frozen = set(self.network.frozen)
+        before = {v: array.copy() for v, array in arrays.items() if v not in frozen}
 
         def restore() -> None:
             for v, array in before.items():

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.checkpoint.tensor_file import TensorFile, write_tensors
+from nbdist.draft import draft_of
+from nbdist.errors import FailedPreconditionError, NotFoundError
 from nbdist.graph.backend import Array
-from nbdist.nn.model import Model, Sequential
-from nbdist.train.tensorfile import TensorFile, write_tensors
+
+if TYPE_CHECKING:
+    from nbdist.nn.model import Model
 
 
 def save(model: Model, path: str | Path, weights: Sequence[Array] | None = None) -> Path:
     """Write a model to ``path`` atomically, with a checksum of each weight; returns the path.
 
     ``weights`` replace the model's own in the file, in the same order. Raises FailedPreconditionError for a
-    model without weights, NotFoundError if the folder does not exist.
+    model without weights, NotFoundError if the folder does not exist, InvalidArgumentError for a path that is
+    no file, StorageError if it cannot be written, for instance on a full disk.
     """
     weights = model.weights if weights is None else weights
     if not weights:
@@ -28,32 +31,14 @@ def save(model: Model, path: str | Path, weights: Sequence[Array] | None = None)
         raise NotFoundError(
             f"there is no folder {str(path.parent)!r} to save {path.name!r} into; make it first"
         )
-    if path.is_dir():
-        raise InvalidArgumentError(f"{str(path)!r} is a folder; give the path of a file in it")
     tensors = {f"{i:04d}": w for i, w in enumerate(weights)}
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        write_tensors(partial, tensors, {"nbdist": json.dumps(model.to_config())})
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with draft_of(path) as draft:
+        write_tensors(draft, tensors, {"nbdist": json.dumps(model.to_config())})
     return path
 
 
-def load(path: str | Path) -> Model:
-    """Return the model that was saved at ``path``.
-
-    Raises NotFoundError if the file does not exist, DataLossError if it is damaged or of another kind; the
-    error names the tensor with the wrong checksum. The shapes of the layers are compared with those of the
-    file before memory is allocated.
-
-    >>> import tempfile
-    >>> from nbdist.nn import Dense
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     saved = Sequential([Dense(2)]).build((3,)).save(folder + "/m.safetensors")
-    ...     load(saved)
-    <Sequential: 1 layers, 8 weights>
-    """
+def read(path: str | Path, from_config: Callable[[dict[str, Any]], Model]) -> Model:
+    """Return the model that was saved at ``path``, made by ``from_config``."""
     if not Path(path).is_file():
         raise NotFoundError(f"no model file at {str(path)!r}")
     with TensorFile(path, "a model saved by nbdist") as file:
@@ -64,7 +49,7 @@ def load(path: str | Path) -> Model:
                     "it has no layers. Weights of PyTorch, JAX and Keras are read by "
                     "safetensors.numpy.load_file"
                 )
-            model = Sequential.from_config(config | {"input_shape": None})
+            model = from_config(config | {"input_shape": None})
             if config["input_shape"] is None:
                 raise ValueError("it has no shape of examples")
             network = model.network_for(config["input_shape"])

@@ -122,7 +122,7 @@ class Optimizer(ABC):
 
     def minimize(
         self,
-        loss: Tensor,
+        loss: Any,
         global_step: Variable | None = None,
         var_list: Any = None,
         grad_loss: Any = None,
@@ -147,7 +147,7 @@ class Optimizer(ABC):
         """
         return training.minimize(self, loss, global_step, var_list, grad_loss, name)
 
-    def compute_gradients(self, loss: Tensor, var_list: Any = None, grad_loss: Any = None) -> training.Pairs:
+    def compute_gradients(self, loss: Any, var_list: Any = None, grad_loss: Any = None) -> training.Pairs:
         """Return (gradient, variable) for each variable; None as gradient if ``loss`` does not depend on it.
 
         ``loss``, ``var_list`` and ``grad_loss`` are those of :meth:`minimize`. A partitioned variable has a

@@ -31,13 +31,16 @@ from nbdist.run.backfill import backfill_store, log_end, printed
 from nbdist.run.finish import ENDED
 from nbdist.run.follow import View
 from nbdist.run.history import runs
+from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options, select
 from nbdist.run.ownership import Handover, RunOwnership
 from nbdist.run.protocols import RunCalls, RunTasks
+from nbdist.run.record import RunRecord
 from nbdist.run.recovery import BodyLauncher
 from nbdist.run.remote import EndedTasks, RemoteOutcomes, RemoteTasks
+from nbdist.run.resumable import members_of, named_task, options_of
 from nbdist.run.run import Run, left_workers
-from nbdist.run.start import RunLauncher
+from nbdist.run.start import RunLauncher, resumed
 from nbdist.run.task.agent import BODY_REQUEST, install
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.frame import Frame
@@ -101,60 +104,40 @@ def latest_of(known: list[RunFile], alive: list[str]) -> RunFile:
     return (going or known)[0]
 
 
-def options_of(record: RunFile) -> Options:
-    """Return a run's options from its run.json, without those that this version does not know."""
-    known = {one.name for one in dataclasses.fields(Options)}
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in record.options.items()
-        if name in known
-    }
-    return Options(**given)
-
-
-def members_of(record: RunFile) -> list[TaskInfo]:
-    """Return the tasks of a run's cluster from its run.json; an old one has only their names."""
-    if "members" in record.cluster:
-        try:
-            return [TaskInfo.from_dict(entries) for entries in record.cluster["members"]]
-        except TypeError as error:
-            raise DataLossError(
-                f"{run_folder(record.id) / 'run.json'} is damaged: a member of its cluster is not a task "
-                f"description: {error}"
-            ) from None
-    names = [name for name in record.cluster.get("tasks", ()) if not name.startswith("/job:client/")]
-    return [_named(name, rank) for rank, name in enumerate(names)]
-
-
 class _RecordedRun:
     """A run as its run.json describes it: its tasks, and whether they can still be reached."""
 
     def __init__(self, record: RunFile) -> None:
-        self.record, self.folder, self.options = record, run_folder(record.id), options_of(record)
+        self.record, self.folder = RunRecord.of(record), run_folder(record.id)
+        options = options_of(record)
         self.settled = record.status in ENDED
         self.members = members_of(record)
-        ranks = record.cluster.get("workers")
+        ranks = self.record.workers if "workers" in record.cluster else None
         chosen = [info for info in self.members if ranks is None or info.rank in ranks]
         if ranks is not None:  # their order numbers the replicas
             chosen.sort(key=lambda info: ranks.index(info.rank))
         if ranks is not None and (not ranks or {info.rank for info in chosen} != set(ranks)):
             there = ", ".join(str(info.rank) for info in self.members) or "none"
             raise DataLossError(
-                f"{self.folder / 'run.json'} is damaged: the run's workers are the ranks {ranks!r:.80} of "
-                f"its cluster, and the cluster's members are {there}. nb.runs() still lists the run, and "
+                f"{self.folder / 'run.json'} is damaged: the run's workers are the ranks {list(ranks)!r:.80} "
+                f"of its cluster, and the cluster's members are {there}. nb.runs() still lists the run, and "
                 "its delete() removes it"
             )
-        self.workers = chosen if ranks is not None else _selected(self.members, self.options)
+        self.workers = chosen if ranks is not None else _selected(self.members, options)
         self.towers: list[TaskInfo] = []
         self.why = f"cluster {record.cluster.get('id', '?')} of run {record.id} has ended"
-        if self.options.replication == "in-graph":
+        servers = sum(info.job == "ps" for info in self.members)
+        self.rules = MembershipRules.of(options, len(self.workers), servers)
+        if options.replicated.in_client:
             self.towers = self.workers
-            self.workers = [_named("/job:client/task:0", 1 + max((i.rank for i in self.members), default=0))]
+            self.workers = [
+                named_task("/job:client/task:0", 1 + max((i.rank for i in self.members), default=0))
+            ]
             self._look_at_owner()
 
     def _look_at_owner(self) -> None:
         """Check the owner of an in-graph run: the body runs in the process that started it."""
-        owner = self.record.cluster.get("owner", {})
+        owner = self.record.owner
         if not self.settled and owner and is_process_alive(owner):
             where = "in this very notebook" if is_this_process(owner) else f"in process {owner['pid']}"
             raise FailedPreconditionError(
@@ -225,11 +208,9 @@ class _RecordedRun:
         if self.settled:
             return {}
         chief = known.get(self.workers[0].rank)
-        if isinstance(chief, dict) and not chief.get("error"):
-            servers = sum(info.job == "ps" for info in self.members)
-            # The others may continue without it.
-            if self.options.least(len(self.workers), servers) is not None:
-                return {}
+        ended_well = isinstance(chief, dict) and not chief.get("error")
+        if ended_well and self.rules.least() is not None:  # the others may continue without it
+            return {}
         return UnavailableError(f"{self.why}; {log_end(run.store)}. What it logged is in {self.folder}")
 
 
@@ -251,10 +232,11 @@ def _opened(
     if owned is not None:
         owned.outcomes = outcomes
     run = Run(
-        tasks, record, found.folder, found.workers, found.options, outcomes, None,
+        tasks, record, found.folder, found.workers, found.rules, outcomes, None,
         towers=found.towers, at_end=at_end,
         ownership=None if owned is None else owned.ownership, takes_over=owned,
     )  # fmt: skip
+    run.resumed_by = resumed
     run.show_restarts()
     outcomes.over = run.ended_bodies
     if remote is not None:
@@ -297,12 +279,12 @@ class _AttachedRun:
         if self._handover.found is None:
             return None
         spec, body = self._handover.found
-        options, workers = self._found.options, self._found.workers
-        servers = [one.rank for one in self._cluster.tasks if one.job == "ps" and options.uses_servers]
+        rules, workers = self._found.rules, self._found.workers
+        servers = [one.rank for one in rules.servers(self._cluster.tasks)]
         ranks = tuple(info.rank for info in workers)  # others than the task knew, if the run was resized
         made = RunLauncher(
             self._cluster, self._remote, dataclasses.replace(spec, ranks=ranks), body, None,
-            [*ranks, *servers], options.why_fixed(len(servers)),
+            [*ranks, *servers], rules.why_fixed,
         )  # fmt: skip
         for info, _ in left_workers(self._found.record, workers):
             made.remove(info.rank)
@@ -343,9 +325,4 @@ def _selected(members: list[TaskInfo], options: Options) -> list[TaskInfo]:
     try:
         return select(tuple(members), options.on)
     except InvalidArgumentError:  # an old run.json that names no tasks: its points are shown all the same
-        return [_named("/job:worker/task:0", 0)]
-
-
-def _named(name: str, rank: int) -> TaskInfo:
-    _, job, task = name.split("/")
-    return TaskInfo(job.partition(":")[2], int(task.partition(":")[2]), rank, "", 0, "", "", 0)
+        return [named_task("/job:worker/task:0", 0)]

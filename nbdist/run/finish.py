@@ -45,10 +45,10 @@ def verdict(
     if error is None and wants_training and not trained(outcomes) and not interrupted:
         error = FailedPreconditionError(
             "the body never trained under its strategy: a strategy or epochs were asked for, but no "
-            "model.fit(...) ran on any worker. A loop or a fit of PyTorch, Keras or JAX by itself trains a "
-            "model on each worker: use nb.frameworks.torch.fit or torch.wrap, keras.wrap or jax.fit in it, "
-            "or run code with torch.distributed as it is by --framework torch. Or drop the flags to run the "
-            "body as a plain cell on each worker"
+            "model.fit(...) of nbdist ran on any worker. A loop or a fit of PyTorch, Keras or JAX by itself "
+            "trains a model on each worker: use nb.frameworks.torch.fit or torch.wrap, keras.wrap or jax.fit "
+            "in it, or run code with torch.distributed as it is by --framework torch. Or drop the flags to "
+            "run the body as a plain cell on each worker"
         )
     return error, "failed" if error is not None else "stopped" if interrupted else "finished"
 
@@ -82,10 +82,20 @@ def model_of(outcome: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[An
 
     >>> model_of({"model": {"name": "net"}}, {"net": 1, "history": 2})
     (1, 'run.model is net, which the body has trained')
+    >>> model_of({"model": {"several": ["a", "b"]}}, {"a": 1, "b": 2})
+    (None, "run.model is None: the body has trained a, b, as run.results['a']")
     """
     model, about = results.get("model"), outcome.get("model")
     if about is None:
         return model, ""
+    if "several" in about:
+        several = [name for name in about["several"] if name in results]
+        if model is not None or not several:
+            return model, ""
+        return (
+            None,
+            f"run.model is None: the body has trained {', '.join(several)}, as run.results[{several[0]!r}]",
+        )
     name = about["name"]
     if name:
         found = results.get(name)

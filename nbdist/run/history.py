@@ -29,12 +29,12 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nbdist.cluster.folder import clusters_folder, is_alive, is_process_alive, read_description
+from nbdist.cluster.description import living_incarnations
+from nbdist.cluster.folder import clusters_folder
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
-    NbdistError,
     NotFoundError,
     UnavailableError,
     choices,
@@ -49,6 +49,7 @@ from nbdist.metrics.run_folder import (
     write_whole_file,
 )
 from nbdist.numbers import is_whole
+from nbdist.run.record import RunRecord
 from nbdist.text import clip
 
 Row = TypeVar("Row")
@@ -65,7 +66,6 @@ MOST_LABELS = 64 << 10  # bytes of the file
 LONGEST_NAME, LONGEST_TAG, LONGEST_NOTE = 200, 64, 10_000  # characters
 MOST_TAGS = 32
 
-GOING = ("preparing", "running", "paused")
 MOST_FILES = 100_000  # of a folder that are counted
 DELETED = ".deleted-"  # prefix of a folder that is being deleted
 EMPTY_LOG = 64  # bytes; a metrics log without a point is smaller
@@ -437,25 +437,8 @@ def in_bytes(count: float) -> str:
 
 def is_under_way(record: RunFile) -> bool:
     """Return whether a run has not ended, and the cluster or process that drives it is alive."""
-    if record.status not in GOING:
-        return False
-    cluster, owner = record.cluster.get("id"), record.cluster.get("owner")
-    if record.options.get("replication") == "in-graph" and isinstance(owner, Mapping) and owner:
-        try:
-            return is_process_alive(owner)
-        except (ValueError, KeyError, TypeError, OverflowError):
-            return False  # its run.json is damaged: no process writes such an owner
-    if not isinstance(cluster, str) or re.fullmatch(r"\w{1,48}", cluster) is None:
-        return False
-    folder = clusters_folder() / cluster
-    if not is_alive(folder):
-        return False
-    try:
-        there = {one["incarnation"] for one in read_description(folder)["tasks"]}
-        known = {one["incarnation"] for one in record.cluster["members"]}
-    except (OSError, ValueError, KeyError, TypeError, NbdistError):
-        return True  # it starts or ends at this moment
-    return bool(there & known)  # else a later cluster has taken its name
+    run = RunRecord.of(record)
+    return run.active and run.can_continue(living_incarnations(clusters_folder() / (run.cluster_id or "-")))
 
 
 def delete_run(run_id: str) -> int:

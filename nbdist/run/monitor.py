@@ -42,6 +42,7 @@ from nbdist.metrics.store import RunStore
 from nbdist.run.backfill import add_since
 from nbdist.run.body_error import Hint, body_error, ended_before, why_not_joined
 from nbdist.run.failure_detector import FailureDetector, LostTask, RootCause
+from nbdist.run.membership import MembershipRules
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery import CallsByRank, Restart, RestartBudget, WorkerRecovery, count
@@ -68,22 +69,18 @@ class RunMonitor:
 
     - ``workers``: tasks that run the body; ``servers`` and ``towers``: other tasks that the run needs
     - ``calls``: the calls that run the body on the workers
-    - ``least``: workers may die, as long as so many are left and the body ``trains`` (is meant to, or has
-      begun); None if the run needs all. With ``needs_chief`` the first one may not
+    - ``rules``: which workers it needs, and whether they are replaced, join and leave
     - ``store`` receives points, ``tally`` progress, ``printed`` output, ``displayed`` displayed objects,
       ``noted`` messages for the end of the run
     - ``hint``: returns the remedy for a name that the body lacks
     - ``budget``: the restart budget of the run, which parameter servers of sessions and workers share
-    - ``recovery`` replaces lost workers while the others continue; None if nothing does. With
-      ``replaces_in_fit`` also those that train with fit, else just those that drive a monitored session.
-      ``restarted`` is called with each replacement that has started, joined or failed
-    - ``growth`` adds new workers of the cluster; None if this client does not. ``why_fixed`` says why no
-      worker can join or leave. ``least_of`` returns ``least`` for another number of workers. ``placed`` is
-      called with a worker that becomes a replica, ``resized`` with each that has started, joined, failed or
-      left
+    - ``recovery`` replaces lost workers while the others continue; None if nothing does. Where ``rules`` does
+      not replace workers, it does for those that drive a monitored session. ``restarted`` is called with each
+      replacement that has started, joined or failed
+    - ``growth`` adds new workers of the cluster; None if this client does not. ``placed`` is called with a
+      worker that becomes a replica, ``resized`` with each that has started, joined, failed or left
     - ``renewed`` returns the call that knows the outcome of a rank's new process, which another client has
       started. With it this client is not the owner of the run, until `take_over`
-    - ``awaits``: whether replicas that make steps together may wait for a lost one's new process
     - ``prepare`` begins to create the agent of a parameter server's new process; without it only sessions
       survive the loss of one
 
@@ -100,9 +97,7 @@ class RunMonitor:
         calls: RunCalls,
         *,
         towers: Sequence[TaskInfo] = (),
-        least: int | None = None,
-        trains: bool = False,
-        needs_chief: bool = True,
+        rules: MembershipRules,
         budget: RestartBudget,
         store: RunStore,
         tally: ProgressTracker,
@@ -111,12 +106,8 @@ class RunMonitor:
         displayed: Callable[[str, Displayed], object] = lambda task, shown: None,
         noted: Callable[[str], object] = lambda note: None,
         recovery: WorkerRecovery | None = None,
-        replaces_in_fit: bool = True,
-        awaits: bool = False,
         restarted: Callable[[Restart | Replaced], object] = lambda restart: None,
         growth: WorkerGrowth | None = None,
-        why_fixed: str = "",
-        least_of: Callable[[int], int | None] = lambda workers: None,
         placed: Callable[[TaskInfo], object] = lambda info: None,
         resized: Callable[[Resize], object] = lambda resize: None,
         prepare: Callable[[TaskInfo], RunCalls] | None = None,
@@ -129,10 +120,16 @@ class RunMonitor:
         self._budget = budget
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
         self.towers = towers
-        replaces = recovery is not None and replaces_in_fit
+        self._rules = rules
+        replaces = recovery is not None and rules.replaces_workers
         self._failures = FailureDetector(
-            cluster, workers, [*servers, *towers], least, trains, needs_chief and not replaces
-        )
+            cluster,
+            workers,
+            [*servers, *towers],
+            rules.least(),
+            rules.trains,
+            rules.needs_chief and not replaces,
+        )  # fmt: skip
         self.lost = self._failures.lost
         """Ranks that are lost, while the others continue."""
         self.calls, self.store, self.tally = calls, store, tally
@@ -149,7 +146,6 @@ class RunMonitor:
         self.replacer = StuckTaskReplacer(cluster)
         self._server_recovery = ServerRecovery(cluster, budget, prepare=prepare)
         self._prepares = prepare is not None
-        self._trains = trains
         self._unrestored: dict[int, Replaced] = {}  # by incarnation: workers restore their parameters
         self.sessions: set[int] = set()  # ranks whose bodies have driven a monitored session
         self._recovering: set[int] = set()  # ranks whose bodies survive the loss of a parameter server
@@ -162,10 +158,9 @@ class RunMonitor:
         self._cluster, self._printed, self._hint = cluster, printed, hint
         self._displayed, self._noted = displayed, noted
         self._recovery, self._restarted = recovery, restarted
-        self.growth, self._why_fixed, self._least_of = growth, why_fixed, least_of
+        self.growth = growth
         self._placed, self._resized = placed, resized
         self._absent = self._failures.absent
-        self._replaces_in_fit, self._needs_chief, self._awaits = replaces_in_fit, needs_chief, awaits
         self._awaiting: set[int] = set()  # ranks in a fit that waits for the new process of a lost replica
         self._holding_up: set[int] = set()  # lost ranks that such a fit waits for
         self._fits: set[int] = set()  # ranks whose bodies are in fit, or were at their last message
@@ -614,7 +609,7 @@ class RunMonitor:
         """
         info, rank = lost.task, lost.task.rank
         over = rank in self.outcomes or self.interrupted
-        if self._recovery is None or not self._awaits or info not in self.workers or over:
+        if self._recovery is None or not self._rules.awaits_workers or info not in self.workers or over:
             return False
         fits = {one.rank for one in self.workers} - self.outcomes.keys() - self.ended_bodies
         if not fits & self._awaiting:
@@ -641,7 +636,7 @@ class RunMonitor:
         fit of its body, so it would return the model of that as it was before.
         """
         rank = lost.task.rank
-        if not self._needs_chief or rank != self.workers[0].rank:
+        if not self._rules.needs_chief or rank != self.workers[0].rank:
             return True
         if self._recovery is None or rank in self.outcomes:
             return False
@@ -697,7 +692,7 @@ class RunMonitor:
         if added is not None:
             added.problem = "it was lost before it joined"
             self._resized(added)
-        replaces = self._recovery is not None and (by_session or self._replaces_in_fit)
+        replaces = self._recovery is not None and (by_session or self._rules.replaces_workers)
         why = self._recovery.begin(info, how) if self._recovery is not None and replaces else ""
         more = f"; {why}" if why else ""
         remaining = self._remaining()
@@ -812,11 +807,13 @@ class RunMonitor:
         if self.error is not None or self.interrupted or len(self.outcomes) == len(self.workers):
             growth.end()
         for info in growth.find_new({info.rank for info in self.workers} - self._absent):
-            if not self._why_fixed:
+            if not self._rules.why_fixed:
                 if growth.begin(info):
                     self._place(info)
-            elif self._trains or self.has_trained:
-                self._noted(f"{info.name} was added to the cluster, and not to the run: {self._why_fixed}")
+            elif self._rules.trains or self.has_trained:
+                self._noted(
+                    f"{info.name} was added to the cluster, and not to the run: {self._rules.why_fixed}"
+                )
         for resize in growth.poll():
             if resize.problem:
                 self._give_up_added(resize)
@@ -843,7 +840,7 @@ class RunMonitor:
         self._absent.discard(info.rank)
         self.lost.discard(info.rank)
         self._failures.add(info)
-        self._failures.least = self._least_of(len(self._taking_part()))
+        self._failures.least = self._rules.least(len(self._taking_part()))
         self._expect(info.rank, calls)
         for one in self._remaining():
             self.send(one, "run.rejoined", {"run": self.run, "rank": info.rank})
@@ -912,7 +909,7 @@ class RunMonitor:
         self._absent.add(info.rank)
         self.lost.add(info.rank)
         self._end_rank(info.rank)
-        self._failures.least = self._least_of(len(self._taking_part()))
+        self._failures.least = self._rules.least(len(self._taking_part()))
         for one in self._remaining():
             self.send(one, "run.left", {"run": self.run, "rank": info.rank})
 

@@ -1,388 +1,42 @@
-"""What a run may be asked for, checked before anything starts. Pure."""
+"""What a run may be asked for: the table of options, and their checks before anything starts. Pure.
+
+`LaunchOptions` has the options that %%distribute, nb.launch and the run's record name alike, with those of
+training and of the strategies; `Options` has the others, too, and the checks. See `nbdist.train.options` for
+what a row is, and how to add one.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbdist.distribute.parameter_server import require_standbys
-from nbdist.distribute.registry import SETTINGS, STRATEGIES, default_strategy, names_of, owners, training_spec
-from nbdist.distribute.spec import COLLECTIVE, StrategySpec, TrainingSpec
-from nbdist.errors import InvalidArgumentError, choices
-from nbdist.frameworks.environment import FRAMEWORKS
-from nbdist.numbers import is_whole
-from nbdist.optim.precision import BFLOAT16, checked_precision
+from nbdist.distribute.elastic import ElasticOptions
+from nbdist.distribute.parameter_server import ServerOptions, require_standbys
+from nbdist.distribute.registry import STRATEGIES, default_strategy, names_of, owners
+from nbdist.distribute.sharded import ShardedOptions
+from nbdist.distribute.spec import StrategySpec
+from nbdist.distribute.tpu.strategy import TPUOptions
+from nbdist.errors import InvalidArgumentError
+from nbdist.frameworks.registry import FRAMEWORKS
+from nbdist.optim.precision import BFLOAT16
+from nbdist.run.replication import DATA, REPLICATIONS, Replication
 from nbdist.runtime.task import Roster, TaskInfo
+from nbdist.train.options import RunOption, TrainingOptions, option, rows, whole
 from nbdist.train.state_writer import parse_interval
 from nbdist.wire.collective.registry import COLLECTIVES
 
-REPLICATIONS = ("between-graph", "in-graph")
-DATA = ("client", "workers", "service")
 HELPERS = {
     "ps": "parameter servers only keep parameters",
     "data": "data tasks only read for them (--data service)",
 }
 """Jobs with tasks that run no bodies, and what they do instead."""
 MOST_RESTARTS = 3  # lost workers of a run that are replaced, by default
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a body is run on the tasks.
-
-    ``strategy`` None means: parameter servers if the cluster has any, else each replica by itself, or with
-    ``synchronous`` a copy of the parameters on each worker. ``synchronous`` None means what the strategy
-    does of itself. ``backups`` to ``host_devices`` are settings of single strategies: each is declared in the
-    strategy's `StrategySpec`, and listed in :data:`nbdist.distribute.registry.SETTINGS`.
-    ``replication`` is "between-graph", where every task runs the body and builds a graph of its own, or
-    "in-graph", where the notebook's process runs it and one graph drives all tasks. ``data`` says whether
-    in that case the "client" (the notebook) feeds every batch, or the "workers" read them; between-graph,
-    "service" has the cluster's data tasks read for the workers, which otherwise read for themselves.
-    ``on`` selects tasks, such as ``worker:0-2`` or ``worker:0,2``; None means all workers. ``tensorboard``
-    has each task write event files beside its log. ``push`` names notebook values to send to bodies.
-    ``checkpoint_every`` is how often the state of a training is written, such as "30s", or a number of steps;
-    ``resume`` is the id of the run whose newest state the body continues.
-    ``max_restarts`` is how many lost workers, and servers of sessions, a run replaces (its restart budget);
-    None is 3.
-    ``precision`` is the policy of models that are compiled without one.
-    ``framework`` is the one whose own distribution the body uses, one of
-    :data:`nbdist.frameworks.environment.FRAMEWORKS`: its tasks then have the environment of its launcher. A
-    strategy beside it is that of ``nb.frameworks.<framework>.fit``.
-    """
-
-    strategy: str | None = None
-    synchronous: bool | None = None
-    replication: str = "between-graph"
-    data: str = "client"
-    on: str | None = None
-    name: str = "run"
-    seed: int | None = None
-    live: tuple[str, ...] | None = None
-    show: bool = True
-    background: bool = False
-    epochs: int | None = None
-    precision: str = "float32"
-    fetch: tuple[str, ...] = ()
-    transport: str = "auto"
-    backups: int | None = None
-    aggregate: int | None = None
-    staleness: int | None = None
-    ps_replicas: int | None = None
-    locking: bool = False
-    collective: str = "auto"
-    min_workers: int | None = None
-    every: int | None = None
-    alpha: float | None = None
-    stage: int | None = None
-    host_devices: int | None = None
-    tensorboard: bool = False
-    push: tuple[str, ...] = ()
-    checkpoint_every: str | int | None = None
-    resume: str | None = None
-    max_restarts: int | None = None
-    framework: str | None = None
-
-    def __post_init__(self) -> None:
-        self._check_framework()
-        if self.strategy is not None:
-            choose("--strategy", self.strategy, tuple(STRATEGIES))
-        choose("--replication", self.replication, REPLICATIONS)
-        if self.replication == "in-graph" and self.spec is not None and not self.spec.in_graph:
-            taken = " or ".join(spec.name for spec in STRATEGIES.values() if spec.in_graph)
-            raise InvalidArgumentError(
-                f"--strategy {self.strategy} has every worker keep parameters of its own, and --replication "
-                "in-graph has this notebook drive all workers together, with the parameters in one place: "
-                f"drop one of the two, or take --strategy {taken}"
-            )
-        if self.spec is not None:
-            self.spec.check_steps(self.synchronous)
-        self._check_settings()
-        choose("--data", self.data, DATA)
-        if self.data == "workers" and self.replication != "in-graph":
-            raise InvalidArgumentError(
-                "--data workers belongs to --replication in-graph; between-graph, each worker reads its own "
-                "data in any case: drop --data"
-            )
-        if self.data == "service" and self.replication == "in-graph":
-            raise InvalidArgumentError(
-                "--data service belongs to --replication between-graph; in-graph, this notebook feeds the "
-                "devices, or with --data workers each reads its own batches"
-            )
-        if self.epochs is not None and not is_whole(self.epochs, 1):
-            raise InvalidArgumentError(f"--epochs is a whole number above 0, got {self.epochs!r}")
-        checked_precision("--precision", self.precision)
-        if self.precision == BFLOAT16 and self.framework is None and self.strategy not in (None, "tpu"):
-            raise InvalidArgumentError(
-                f"--precision {BFLOAT16} belongs to --strategy tpu, which XLA compiles: NumPy has no "
-                "bfloat16. Use mixed_float16"
-            )
-        if self.precision != "float32" and self.replication == "in-graph":
-            raise InvalidArgumentError(
-                f"--precision {self.precision} belongs to --replication between-graph: in-graph replicas "
-                "compute in float32. Drop one of the two"
-            )
-        if self.seed is not None and not is_whole(self.seed, 0):
-            raise InvalidArgumentError(f"--seed is a whole number of 0 or more, got {self.seed!r}")
-        if self.max_restarts is not None and not is_whole(self.max_restarts, 0):
-            raise InvalidArgumentError(
-                f"--max-restarts is a whole number of 0 or more, got {self.max_restarts!r}"
-            )
-        replaces = self.replication != "in-graph" and (self.spec is None or self.spec.takes_new_workers)
-        if self.max_restarts and not replaces:
-            able = " or ".join(name for name, spec in STRATEGIES.items() if spec.takes_new_workers)
-            given = "in-graph" if self.replication == "in-graph" else self.strategy
-            raise InvalidArgumentError(
-                f"--max-restarts {self.max_restarts} belongs to --strategy {able}; {given} replaces no "
-                "workers: drop it"
-            )
-        if self.on is not None:
-            parse_on(self.on)
-        if self.checkpoint_every is not None:
-            parse_interval(self.checkpoint_every)
-        for flag, value in (("--checkpoint-every", self.checkpoint_every), ("--resume", self.resume)):
-            if value is not None and self.replication == "in-graph":
-                raise InvalidArgumentError(
-                    f"{flag} belongs to --replication between-graph: an in-graph body is in this notebook's "
-                    "process and ends with it. Save its variables with nb.train.Saver"
-                )
-        for name in self.fetch:
-            if not name.isidentifier():
-                raise InvalidArgumentError(f"--fetch takes names of variables, got {name!r}")
-        for name in self.push:
-            if not name.isidentifier():
-                raise InvalidArgumentError(
-                    f"--push takes names of variables, such as --push x,y; got {name!r}"
-                )
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of single strategies that were given.
-
-        >>> Options(strategy="elastic", every=5).settings()
-        {'every': 5}
-        """
-        defaults = {field.name: field.default for field in fields(self)}
-        given = {one.name: getattr(self, one.name) for one in SETTINGS.values() if not one.ignored_elsewhere}
-        return {name: value for name, value in given.items() if value != defaults[name]}
-
-    @property
-    def wants_training(self) -> bool:
-        """Whether something was asked for that has a meaning only for a body that trains."""
-        chosen = self.strategy is not None or self.synchronous or self.data != "client"
-        return bool(chosen or self.settings().keys() - {COLLECTIVE.name} or self.epochs is not None) or (
-            self.precision != "float32"
-        )
-
-    def resolve(self, has_servers: bool) -> Options:
-        """Return the options for a cluster with or without parameter servers, with the strategy they imply.
-
-        Raises InvalidArgumentError if the strategy needs a parameter server and there is none.
-
-        >>> Options(every=5).resolve(has_servers=False).strategy
-        'elastic'
-        """
-        found = self
-        if found.spec is not None:
-            found.spec.check_servers(has_servers)
-            if found.spec.synchronous:
-                found = replace(found, synchronous=True)
-        if found.framework is not None and not found._chooses_strategy:
-            return found
-        if found.replication == "in-graph":  # without a parameter server the first worker has the variables
-            return found
-        if found.strategy is None and found.synchronous:
-            found = replace(found, strategy=default_strategy(has_servers, together=True))
-        named = [name for name in found.settings() if name != COLLECTIVE.name]
-        if found.strategy is None and named:  # a setting of one strategy alone selects it
-            return replace(found, strategy=owners(SETTINGS[named[0]])[0]).resolve(has_servers)
-        return replace(found, synchronous=bool(found.synchronous))
-
-    def training(self, has_servers: bool, seed: int) -> TrainingSpec:
-        """Return how the replicas train, from resolved options, with the default strategy if none is named.
-
-        >>> Options(min_workers=2, seed=7).resolve(has_servers=True).training(True, 7).min_workers
-        2
-        """
-        return training_spec(
-            self._strategy_on(has_servers),
-            self.settings(),
-            synchronous=bool(self.synchronous),
-            transport=self.transport,
-            data=self.data,
-            seed=seed,
-            epochs=self.epochs,
-            precision=self.precision,
-        )
-
-    def least(self, workers: int, servers: int) -> int | None:
-        """Return how many workers have to be left for training to continue after a death; None: all of them.
-
-        >>> Options(strategy="ps", synchronous=True, backups=1).least(workers=4, servers=1)
-        3
-        """
-        spec = self.spec or STRATEGIES[default_strategy(bool(servers))]
-        needed = spec.needed(self.settings(), bool(self.synchronous), workers)
-        if not spec.survives_worker_loss or needed >= workers or self.replication == "in-graph":
-            return None
-        return max(needed, self.min_workers or 1)
-
-    @property
-    def needs_chief(self) -> bool:
-        """Whether the run ends with the first worker, whatever the others do.
-
-        >>> Options(strategy="ps").needs_chief, Options(strategy="multi_worker").needs_chief
-        (True, False)
-        """
-        return self.spec is None or not self.spec.survives_chief_loss
-
-    @property
-    def most_restarts(self) -> int:
-        """The restart budget: how many lost tasks of the run are replaced."""
-        return MOST_RESTARTS if self.max_restarts is None else self.max_restarts
-
-    def replaces_workers(self, servers: int) -> bool:
-        """Return whether the new process of a lost worker can join the run, from resolved options.
-
-        >>> Options(strategy="ps").replaces_workers(servers=1), Options().replaces_workers(servers=0)
-        (True, False)
-        """
-        spec = self.spec or STRATEGIES[default_strategy(bool(servers))]
-        fixed = self.replication == "in-graph" or self.framework is not None
-        return spec.takes_new_workers and not fixed
-
-    def why_fixed(self, servers: int) -> str:
-        """Return why no workers can join or leave the run, from resolved options; empty if they can.
-
-        >>> Options(strategy="multi_worker").why_fixed(servers=0)
-        ''
-        >>> Options(strategy="multi_worker", on="worker:0-1").why_fixed(servers=0)
-        'it runs on --on worker:0-1'
-        """
-        name = self._strategy_on(bool(servers))
-        if self.framework is not None:
-            return f"the processes of --framework {self.framework} are a fixed group"
-        if self.replication == "in-graph":
-            return "the graph of an in-graph run is made for its workers"
-        if self.on is not None:
-            return f"it runs on --on {self.on}"
-        if name == "ps" and self.synchronous:
-            return (
-                "synchronous replicas of ps neither join nor leave; asynchronous ones (--async), and those "
-                "of --strategy multi_worker, do"
-            )
-        if not STRATEGIES[name].resizes:
-            return f"replicas of {name} neither join nor leave; those of {', '.join(names_of('resizes'))} do"
-        return ""
-
-    def awaits_workers(self, workers: int, servers: int) -> bool:
-        """Return whether a step that needs a lost worker waits for its new process, from resolved options.
-
-        >>> Options(strategy="ps", synchronous=True).awaits_workers(workers=2, servers=1)
-        True
-        >>> Options(strategy="ps", synchronous=True, max_restarts=0).awaits_workers(workers=2, servers=1)
-        False
-        """
-        spec = self.spec or STRATEGIES[default_strategy(bool(servers))]
-        needed = spec.needed(self.settings(), bool(self.synchronous), workers)
-        waits = spec.awaits_new_workers and bool(self.synchronous) and needed <= workers
-        return waits and self.replaces_workers(servers) and self.most_restarts > 0
-
-    @property
-    def uses_servers(self) -> bool:
-        """Whether parameter servers, if there are any, take part."""
-        return self.spec is None or self.spec.uses_parameter_servers
-
-    @property
-    def spec(self) -> StrategySpec | None:
-        """What there is to know about the strategy, if one was named."""
-        if self.framework is not None and not self._chooses_strategy:
-            return STRATEGIES[default_strategy()]  # for nbdist its replicas are independent
-        return None if self.strategy is None else STRATEGIES[self.strategy]
-
-    @property
-    def _chooses_strategy(self) -> bool:
-        """Whether an option says how replicas work together."""
-        return self.strategy is not None or self.synchronous is not None or bool(self.settings())
-
-    def _strategy_on(self, has_servers: bool) -> str:
-        """Return the strategy on a cluster with or without parameter servers."""
-        return default_strategy(has_servers) if self.spec is None else self.spec.name
-
-    def _check_framework(self) -> None:
-        """Raise for options that do not go with a framework's own processes, which are a fixed group."""
-        if self.framework is None:
-            return
-        choose("--framework", self.framework, tuple(FRAMEWORKS))
-        given = {
-            "--replication": self.replication if self.replication == "in-graph" else None,
-            "--max-restarts": self.max_restarts or None,
-            "--data": self.data if self.data != "client" else None,
-        }
-        for flag, value in given.items():
-            if value is not None:
-                named = flag if isinstance(value, bool) else f"{flag} {value}"
-                raise InvalidArgumentError(
-                    f"{named} does not go with --framework {self.framework}, whose processes are a fixed "
-                    f"group: drop {flag}, or --framework (nb.frameworks.{self.framework}.fit needs none)"
-                )
-
-    def _check_settings(self) -> None:
-        settings = self.settings()
-        for name in settings:
-            setting = SETTINGS[name]
-            strategies, synchronous = owners(setting), setting.synchronous
-            if self.replication == "in-graph":
-                raise InvalidArgumentError(
-                    f"{setting.flag} belongs to --replication between-graph, where every worker steps by "
-                    "itself"
-                )
-            if self.strategy is not None and self.strategy not in strategies:
-                raise InvalidArgumentError(
-                    f"{setting.flag} belongs to --strategy {' or '.join(strategies)}, not {self.strategy}"
-                )
-            if synchronous is not None and bool(self.synchronous) is not synchronous:
-                raise InvalidArgumentError(
-                    f"{setting.flag} belongs to {'--sync' if synchronous else '--async'}: replicas that "
-                    f"{'make a step together' if synchronous else 'go at their own pace'}. "
-                    f"{'Add --sync' if synchronous else 'Drop --sync'}"
-                )
-        for spec in STRATEGIES.values():
-            spec.check(settings, None)
-        for setting in SETTINGS.values():
-            setting.check(getattr(self, setting.name))
-
-
-def check_numbers(options: Options, workers: int, servers: int) -> None:
-    """Raise if the options ask for more workers or parameter servers than there are."""
-    if options.ps_replicas:
-        require_standbys(servers)
-    given = options.settings()
-    for spec in STRATEGIES.values():
-        own = {one.name for one in spec.settings} - {COLLECTIVE.name}
-        if spec is options.spec or own & given.keys():
-            spec.check(given, workers)
-    collective = COLLECTIVES.get(options.collective)
-    if collective is not None and collective.single and workers > 1:
-        raise InvalidArgumentError(
-            f"--collective {collective.name} is for one worker alone, and {workers} take part; drop it, or "
-            "choose one with --on"
-        )
-    if options.min_workers is not None and options.min_workers > workers:
-        raise InvalidArgumentError(
-            f"--min-workers {options.min_workers}: only {workers} workers take part; start more, or give less"
-        )
-
-
-def choose(what: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise unless ``value`` is one of ``allowed``.
-
-    >>> choose("--data", "disk", DATA)
-    Traceback (most recent call last):
-    nbdist.errors.InvalidArgumentError: no --data 'disk'; choose from client, workers, service
-    """
-    if value not in allowed:
-        raise InvalidArgumentError(f"no {what} {value!r}; {choices(value, allowed)}")
+TOGETHER = "How replicas work together"
+IN_NOTEBOOK = (
+    "an in-graph body is in this notebook's process and ends with it. Save its variables with nb.train.Saver"
+)
 
 
 def parse_on(text: str) -> tuple[str, list[int] | None]:
@@ -405,6 +59,323 @@ def parse_on(text: str) -> tuple[str, list[int] | None]:
             raise InvalidArgumentError(f"--on {text!r}: {part} counts backwards")
         found.extend(range(int(low), int(high or low) + 1))
     return job, sorted(set(found))
+
+
+def names_of_variables(flag: str) -> Callable[[tuple[str, ...]], None]:
+    """Return a check that names the first text that is no name of a variable."""
+
+    def check(given: tuple[str, ...]) -> None:
+        for name in given:
+            if not name.isidentifier():
+                raise InvalidArgumentError(
+                    f"{flag} takes names of variables, such as {flag} x,y; got {name!r}"
+                )
+
+    return check
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(TPUOptions, ShardedOptions, ElasticOptions, ServerOptions, TrainingOptions):
+    """The options of a run that flags, nb.launch and the run's record name alike."""
+
+    strategy: str | None = option(
+        None,
+        "how replicas share parameters (default: ps if the cluster has one)",
+        choices=tuple(STRATEGIES),
+        doc=f"how replicas share parameters: {', '.join(STRATEGIES)}. None is ps if the cluster has "
+        "parameter servers; else each replica trains by itself, or with ``sync`` as multi_worker",
+        group=TOGETHER,
+        trains=True,
+    )
+    replication: str = option(
+        "between-graph",
+        "a graph per worker (default), or one graph for all, run by this notebook",
+        choices=tuple(REPLICATIONS),
+        doc='"between-graph", where each worker runs the body and builds a graph of its own, or '
+        '"in-graph", where this process runs it and one graph drives all workers',
+        group=TOGETHER,
+    )
+    framework: str | None = option(
+        None,
+        "run the cell as its launcher does: for torch.distributed, jax.distributed",
+        choices=tuple(FRAMEWORKS),
+        doc='"torch" gives each task the environment that torchrun gives to a script, for '
+        'torch.distributed and what is built on it; "jax" does so for jax.distributed.initialize(). A '
+        "strategy beside it is that of nb.frameworks.torch.fit, which needs no framework= (see "
+        "docs/frameworks.md)",
+        group=TOGETHER,
+    )
+    min_workers: int | None = option(
+        None,
+        f"continue on N or more workers ({', '.join(names_of('survives_worker_loss'))}; default 1)",
+        "N",
+        "continue when workers die, as long as N or more are left; None is 1",
+        **whole(1),
+        group="When a worker dies",
+        strategies=names_of("survives_worker_loss"),
+    )
+    data: str = option(
+        "client",
+        "the reader: data tasks (service); in-graph, this notebook or each worker",
+        choices=DATA,
+        doc='what reads the batches: "client" (each worker its own; in-graph, this notebook), in-graph '
+        '"workers", or "service": the cluster\'s data tasks read and transform for the workers '
+        "(docs/data.md)",
+        group="The data",
+        trains=True,
+    )
+    on: str | None = option(
+        None,
+        "which tasks run the body (default: all workers)",
+        "worker:0-2",
+        'which tasks run the body, such as "worker:0-2" or "worker:0,2"; None is all workers',
+        check_value=parse_on,
+    )
+    checkpoint_every: str | int | None = option(
+        None,
+        "writes the training's state: every 30 s, or every 500 steps",
+        "30s|500",
+        "the chief writes the training's state into the run's folder at this interval: "
+        '"30s", "5m", "1h", or a number of steps such as 500; None writes none (see docs/runs.md)',
+        check_value=parse_interval,
+        between_graph=IN_NOTEBOOK,
+    )
+    resume: str | None = option(
+        None,
+        "continues the training of a run from its newest state",
+        "RUN",
+        "the id of a run that has ended and left a state; the body's training continues from it, on any "
+        "number of workers. Its seed and interval are used where none are given. Raises NotFoundError "
+        "for an unknown id, FailedPreconditionError if the run is under way or has left no state",
+        between_graph=IN_NOTEBOOK,
+    )
+    background: bool = option(
+        False,
+        "return immediately; `run` is the run's handle",
+        doc="return immediately and follow the run in the background, also in a plain script, so that "
+        "run.over and run.standing() advance; run.wait() and run.wait_until(step=...) wait for it",
+    )
+    tensorboard: bool = option(
+        False,
+        "also write event files, for tensorboard --logdir RUN_FOLDER",
+        doc="True also writes event files: tensorboard --logdir {run.folder}/tensorboard",
+    )
+    max_restarts: int | None = option(
+        None,
+        "replace at most N tasks that die or freeze (default 3)",
+        "N",
+        "how many tasks (workers and parameter servers) that die or freeze are replaced during the run, "
+        "0 or more; None is 3",
+        **whole(0),
+    )
+    fetch: tuple[str, ...] = option(
+        (), "more variables to fetch from the chief", "a,b", check_value=names_of_variables("--fetch")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(LaunchOptions):
+    """How a body is run on the tasks: the values of all options, checked.
+
+    Those of nb.launch have the same names and meanings here, but ``synchronous`` (its ``sync``), ``live`` and
+    ``show`` (its ``live``), and ``push``, which has the names of the values.
+    """
+
+    synchronous: bool | None = option(
+        None,
+        "whether replicas step together",
+        switches={
+            "--sync": (True, "replicas share each batch and step together"),
+            "--async": (False, "replicas step independently (default of ps)"),
+        },
+        group=TOGETHER,
+        trains=True,
+    )
+    name: str = option("run", "a name for the run", "NAME")
+    live: tuple[str, ...] | None = option(None, "the curves to show", "loss,accuracy")
+    show: bool = option(
+        True,
+        "whether a view is shown",
+        switches={"--no-live": (False, "show no view; print the output of the tasks")},
+    )
+    push: tuple[str, ...] = option(
+        (),
+        "values and functions of this notebook, for the cell",
+        "x,make_model",
+        check_value=names_of_variables("--push"),
+    )
+
+    def __post_init__(self) -> None:
+        for row in rows(Options).values():
+            row.check(getattr(self, row.name))
+        self._check_framework()
+        if self.replicated.in_client:
+            self._check_in_graph()
+        if self.spec is not None:
+            self.spec.check_steps(self.synchronous)
+        self._check_settings()
+        self.replicated.check_data(self.data)
+        if self.precision == BFLOAT16 and self.framework is None and self.strategy not in (None, "tpu"):
+            raise InvalidArgumentError(
+                f"--precision {BFLOAT16} belongs to --strategy tpu, which XLA compiles: NumPy has no "
+                "bfloat16. Use mixed_float16"
+            )
+        replaces = not self.replicated.why_fixed and (self.spec is None or self.spec.takes_new_workers)
+        if self.max_restarts and not replaces:
+            given = self.replication if self.replicated.why_fixed else self.strategy
+            raise InvalidArgumentError(
+                f"--max-restarts {self.max_restarts} belongs to --strategy "
+                f"{' or '.join(names_of('takes_new_workers'))}; {given} replaces no workers: drop it"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options of single strategies that were given.
+
+        >>> Options(strategy="elastic", every=5).settings()
+        {'every': 5}
+        """
+        given = {row.name: getattr(self, row.name) for row in SETTINGS.values() if not row.ignored_elsewhere}
+        return {name: value for name, value in given.items() if value != SETTINGS[name].default}
+
+    @property
+    def wants_training(self) -> bool:
+        """Whether something was asked for that has a meaning only for a body that trains."""
+        given = ((row, getattr(self, row.name)) for row in rows(Options).values() if row.trains)
+        return any(value and value != row.default for row, value in given) or bool(self._strategy_settings)
+
+    @property
+    def _strategy_settings(self) -> list[str]:
+        """The options of single strategies that were given, but the collective, which nb.collective has."""
+        return [name for name in self.settings() if name != "collective"]
+
+    def resolve(self, has_servers: bool) -> Options:
+        """Return the options for a cluster with or without parameter servers, with the strategy they imply.
+
+        Raises InvalidArgumentError if the strategy needs a parameter server and there is none.
+
+        >>> Options(every=5).resolve(has_servers=False).strategy
+        'elastic'
+        """
+        found = self
+        if found.spec is not None:
+            found.spec.check_servers(has_servers)
+            if found.spec.synchronous:
+                found = replace(found, synchronous=True)
+        if found.framework is not None and not found._chooses_strategy:
+            return found
+        if found.replicated.in_client:  # without a parameter server the first worker has the variables
+            return found
+        if found.strategy is None and found.synchronous:
+            found = replace(found, strategy=default_strategy(has_servers, together=True))
+        named = found._strategy_settings
+        if found.strategy is None and named:  # a setting of one strategy alone selects it
+            return replace(found, strategy=SETTINGS[named[0]].strategies[0]).resolve(has_servers)
+        return replace(found, synchronous=bool(found.synchronous))
+
+    @property
+    def spec(self) -> StrategySpec | None:
+        """What there is to know about the strategy, if one was named."""
+        if self.framework is not None and not self._chooses_strategy:
+            return STRATEGIES[default_strategy()]  # for nbdist its replicas are independent
+        return None if self.strategy is None else STRATEGIES[self.strategy]
+
+    def spec_on(self, has_servers: bool) -> StrategySpec:
+        """Return what there is to know about the strategy on a cluster with or without parameter servers.
+
+        >>> Options().spec_on(has_servers=True).name, Options(strategy="elastic").spec_on(True).name
+        ('ps', 'elastic')
+        """
+        return self.spec or STRATEGIES[default_strategy(has_servers)]
+
+    @property
+    def replicated(self) -> Replication:
+        """What there is to know about ``replication``."""
+        return REPLICATIONS[self.replication]
+
+    @property
+    def _chooses_strategy(self) -> bool:
+        """Whether an option says how replicas work together."""
+        return self.strategy is not None or self.synchronous is not None or bool(self.settings())
+
+    def _check_framework(self) -> None:
+        """Raise for options that do not go with a framework's own processes, which are a fixed group."""
+        if self.framework is None:
+            return
+        given = {
+            "--replication": self.replication if self.replicated.in_client else None,
+            "--max-restarts": self.max_restarts or None,
+            "--data": self.data if self.data != "client" else None,
+        }
+        for flag, value in given.items():
+            if value is not None:
+                named = flag if isinstance(value, bool) else f"{flag} {value}"
+                raise InvalidArgumentError(
+                    f"{named} does not go with --framework {self.framework}, whose processes are a fixed "
+                    f"group: drop {flag}, or --framework (nb.frameworks.{self.framework}.fit needs none)"
+                )
+
+    def _check_in_graph(self) -> None:
+        """Raise for options that belong to --replication between-graph."""
+        if self.spec is not None and not self.spec.in_graph:
+            raise InvalidArgumentError(
+                f"--strategy {self.strategy} has every worker keep parameters of its own, and --replication "
+                "in-graph has this notebook drive all workers together, with the parameters in one place: "
+                f"drop one of the two, or take --strategy {' or '.join(names_of('in_graph'))}"
+            )
+        given = self.settings()
+        for row in rows(Options).values():
+            value, why = getattr(self, row.name), row.between_graph
+            if row.name in given and not why:
+                why = "in-graph, no worker steps by itself. Drop one of the two"
+            if why and value != row.default:
+                named = row.flag if isinstance(value, bool) else f"{row.flag} {value}"
+                raise InvalidArgumentError(f"{named} belongs to --replication between-graph: {why}")
+
+    def _check_settings(self) -> None:
+        settings = self.settings()
+        for name in settings:
+            row = SETTINGS[name]
+            strategies, synchronous = row.strategies, row.synchronous
+            if self.strategy is not None and self.strategy not in strategies:
+                raise InvalidArgumentError(
+                    f"{row.flag} belongs to --strategy {' or '.join(strategies)}, not {self.strategy}"
+                )
+            if synchronous is not None and bool(self.synchronous) is not synchronous:
+                raise InvalidArgumentError(
+                    f"{row.flag} belongs to {'--sync' if synchronous else '--async'}: replicas that "
+                    f"{'make a step together' if synchronous else 'go at their own pace'}. "
+                    f"{'Add --sync' if synchronous else 'Drop --sync'}"
+                )
+        for spec in STRATEGIES.values():
+            spec.check(settings, None)
+
+
+SETTINGS: dict[str, RunOption] = {
+    name: replace(row, strategies=row.strategies or owners(name))
+    for name, row in rows(Options).items()
+    if row.strategies or owners(name)
+}
+"""The options of single strategies by name, each with the strategies that it belongs to."""
+
+
+def check_numbers(options: Options, workers: int, servers: int) -> None:
+    """Raise if the options ask for more workers or parameter servers than there are."""
+    if options.ps_replicas:
+        require_standbys(servers)
+    given = options.settings()
+    for spec in STRATEGIES.values():
+        if spec is options.spec or spec.settings.keys() & set(options._strategy_settings):
+            spec.check(given, workers)
+    collective = COLLECTIVES.get(options.collective)
+    if collective is not None and collective.single and workers > 1:
+        raise InvalidArgumentError(
+            f"--collective {collective.name} is for one worker alone, and {workers} take part; drop it, or "
+            "choose one with --on"
+        )
+    if options.min_workers is not None and options.min_workers > workers:
+        raise InvalidArgumentError(
+            f"--min-workers {options.min_workers}: only {workers} workers take part; start more, or give less"
+        )
 
 
 def select(roster: Roster, on: str | None) -> list[TaskInfo]:

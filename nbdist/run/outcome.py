@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ import msgpack
 import numpy as np
 
 from nbdist.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
-from nbdist.frameworks.torch.weights import StateDict, array_of, is_module, is_tensor, state_of
+from nbdist.frameworks.registry import StateDict, array_of, framework_of
 from nbdist.metrics.run_folder import write_whole_file
 from nbdist.nn import Model, Sequential
 from nbdist.train.callbacks import History
@@ -272,8 +271,8 @@ def pack(value: Any) -> dict[str, Any]:
         if not value.weights:
             raise InvalidArgumentError("a model without weights stays where it is")
         packed = {"kind": "model", "config": value.to_config(), "weights": value.get_weights()}
-    elif is_module(value):
-        packed = {"kind": "state_dict", "arrays": state_of(value)}
+    elif (framework := framework_of(value)) is not None:
+        packed = {"kind": "state_dict", "arrays": framework.state_of(value)}
     elif isinstance(value, History):
         packed = {"kind": "history", "config": value.to_config()}
     else:
@@ -300,10 +299,10 @@ def unpack(packed: dict[str, Any]) -> Any:
 def _plain(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise InvalidArgumentError("it is nested too deeply")
-    if (jax := sys.modules.get("jax")) is not None and isinstance(value, jax.Array):
-        value = _from_jax(value)
-    elif is_tensor(value):
-        value = array_of(value)
+    if (array := array_of(value)) is not None:
+        if array.dtype.kind not in KINDS:  # bfloat16, for example
+            raise InvalidArgumentError(f"an array of {array.dtype} stays where it is: convert it to float32")
+        value = array
     if isinstance(value, np.generic):  # before the next: a float64 is a float too
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -325,17 +324,6 @@ def _plain(value: Any, depth: int) -> Any:
     raise InvalidArgumentError(
         f"a {type(value).__name__} cannot be fetched; return numbers, arrays or a model"
     )
-
-
-def _from_jax(value: Any) -> Any:
-    """Return an array of JAX as one of NumPy; raise if this process does not have all of it."""
-    try:
-        array = np.asarray(value)
-    except Exception as error:  # it spans other processes, was donated, is traced, or holds keys
-        raise InvalidArgumentError(f"an array of JAX stays where it is: {error}") from None
-    if array.dtype.kind not in KINDS:  # bfloat16, for example
-        raise InvalidArgumentError(f"an array of {array.dtype} stays where it is: convert it to float32")
-    return array
 
 
 def _real(plain: Any) -> Any:

@@ -357,15 +357,19 @@ class ProgressTracker:
     def standing(self, now: float, store: RunStore) -> Standing:
         """Return how far the run is."""
         rates = [latest.rates() for latest in self._latest]
+        # Replicas that have ended make no steps any more, while others train.
+        working = [
+            rate for rate, one in zip(rates, self._latest, strict=True) if one.state not in OVER
+        ] or rates
         steps = [latest.step for latest in self._latest]
         totals = [latest.total for latest in self._latest]
         known = [t for t in totals if t is not None]
         if self.synchronous:
-            step, rate = self._together or max(steps), max((r for r, _ in rates), default=0.0)
+            step, rate = self._together or max(steps), max((r for r, _ in working), default=0.0)
             total = max(known) if known else None
         else:
             begun = sum(latest.begun for latest in self._latest)
-            step, rate = sum(steps) - begun, sum(r for r, _ in rates)
+            step, rate = sum(steps) - begun, sum(r for r, _ in working)
             total = sum(known) - begun if len(known) == len(totals) and known else None
         states = {latest.state for latest in self._latest if latest.state not in ABSENT} or {LOST}
         left = (total - step) / rate if total is not None and rate > 0 else None
@@ -378,7 +382,7 @@ class ProgressTracker:
             step=step,
             total=total,
             steps_per_second=rate,
-            examples_per_second=sum(e for _, e in rates),
+            examples_per_second=sum(e for _, e in working),
             seconds_left=left,
             elapsed=max(0.0, now - self._began - self.paused(now)) if self._began is not None else 0.0,
             replicas=[
@@ -431,7 +435,7 @@ class ProgressTracker:
         return rates.pop() if len(rates) == 1 else None
 
     def _state(self, replica: int) -> str:
-        """Return what a replica says of itself, unless the others know better."""
+        """Return a replica's state; SILENT or STRAGGLER if its messages or steps are behind the others'."""
         latest = self._latest[replica]
         if latest.state in (*OVER, RESTARTING, JOINING) or latest.last is None or self._last is None:
             return latest.state
@@ -482,8 +486,8 @@ def trained_apart(remedies: Sequence[str], over: bool = True) -> str:
 
     >>> trained_apart(["", ""])
     ''
-    >>> trained_apart(["name all of them: Trainer(devices=2)"] * 2)
-    '2 ranks trained without a process group: each has its own model; name all of them: Trainer(devices=2)'
+    >>> trained_apart(["call init_process_group()"] * 2)
+    '2 ranks trained without a process group: each has its own model; call init_process_group()'
     """
     alone = [one for one in remedies if one]
     if not alone:

@@ -42,6 +42,7 @@ from nbdist.data.dataset import Dataset
 from nbdist.data.recipe import PARTS, describe, from_pipeline, pipeline_of, rebuild, state_of
 from nbdist.data.steps import Inner
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
+from nbdist.frameworks.registry import SPECS
 from nbdist.nn import Model
 from nbdist.run import outcome
 
@@ -60,10 +61,9 @@ PLAIN = (
 )  # fmt: skip
 """Types with values that are sent unchanged."""
 HINTS = {
+    **{start: hint for one in SPECS.values() for start, hint in one.push_hints.items()},
     "generator": "make a list or an array of it",
-    "torch.Tensor": "push tensor.numpy()",
     "tensorflow.": "push tensor.numpy()",
-    "jax": "push np.asarray(array)",
     "cupy.": "push cupy.asnumpy(array)",
     "scipy.sparse": "push its arrays (data, indices, indptr) and build it there",
     "numpy.random": "push a seed, and make the generator on the workers",

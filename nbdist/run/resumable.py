@@ -19,7 +19,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -33,10 +33,14 @@ from nbdist.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from nbdist.json_values import listed
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder, write_whole_file
 from nbdist.run.delivery import Given
-from nbdist.run.history import GOING, is_under_way, runs
+from nbdist.run.history import is_under_way, runs
+from nbdist.run.options import Options
 from nbdist.run.outcome import decode, encode, pack, unpack
+from nbdist.run.record import ACTIVE, RunRecord
+from nbdist.runtime.task import TaskInfo
 from nbdist.train.state_writer import state_files
 
 BODY, NO_BODY = "body.bin", "body.txt"
@@ -75,7 +79,7 @@ def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:
             if asked
             else "it was started without --checkpoint-every"
         )
-        status = "lost" if record.status in GOING else record.status
+        status = "lost" if record.status in ACTIVE else record.status
         raise FailedPreconditionError(
             f"run {run_id} has ended ({status}) and left no state to continue from: {why}. Start it anew "
             f"with --checkpoint-every {asked or '30s'}"
@@ -219,3 +223,37 @@ def _made(described: dict[str, Any], run: str) -> str | Callable[..., Any]:
     if not callable(found):
         raise DataLossError(f"its body {name} is not a function")
     return found  # type: ignore[no-any-return]
+
+
+# What run.json says of the run's options and tasks
+
+
+def options_of(record: RunFile) -> Options:
+    """Return a run's options from its run.json, without those that this version does not know."""
+    known = {one.name for one in fields(Options)}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in record.options.items()
+        if name in known
+    }
+    return Options(**given)
+
+
+def members_of(record: RunFile) -> list[TaskInfo]:
+    """Return the tasks of a run's cluster from its run.json; an old one has only their names."""
+    run = RunRecord.of(record)
+    if "members" in record.cluster:
+        if len(run.members) != len(listed(record.cluster["members"])):
+            raise DataLossError(
+                f"{run_folder(record.id) / 'run.json'} is damaged: a member of its cluster is not a task "
+                "description with a job, an index and a rank of its own"
+            )
+        return list(run.members.values())
+    names = [name for name in run.task_names if not name.startswith("/job:client/")]
+    return [named_task(name, rank) for rank, name in enumerate(names)]
+
+
+def named_task(name: str, rank: int) -> TaskInfo:
+    """Return a task of which only the name and the rank are known."""
+    _, job, task = name.split("/")
+    return TaskInfo(job.partition(":")[2], int(task.partition(":")[2]), rank, "", 0, "", "", 0)

@@ -39,8 +39,8 @@ from nbdist.run.control import KEPT_SECONDS, RunControls
 from nbdist.run.devices import ReplicaDevice, replica_devices, trained_on
 from nbdist.run.follow import InterruptDebounce, RunFollower, View
 from nbdist.run.history import Labelled
+from nbdist.run.membership import MembershipRules
 from nbdist.run.monitor import RunMonitor
-from nbdist.run.options import Options
 from nbdist.run.ownership import RunOwnership
 from nbdist.run.progress import ProgressTracker, Standing, uneven_data
 from nbdist.run.progress_file import progress_path, read_input
@@ -64,8 +64,9 @@ class Run(Labelled):
     name, ``run.metrics()`` the points of every replica.
 
     The body runs on ``workers``, a replica each; or in the notebook's own process, which drives ``towers``.
-    ``launcher`` starts it again on the new process of a worker that is lost. ``ownership`` says whether this
-    client replaces lost tasks; ``takes_over`` is set for a client that did not start the run.
+    ``rules`` has the run's options. ``launcher`` starts the body again on the new process of a worker that is
+    lost. ``ownership`` says whether this client replaces lost tasks; ``takes_over`` is set for a client that
+    did not start the run.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Run(Labelled):
         record: RunFile,
         folder: Path,
         workers: list[TaskInfo],
-        options: Options,
+        rules: MembershipRules,
         calls: RunCalls,
         view: View | None,
         *,
@@ -85,21 +86,21 @@ class Run(Labelled):
         ownership: RunOwnership | None = None,
         takes_over: TakeOver | None = None,
     ) -> None:
-        self.id, self.folder, self.options = record.id, folder, options
+        self.id, self.folder, self.options = record.id, folder, rules.options
         self.tasks = [info.name for info in towers or workers]
         self.status = "running"
         self.history: History | None = None
         self.model: Any = None
         self.results: dict[str, Any] = {}
         self.notes: list[str] = []
-        self.tally = ProgressTracker(len(self.tasks), bool(options.synchronous))
+        self.tally = ProgressTracker(len(self.tasks), bool(rules.options.synchronous))
         self.seed = record.seed
         self._cluster, self._record, self._workers = cluster, record, workers
         self._towers, self._at_end = list(towers), at_end
-        self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
+        self._servers = rules.servers(cluster.tasks)
         store = RunStore()
         recovery, growth, prepare = None, None, None
-        self._budget = RestartBudget(options.most_restarts, restarts_in(record))
+        self._budget = RestartBudget(rules.most_restarts, restarts_in(record))
         self._ownership, self._takes_over = ownership, takes_over
         if launcher is not None or takes_over is not None:
             recovery = WorkerRecovery(cluster, launcher, self._budget)
@@ -111,17 +112,12 @@ class Run(Labelled):
         self._monitor = RunMonitor(
             record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
             store=store, tally=self.tally,
-            least=options.least(len(workers), len(self._servers)), trains=options.wants_training,
-            needs_chief=options.needs_chief,
+            rules=rules,
             printed=lambda task, text: self._follower.show(lambda view: view.output(task, text)),
             hint=hint,
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
             noted=self.notes.append, budget=self._budget, recovery=recovery, restarted=self._record_restart,
-            replaces_in_fit=options.replaces_workers(len(self._servers)), prepare=prepare,
-            awaits=options.awaits_workers(len(workers), len(self._servers)),
-            growth=growth, why_fixed=options.why_fixed(len(self._servers)),
-            least_of=lambda workers: options.least(workers, len(self._servers)),
-            placed=self._place, resized=self._record_resize,
+            prepare=prepare, growth=growth, placed=self._place, resized=self._record_resize,
             renewed=None if takes_over is None else takes_over.expect,
         )  # fmt: skip
         self.outcomes, self.store, self.gallery = self._monitor.outcomes, store, self._monitor.gallery
@@ -132,14 +128,14 @@ class Run(Labelled):
         """The type that `timeline` returns; the user interface puts one here that shows itself."""
         self.shown_by: Callable[[Run], object] = print
         """Called by `show`; the user interface puts a view here."""
-        self.resumed_by: Callable[[Run], Run] = resumed
-        """Starts the run again for `resume`; the user interface puts one here that also shows it."""
+        self.resumed_by: Callable[[Run], Run]
+        """Starts the run again, for `resume`; set by the module that makes runs, as it makes another one."""
         self.deliver: Callable[[Run], object] = lambda run: None
         """Called once with the fetched results, before ``over`` is true, on the following thread."""
         self._last: Standing | None = None
         self._thread: threading.Thread | None = None
         self._left, self._has_ended = threading.Event(), threading.Event()
-        self._shown_notes, self._is_to_train = 0, options.wants_training
+        self._shown_notes, self._is_to_train = 0, rules.trains
 
     @property
     def view(self) -> View | None:
@@ -435,7 +431,10 @@ class Run(Labelled):
 
     @property
     def dropped(self) -> int:
-        """Gradients of all replicas that arrived too late for their synchronous step and were not applied."""
+        """Gradients of all replicas that were not applied by every parameter server.
+
+        They arrived too late for their synchronous step, or were on their way to a server that died.
+        """
         return sum(outcome.get("dropped", 0) for outcome in self.outcomes.values())
 
     @property
@@ -740,12 +739,3 @@ def left_workers(record: RunFile, workers: Sequence[TaskInfo]) -> list[tuple[Tas
     last = {str(entries["task"]): entries for entries in record.resizes}
     found = ((info, last.get(info.name, {})) for info in workers)
     return [(info, entries) for info, entries in found if entries.get("change") == "shrunk"]
-
-
-def resumed(run: Run) -> Run:
-    """Start a run that has ended again, without a view, and follow it from a separate thread."""
-    from nbdist.run.resume import resume_run  # which starts runs
-
-    started = resume_run(run.id)
-    started.follow_on_thread()
-    return started

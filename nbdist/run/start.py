@@ -12,7 +12,7 @@ from typing import Any
 
 from nbdist.cluster.adopt import adopt
 from nbdist.cluster.cluster import Cluster
-from nbdist.cluster.folder import this_process
+from nbdist.cluster.folder import living, this_process
 from nbdist.cluster.launch import start_cluster
 from nbdist.errors import (
     FailedPreconditionError,
@@ -23,18 +23,19 @@ from nbdist.errors import (
     TaskDiedError,
     UnavailableError,
 )
-from nbdist.frameworks.environment import FRAMEWORKS
+from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.frameworks.versions import check_versions
 from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions, write_run
 from nbdist.run.delivery import Delivery, Given, missing_name, without_closure
 from nbdist.run.failure_detector import remedy
 from nbdist.run.follow import View
 from nbdist.run.in_graph.start import InGraph
-from nbdist.run.options import Options, check_numbers, select
+from nbdist.run.membership import MembershipRules
+from nbdist.run.options import Options, check_numbers, parse_on, select
 from nbdist.run.ownership import RunOwnership
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.push import Packed
-from nbdist.run.resumable import record_body, resumable_run
+from nbdist.run.resumable import members_of, options_of, read_body, record_body, resumable_run
 from nbdist.run.run import Run
 from nbdist.run.task.agent import install
 from nbdist.run.task.body import RunSpec, check_source, run_body
@@ -68,14 +69,10 @@ def start_run(
     if isinstance(body, str) and not body.strip():
         raise InvalidArgumentError("the body is empty: there is nothing to run")
     original, inputs = body, given or Given()
-    body, given, packed = check_given(body, inputs, options.replication != "in-graph", first_line)
+    body, given, packed = check_given(body, inputs, not options.replicated.in_client, first_line)
     cluster = cluster or any_cluster(report)
-    options = options.resolve(bool(_servers(cluster)))
-    workers = select(tuple(cluster.tasks), options.on)
-    check_numbers(options, len(workers), len(_servers(cluster)))
-    check_data_tasks(cluster, options)
-    options, states = _continuing(options)
-    check_alive(cluster, workers, options)
+    rules, workers, states = plan_run(cluster, options)
+    options, servers = rules.options, rules.servers(cluster.tasks)
     prepare(cluster)
     run_id = new_run_id(options.name)
     reserved: list[TaskInfo] = []
@@ -84,9 +81,8 @@ def start_run(
     ownership = RunOwnership(run_folder(run_id))
     try:
         asked = []
-        servers = _servers(cluster) if options.uses_servers else []
         needs = [info.rank for info in (*workers, *servers)]
-        fixed = options.why_fixed(len(servers))
+        fixed = rules.why_fixed
         for info in workers:  # in parallel; run.json is written before the answers
             reserved.append(info)
             meta = {"run": run_id, "subscribe": True, "ranks": needs, "fixed": fixed}
@@ -114,8 +110,6 @@ def start_run(
         if options.framework is not None:
             needed = FRAMEWORKS[options.framework]
             check_versions(needed.package, needed.least, [info.name for info in workers], answers)
-        seed = record.seed
-        assert seed is not None
         if packed is not None:
             delivery = Delivery(run_id, packed, cluster, segment_prefix(cluster.id))
             delivery.send(workers)
@@ -124,33 +118,28 @@ def start_run(
             folder=str(folder),
             ranks=tuple(info.rank for info in workers),
             began_with=len(workers),
-            training=replace(
-                options.training(bool(_servers(cluster)), seed),
-                awaits=options.awaits_workers(len(workers), len(servers)),
-            ),
-            fetch=options.fetch,
-            tensorboard=options.tensorboard,
+            options=replace(options, seed=record.seed),
+            strategy=rules.spec.name,
+            awaits=rules.awaits_workers,
             names=names,
             pushed=given if delivery is None else delivery.pushed,
             first_line=first_line,
-            checkpoint_every=options.checkpoint_every,
             states=tuple(map(str, states)),
-            framework=options.framework,
             autoreload=autoreloaded(),
             framework_port=None if options.framework is None else int(answers[0]["port"]),
         )
-        if options.replication == "in-graph":
+        if options.replicated.in_client:
             here = InGraph(cluster, spec, body, workers, servers)
             here.start()
             run = Run(
-                here.tasks, record, folder, here.workers, options, here.body, None,
+                here.tasks, record, folder, here.workers, rules, here.body, None,
                 towers=workers, at_end=here.close, ownership=ownership,
             )  # fmt: skip
         else:
             calls = cluster.submit(run_body, spec, body, on=list(spec.ranks))
             cluster.active_runs.add(run_id)
             run = Run(
-                cluster, record, folder, workers, options, calls, None,
+                cluster, record, folder, workers, rules, calls, None,
                 at_end=partial(_ended, cluster, run_id, delivery),
                 launcher=RunLauncher(cluster, cluster, spec, body, delivery, needs, fixed),
                 ownership=ownership,
@@ -168,12 +157,30 @@ def start_run(
                 cluster.peer(info.rank).send("run.release", {"run": run_id})
         _remove_empty(run_id)
         raise
+    run.resumed_by = resumed
     if make_view is not None:
         try:
             run.show_in(make_view(run))
         except Exception as error:  # the body runs already: it matters more than how it is shown
             run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
     return run
+
+
+def plan_run(cluster: Cluster, options: Options) -> tuple[MembershipRules, list[TaskInfo], list[Path]]:
+    """Return the rules of a run, with its options for this cluster, its workers, and the states it continues.
+
+    Raises an error for options that do not fit the cluster, for a task that has died, and for a run that
+    cannot be resumed.
+    """
+    servers = sum(info.job == "ps" for info in cluster.tasks)
+    options = options.resolve(bool(servers))
+    workers = select(tuple(cluster.tasks), options.on)
+    check_numbers(options, len(workers), servers)
+    check_data_tasks(cluster, options)
+    rules = MembershipRules.of(options, len(workers), servers)
+    check_alive(cluster, [*workers, *rules.servers(cluster.tasks)])
+    options, states = _continuing(options)
+    return replace(rules, options=options), workers, states
 
 
 class RunLauncher:
@@ -305,10 +312,6 @@ def any_cluster(report: Callable[[str], object]) -> Cluster:
         return start_cluster(workers=2, ps=1, report=report)
 
 
-def _servers(cluster: Cluster) -> list[TaskInfo]:
-    return [info for info in cluster.tasks if info.job == "ps"]
-
-
 def check_data_tasks(cluster: Cluster, options: Options) -> None:
     """Raise unless a data task lives, if the options ask for them.
 
@@ -331,14 +334,12 @@ def check_data_tasks(cluster: Cluster, options: Options) -> None:
         )
 
 
-def check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) -> None:
+def check_alive(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:
     """Raise TaskDiedError unless the tasks that a run needs are alive.
 
     Raises FailedPreconditionError if a run that is under way handles the death.
     """
-    needed = {info.rank for info in workers} | {
-        info.rank for info in cluster.tasks if info.job == "ps" and options.uses_servers
-    }
+    needed = {info.rank for info in tasks}
     cluster.check_running()
     dead = cluster.dead()
     for info in dead:
@@ -380,7 +381,7 @@ def _record(
     workers: list[TaskInfo],
 ) -> RunFile:
     code = body if isinstance(body, str) else f"{body.__module__}.{getattr(body, '__qualname__', body)}"
-    own = ["/job:client/task:0"] if options.replication == "in-graph" else []
+    own = ["/job:client/task:0"] if options.replicated.in_client else []
     return RunFile(
         id=run_id,
         name=options.name,
@@ -406,3 +407,86 @@ def _remove_empty(run_id: str) -> None:
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
+
+
+# Starting a run again, from the body, the inputs, the options and the states in its folder
+
+
+def resume_run(
+    run_id: str,
+    *,
+    cluster: Cluster | None = None,
+    make_view: Callable[[Run], View] | None = None,
+    report: Callable[[str], object] = print,
+    detached: bool = False,
+) -> Run:
+    """Start a run that has ended without finishing again, as a new run that continues its newest state.
+
+    - ``run_id``: the run's id
+    - ``cluster``: where to run it; None takes this process's cluster, else the run's own if it is up, else a
+      new one of the same size, which is ``detached`` if it is to outlive this process. Its dead tasks are
+      restarted
+    - ``make_view``: returns the view that shows the new run; None for no view
+    - ``report``: receives the lines about a cluster that starts
+
+    The caller follows the new run, which is in the background. Raises NotFoundError for an unknown id,
+    FailedPreconditionError if the run is under way, has finished, has no state, or its body was not recorded.
+    """
+    record, _ = resumable_run(run_id)
+    if record.status == "finished":
+        raise FailedPreconditionError(
+            f"run {run_id} has finished: there is nothing to resume. To train on, run its cell with "
+            f"%%distribute --resume {run_id} and more epochs"
+        )
+    recorded = read_body(run_folder(run_id))
+    cluster = cluster or cluster_for(record, report, detached)
+    if cluster.dead():
+        cluster.restart(report=report)
+    return start_run(
+        recorded.body, options_for(record, cluster), cluster=cluster, make_view=make_view, report=report,
+        given=recorded.given, first_line=recorded.first_line,
+    )  # fmt: skip
+
+
+def options_for(record: RunFile, cluster: Cluster) -> Options:
+    """Return the options of a run for its continuation on a cluster, which may have other tasks."""
+    options = replace(options_of(record), resume=record.id, seed=record.seed, background=True)
+    if options.on is not None:
+        job, wanted = parse_on(options.on)
+        there = {info.index for info in cluster.tasks if info.job == job}
+        if wanted is not None and not there.issuperset(wanted):
+            options = replace(options, on=job)
+    return options
+
+
+def cluster_for(record: RunFile, report: Callable[[str], object] = print, detached: bool = False) -> Cluster:
+    """Return a cluster to continue a run on: this process's, the run's own, or a new one of the same size."""
+    with suppress(NotFoundError):
+        current = Cluster.current()
+        ended = current.controller_died()
+        if not ended and len(current.dead()) < len(current.tasks):
+            return current
+        report(f"cluster {current.id} has ended: {ended or 'all of its tasks have died'}")
+        current.stop()
+    members = members_of(record)
+    name, known = record.cluster.get("id"), {info.incarnation for info in members}
+    if name in living():
+        with suppress(NbdistError):  # it runs other versions, or ends at this moment
+            found = Cluster.attach(str(name))
+            if any(info.incarnation in known for info in found.tasks):
+                return found
+            found.close()
+    left = None if detached else adopt(None, report)
+    if left is not None:
+        return left
+    workers = sum(info.job == "worker" for info in members) or 1
+    servers = sum(info.job == "ps" for info in members)
+    report(f"starting a cluster like that of run {record.id}, with {workers} workers and {servers} ps")
+    return start_cluster(workers=workers, ps=servers, detached=detached, report=report)
+
+
+def resumed(run: Run) -> Run:
+    """Start a run that has ended again, without a view, and follow it from a separate thread."""
+    started = resume_run(run.id)
+    started.follow_on_thread()
+    return started

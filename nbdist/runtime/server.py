@@ -52,8 +52,7 @@ class Server:
       ones, and then only clients with ``server.keys`` can connect
     - ``host``: the address of the network interface to listen on; by default only this host can connect
     - ``devices``: the devices on which sessions compute here: "CPU:0", and "GPU:0" and so on for GPUs of this
-      process (CUDA_VISIBLE_DEVICES selects them). CuPy is loaded when a session first uses one. TPUs are not
-      listed: a session that names one has the task look for those that JAX has
+      process (CUDA_VISIBLE_DEVICES selects them). CuPy is loaded when a session first uses one
     - ``segment_prefix``: the beginning of the names of shared memory files; None for one of this process,
       after removing files of processes that have died
 

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, NoTaskError
+from nbdist.json_values import mapping, text, whole
 from nbdist.runtime.server import Server
 from nbdist.runtime.spec import ClusterSpec
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
+
+LONGEST = 200  # characters of a text in a file
+MOST_PID = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,25 @@ class TaskInfo:
     def from_dict(cls, entries: dict[str, Any]) -> TaskInfo:
         """Return what `to_dict` described."""
         return cls(**entries)
+
+    @classmethod
+    def parse(cls, entries: object) -> TaskInfo | None:
+        """Return the task in a file of any version; None without a job, an index and a rank. Never raises.
+
+        >>> TaskInfo.parse({"job": "worker", "index": 1, "rank": 1, "colour": "blue"}).name
+        '/job:worker/task:1'
+        """
+        found = mapping(entries)
+        job, index, rank = (
+            text(found.get("job"), LONGEST),
+            whole(found.get("index")),
+            whole(found.get("rank")),
+        )
+        if not job or index is None or rank is None:
+            return None
+        host, address, device = (text(found.get(name), LONGEST) for name in ("host", "address", "device"))
+        pid, incarnation = whole(found.get("pid"), MOST_PID) or 0, whole(found.get("incarnation")) or 0
+        return cls(job, index, rank, host, pid, address, device, incarnation)
 
 
 __all__ = ["Roster", "Task", "TaskInfo", "acting_as", "current", "host_identity", "set_current"]

@@ -43,7 +43,8 @@ from nbdist.sweep.events import (
 )
 from nbdist.sweep.parameters import plain, whole
 from nbdist.sweep.parse import as_space
-from nbdist.sweep.samplers import Sampler, make_sampler, trial_seed
+from nbdist.sweep.sampler import Sampler, trial_seed
+from nbdist.sweep.samplers import make_sampler
 from nbdist.sweep.space import Parameters, Space
 from nbdist.sweep.start import MOST_TRIALS, check_per_trial
 from nbdist.sweep.state import Ledger, Trial

@@ -168,9 +168,10 @@ class EventLog:
         try:
             self.sync()
         finally:
-            os.close(self._descriptor)
+            # Before it is closed: its number may be another file's then.
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
             os.close(self._lock)
-            self._descriptor = -1
 
     def _write(self, data: bytes) -> None:
         if self._descriptor < 0:

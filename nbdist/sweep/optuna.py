@@ -29,7 +29,7 @@ from nbdist.sweep.parameters import (
     literal,
     same_key,
 )
-from nbdist.sweep.samplers import Ask, History, Sampler, Tell, trial_seed
+from nbdist.sweep.sampler import Ask, History, Sampler, Tell, trial_seed
 from nbdist.sweep.space import Parameters, Space
 from nbdist.sweep.state import Ledger, Trial
 

@@ -33,7 +33,8 @@ from nbdist.sweep.events import (
 )
 from nbdist.sweep.parameters import is_number
 from nbdist.sweep.pruners import make_pruner
-from nbdist.sweep.samplers import Sampler, make_sampler, trial_seed
+from nbdist.sweep.sampler import Sampler, trial_seed
+from nbdist.sweep.samplers import make_sampler
 from nbdist.sweep.state import Ledger, Trial
 
 RETRIES = 1
@@ -108,9 +109,10 @@ class Scheduler:
     ) -> Ended | None:
         """Return how a trial ended, from what its engines say; None if that attempt is no longer theirs.
 
-        ``values`` are its last metrics; entries that are not numbers are left out. A trial that was ordered
-        to stop ends with the state of that order. A finished trial without its metric, or with one that is
-        not a number, has failed: the error gives the reason.
+        ``values`` are its last metrics; entries that are not numbers are left out. A text in place of the
+        sweep's metric says what it is. A trial that was ordered to stop ends with the state of that order. A
+        finished trial without its metric, or with one that is not a number, has failed: the error gives the
+        reason.
         """
         trial = self.ledger.trials.get(number)
         if trial is None or trial.state != "running" or trial.attempt != attempt:
@@ -123,7 +125,8 @@ class Scheduler:
         if state == "finished" and value is None:
             there = f"; it reported {', '.join(found)}" if found else ""
             state, error = "failed", f"the trial never reported {metric!r}{there}: report it, or name another"
-            error = f"{metric!r} is {wrong[metric]!r:.80}, and no number" if metric in wrong else error
+            if metric in wrong:
+                error = f"{metric!r} is {wrong[metric]}, and not one number: report one, such as a mean"
         elif state == "finished" and value is not None and math.isnan(value):
             state, error = "failed", f"{metric!r} is not a number at the end (NaN): the training diverged"
         return Ended(now, number, attempt, state, value, found, error[-LONGEST_ERROR:])

@@ -38,7 +38,7 @@ from nbdist.sweep.events import (
     Stopped,
 )
 from nbdist.sweep.reports import Curve, Reports
-from nbdist.sweep.samplers import Ask, Tell
+from nbdist.sweep.sampler import Ask, Tell
 from nbdist.sweep.space import Parameters
 
 PROMOTION_ENDS = {"failed": "failed", "stopped": "was stopped", "pruned": "was stopped"}
@@ -426,7 +426,8 @@ class Trial:
     def __init__(
         self, number: int, parameters: Parameters, seed: int, asked_at: float, parent: int | None = None
     ) -> None:
-        self.number, self.parameters, self.seed, self.parent = number, parameters, seed, parent
+        self.number, self.seed, self.parent = number, seed, parent
+        self.parameters: dict[str, Any] = parameters
         self.drawn, self.asked_at = parameters, asked_at
         self.sampled = parent is None
         self.started_at: float | None = None

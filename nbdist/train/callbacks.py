@@ -160,13 +160,18 @@ class History:
         if recorder is not None:
             add, series = recorder.add, recorder.series
             add(series("loss"), step, loss)
-            add(series("step_ms"), step, seconds * 1e3)
-            if staleness is not None:
-                add(series("staleness"), step, staleness)
+            self.timed(seconds, step, staleness)
             for name, value in zip(names, values[1:]):
                 add(series(name), step, value)
         for name, value in zip(names, values[1:] if self._metrics_of is None else ()):
             sums[name] = sums.get(name, 0.0) + float(value) * examples
+
+    def timed(self, seconds: float, step: int, staleness: int | None) -> None:
+        """Record the duration of a step, and how many updates its gradient was late."""
+        if (recorder := self._steps) is not None:
+            recorder.add(recorder.series("step_ms"), step, seconds * 1e3)
+            if staleness is not None:
+                recorder.add(recorder.series("staleness"), step, staleness)
 
     def take_back(self) -> None:
         """Leave the last step out of its epoch, because it was not made."""

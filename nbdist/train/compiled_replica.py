@@ -1,13 +1,13 @@
 """`CompiledReplica`: a replica whose step is one function that XLA compiles, with the update in it.
 
     class Mine(CompiledReplica):
-        def fetch(self): ...        # copy what is on the device to the host, if it is newer
-        def upload(self): ...       # copy what the host has to the device
-        def program(self, model, shapes): ...       # the step; it clears `is_home`
+        def fetch(self): ...        # copy parameters, slots and states to the host, if they have changed
+        def upload(self): ...       # copy those of the host to the device
+        def program(self, model, shapes): ...       # the step; it clears `host_is_current`
 
 Parameters, slots and states are on the device from step to step, and the host has copies as of the last
-fetch. A push only counts. An update that is not finite is not made: the step returns the old values, and a
-number in ``gradients()``, where the training loop looks, that is not finite.
+fetch. A push only counts. The step withholds an update that is not finite: it returns the old values and, in
+``gradients()``, a number that is not finite, which the training loop checks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CompiledReplica(Replica):
     """Parameters on a device of XLA; ``values`` are copies on the host, as of the last fetch.
 
     - ``values``: the parameters' first values
-    - ``slots``: what the optimizer keeps for each of them
+    - ``slots``: the optimizer's state for each of them
     """
 
     pull_is = None
@@ -40,8 +40,8 @@ class CompiledReplica(Replica):
         optimizer.to_config()  # raises for a learning rate that only a graph computes
         self.optimizer, self.values, self.host_slots = optimizer, list(values), list(slots)
         self.flag = np.zeros(1)
-        self.is_home = True
-        """Whether the host has what the device has."""
+        self.host_is_current = True
+        """Whether the host's copies are those of the device."""
 
     @abstractmethod
     def fetch(self) -> None:
@@ -52,7 +52,7 @@ class CompiledReplica(Replica):
         """Copy parameters, slots and states to the device."""
 
     def pull(self) -> None:
-        """Do nothing: the step reads what is on the device."""
+        """Do nothing: the step reads the parameters on the device."""
 
     @property
     def learning_rate(self) -> float | None:
@@ -66,7 +66,7 @@ class CompiledReplica(Replica):
 
     @property
     def slots(self) -> list[dict[str, Array]]:
-        """What the optimizer keeps for each variable, on the host; `resume` brings changes to the device."""
+        """The optimizer's state of each variable, on the host; `resume` copies changes to the device."""
         self.fetch()
         return self.host_slots
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from nbdist.checkpoint.tensor_file import write_tensors
 from nbdist.data import Dataset
 from nbdist.data.meter import Meter
 from nbdist.errors import AbortedError
@@ -28,11 +29,11 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.runtime.groups import World
 from nbdist.summary import writer as summary_writer
 from nbdist.train.custom.position import LoopPosition
+from nbdist.train.options import TrainingOptions
 from nbdist.train.resume import TrainingStates
 from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 from nbdist.train.summaries import RunSummaries
-from nbdist.train.tensorfile import write_tensors
 
 SPENT = ("data", "compute", "exchange", "wait")
 INTERRUPT_SECONDS = 0.5
@@ -262,15 +263,14 @@ class Context:
     run: str = ""
     """The id of the run, if there is one."""
     device: str = "CPU:0"
+    options: TrainingOptions = field(default_factory=TrainingOptions)
+    """What the user has asked for."""
     seed: int | None = None
+    """That of the run, which draws one if the options have none."""
     quiet: bool = False
     """Whether progress is shown elsewhere, so that ``fit`` prints nothing."""
-    epochs: int | None = None
-    """The value of ``--epochs``; it overrides ``fit(epochs=...)``."""
     on_error: Callable[[BaseException], object] = lambda error: None
     """Called with an error before other replicas learn of it; it does not return if this process ends."""
-    precision: str = "float32"
-    """The value of ``--precision``: the policy of models that are compiled without one."""
     serve: Callable[[Dataset, Strategy], Dataset] | None = None
     """With ``--data service``, returns a dataset that is equal to one, with passes that data tasks make."""
     end_everywhere: Callable[[int], None] | None = None
@@ -364,7 +364,7 @@ class Context:
         It shares the control, what the user asked for, the data tasks, the states to continue from and the
         devices that were used. ``own`` are its other fields.
         """
-        names = ("control", "seed", "epochs", "precision", "states", "on_error", "devices", "serve")
+        names = ("control", "seed", "options", "states", "on_error", "devices", "serve")
         shared = {name: getattr(self, name) for name in names}
         return Context(**{**shared, "quiet": True, "is_chief": False, **own})
 

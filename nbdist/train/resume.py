@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import secrets
 import threading
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -23,15 +21,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from nbdist.checkpoint.tensor_file import TensorFile, write_tensors
 from nbdist.data import Dataset
 from nbdist.data.meter import Meter
 from nbdist.data.steps import comparable
+from nbdist.draft import draft_of
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.graph.backend import Array, to_host
-from nbdist.metrics.run_folder import sync, sync_folder
 from nbdist.optim import Optimizer
 from nbdist.train.strategy import Strategy
-from nbdist.train.tensorfile import TensorFile, write_tensors
 
 if TYPE_CHECKING:
     from nbdist.train.state_writer import StateWriter
@@ -151,6 +149,11 @@ class TrainingStates:
                 del self._candidates[0]
 
     @property
+    def values(self) -> dict[str, Any] | None:
+        """What `nbdist.train.state` had in the state that is continued, where that is of no loop."""
+        return None if self._chosen is None or self._chosen.loop is not None else self._chosen.values
+
+    @property
     def newest(self) -> Path | None:
         """The state that a later run continues, if there is one."""
         return self.write if self.written else self.read
@@ -178,27 +181,13 @@ def write_state(
     tensors |= {f"slot.{name}.{i:04d}": array for i, one in enumerate(slots) for name, array in one.items()}
     tensors = {name: np.asarray(to_host(array), order="C") for name, array in tensors.items()}
     texts = {MODEL: json.dumps(model), STATE: json.dumps(state.to_config())}
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
-    try:
-        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    with draft_of(path, private=True, durable=durable) as draft:
         write_tensors(draft, tensors, {**texts, CHECK: str(checksum(texts, tensors))})
-        if durable:
-            sync(draft, os.O_RDONLY)
-        os.replace(draft, path)
-        if durable:
-            sync_folder(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def read_state(path: Path) -> State:
-    """Return what a file says of the training it is of."""
-    return _read(path, with_arrays=False)[0]
 
 
 def read_saved(path: Path) -> SavedState:
     """Return a state with its arrays, checked; NotFoundError or DataLossError if it is not whole."""
-    state, texts, tensors = _read(path, with_arrays=True)
+    state, texts, tensors = _read(path)
     arrays = [array for name, array in sorted(tensors.items()) if name.isdigit()]
     slots: dict[int, dict[str, Array]] = {}
     for name, array in tensors.items():
@@ -218,7 +207,7 @@ def checksum(texts: Mapping[str, str], tensors: Mapping[str, Array]) -> int:
     return found
 
 
-def _read(path: Path, with_arrays: bool) -> tuple[State, dict[str, str], dict[str, Array]]:
+def _read(path: Path) -> tuple[State, dict[str, str], dict[str, Array]]:
     if not path.is_file():
         raise NotFoundError(f"no state of a training at {str(path)!r}: give the file that one has left")
     try:
@@ -226,8 +215,8 @@ def _read(path: Path, with_arrays: bool) -> tuple[State, dict[str, str], dict[st
             texts = file.texts
             if STATE not in texts:
                 raise ValueError("it says nothing of a training")
-            tensors = {name: file.read(name) for name in (file.shapes if with_arrays else ())}
-        if with_arrays and int(texts[CHECK]) != checksum(texts, tensors):
+            tensors = {name: file.read(name) for name in file.shapes}
+        if int(texts[CHECK]) != checksum(texts, tensors):
             raise ValueError("its checksum is wrong")
         return State.from_config(json.loads(texts[STATE])), texts, tensors
     except DataLossError as error:
@@ -277,6 +266,8 @@ class State:
     """In mixed precision: the scale of the loss, and how many finite steps in a row it has had."""
     loop: dict[str, Any] | None = None
     """Of loops of one's own: their variables and their position; see `nbdist.train.custom.resume`."""
+    values: dict[str, Any] | None = None
+    """Of a training with a place of its own: what `nbdist.train.state` keeps, by number."""
 
     def to_config(self) -> dict[str, Any]:
         """Return plain values, for :meth:`from_config`."""
@@ -396,23 +387,31 @@ class EpochBatches:
         reuse_buffers: bool = True,
     ) -> None:
         self._reuse = reuse_buffers
-        self._strategy, self._dataset, self._steps, self._check = strategy, dataset, steps, check
+        self._strategy, self.dataset, self._steps, self._check = strategy, dataset, steps, check
         self._meter = meter
         if cursor.opened is not None:
             dataset.reopen(cursor.opened)
         self._opened, self._epoch, self._batches = dataset.opened, cursor.epoch, cursor.batches
         self._within = False
-        self._endless = strategy.batches(dataset, meter, reuse_buffers) if dataset.endless else None
+        endless = dataset.endless and steps is not None  # else each pass is one of its own
+        self._endless = strategy.batches(dataset, meter, reuse_buffers) if endless else None
         self._current = self._endless
         self._over = cursor.batches
         if self._endless is not None:
             self._over += cursor.epoch * (steps or 0)
 
+    def change_dataset(self, dataset: Dataset) -> None:
+        """Make the next passes through another dataset, in the orders that follow those so far."""
+        if self._endless is None:
+            if len(dataset.opened) == len(self.dataset.opened):
+                dataset.reopen(self.dataset.opened)
+            self.dataset = dataset
+
     @property
     def cursor(self) -> DataCursor:
         """The position of the training between two epochs, or after the last step."""
         begun = self._within or self._endless is not None
-        return DataCursor(self._epoch, self._batches, self._opened if begun else self._dataset.opened)
+        return DataCursor(self._epoch, self._batches, self._opened if begun else self.dataset.opened)
 
     def cursor_within(self, steps: int) -> DataCursor:
         """Return the position in the epoch under way, after so many of its steps in this process."""
@@ -429,21 +428,21 @@ class EpochBatches:
             self._epoch, self._batches = divmod(self._over, self._steps or self._over + 1)
             return
         steps += self._batches
-        if per_epoch is not None and not any(step[0] == "repeat" for step in self._dataset.steps):
+        if per_epoch is not None and not any(step[0] == "repeat" for step in self.dataset.steps):
             epochs, self._batches = divmod(steps, per_epoch)
             self._epoch += epochs
-            self._dataset.reopen(tuple(count + epochs for count in self._dataset.opened))
+            self.dataset.reopen(tuple(count + epochs for count in self.dataset.opened))
             self._over = self._batches
             return
         while steps:
-            opened = self._dataset.opened
-            batches = itertools.islice(self._strategy.batches(self._dataset), self._steps)
+            opened = self.dataset.opened
+            batches = itertools.islice(self._strategy.batches(self.dataset), self._steps)
             passed = 0
             for _ in itertools.islice(batches, steps):
                 self._check()
                 passed += 1
             if passed == steps and next(batches, None) is not None:
-                self._dataset.reopen(opened)
+                self.dataset.reopen(opened)
                 self._batches = self._over = passed
                 return
             if not passed:
@@ -452,15 +451,15 @@ class EpochBatches:
 
     def _per_epoch(self) -> int | None:
         """Return the number of batches of an epoch, None if only a pass tells."""
-        count = self._dataset.cardinality()
+        count = self.dataset.cardinality()
         return count if self._steps is None or count is None else min(count, self._steps)
 
     def next_epoch(self) -> Iterator[Batch]:
         """Return the batches of the next epoch that are still to come."""
         batches = self._endless
         if batches is None:
-            self._opened = self._dataset.opened
-            batches = self._strategy.batches(self._dataset, self._meter, self._reuse)
+            self._opened = self.dataset.opened
+            batches = self._strategy.batches(self.dataset, self._meter, self._reuse)
             self.close()
             self._current = batches
         for number in range(self._over):  # skipped, so that the batches after them are those that followed

@@ -3,8 +3,8 @@
 resume = ResumeAdapter(context, model, optimizer, config)       # without context.states it does nothing
 dataset, cursor = resume.begin(dataset, steps_per_epoch)        # the model has its weights
 resume.resume(replica, history, epochs)                         # slots, history and progress are restored
-save = resume.saver(replica, history, batches)                  # None without --checkpoint-every
-save(steps)                                                     # between two steps: saves it if it is time
+save = resume.saver(replica, history, cursor)                   # None without --checkpoint-every
+save()                                                          # between two steps: saves it if it is time
 resume.end(replica, history, cursor)
 """
 
@@ -29,7 +29,6 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Context
 from nbdist.train.resume import (
     DataCursor,
-    EpochBatches,
     SavedState,
     State,
     made_of,
@@ -64,7 +63,8 @@ class ResumeAdapter:
         self._found: SavedState | None = None
         self._seed = None if context.seed is None else context.seed + context.trainings - 1
         self._given_rate = optimizer.learning_rate
-        self._epochs, self._stopped_before = 0, context.control.stop_requested
+        self._epochs: int | None = 0
+        self._stopped_before = context.control.stop_requested
         self._replicas = 1, 1
         self._place = DataCursor()
         self.loss_scale: Callable[[], list[float] | None] = lambda: None
@@ -72,6 +72,8 @@ class ResumeAdapter:
         self.updates_before = 0
         """The run's updates before this training, which the training loop sets: not the run's count less the
         replica's, since servers acknowledge updates between the two."""
+        self.rate: float | None = None
+        """The learning rate at which the training continues, if it is the saved one."""
         self._before: list[int] | None = None  # steps of each replica in earlier runs, if they step apart
 
     def begin(self, dataset: Dataset, steps: int | None) -> tuple[Dataset, DataCursor]:
@@ -103,6 +105,19 @@ class ResumeAdapter:
         self._began = context.progress.step
         return context.served(strategy.dataset(dataset, self._seed)), cursor
 
+    def again(self, dataset: Dataset) -> Dataset:
+        """Return the dataset of a further pass in this training's order.
+
+        Where the place in the data is saved, passes go through data that came about alike. Raises
+        InvalidArgumentError for other data.
+        """
+        strategy = self._context.strategy
+        if self._context.states is not None:
+            part = dataset if dataset.policy is None else strategy.dataset(dataset, None)
+            own = part if part.apart else dataset
+            require_same("the first pass of this loop", _plain(made_of(self._data)), _plain(made_of(own)))
+        return self._context.served(strategy.dataset(dataset, self._seed))
+
     def _take(self, found: SavedState) -> DataCursor:
         """Check what is found, and give it to the model."""
         state, context, strategy = found.state, self._context, self._context.strategy
@@ -123,6 +138,8 @@ class ResumeAdapter:
             np.copyto(array, kept)
         self._model.draw_from(state.origin)
         self._seed, context.progress.step = state.seed, state.began
+        if state.values and not context.loop.has_values:  # made in a training before
+            context.loop.restore_values(state.values)
         strategy.restored = RestoredState(found.slots, state.updates)
         self._optimizer.learning_rate = self._rate_of(state)
         self._place = state.place if state.steps is None else self._place_of_replica(state, state.steps)
@@ -147,8 +164,11 @@ class ResumeAdapter:
             per_epoch = min(filter(None, (per_epoch, self._steps)), default=None)
         return place_after(self._steps_before(strategy.replica_index), state, per_epoch, data.endless)
 
-    def resume(self, replica: Replica, history: History, epochs: int) -> None:
-        """Put the replica, the history and what counts progress where they were."""
+    def resume(self, replica: Replica, history: History, epochs: int | None) -> None:
+        """Put the replica, the history and what counts progress where they were.
+
+        ``epochs`` is None for a loop of one's own, whose length nothing knows.
+        """
         found, self._found, self._epochs = self._found, None, epochs
         if found is None:
             return
@@ -158,6 +178,7 @@ class ResumeAdapter:
             replica.restore_slots(found.slots)
         as_given, rate = self._given_rate == state.given_rate, self._rate_of(state)
         replica.resume(state.updates, rate, found.mark)
+        self.rate = rate if as_given else None
         self._restore_scale(state)
         index = 0 if self._before is None else context.strategy.replica_index
         step = state.step if self._before is None else state.began + self._steps_before(index)
@@ -167,7 +188,7 @@ class ResumeAdapter:
         progress.step, progress.examples, progress.skipped = step, state.examples, state.skipped
         progress.resumed = [step, state.examples]
         progress.global_step = state.updates_before + state.updates
-        over = self._place.epoch >= epochs
+        over = epochs is not None and self._place.epoch >= epochs
         if over:
             progress.total = step
         if context.states is not None:
@@ -221,6 +242,8 @@ class ResumeAdapter:
         self._model.draw_from(state.origin)
         self._restore_scale(state)
         self._seed, self._began = state.seed, state.began
+        if state.values:
+            self._context.loop.restore_values(state.values)
         history.resume(state.history)
         progress.step, progress.skipped = state.step, 0
         progress.global_step = state.updates_before + state.updates
@@ -232,12 +255,12 @@ class ResumeAdapter:
         return [array for array in arrays if not any(array is value for value in values)]
 
     def saver(
-        self, replica: Replica, history: History, batches: EpochBatches
-    ) -> Callable[[int], float] | None:
+        self, replica: Replica, history: History, cursor: Callable[[], DataCursor]
+    ) -> Callable[[], float] | None:
         """Return what saves the state between two steps, once it is time; None if nothing does.
 
-        It takes the number of steps that this epoch has had in this process, and returns the seconds that it
-        took. It raises StepStopped if the last step cannot be made, because others have stopped before it.
+        ``cursor`` returns the place of the next step in the data. What is returned returns the seconds that
+        it took, and raises StepStopped if the last step is never made, because others have stopped before it.
         """
         states = self._context.states
         if states is None or states.writer is None or not self.leaves:
@@ -246,13 +269,13 @@ class ResumeAdapter:
         progress = self._context.progress
         writer.begin(progress.step)
 
-        def save(steps: int) -> float:
+        def save() -> float:
             if not self._context.is_chief or not writer.is_due(progress.step):  # another may become the chief
                 return 0.0
             if not replica.ask_state():
                 return 0.0
             began = time.perf_counter()
-            self._write(writer, replica, history, batches.cursor_within(steps))
+            self._write(writer, replica, history, cursor())
             if self._context.step_log is not None:
                 self._context.step_log.note("compute", "state", began, time.perf_counter())
             return time.perf_counter() - began
@@ -276,9 +299,10 @@ class ResumeAdapter:
         if states is None or not self._context.is_chief:
             return
         # Not by a callback, so that later trainings of the run do not begin where this one was to end.
-        states.cut = (
-            states.cut or self._stopped_before or (cursor.epoch < self._epochs and not history.stop_training)
+        cut_short = (
+            self._context.control.stop_requested if self._epochs is None else cursor.epoch < self._epochs
         )
+        states.cut = states.cut or self._stopped_before or (cut_short and not history.stop_training)
         if not leaves:
             return
         if states.writer is not None:
@@ -348,6 +372,7 @@ class ResumeAdapter:
             made_with=made_with,
             steps=None if found.steps is None else self._all_steps(found.steps),
             loss_scale=loss_scale,
+            values=self._context.loop.values_config() or None,
         )
 
     def _all_steps(self, steps: Sequence[int]) -> list[int]:
@@ -371,5 +396,10 @@ class ResumeAdapter:
             "replicas": self._context.strategy.num_replicas_in_sync,
             "family": self._context.strategy.family,
         }
-        plain: dict[str, Any] = json.loads(json.dumps(made))
-        return plain
+        return _plain(made)
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """Return plain values as a file gives them back."""
+    plain: dict[str, Any] = json.loads(json.dumps(config))
+    return plain

@@ -35,7 +35,7 @@ import numpy as np
 
 from nbdist.checkpoint.folder import DRAFT, Folder, drafts_in_progress, open_folder, split_path
 from nbdist.checkpoint.index import MOST_PARTS, SUFFIX, Index, StoredSlice, StoredTensor, dtype_of, overlaps
-from nbdist.checkpoint.shard import ShardReader, dtype_name, write_shard
+from nbdist.checkpoint.shard import ShardReader, write_shard
 from nbdist.checkpoint.state import (
     LATEST_FILENAME,
     CheckpointState,
@@ -45,6 +45,7 @@ from nbdist.checkpoint.state import (
     read_state,
     series_of,
 )
+from nbdist.checkpoint.tensor_file import dtype_name
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,

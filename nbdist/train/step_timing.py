@@ -4,7 +4,7 @@ account = StepAccount(context.progress, context.step_log)
 account.start()
 for batch in batches:
     ...                                                    # pull, compute, push
-    account.add(step, begun, waited, pulled, computed, late, pushed)
+    account.add(step)
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from nbdist.metrics.ring_log import RingLog, Row
 from nbdist.metrics.timeline import BY_EVENTS, Span
 from nbdist.train.strategy import Replica
+
+if TYPE_CHECKING:
+    from nbdist.train.step import Step
 
 Part: TypeAlias = tuple[str, str, float, float]
 """A part of a step: its kind, one of `nbdist.metrics.timeline.KINDS`, its name, and its begin and end."""
@@ -49,26 +52,16 @@ class StepAccount:
         """Exclude a time between two steps, such as a pause."""
         self.ended += seconds
 
-    def add(
-        self,
-        step: int,
-        begun: float,
-        waited: float,
-        pulled: float,
-        computed: float,
-        late: float,
-        pushed: float,
-        paused: float = 0.0,
-    ) -> float:
-        """Add a step; return for how many seconds of it the replica waited for others, which were paused.
+    def add(self, step: Step, paused: float = 0.0) -> float:
+        """Add a step that was pushed; return for how many seconds it waited for others, which were paused.
 
-        ``begun``, ``pulled``, ``computed`` and ``pushed`` are times of time.perf_counter; ``waited`` and
-        ``late`` are the seconds that the pull and the push waited for other replicas, and ``paused`` those
-        for which the run was paused during the step.
+        ``paused`` are the seconds for which the run was paused during the step.
         """
+        begun, waited, pulled = step.begun, step.waited, step.pulled
+        computed, pushed = step.computed, step.pushed
         data = max(0.0, begun - self.ended)
         self.ended = pushed
-        late = min(late, pushed - computed)
+        late = min(step.late, pushed - computed)
         rest = min(paused, waited + late)
         spent = self._spent
         spent["data"] += data
@@ -76,7 +69,7 @@ class StepAccount:
         spent["exchange"] += pulled - begun - waited + pushed - computed - late
         spent["wait"] += waited + late - rest
         if self._record is not None:
-            row = (step, data, begun, waited, pulled, computed, late, pushed)
+            row = (step.number, data, begun, waited, pulled, computed, late, pushed)
             if self._events is None:
                 self._record(row)
             else:

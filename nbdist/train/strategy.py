@@ -178,8 +178,8 @@ class Replica(ABC):
     """What the others were at when this new process joined their training; None if it began with them."""
     saved: Callable[[], RestoredState | None] | None = None
     """Returns the optimizer's slots in the newest state that the run has saved; the training loop sets it."""
-    changes = False
-    """Whether the replicas change before the next step, as they have agreed: new processes wait, say."""
+    regroups_next = False
+    """Whether all have agreed to form the group anew before the next step: some wait to join, or leave."""
     stale = False
     """Whether :meth:`renew` is due before the next step, because others were admitted."""
     left_out: int | None = None
@@ -766,12 +766,16 @@ class Trainable(ABC):
     fixed: Sequence[Array] = ()
     """Arrays that no step changes, such as weights of frozen layers; all replicas begin with the chief's."""
     weighs = False
-    """Whether a step weighs its share by what the loss counts; the loop sets it: `Replica.adds_measures`."""
+    """Whether a step weighs its share by what the loss counts: `Replica.adds_measures`."""
     counted: float | None = None
     """What the loss of the program's last call counts (`Measures.part`); None if that is its examples.
 
     A step that ``weighs`` multiplies loss and gradients by it, in place of the examples.
     """
+
+    def attach(self, replica: Replica) -> None:
+        """Begin to be trained by a replica, in its thread; its first share may have no example."""
+        self.weighs = replica.adds_measures
 
     @property
     def measured_count(self) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nbdist.distribute.registry import STRATEGIES, default_strategy, training_spec
-from nbdist.distribute.spec import TrainingSpec
+from nbdist.distribute.registry import STRATEGIES, default_strategy
 from nbdist.run.delivery import Given, Pushed
+from nbdist.run.options import Options
 from nbdist.run.task.body import RunSpec
 from nbdist.sweep.parameters import plain
 
@@ -33,13 +33,11 @@ class SweepSpec:
     sweep: str
     folder: str
     metric: str
-    training: TrainingSpec = field(default_factory=lambda: training_spec(default_strategy(), {}))
+    options: Options = field(default_factory=lambda: Options(strategy=default_strategy()))
     pushed: Given | Pushed = field(default_factory=Given)
     """Pushed values for the trials; sent once to each engine."""
     first_line: int = 1
     """The number of a text's first line in its cell."""
-    framework: str | None = None
-    """The framework whose own distribution the trials use."""
     autoreload: tuple[str, ...] = ()
     """Which modules are reloaded before a trial if they were edited, as for the body of a run."""
 
@@ -103,10 +101,10 @@ def strategy_for(sweep: SweepSpec, trial: TrialSpec) -> str:
     >>> strategy_for(SweepSpec("s", "/s", "loss"), TrialSpec(0, 1, (0, 1), {}, 7))
     'multi_worker'
     """
-    if sweep.framework is not None:
-        return sweep.training.strategy
-    together = len(trial.ranks) > 1 and not STRATEGIES[sweep.training.strategy].for_trials
-    return default_strategy(together=True) if together else sweep.training.strategy
+    options = sweep.options
+    strategy = options.strategy or default_strategy()
+    together = len(trial.ranks) > 1 and options.framework is None and not STRATEGIES[strategy].for_trials
+    return default_strategy(together=True) if together else strategy
 
 
 def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
@@ -115,17 +113,11 @@ def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
         run=run_name(sweep.sweep, trial.number, trial.attempt),
         folder=str(trial_folder(Path(sweep.folder), trial.number)),
         ranks=trial.ranks,
-        training=replace(
-            sweep.training,
-            strategy=strategy_for(sweep, trial),
-            synchronous=len(trial.ranks) > 1 and sweep.framework is None,
-            seed=trial.seed,
-            epochs=trial.epochs,
-        ),
+        options=replace(sweep.options, seed=trial.seed, epochs=trial.epochs),
+        strategy=strategy_for(sweep, trial),
         timeline=False,
         names=trial.parameters,
         pushed=sweep.pushed,
         first_line=sweep.first_line,
-        framework=sweep.framework,
         autoreload=sweep.autoreload,
     )

@@ -16,17 +16,17 @@ from typing import Any
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import living, this_process
-from nbdist.distribute.registry import default_strategy, training_spec, trial_strategies
+from nbdist.distribute.registry import default_strategy, trial_strategies
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NbdistError,
     NotFoundError,
     ResourceExhaustedError,
+    choices,
 )
-from nbdist.frameworks.environment import FRAMEWORKS
 from nbdist.run.delivery import Given
-from nbdist.run.options import choose, select
+from nbdist.run.options import Options, select
 from nbdist.run.start import any_cluster, check_given, prepare
 from nbdist.run.task.body import check_source
 from nbdist.run.task.edited_modules import autoreloaded
@@ -47,7 +47,6 @@ from nbdist.trials.store import (
     write_about,
 )
 from nbdist.trials.sweep import Sweep
-from nbdist.wire.collective.registry import KINDS
 
 _sweeps: weakref.WeakSet[Sweep] = weakref.WeakSet()
 
@@ -86,9 +85,9 @@ def start_sweep(
     check_given(trial, Given(dict(push or {})), True, first_line)
     searched = as_space(space)
     check_names(trial, searched)
-    if strategy is not None:
-        choose("--strategy", strategy, trial_strategies())
-    choose("--collective", collective, KINDS)
+    if strategy not in (None, *trial_strategies()):
+        raise InvalidArgumentError(f"no --strategy {strategy!r}; {choices(strategy, trial_strategies())}")
+    options = Options(strategy=strategy, collective=collective, framework=framework)
     check_framework(framework, strategy, collective)
     opened = open_sweep(  # before a cluster is brought up for it
         searched,
@@ -111,7 +110,6 @@ def start_sweep(
     win(cluster, ranks)
     folder = new_sweep_folder(name)
     try:
-        settings = {} if collective == "auto" else {"collective": collective}
         about = {
             "name": name,
             "cluster": cluster.id,
@@ -120,7 +118,7 @@ def start_sweep(
             "everyone": on is None,
             "strategy": strategy or default_strategy(together=per_trial > 1 and framework is None),
             "framework": framework,
-            "settings": settings,
+            "settings": options.settings(),
             "function": not isinstance(trial, str),
             "push": list(push or ()),
             "first_line": first_line,
@@ -152,17 +150,16 @@ def start_sweep(
 def sweep_spec(folder: Path, about: Mapping[str, Any], metric: str) -> SweepSpec:
     """Return the part of a sweep's description that engines receive, from the file beside its log."""
     return SweepSpec(
-        folder.name, str(folder), metric, training_spec(about["strategy"], about["settings"]),
-        first_line=int(about.get("first_line", 1)), framework=about.get("framework"),
-        autoreload=tuple(about.get("autoreload", ())),
+        folder.name, str(folder), metric,
+        Options(strategy=about["strategy"], framework=about.get("framework"), **about["settings"]),
+        first_line=int(about.get("first_line", 1)), autoreload=tuple(about.get("autoreload", ())),
     )  # fmt: skip
 
 
 def check_framework(framework: str | None, strategy: str | None, collective: str) -> None:
-    """Raise `InvalidArgumentError` for an unknown framework, or for options of nbdist's models beside it."""
+    """Raise `InvalidArgumentError` for options of nbdist's models beside a framework."""
     if framework is None:
         return
-    choose("--framework", framework, tuple(FRAMEWORKS))
     given = {"--strategy": strategy, "--collective": None if collective == "auto" else collective}
     for flag, value in given.items():
         if value is not None:
@@ -253,14 +250,22 @@ def attach_sweep(
     Trials that engines still run are adopted, others are retried, and none runs twice. If its cluster has
     ended, it continues on another. ``trial`` is the function, where the trial
     was one, and ``push`` are the values that its trials use of the notebook, where some were pushed. Raises
-    FailedPreconditionError while another process drives it, or if it has work left and lacks one of these.
+    FailedPreconditionError while another process drives it, if it has work left and lacks one of these, or if
+    this process runs its trials and is given one; InvalidArgumentError for a ``trial`` where it was a cell.
     """
     folder = sweep_folder(sweep)
     about = read_about(folder)
     if trial is not None:
         check_trial(trial)
+        if not about["function"]:
+            raise InvalidArgumentError(
+                f"the trial of sweep {sweep} is a cell, which its log has: attach without trial="
+            )
+    push = pushed_again(sweep, push, about.get("push", ()))
     if (mine := held(sweep)) is not None:
         if mine.driven or mine.error is None:
+            mine.continue_with(trial, push)
+            say_if_other(trial, mine.ledger, sweep, report)
             return mine
         mine.leave()
     log = EventLog.reopen(folder / LOG)
@@ -269,8 +274,7 @@ def attach_sweep(
         if complaint := log.found.complaint():
             report(f"{folder / LOG}: {complaint}")
         body: Any = trial if about["function"] else ledger.created.body
-        if about["function"] and trial is not None and source_of(trial) != ledger.created.body:
-            report(f"the function is not what sweep {sweep} began with: trials from here on run this one")
+        say_if_other(trial, ledger, sweep, report)
         record = Record(folder, log, ledger, cluster or its_cluster(about["cluster"]))
         if record.has_work:
             with suppress(OSError):  # it only names the owner, for readers
@@ -282,7 +286,7 @@ def attach_sweep(
         ranks = None if everyone else list(about["ranks"])
         found = Sweep(
             record, sweep_spec(folder, about, ledger.created.metric), body, ranks, about["name"],
-            taken_over=True, everyone=everyone, push=pushed_again(sweep, push, about.get("push", ())),
+            taken_over=True, everyone=everyone, push=push,
             pushes=about.get("push", ()),
         )  # fmt: skip
         found.engine_names = engine_names_in(about)
@@ -292,6 +296,14 @@ def attach_sweep(
         raise
     keep(found)
     return found
+
+
+def say_if_other(
+    trial: Callable[..., Any] | None, ledger: Ledger, sweep: str, report: Callable[[str], object]
+) -> None:
+    """Report that a sweep continues with another function than the one that it began with."""
+    if trial is not None and source_of(trial) != ledger.created.body:
+        report(f"the function is not what sweep {sweep} began with: trials from here on run this one")
 
 
 def pushed_again(

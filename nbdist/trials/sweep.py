@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
-from nbdist.frameworks.torch.trial_state import has_place, read_model
-from nbdist.frameworks.torch.weights import StateDict
+from nbdist.frameworks.registry import SPECS, StateDict
 from nbdist.frameworks.trainable import weights_in
 from nbdist.metrics.table import table
 from nbdist.run.delivery import Delivery, Given, missing_name
@@ -148,6 +147,22 @@ class Sweep:
             )
         return Given(dict(self._push or {}))
 
+    def continue_with(self, trial: Callable[..., Any] | None, push: Mapping[str, Any] | None) -> None:
+        """Run later trials with this function and these pushed values; None keeps what there is.
+
+        Raises FailedPreconditionError while trials run.
+        """
+        if trial is None and push is None:
+            return
+        with self.lock:
+            if self._driver is not None:
+                raise FailedPreconditionError(
+                    f"this process runs trials of sweep {self.id} with what it has: wait for its end "
+                    f"(sweep.wait()) before you give it another; nb.attach({self.id!r}) returns it"
+                )
+            self._body = self._body if trial is None else trial
+            self._push = self._push if push is None else push
+
     @property
     def spec(self) -> SweepSpec:
         """The part of the specification that all its trials share."""
@@ -249,7 +264,8 @@ class Sweep:
         trial = self._chosen(number)
         path = self._record.checkpoint(trial.number)
         if not path.exists():
-            lacks = "made no optimizer of torch" if self.spec.framework else "called no fit()"
+            framework = self.spec.options.framework
+            lacks = f"made no optimizer of {framework}" if framework else "called no fit()"
             raise FailedPreconditionError(
                 f"trial {trial.number} has no checkpoint at {path}: its body {lacks}, or it has not ended, "
                 "or its folder is on another machine"
@@ -262,7 +278,8 @@ class Sweep:
         FailedPreconditionError also if its loop would begin anew, on the trained weights.
         """
         path = self.checkpoint(number)
-        if self.spec.framework == "torch" and not has_place(path):
+        framework = self.spec.options.framework
+        if framework and not SPECS[framework].can_promote(path):
             raise FailedPreconditionError(
                 f"trial {number} cannot be promoted: its loop is not over nb.train.epochs(...), so it would "
                 "begin anew on the trained weights and count from 1. Write `for epoch in "
@@ -283,8 +300,8 @@ class Sweep:
         from nbdist.nn import load
 
         path = self.checkpoint(number)
-        if self.spec.framework:
-            return StateDict(read_model(path))
+        if self.spec.options.framework:
+            return StateDict(SPECS[self.spec.options.framework].read_trial(path))
         weights = weights_in(path)
         return load(path) if weights is None else StateDict(weights)
 
@@ -340,8 +357,11 @@ class Sweep:
                     f"this process no longer drives sweep {self.id}; nb.attach({self.id!r}) takes it over"
                 )
             context = commands.CommandContext(self.ledger, time.time(), self._continued, self._engine_count)
-            events = row.events(context, **checked)
-            self._check_names(events)
+            try:
+                events = row.events(context, **checked)
+                self._check_names(events)
+            except NbdistError as error:  # the frames of the command's table say nothing more
+                raise error.with_traceback(None) from None
             if self._driver is None and commands.starts_trials(self.ledger, events):
                 self._driven_with()  # what cannot run is not written
             self._record.write(*events)
@@ -431,8 +451,6 @@ class Sweep:
         its body does not have such a variable.
         """
         trial = self._chosen(number)
-        if trial.over:
-            self.checkpoint(trial.number)  # raises here: a traceback through the command says nothing more
         self.command("promote", number=trial.number, epochs=epochs, per_trial=per_trial, changes=changes)
 
     # Waiting, showing.

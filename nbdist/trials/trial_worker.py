@@ -39,7 +39,7 @@ from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.progress import trained_apart
 from nbdist.run.task.agent import Agent, agent
-from nbdist.run.task.body import body_environment, end_without_gpu, filename, open_run, perform
+from nbdist.run.task.body import body_environment, filename, open_run, perform
 from nbdist.run.task.reporting import SEND_SECONDS, ActiveRun, Output
 from nbdist.run.task.signals import bodies_only, forget
 from nbdist.runtime.task import Task, current
@@ -285,12 +285,11 @@ def run_trial(
     """Run one trial and return how it ended: state, values, error."""
     spec = run_spec(sweep, trial)
     try:
-        live = open_run(spec, task, here, partial(TrialLive, sweep=sweep, trial=trial, reported=reported))
-        live.context.states = TrainingStates(
+        states = TrainingStates(
             write=Path(spec.folder) / trial.state, read=Path(trial.resume) if trial.resume else None
         )
-        live.context.ends_in_log = True
-        live.context.on_error = partial(end_without_gpu, task.name)
+        kind = partial(TrialLive, sweep=sweep, trial=trial, reported=reported)
+        live = open_run(spec, task, here, kind, states=states, ends_in_log=True)
         seed_generators(trial.seed)
         collect = lambda spec, found: {"metrics": metrics_of(found, sweep.metric)}
         with surroundings_restored(), defaults_restored(body):
@@ -299,7 +298,7 @@ def run_trial(
         return {"state": "failed", "values": {}, "error": plain(f"{type(error).__name__}: {error}")}
     finally:
         linecache.cache.pop(filename(spec.run), None)  # there may be thousands
-        if len(trial.ranks) > 1 or sweep.framework is not None:
+        if len(trial.ranks) > 1 or sweep.options.framework is not None:
             task.server.post(lambda: here.drop_groups(spec.run))
     return ending(outcome)
 
@@ -472,11 +471,11 @@ def reports(batch: Batch, metric: str) -> tuple[NDArray[np.int64], NDArray[np.fl
 MOST_METRICS = 50
 
 
-def metrics_of(found: Mapping[str, Any], metric: str) -> dict[str, float]:
+def metrics_of(found: Mapping[str, Any], metric: str) -> dict[str, float | str]:
     """Return a trial's final metrics by name, from what its body has defined, or returned as "result".
 
     A single number that a function returned is the sweep's ``metric``. Of a history the last epoch counts,
-    below what the body says itself.
+    below what the body says itself. A ``metric`` that is not one number is a text that says what it is.
 
     >>> metrics_of({"result": 0.9}, "accuracy")
     {'accuracy': 0.9}
@@ -484,6 +483,8 @@ def metrics_of(found: Mapping[str, Any], metric: str) -> dict[str, float]:
     {'accuracy': 0.9, 'loss': 0.3}
     >>> metrics_of({"accuracy": 0.8, "width": 32}, "accuracy")
     {'accuracy': 0.8}
+    >>> metrics_of({"accuracy": np.ones(3)}, "accuracy")
+    {'accuracy': 'of type ndarray and shape (3,)'}
     """
     history = next((one for one in found.values() if isinstance(one, History)), None)
     values: dict[str, Any] = {}
@@ -497,8 +498,18 @@ def metrics_of(found: Mapping[str, Any], metric: str) -> dict[str, float]:
     if is_metric(found.get(metric)):
         values[metric] = found[metric]
     numbers = {name: as_float(one) for name, one in values.items() if is_metric(one)}
-    kept = dict(list(numbers.items())[:MOST_METRICS])
-    return {**kept, metric: numbers[metric]} if metric in numbers else kept
+    kept: dict[str, float | str] = dict(list(numbers.items())[:MOST_METRICS])
+    if metric in numbers:
+        return {**kept, metric: numbers[metric]}
+    other = (result if isinstance(result, Mapping) else found).get(metric)
+    return kept if other is None else {**kept, metric: _no_number(other)}
+
+
+def _no_number(value: Any) -> str:
+    if isinstance(value, (bool, str, bytes)):
+        return plain(f"{value!r:.80}")
+    shape = getattr(value, "shape", None)
+    return f"of type {type(value).__name__}" + (f" and shape {tuple(shape)}" if shape else "")
 
 
 def is_metric(value: Any) -> bool:

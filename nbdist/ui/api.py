@@ -8,9 +8,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from inspect import cleandoc, signature
 from pathlib import Path
-from typing import Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, ParamSpec, get_type_hints
 
 from IPython.core.getipython import get_ipython
 from psutil import pid_exists
@@ -18,18 +21,19 @@ from psutil import pid_exists
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import FOLDER, clusters_folder, living, runs_on
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.frameworks.torch.weights import loaded
+from nbdist.frameworks.registry import loaded
 from nbdist.run.attach import attach_run
 from nbdist.run.delivery import Given
 from nbdist.run.follow import View
 from nbdist.run.history import is_under_way, runs
-from nbdist.run.options import Options
-from nbdist.run.resume import resume_run
+from nbdist.run.options import SETTINGS, LaunchOptions, Options
+from nbdist.run.replication import replication_of
 from nbdist.run.run import Run
-from nbdist.run.start import start_run
+from nbdist.run.start import resume_run, start_run
 from nbdist.sweep.events import Direction
 from nbdist.sweep.space import Space
 from nbdist.sweep.state import Trial
+from nbdist.train.options import rows
 from nbdist.trials.start import attach_sweep, start_sweep
 from nbdist.trials.store import driven_by_another, is_sweep, sweeps
 from nbdist.trials.sweep import Sweep
@@ -38,91 +42,91 @@ from nbdist.ui.display.sweep import SweepDisplay, follow_sweep_in_background
 from nbdist.ui.kernel import leaving
 from nbdist.ui.timeline.view import TimelineView
 
+P = ParamSpec("P")
 
-def launch(
-    body: str | Callable[..., Any],
-    *,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    push: Mapping[str, Any] | None = None,
-    strategy: str | None = None,
-    sync: bool | None = None,
-    replication: str = "between-graph",
-    data: str = "client",
-    on: str | None = None,
-    name: str | None = None,
-    seed: int | None = None,
-    live: tuple[str, ...] | bool = True,
-    background: bool = False,
-    epochs: int | None = None,
-    precision: str = "float32",
-    fetch: tuple[str, ...] = (),
-    cluster: Cluster | None = None,
-    transport: str = "auto",
-    backups: int | None = None,
-    aggregate: int | None = None,
-    staleness: int | None = None,
-    ps_replicas: int | None = None,
-    locking: bool = False,
-    collective: str = "auto",
-    min_workers: int | None = None,
-    max_restarts: int | None = None,
-    every: int | None = None,
-    alpha: float | None = None,
-    stage: int | None = None,
-    host_devices: int | None = None,
-    tensorboard: bool = False,
-    checkpoint_every: str | int | None = None,
-    resume: str | None = None,
-    framework: str | None = None,
-) -> Run:
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchArguments(LaunchOptions):
+    """The arguments of nb.launch: the options of a run, and what a line of %%distribute cannot say."""
+
+    body: str | Callable[..., Any] = field(kw_only=False)
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] | None = None
+    push: Mapping[str, Any] | None = None
+    sync: bool | None = None
+    name: str | None = None
+    live: tuple[str, ...] | bool = True
+    cluster: Cluster | None = None
+
+    def options(self) -> Options:
+        """Return the options of the run."""
+        given = {name: getattr(self, name) for name in rows(LaunchOptions)}
+        given |= {"synchronous": self.sync, "fetch": tuple(self.fetch), "push": tuple(self.push or ())}
+        return Options(
+            **given,
+            name=self.name or run_name(self.body, given),
+            live=self.live if isinstance(self.live, tuple) else None,
+            show=self.live is not False,
+        )
+
+
+def takes(
+    arguments: Callable[P, LaunchArguments],
+) -> Callable[[Callable[[LaunchArguments], Run]], Callable[P, Run]]:
+    """Give a function of a record the record's fields as its parameters, and the rows as documentation.
+
+    Type checkers and editors see the parameters as well: those with which the record is made.
+    """
+    made, types = signature(arguments), get_type_hints(LaunchArguments)
+    parameters = [one.replace(annotation=types[name]) for name, one in made.parameters.items()]
+    made = made.replace(parameters=parameters, return_annotation=Run)
+
+    def decorate(function: Callable[[LaunchArguments], Run]) -> Callable[P, Run]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Run:
+            try:
+                given = arguments(*args, **kwargs)
+            except TypeError as error:
+                said = str(error).replace(f"{LaunchArguments.__qualname__}.__init__", function.__name__)
+                raise TypeError(said) from None
+            return function(given)
+
+        call.__signature__ = made  # type: ignore[attr-defined]
+        call.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": Run}
+        call.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\n{documentation()}"
+        return call
+
+    return decorate
+
+
+def documentation() -> str:
+    """Return the explanations of the options of a run that nb.launch has as parameters."""
+    lines = ["Options, which are the flags of the magic:", ""]
+    for row in rows(LaunchOptions).values():
+        of = f" ({', '.join(SETTINGS[row.name].strategies)})" if row.name in SETTINGS else ""
+        text = f"- ``{row.name}``{of}: {row.doc or row.help}"
+        lines += wrap(text, 108, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+@takes(LaunchArguments)
+def launch(given: LaunchArguments) -> Run:
     """Run a body on the cluster's workers, show it live, and return the finished run. Same as %%distribute.
 
-    ``body`` is source text, or a function, which is called with ``args`` and ``kwargs``; its return value on
-    the chief is ``run.results["result"]``. ``push`` has values of this process by name, which the body can
-    use. Arguments, pushed values and variables of the function's closure may be arrays, frames, text,
-    numbers, lists, dicts, datasets, functions, classes and modules; arrays are read-only on the workers (see
-    docs/workers.md).
+    - ``body``: source text, or a function, which is called with ``args`` and ``kwargs``; its return value on
+      the chief is ``run.results["result"]``
+    - ``push``: values of this process by name, which the body can use. Arguments, pushed values and variables
+      of the function's closure may be arrays, frames, text, numbers, lists, dicts, datasets, functions,
+      classes and modules; arrays are read-only on the workers (see docs/workers.md)
+    - ``sync``: True and False stand for --sync and --async
+    - ``name``: the run's name in lists and views; None combines the notebook, the cell and the strategy
+    - ``live``: False shows no view, names such as ("loss",) choose the curves
+    - ``cluster``: the cluster to run on; None is the last started one
 
     Raises WorkerError with the task's own traceback if the body fails anywhere, InvalidArgumentError for a
     value that cannot be pushed, ResourceExhaustedError if shared memory is too small for the arrays. Runs in
     the client; the body runs in the tasks, or with replication "in-graph" in this process, where its ``fit``
     runs a tower on every worker.
-
-    The arguments are the flags of the magic (``%%distribute?`` explains each):
-
-    - ``strategy``: "ps", "mirrored", "multi_worker", "sharded", "central", "elastic", "tpu" or "one_device";
-      ``sync`` True or False stands for --sync and --async
-    - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``;
-      ``ps_replicas``: 1 keeps a replica of each parameter server on the next one, so that no update is lost
-      if one dies; it needs 2 ps tasks
-    - for "mirrored", "multi_worker" and "sharded": ``collective``
-    - for "mirrored", "multi_worker", "elastic" and "ps": ``min_workers``
-    - ``max_restarts``: how many tasks (workers and parameter servers) that die or freeze are replaced during
-      the run, 0 or more; None is 3
-    - for "elastic": ``every``, ``alpha``
-    - for "sharded": ``stage``, what each worker keeps a part of: 1 the optimizer's slots, 2 the sums of
-      gradients, too, 3 (in fit) parameters, too
-    - for "tpu": ``host_devices``, on how many devices of the host's CPU it computes in place of TPUs
-    - ``data``: what reads the batches: "client" (each worker its own; in-graph, this notebook), in-graph
-      "workers", or "service": the cluster's data tasks read and transform for the workers (docs/data.md)
-    - ``precision``: what models compute in that are compiled without one: "float32", "mixed_float16" (see
-      docs/gpus.md), or "mixed_bfloat16" with strategy "tpu" (docs/tpu.md)
-    - ``name``: the run's name in lists and views; None combines the notebook, the cell and the strategy
-    - ``live``: False shows no view, names such as ("loss",) choose the curves
-    - ``background``: return immediately and follow the run in the background, also in a plain script, so that
-      ``run.over`` and ``run.standing()`` advance; ``run.wait()`` and ``run.wait_until(step=...)`` wait for it
-    - ``tensorboard``: True also writes event files: ``tensorboard --logdir {run.folder}/tensorboard``
-    - ``checkpoint_every``: the chief writes the training's state into the run's folder at this interval:
-      "30s", "5m", "1h", or a number of steps such as 500; None writes none (see docs/runs.md)
-    - ``resume``: the id of a run that has ended and left a state; the body's training continues from it, on
-      any number of workers. Its seed and interval are used where none are given. Raises NotFoundError for an
-      unknown id, FailedPreconditionError if the run is under way or has left no state
-    - ``framework``: "torch" gives each task the environment that torchrun gives to a script, for
-      ``torch.distributed`` and what is built on it; "jax" does so for ``jax.distributed.initialize()``. A
-      strategy beside it is that of ``nb.frameworks.torch.fit``, which needs no framework= (see
-      docs/frameworks.md)
-    - ``cluster``: the cluster to run on; None is the last started one
 
     Examples::
 
@@ -131,59 +135,29 @@ def launch(
         run = nb.launch(body, strategy="multi_worker", min_workers=2)
         run = nb.launch(body, strategy="ps", sync=True, backups=1, seed=7)
         run.model, run.history, run.dropped
+
+    The other parameters are the options of the run; ``help(nb.launch)`` and ``%%distribute?`` explain each.
     """
-    options = Options(
-        strategy=strategy,
-        synchronous=sync,
-        replication=replication,
-        data=data,
-        on=on,
-        name=name or run_name(body, framework or strategy, sync, replication),
-        seed=seed,
-        live=live if isinstance(live, tuple) else None,
-        show=live is not False,
-        background=background,
-        epochs=epochs,
-        precision=precision,
-        fetch=tuple(fetch),
-        transport=transport,
-        backups=backups,
-        aggregate=aggregate,
-        staleness=staleness,
-        ps_replicas=ps_replicas,
-        locking=locking,
-        collective=collective,
-        min_workers=min_workers,
-        max_restarts=max_restarts,
-        every=every,
-        alpha=alpha,
-        stage=stage,
-        host_devices=host_devices,
-        tensorboard=tensorboard,
-        push=tuple(push or ()),
-        checkpoint_every=checkpoint_every,
-        resume=resume,
-        framework=framework,
-    )
-    run = start(body, options, cluster, given=Given(dict(push or {}), tuple(args), dict(kwargs or {})))
-    if not background:
+    inputs = Given(dict(given.push or {}), tuple(given.args), dict(given.kwargs or {}))
+    run = start(given.body, given.options(), given.cluster, given=inputs)
+    if not given.background:
         return run.wait()
     follow_in_background(run)
     return run
 
 
+if TYPE_CHECKING:  # mypy finds the comment unused unless it knows the parameters
+    launch("", no_such_option=1)  # type: ignore[call-arg]
+
 LONGEST_COMMENT = 60  # characters of a comment that names a run
 
 
-def run_name(
-    body: str | Callable[..., Any],
-    strategy: str | None = None,
-    synchronous: bool | None = None,
-    replication: str = "between-graph",
-) -> str:
+def run_name(body: str | Callable[..., Any], options: Mapping[str, Any]) -> str:
     """Return a name for a run of this cell or script, such as "mnist [12] ps async"; see `name_of`."""
-    kinds = {True: "sync", False: "async", None: ""}
-    words = (strategy or "", kinds[synchronous], "in-graph" if replication == "in-graph" else "")
+    how = {True: "sync", False: "async", None: ""}[options.get("synchronous")]
+    replication = replication_of(options)
+    strategy = options.get("framework") or options.get("strategy")
+    words = (strategy, how, replication.name if replication.in_client else "")
     shell = get_ipython()
     source = getattr(sys.modules.get("__main__"), "__file__", None)
     session = os.environ.get("JPY_SESSION_NAME", "") if shell is not None else source or ""
@@ -320,7 +294,7 @@ def under_way() -> list[str]:
     going = {
         run.id
         for run in runs()
-        if run.kind == "run" and run.options.get("replication") != "in-graph" and is_under_way(run)
+        if run.kind == "run" and not replication_of(run.options).in_client and is_under_way(run)
     }
     for name in living():
         folder = clusters_folder() / name
@@ -427,7 +401,7 @@ def run_sweep(
         framework=framework,
         on=on,
         seed=seed,
-        name=name or run_name(trial, sampler),
+        name=name or run_name(trial, {"strategy": sampler}),
         sampler_settings=sampler_settings,
         pruner_settings=pruner_settings,
         cluster=cluster,
@@ -502,7 +476,7 @@ def rerun(sweep: Sweep, trial: Trial) -> Run:
     """Repeat a trial as a separate run, on the same number of engines, so that sums are rounded equally."""
     together, spec = sweep.ledger.created.per_trial, sweep.spec
     trained = sweep.has_trained(trial.number)
-    own = trained and spec.framework is None  # the run has the options of models of nbdist
+    own = trained and spec.options.framework is None  # the run has the options of models of nbdist
     if {**trial.given, "epochs": None} != {**trial.drawn, "epochs": None}:
         print(
             f"trial {trial.number} was promoted; before, {trial.began_with}. This run has its present "
@@ -512,10 +486,10 @@ def rerun(sweep: Sweep, trial: Trial) -> Run:
         seed=trial.seed,
         epochs=trial.epochs if own else None,
         on=f"worker:{','.join(map(str, _workers(sweep, together)))}",
-        strategy=spec.training.strategy if own else None,
-        framework=spec.framework,
+        strategy=spec.options.strategy if own else None,
+        framework=spec.options.framework,
         name=f"{sweep.name}-{trial.number}",
-        collective=spec.training.collective if own else "auto",
+        collective=spec.options.collective if own else "auto",
     )
     run = start_run(
         sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=trial.given,
@@ -561,7 +535,7 @@ def follow_in_background(run: Run) -> None:
         return
     view = run.view
     # The body of an in-graph run is in this process, and the thread that started it follows it.
-    if run.options.replication == "in-graph":
+    if run.options.replicated.in_client:
         work = _follow(run)
     elif not isinstance(view, RunView):
         run.follow_on_thread()

@@ -10,14 +10,14 @@ from typing import Any
 
 from nbdist.cluster.gpus import parse_gpus
 from nbdist.cluster.launchers.registry import LAUNCHERS, all_settings, describe_launchers
-from nbdist.distribute.registry import STRATEGIES, default_strategy, headings, trial_strategies
+from nbdist.distribute.registry import default_strategy, trial_strategies
 from nbdist.errors import InvalidArgumentError, nearest
-from nbdist.frameworks.environment import FRAMEWORKS
-from nbdist.optim.precision import PRECISIONS
-from nbdist.run.options import DATA, REPLICATIONS
+from nbdist.frameworks.registry import FRAMEWORKS
+from nbdist.run.options import SETTINGS, TOGETHER, Options
 from nbdist.sweep.parse import words
 from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
+from nbdist.train.options import RUN, RunOption, names, rows
 from nbdist.wire.collective.registry import KINDS
 
 WIDEST = 24  # characters of a flag and its value, up to which the explanation is on the same line
@@ -127,11 +127,6 @@ def grouped(groups: Mapping[str, Mapping[str, Flag]]) -> dict[str, Flag]:
     }
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Read ``a,b,c``."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def pushed_names(push: Iterable[str], namespace: Mapping[str, Any], magic: str) -> dict[str, Any]:
     """Return the values of the notebook that ``--push`` names.
 
@@ -174,59 +169,33 @@ STOP_FLAGS = {
     "--force": Flag("force", help="stop a cluster even if another notebook started it and has a run on it")
 }
 GROW_FLAGS = {"--workers": Flag("workers", int, "N", "number of workers to add or remove (default 1)")}
-DISTRIBUTE_FLAGS = grouped({
-    "How replicas work together": {
-        "--strategy": Flag(
-            "strategy", str, "|".join(STRATEGIES),
-            "how replicas share parameters (default: ps if the cluster has one)",
-        ),
-        "--sync": Flag("synchronous", help="replicas share each batch and step together", value=True),
-        "--async": Flag("synchronous", help="replicas step independently (default of ps)", value=False),
-        "--replication": Flag(
-            "replication", str, "|".join(REPLICATIONS),
-            "a graph per worker (default), or one graph for all, run by this notebook",
-        ),
-        "--framework": Flag(
-            "framework", str, "|".join(FRAMEWORKS),
-            "run the cell as its launcher does: for torch.distributed, jax.distributed",
-        ),
-    },
-    **{
-        heading: {one.flag: Flag(one.name, one.read, one.shows, one.help) for one in settings}
-        for heading, settings in headings().items()
-    },
-    "The data": {
-        "--data": Flag(
-            "data", str, "|".join(DATA),
-            "the reader: data tasks (service); in-graph, this notebook or each worker",
-        ),
-    },
-    "The run": {
-        "--on": Flag("on", str, "worker:0-2", "which tasks run the body (default: all workers)"),
-        "--name": Flag("name", str, "NAME", "a name for the run"),
-        "--seed": Flag("seed", int, "N", "seed of initial weights and shuffles"),
-        "--epochs": Flag("epochs", int, "N", "overrides fit(epochs=...)"),
-        "--precision": Flag(
-            "precision", str, "|".join(PRECISIONS), "what models compute in (default float32)"
-        ),
-        "--checkpoint-every": Flag(
-            "checkpoint_every", str, "30s|500", "writes the training's state: every 30 s, or every 500 steps",
-        ),
-        "--resume": Flag("resume", str, "RUN", "continues the training of a run from its newest state"),
-        "--background": Flag("background", help="return immediately; `run` is the run's handle", value=True),
-        "--live": Flag("live", names, "loss,accuracy", "the curves to show"),
-        "--tensorboard": Flag(
-            "tensorboard", help="also write event files, for tensorboard --logdir RUN_FOLDER",
-            value=True,
-        ),
-        "--no-live": Flag("show", help="show no view; print the output of the tasks", value=False),
-        "--max-restarts": Flag(
-            "max_restarts", int, "N", "replace at most N tasks that die or freeze (default 3)"
-        ),
-        "--push": Flag("push", names, "x,make_model", "values and functions of this notebook, for the cell"),
-        "--fetch": Flag("fetch", names, "a,b", "more variables to fetch from the chief"),
-    },
-})  # fmt: skip
+
+
+def flags_of(row: RunOption) -> dict[str, Flag]:
+    """Return the flags of an option of a run.
+
+    >>> flags_of(rows(Options)["epochs"])["--epochs"].help
+    'overrides fit(epochs=...)'
+    """
+    group = row.group or (
+        f"With --strategy {SETTINGS[row.name].strategies[0]}" if row.name in SETTINGS else RUN
+    )
+    if row.read is not None:
+        return {row.flag: Flag(row.name, row.read, row.shown, row.help, group=group)}
+    switches = row.switches or {row.flag: (not row.default, row.help)}
+    return {flag: Flag(row.name, None, "", help, value, group) for flag, (value, help) in switches.items()}
+
+
+def distribute_flags() -> dict[str, Flag]:
+    """Return the flags of %%distribute: those of how replicas work first, those of the run last."""
+    found = {name: flag for row in rows(Options).values() for name, flag in flags_of(row).items()}
+    groups = list(
+        dict.fromkeys([TOGETHER, *(flag.group for flag in found.values() if flag.group != RUN), RUN])
+    )
+    return dict(sorted(found.items(), key=lambda one: groups.index(one[1].group)))
+
+
+DISTRIBUTE_FLAGS = distribute_flags()
 
 # The line of %%sweep: parameters as in ``lr=log(1e-4, 1e-1)``, and flags. Pure.
 

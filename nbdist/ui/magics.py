@@ -21,12 +21,13 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from nbdist.cluster.adopt import report_runs, start_or_adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
-from nbdist.frameworks.torch.weights import loaded
+from nbdist.frameworks.registry import loaded
 from nbdist.metrics.run_folder import duration
 from nbdist.run.delivery import Given
 from nbdist.run.follow import InterruptDebounce
 from nbdist.run.options import Options
 from nbdist.run.run import Run
+from nbdist.train.options import names
 from nbdist.trials.sweep import Sweep
 from nbdist.ui.api import LOOK_SECONDS, follow_in_background, run_name, run_sweep, start
 from nbdist.ui.display.run import place
@@ -38,7 +39,6 @@ from nbdist.ui.flags import (
     STOP_FLAGS,
     SWEEP_FLAGS,
     Flag,
-    names,
     parse,
     pushed_names,
     read_line,
@@ -297,12 +297,6 @@ def begin(line: str, cell: str, namespace: dict[str, Any], before: int = 1) -> R
         raise InvalidArgumentError(
             f"%%distribute: unexpected word {plain[0]!r}; the flags are {', '.join(DISTRIBUTE_FLAGS)}"
         )
-    name = run_name(
-        cell,
-        options.get("framework") or options.get("strategy"),
-        options.get("synchronous"),
-        options.get("replication", "between-graph"),
-    )
     if (
         place() == "page"
         and not hears_page(getattr(get_ipython(), "kernel", None))
@@ -310,7 +304,7 @@ def begin(line: str, cell: str, namespace: dict[str, Any], before: int = 1) -> R
     ):
         options["background"] = True
         print(IN_BACKGROUND)
-    wanted = Options(**{"name": name, **options})
+    wanted = Options(**{"name": run_name(cell, options), **options})
     given = Given(pushed_names(wanted.push, namespace, "%%distribute"))
     return start(cell, wanted, given=given, first_line=before + 1)
 

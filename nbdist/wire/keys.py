@@ -99,8 +99,11 @@ def write_private(path: str | os.PathLike[str], content: bytes) -> None:
         file.write(content)
 
 
-def read_private(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a regular file of this user with mode 0600 or less; links are refused."""
+def read_private(path: str | os.PathLike[str], most: int = -1) -> bytes:
+    """Return the content of a regular file of this user with mode 0600 or less; links are refused.
+
+    With ``most`` not -1, at most so many bytes.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -110,7 +113,7 @@ def read_private(path: str | os.PathLike[str]) -> bytes:
     try:
         _refuse_untrusted(path, os.fstat(handle))
         with open(handle, "rb", closefd=False) as file:
-            return file.read()
+            return file.read(most)
     finally:
         os.close(handle)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 
 from nbdist.checkpoint.folder import Folder, open_folder, split_path
 from nbdist.checkpoint.index import Index, StoredSlice, StoredTensor, overlaps
-from nbdist.checkpoint.shard import CHUNK, ID, ShardReader, write_shard
+from nbdist.checkpoint.shard import ID, ShardReader, write_shard
 from nbdist.checkpoint.state import CheckpointState, Retention, newest, read_state, series_of
+from nbdist.checkpoint.tensor_file import CHUNK
 from nbdist.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -297,10 +299,16 @@ class TestIndex:
     def test_a_hostile_index_is_refused(self, change: dict[str, Any]) -> None:
         outer = json.loads(an_index().to_text())
         body = json.dumps(json.loads(outer["index"]) | change)
-        import zlib
-
         text = json.dumps(outer | {"index": body, "crc32": zlib.crc32(body.encode())})
         with pytest.raises(DataLossError, match="x"):
+            Index.from_text(text, "x")
+
+    def test_too_many_parts_are_counted_before_they_are_parsed(self) -> None:
+        body = '{"dtype":' * 100_001  # not JSON: what is parsed is refused for that
+        text = json.dumps(
+            {"format": "nbdist checkpoint 1", "index": body, "crc32": zlib.crc32(body.encode())}
+        )
+        with pytest.raises(DataLossError, match="it lists 100,001 parts of tensors, and 100,000 at most"):
             Index.from_text(text, "x")
 
     def test_slices_that_overlap_are_refused(self) -> None:

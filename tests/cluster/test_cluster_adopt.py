@@ -25,13 +25,13 @@ from nbdist.cluster.adopt import (
     why_not,
 )
 from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.description import ClusterDescription, read_description
 from nbdist.cluster.folder import (
     busy_with,
     clusters_folder,
     is_busy,
     is_process_alive,
     is_this_process,
-    read_description,
     runs_on,
     this_process,
 )
@@ -95,7 +95,7 @@ def test_a_later_process_with_the_same_pid_is_distinguished() -> None:
     assert not is_process_alive({**me, "pid": done.pid})
 
 
-SMALL = {"id": "a", "workers": 2, "ps": 1, "asked": dict(adoption.REQUESTED)}
+SMALL = ClusterDescription(1.0, 2, 1, "local", (), asked=adoption.REQUESTED)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ SMALL = {"id": "a", "workers": 2, "ps": 1, "asked": dict(adoption.REQUESTED)}
     ],
 )
 def test_a_cluster_fits_or_has_a_reason(wanted: dict[str, object] | None, why: str) -> None:
-    assert why_not(AbandonedCluster(SMALL), wanted) == why
+    assert why_not(AbandonedCluster("a", SMALL), wanted) == why
 
 
 def test_a_cluster_with_a_run_is_adopted_with_any_shape() -> None:
-    idle, working = AbandonedCluster(SMALL), AbandonedCluster({**SMALL, "id": "b"}, ("r1",))
-    other = AbandonedCluster({**SMALL, "id": "c"}, ("r2",), same_versions=False)
+    idle, working = AbandonedCluster("a", SMALL), AbandonedCluster("b", SMALL, ("r1",))
+    other = AbandonedCluster("c", SMALL, ("r2",), same_versions=False)
     assert choose([idle, working], {"workers": 7}) is working
     assert choose([idle], {"workers": 2, "ps": 1}) is idle
     assert choose([idle, other], {"workers": 7}) is None
@@ -219,7 +219,7 @@ def test_a_notebook_adopts_its_abandoned_cluster(
             "it has 1 workers and not 2; %cluster stop ends the cluster and its runs",
             f"run {run} is under way on it; to follow it: nb.attach('{run}')",
         ]
-        assert is_this_process(read_description(cluster.folder)["owner"])
+        assert is_this_process(read_description(cluster.folder).owner)
         assert abandoned_clusters() == []  # the owner lives
         gate.touch()
     finally:

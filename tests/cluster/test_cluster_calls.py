@@ -11,6 +11,7 @@ from nbdist.cluster.calls import Calls, remote_error
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
+    InvalidArgumentError,
     NotFoundError,
     TaskDiedError,
     WorkerError,
@@ -108,3 +109,12 @@ def test_errors_of_nbdist_keep_their_class_and_others_carry_their_traceback() ->
         assert isinstance(error, WorkerError)
         assert str(error).startswith(f"Traceback of {ename}")
         assert str(error).endswith(f"{ename} on /job:worker/task:2 (pid 102): x")
+
+
+def test_an_object_of_a_class_of_the_notebook_is_named() -> None:
+    error = Remote("AttributeError", "Can't get attribute 'Settings' on <module '__main__'>")
+    assert isinstance(remote_error(error, TASKS[1]), WorkerError)  # the function's own pickle, say
+    error.traceback = "line 145, in do_apply\n    unpack_apply_message(bufs)\nAttributeError: ..."
+    refused = remote_error(error, TASKS[1])
+    assert isinstance(refused, InvalidArgumentError)
+    assert str(refused).startswith("the function holds an object of Settings, a class of the notebook")

@@ -18,7 +18,7 @@ from nbdist.cluster.launchers.registry import (
     DEFAULT_LAUNCHER,
     LAUNCHERS,
     all_settings,
-    launcher_of,
+    find_launcher,
 )
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
@@ -53,7 +53,7 @@ def test_the_help_and_the_errors_list_a_row(spec: LauncherSpec) -> None:
     assert f"{spec.name}: {spec.help}" in " ".join(usage(START_FLAGS).split())
     with pytest.raises(InvalidArgumentError, match=rf"no launcher 'rocket'; choose from .*\b{spec.name}\b"):
         start_cluster(1, launcher="rocket", report=None)
-    assert launcher_of({"asked": {"launcher": spec.name}}) is spec
+    assert find_launcher(spec.name) is spec
 
 
 @each

@@ -19,7 +19,7 @@ from tiers import exhaustive, matrix
 from waiting import PATIENCE, until
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.cluster.folder import read_description
+from nbdist.cluster.description import read_description
 from nbdist.cluster.hub import is_engine_death
 from nbdist.cluster.resize import ScaleUp, plan_more
 from nbdist.cluster.resources import MOST_TASKS, blas_threads
@@ -74,8 +74,8 @@ def check_cluster_is_consistent(cluster: Cluster) -> None:
         assert answer == (info.rank, info.pid, pids, pids, spec, task, chief)
     assert cluster.spec.as_dict() == spec
     described = read_description(cluster.folder)
-    assert described["tasks"] == [info.to_dict() for info in tasks]
-    assert described["workers"] == len(spec["worker"])
+    assert list(described.tasks) == tasks
+    assert described.workers == len(spec["worker"])
     listed = json.loads((cluster.folder / "security" / f"cluster-{cluster.id}.json").read_text())
     assert listed["cluster"]["n"] == len(tasks)
     assert [one["n"] for one in listed["engines"]["sets"].values()] == [len(tasks)]

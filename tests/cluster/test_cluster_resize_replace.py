@@ -17,7 +17,7 @@ from tiers import exhaustive, matrix
 from waiting import PATIENCE, until
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.cluster.folder import read_description
+from nbdist.cluster.description import read_description
 from nbdist.errors import (
     AbortedError,
     FailedPreconditionError,
@@ -59,7 +59,7 @@ def check_cluster_is_consistent(cluster: Cluster) -> None:
         info.address for info in cluster.tasks
     ]
     described = read_description(cluster.folder)
-    assert described["tasks"] == [info.to_dict() for info in cluster.tasks]
+    assert list(described.tasks) == cluster.tasks
     assert {row["state"] for row in cluster.status()} == {"running"}
     assert sorted(cluster.client.ids) == [info.rank for info in cluster.tasks]
 

@@ -82,7 +82,10 @@ IN_A_PASS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda _: Dataset.from_arrays(np.ones((2, 2))).filter(lambda x: x > 0),
         r"returned an array of \(2,\); use \.any\(\)",
     ),
-    "a folder as cache": (lambda p: Dataset.range(2).cache(p.parent), "is a folder; expected the path"),
+    "a folder as cache": (
+        lambda p: Dataset.range(2).cache(p.parent),
+        "is a folder, a device or a pipe; expected the path of a file",
+    ),
 }
 
 

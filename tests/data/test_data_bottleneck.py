@@ -55,6 +55,12 @@ def test_a_training_that_hardly_waits_is_the_bottleneck_itself() -> None:
     assert waits.verdict == (
         "map(decode) is the bottleneck: busy 30% of the time, and training waits for data 65% of the time"
     )
+    idle = pipeline(replace(SOURCE, busy=0.4), PREFETCH, waited=3.4, training=True)  # it opens a file, say
+    assert (idle.bottleneck, idle.advice) == (None, [])
+    assert idle.verdict == (
+        "no stage is the bottleneck: training waits for data 34% of the time, and the stages work for less "
+        "than half of that"
+    )
     assert InputPipeline(()).verdict == "nothing was read yet"
     assert str(InputPipeline(())).endswith("yet")
 

@@ -120,7 +120,7 @@ def small_disk() -> Iterator[None]:
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_a_file_that_cannot_be_written_is_named_and_leaves_no_draft(tmp_path: Path, ending: str) -> None:
     large = np.random.default_rng(0).bytes(2 << 20)
-    with pytest.raises(StorageError, match=r"write_tfrecords: .*a\.tfrecord.* cannot be written: .*No part"):
+    with pytest.raises(StorageError, match=r".*a\.tfrecord.* cannot be written: .*No part"):
         write_tfrecords(f"{tmp_path}/a.tfrecord{ending}", [b"small", large])
     with pytest.raises(StorageError, match="/proc/a cannot be written"):
         write_tfrecords("/proc/a", [b"small"])
@@ -282,6 +282,19 @@ def test_csv_without_names_and_with_others(tmp_path: Path) -> None:
     ]
     named = Dataset.csv(tmp_path / "a.csv", ["b"], header=["a", "b"], delimiter=";")
     assert [row["b"] for row in named] == ["x", "y"]
+
+
+@pytest.mark.parametrize("blank", ["\n", "  \n", "\t\r\n"])
+def test_blank_lines_are_left_out(tmp_path: Path, blank: str) -> None:
+    (tmp_path / "a.csv").write_bytes(f"{blank}a,b\n1,2\n{blank}3,4\n{blank}".encode())
+    assert [*Dataset.csv(tmp_path / "a.csv")] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+
+
+def test_a_line_of_delimiters_is_a_row_of_empty_fields(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("a\tb\n1\tx\n\t\n")
+    assert [row["b"] for row in Dataset.csv(tmp_path / "a.tsv", delimiter="\t")] == ["x", ""]
+    (tmp_path / "one.csv").write_text('a\n"  "\n""\n')
+    assert [row["a"] for row in Dataset.csv(tmp_path / "one.csv")] == ["  ", ""]
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,16 @@ import pytest
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_device import Drawn, Found, drawn, require_one_device
 
 from nbdist.data import Dataset
-from nbdist.distribute import MultiWorkerMirroredStrategy, OneDeviceStrategy, ShardedStrategy
+from nbdist.distribute import MultiWorkerMirroredStrategy, OneDeviceStrategy, Strategy
 from nbdist.nn import Dense, Dropout, Flatten, LayerNorm, Sequential
 from nbdist.optim import SGD, Adagrad, Adam, LossScaleOptimizer
 from nbdist.testing.strategy import World, everywhere, thread_world
 
 pytestmark = pytest.mark.slow
 
-STRATEGIES = {
-    "multi_worker": MultiWorkerMirroredStrategy,
-    "sharded 1": partial(ShardedStrategy, stage=1),
-    "sharded 2": partial(ShardedStrategy, stage=2),
-    "sharded 3": partial(ShardedStrategy, stage=3),
-}
 OPTIMIZERS = {
     "sgd": partial(SGD, 0.1, momentum=0.5),
     "adam": partial(Adam, 0.01),
@@ -63,25 +58,21 @@ def data_of(loss: str, rows: int, seed: int) -> tuple[Any, Any]:
 
 
 def trained(
-    world: World,
+    strategy: Strategy,
     data: tuple[Any, Any],
     loss: str,
     between: list[str],
     optimizer: Any,
     size: int,
     **options: Any,
-) -> list[tuple[list[Any], list[float]]]:
-    """Train on each replica; return the weights and the losses of the epochs of each."""
-
-    def body(strategy: Any, _: Any) -> tuple[list[Any], list[float]]:
-        with strategy.scope():
-            layers = [BETWEEN[name]() for name in between]
-            model = Sequential([Dense(6, "tanh"), *layers, Dense(3, LOSSES[loss])], seed=5)
-            model.compile(optimizer(), loss, **options)
-        history = model.fit(Dataset.from_arrays(*data).shuffle(len(data[0])).batch(size), epochs=2)
-        return model.get_weights(), list(history["loss"])
-
-    return everywhere(world, body)
+) -> Found:
+    """Train on a replica; return the weights and the losses of the epochs."""
+    with strategy.scope():
+        layers = [BETWEEN[name]() for name in between]
+        model = Sequential([Dense(6, "tanh"), *layers, Dense(3, LOSSES[loss])], seed=5)
+        model.compile(optimizer(), loss, **options)
+    history = model.fit(Dataset.from_arrays(*data).shuffle(len(data[0])).batch(size), epochs=2)
+    return Found(model.get_weights(), list(history["loss"]))
 
 
 def one_device() -> World:
@@ -90,38 +81,27 @@ def one_device() -> World:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(
-    loss=st.sampled_from(sorted(LOSSES)),
-    strategy=st.sampled_from(sorted(STRATEGIES)),
-    optimizer=st.sampled_from(sorted(OPTIMIZERS)),
-    between=st.lists(st.sampled_from(sorted(BETWEEN)), max_size=3),
-    workers=st.integers(1, 4),
-    rows=st.integers(3, 25),
-    size=st.integers(1, 12),
-    mixed=st.booleans(),
-    seed=st.integers(0, 99),
+    drawn(
+        LOSSES,
+        optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+        between=st.lists(st.sampled_from(sorted(BETWEEN)), max_size=3),
+        mixed=st.booleans(),
+    )
 )
-def test_replicas_are_equal_to_one_device(
-    loss: str,
-    strategy: str,
-    optimizer: str,
-    between: list[str],
-    workers: int,
-    rows: int,
-    size: int,
-    mixed: bool,
-    seed: int,
-) -> None:
-    data, make = data_of(loss, rows, seed), OPTIMIZERS[optimizer]
-    how: dict[str, Any] = {"precision": "mixed_float16" if mixed else "float32"}
-    if mixed:  # at a scale at which nothing overflows: a share's gradients may where a whole batch's do not
-        make = lambda: LossScaleOptimizer(OPTIMIZERS[optimizer](), initial_scale=256)
-    [(weights, losses)] = trained(one_device(), data, loss, between, make, size, **how)
-    near = {"rtol": 2e-2, "atol": 1e-2} if mixed else {"rtol": 1e-3, "atol": 1e-4}
-    world = thread_world(lambda place: STRATEGIES[strategy](world=place), workers)
-    for found, history in trained(world, data, loss, between, make, size, **how):
-        np.testing.assert_allclose(history, losses, **near)
-        for a, b in zip(found, weights, strict=True):
-            np.testing.assert_allclose(a, b, **near)
+def test_replicas_are_equal_to_one_device(one: Drawn) -> None:
+    loss, make = one["loss"], OPTIMIZERS[one["optimizer"]]
+    data = data_of(loss, one["rows"], one["seed"])
+    how: dict[str, Any] = {"precision": "mixed_float16" if one["mixed"] else "float32"}
+    near = {"rtol": 1e-3, "atol": 1e-4}
+    if one["mixed"]:  # at a scale at which nothing overflows: a share's may where a whole batch's do not
+        make = lambda: LossScaleOptimizer(OPTIMIZERS[one["optimizer"]](), initial_scale=256)
+        near = {"rtol": 2e-2, "atol": 1e-2}
+
+    def train(strategy: Strategy, _: Any = None) -> Found:
+        return trained(strategy, data, loss, one["between"], make, one["size"], **how)
+
+    [expected] = everywhere(one_device(), train)
+    require_one_device(expected, train, one, **near)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -135,7 +115,10 @@ def test_the_loss_of_a_step_that_overflows_is_in_every_history(
     (_, alone), (_, first), (_, second) = (
         one
         for world in (one_device(), both)
-        for one in trained(world, data, "categorical_crossentropy", [], make, size, **how)
+        for one in everywhere(
+            world,
+            lambda strategy, _: trained(strategy, data, "categorical_crossentropy", [], make, size, **how),
+        )
     )
     assert "a gradient overflowed" in capsys.readouterr().out
     np.testing.assert_allclose(first, alone, rtol=1e-2)

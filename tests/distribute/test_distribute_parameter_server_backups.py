@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from parameter_town import PATIENCE, SEED, Town
+from staleness import most_stale
 from tiers import matrix
 
 from nbdist.data import Dataset
@@ -298,7 +299,7 @@ def test_no_replica_exceeds_the_staleness_bound(
     assert min(bound, 1) <= max(ahead) <= bound + 1
     for statistics in replicas[0].statistics:
         assert statistics.made == [12, 12, 12]
-        most = Rules(3, staleness=bound).most_stale()
+        most = most_stale(Rules(3, staleness=bound))
         assert most is not None
         assert statistics.staleness[1] <= most
 

@@ -29,7 +29,7 @@ from nbdist.testing.worlds import ThreadWorld, worlds
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.custom.api import end_loops
-from nbdist.train.resume import DataCursor, TrainingStates, read_state
+from nbdist.train.resume import DataCursor, TrainingStates, read_saved
 from nbdist.train.state_writer import StateWriter, parse_interval, state_files
 
 
@@ -104,7 +104,7 @@ def test_workers_continue_together(tmp_path: Path, size: int, optimizer: Callabl
     path = tmp_path / "state.safetensors"
     expected = everywhere(workers(size, tmp_path / "whole", None), body_of(optimizer, 3))
     everywhere(workers(size, path, None), body_of(optimizer, 3, stops=True))
-    state = read_state(path)
+    state = read_saved(path).state
     assert (state.place, state.updates) == (DataCursor(1, 1, (1,)), 5)
     found = everywhere(workers(size, path, path), body_of(optimizer, 3))
     for rank, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
@@ -116,7 +116,7 @@ def test_workers_continue_together(tmp_path: Path, size: int, optimizer: Callabl
                 np.testing.assert_array_equal(a, b)
         assert ours[2:] == theirs[2:]
     assert found[0][1] == expected[0][1]
-    assert read_state(path).updates == 12
+    assert read_saved(path).state.updates == 12
 
 
 @pytest.mark.parametrize(("before", "after"), matrix([(1, 2), (3, 1)], rest=[(2, 3)]))
@@ -234,14 +234,14 @@ def test_synchronous_servers_continue_bit_for_bit(
     _, died = served(2, tmp_path / "first", None, dies=True, **given)
     assert any(isinstance(one, Interrupted) for one in died)
     (newest, _) = state_files(tmp_path / "first")
-    assert read_state(newest).updates == 9
+    assert read_saved(newest).state.updates == 9
     town, again = served(2, tmp_path / "again", tmp_path / "first", **given)
     for a, b in zip(whole[0][0].get_weights(), again[0][0].get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
     assert again[0][1].history == whole[0][1].history
     assert town.contexts[0].progress.global_step == 15
     last, _ = state_files(tmp_path / "again")
-    assert (read_state(last).updates, read_state(last).place.epoch) == (15, 3)
+    assert (read_saved(last).state.updates, read_saved(last).state.place.epoch) == (15, 3)
     for a, b in zip(nn.load(last).get_weights(), whole[0][0].get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -258,7 +258,7 @@ def test_a_step_that_others_did_not_make_is_in_no_state(tmp_path: Path, servers:
     made = town.contexts[1].progress.step
     assert 0 < made < last  # the next batches are read ahead
     assert town.contexts[0].progress.step == made
-    newest = read_state(state_files(tmp_path / "first")[0])
+    newest = read_saved(state_files(tmp_path / "first")[0]).state
     assert (newest.updates, newest.step) == (made, made)
     _, again = served(2, tmp_path / "again", tmp_path / "first", stops_at=-1, **given)
     for a, b in zip(whole[0][0].get_weights(), again[0][0].get_weights(), strict=True):
@@ -312,14 +312,14 @@ def test_asynchronous_servers_continue_their_snapshot(tmp_path: Path, before: in
     """Every replica continues its own epochs; the servers count the gradients that a snapshot has."""
     served(before, tmp_path / "first", None, dies=True)
     newest = state_files(tmp_path / "first")[0]
-    state = read_state(newest)
+    state = read_saved(newest).state
     assert state.steps is not None
     assert len(state.steps) == before
     assert sum(state.steps) == state.updates
     assert state.steps[0] == state.step
     town, again = served(after, tmp_path / "again", tmp_path / "first")
     assert [one.progress.step for one in town.contexts] == [15] * after
-    last = read_state(state_files(tmp_path / "again")[0])
+    last = read_saved(state_files(tmp_path / "again")[0]).state
     assert last.steps is not None
     assert max(last.steps) <= 15
     made = sum(15 - steps for steps in [*state.steps, *[state.steps[0]] * after][:after])
@@ -398,7 +398,7 @@ def test_elastic_replicas_continue_from_their_center(
     with pytest.raises(BaseException):  # noqa: B017  # of whichever replica ends first
         copies(2, tmp_path / "first", None, True, make)
     newest = state_files(tmp_path / "first")[0]
-    assert read_state(newest).step in (8, 9)
+    assert read_saved(newest).state.step in (8, 9)
     found = copies(after, tmp_path / "again", tmp_path / "first", False, make)
     assert [steps for _, steps in found] == [15] * after
     for weights, _ in found[1:]:
@@ -480,7 +480,7 @@ def looped(replicas: int, folder: Path, read: Path | None, dies: int | None, **o
 def test_loops_on_synchronous_servers_continue_bit_for_bit(tmp_path: Path) -> None:
     whole = looped(2, tmp_path / "whole", None, None, synchronous=True)
     looped(2, tmp_path / "first", None, 8, synchronous=True)
-    assert read_state(state_files(tmp_path / "first")[0]).step in (7, 8)
+    assert read_saved(state_files(tmp_path / "first")[0]).state.step in (7, 8)
     again = looped(2, tmp_path / "again", tmp_path / "first", None, synchronous=True)
     for a, b in zip(whole[0][0], again[0][0], strict=True):
         np.testing.assert_array_equal(a, b)

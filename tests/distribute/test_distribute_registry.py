@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import fields
 from typing import Any, cast
 
 import pytest
 
 import nbdist.distribute as public
-from nbdist.distribute.registry import (
-    MIN_WORKERS,
-    SETTINGS,
-    STRATEGIES,
-    default_strategy,
-    make_strategy,
-    owners,
-    training_spec,
-    trial_strategies,
-)
-from nbdist.distribute.spec import Setting, StrategySpec
+from nbdist.distribute.registry import STRATEGIES, default_strategy, make_strategy, trial_strategies
+from nbdist.distribute.spec import StrategySpec
 from nbdist.errors import InvalidArgumentError
-from nbdist.run.options import Options
+from nbdist.run.membership import MembershipRules
+from nbdist.run.options import SETTINGS, Options
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, TaskInfo
+from nbdist.train.options import RunOption
 from nbdist.train.strategy import Strategy
-from nbdist.ui.api import launch
-from nbdist.ui.flags import DISTRIBUTE_FLAGS, usage
 
 CLASSES = {
     "ps": "ParameterServerStrategy",
@@ -54,14 +43,14 @@ class OneWorkerTask:
 
 def made(spec: StrategySpec, **settings: Any) -> Strategy:
     world = World(cast("Task", OneWorkerTask()), (1,))
-    return make_strategy(training_spec(spec.name, settings), world)
+    return make_strategy(spec.name, Options(strategy=spec.name, **settings), world)
 
 
 each = pytest.mark.parametrize("spec", STRATEGIES.values(), ids=lambda spec: spec.name)
 each_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
 
 
-def example(setting: Setting) -> Any:
+def example(setting: RunOption) -> Any:
     """Return a value of the setting that is not its default."""
     for value in (True, 1, 0.5, *setting.choices[1:]):
         try:
@@ -82,7 +71,7 @@ def test_make_returns_the_public_class(spec: StrategySpec) -> None:
 
 @each
 def test_make_takes_the_settings(spec: StrategySpec) -> None:
-    for setting in spec.settings:
+    for setting in spec.settings.values():
         if not setting.ignored_elsewhere and setting.synchronous is None:
             made(spec, **{setting.name: example(setting)})
 
@@ -119,8 +108,8 @@ def test_a_missing_parameter_server_is_refused(spec: StrategySpec) -> None:
 
 @each
 def test_training_continues_without_a_worker_or_not(spec: StrategySpec) -> None:
-    left = Options(strategy=spec.name).least(workers=3, servers=1)
-    assert left == (1 if spec.survives_worker_loss else None)
+    rules = MembershipRules.of(Options(strategy=spec.name), workers=3, servers=1)
+    assert rules.least() == (1 if spec.survives_worker_loss else None)
 
 
 @each
@@ -129,27 +118,20 @@ def test_each_setting_is_accepted_or_refused(spec: StrategySpec) -> None:
         options: dict[str, Any] = {setting.name: example(setting), "strategy": spec.name}
         if setting.synchronous is not None and spec.synchronous is None:
             options["synchronous"] = setting.synchronous
-        if spec.name in owners(setting) or setting.ignored_elsewhere:
+        if spec.name in setting.strategies or setting.ignored_elsewhere:
             Options(**options)
         else:
             with pytest.raises(InvalidArgumentError, match=f"^{setting.flag} belongs to --strategy"):
                 Options(**options)
 
 
-@each_setting
-def test_a_setting_is_an_option_a_parameter_and_a_flag(setting: Setting) -> None:
-    defaults = {field.name: field.default for field in fields(Options)}
-    parameters = inspect.signature(launch).parameters
-    assert setting.name in defaults, f"add {setting.name} to Options"
-    assert setting.name in parameters, f"add {setting.name} to nb.launch"
-    assert defaults[setting.name] == parameters[setting.name].default == setting.default
-    assert f"``{setting.name}``" in str(launch.__doc__)
-    assert DISTRIBUTE_FLAGS[setting.flag].option == setting.name
-    assert f"    {setting.flag}" in usage(DISTRIBUTE_FLAGS)
+@each
+def test_the_settings_of_a_strategy_are_options_of_a_run(spec: StrategySpec) -> None:
+    assert spec.settings.keys() <= SETTINGS.keys(), f"add its options to the bases of LaunchOptions: {spec}"
 
 
 @each_setting
-def test_an_invalid_value_is_refused(setting: Setting) -> None:
+def test_an_invalid_value_is_refused(setting: RunOption) -> None:
     if setting.choices or setting.expected:
         with pytest.raises(InvalidArgumentError, match=setting.flag):
             setting.check("smoke")
@@ -158,4 +140,4 @@ def test_an_invalid_value_is_refused(setting: Setting) -> None:
 def test_strategies_by_default() -> None:
     assert default_strategy(servers=True, together=True) == "ps"
     assert trial_strategies()[0] == default_strategy(together=True)
-    assert owners(MIN_WORKERS) == ("mirrored", "multi_worker", "elastic", "ps")
+    assert SETTINGS["min_workers"].strategies == ("mirrored", "multi_worker", "elastic", "ps")

@@ -48,7 +48,7 @@ class Written(Link):
         self.pushed.append(slot)
 
     def count(self) -> None:
-        """Count nothing."""
+        self._counted += 1
 
     def _receive(self) -> None:
         if not self.answers:
@@ -239,12 +239,23 @@ def test_a_gradient_with_an_answer_is_not_counted_again_when_another_server_dies
 
     step(one)
     one._retire()
-    assert one.dropped == 0  # by the first server, which decides
     for _ in later:
         step(one)
         one._retire()
-    assert one.dropped == 0
+    assert one.dropped == 1  # by the second server
+    assert new[0]._counted == len(later)  # each gradient is an update, or is dropped
     assert not any(link.answers for link in new)
+
+
+def test_a_gradient_that_one_server_has_dropped_is_no_update() -> None:
+    """With it, updates and dropped gradients were more than were made."""
+    one, links = replica(
+        Rules(2, False, servers=2), [(DROPPED, 0), (APPLIED, 1)], [(APPLIED, 0), (APPLIED, 1)]
+    )
+    for _ in range(2):
+        step(one)
+        one._retire()
+    assert (links[0]._counted, one.dropped) == (1, 1)
 
 
 def test_a_gradient_that_is_not_sent_yet_is_not_dropped_when_both_servers_die() -> None:

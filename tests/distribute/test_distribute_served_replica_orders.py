@@ -7,6 +7,7 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import LAYOUT, Town, trained
+from staleness import most_stale
 
 from nbdist.runtime.ps.sync import Rules
 
@@ -81,7 +82,7 @@ def test_asynchronous_replicas_keep_the_bound_on_staleness(
     assert all(server.shard.updates == sum(batches) for server in town.servers)
     ahead = [steps for worker in town.workers for steps in worker.ahead]
     assert bound is None or max(ahead, default=0) <= bound
-    most = rules.most_stale()
+    most = most_stale(rules)
     for server in town.servers:
         assert most is None or server.shard.statistics.staleness[1] <= most
 
@@ -112,4 +113,4 @@ def test_the_bound_is_reached() -> None:
     rules = Rules(2, staleness=1)
     seeds = range(50, 50 + examples(400))
     most = max(trained(rules, [8, 8], seed).servers[0].shard.statistics.staleness[1] for seed in seeds)
-    assert most == rules.most_stale() == 4
+    assert most == most_stale(rules) == 4

@@ -39,7 +39,7 @@ from nbdist.train import epochs
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context
 from nbdist.train.custom.api import end_loops
-from nbdist.train.resume import TrainingStates, read_state
+from nbdist.train.resume import TrainingStates, read_saved
 from nbdist.train.state_writer import parse_interval, state_files
 from nbdist.train.strategy import ParameterReads
 from nbdist.wire.collective import buckets
@@ -124,13 +124,13 @@ def test_a_state_continues_on_another_number_of_replicas(
     expected = copies(1, tmp_path / "whole", None, False, make)[0][0]
     with pytest.raises(BaseException):  # noqa: B017  # of whichever replica ends first
         copies(before, tmp_path / "first", None, True, make)
-    assert 0 < read_state(state_files(tmp_path / "first")[0]).step < 15
+    assert 0 < read_saved(state_files(tmp_path / "first")[0]).state.step < 15
     found = copies(after, tmp_path / "again", tmp_path / "first", False, lambda place: then(world=place))
     for weights, steps in found:
         assert steps == 15
         for ours, theirs in zip(weights, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
-    assert read_state(state_files(tmp_path / "again")[0]).updates == 15
+    assert read_saved(state_files(tmp_path / "again")[0]).state.updates == 15
 
 
 def test_a_state_of_stage_3_continues_in_stage_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_state_of_stage_3_continues_in_stage_3(tmp_path: Path, monkeypatch: py
     expected = copies(1, tmp_path / "whole", None, False, make)[0][0]
     with pytest.raises(BaseException):  # noqa: B017  # of whichever replica ends first
         copies(2, tmp_path / "first", None, True, make)
-    assert 0 < read_state(state_files(tmp_path / "first")[0]).step < 15
+    assert 0 < read_saved(state_files(tmp_path / "first")[0]).state.step < 15
     for weights, steps in copies(3, tmp_path / "again", tmp_path / "first", False, make):
         assert steps == 15
         for ours, theirs in zip(weights, expected, strict=True):
@@ -181,7 +181,7 @@ def looped(size: int, folder: Path, read: Path | None, dies: int | None) -> list
 def test_a_loop_of_ones_own_continues_on_another_number_of_replicas(tmp_path: Path, after: int) -> None:
     expected = looped(1, tmp_path / "whole", None, None)[0][0]
     looped(2, tmp_path / "first", None, 8)
-    state = read_state(state_files(tmp_path / "first")[0])
+    state = read_saved(state_files(tmp_path / "first")[0]).state
     assert 5 <= state.step < 8  # one is due after two steps, and has the slots of all one step later
     for weights, steps in looped(after, tmp_path / "again", tmp_path / "first", None):
         assert steps == 15

@@ -8,6 +8,7 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_servers_oracle import rehearse_replicas
+from staleness import most_stale
 
 from nbdist.distribute.simulation import Cost, simulate
 from nbdist.distribute.simulation.events import Events
@@ -141,7 +142,7 @@ def test_a_slow_worker_costs_synchronous_steps_and_backups_make_up_for_it() -> N
     assert backed.batches_per_second == pytest.approx(7 / backed.critical_path_s)
     assert free.efficiency > 0.85
     assert bounded.efficiency < 0.4  # all are held to the pace of the slowest
-    assert waiting.staleness == 0 < bounded.staleness <= Rules(8, staleness=1, servers=2).most_stale()
+    assert waiting.staleness == 0 < bounded.staleness <= most_stale(Rules(8, staleness=1, servers=2))
 
 
 def test_one_server_is_as_fast_as_its_link() -> None:

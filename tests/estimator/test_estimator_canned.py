@@ -164,7 +164,7 @@ def test_columns_of_values_that_are_missing_or_unknown() -> None:
         (lambda: numeric_column("x").transform({"x": np.array(["a"])}), "use a categorical column"),
         (lambda: numeric_column("x").transform({"x": np.ones((2, 3))}), "give numeric_column"),
         (lambda: bucketized_column(age, [3, 2]), "boundaries ascend"),
-        (lambda: categorical_column_with_vocabulary_list("x", ["a", "a"]), "each once"),
+        (lambda: categorical_column_with_vocabulary_list("x", ["a", "a"]), "distinct values"),
         (lambda: categorical_column_with_hash_bucket("x", 1), "whole number from 2"),
         (lambda: crossed_column(["x"], 10), "two features or more"),
         (lambda: crossed_column(["x", hashed], 10), "crossed_column takes names"),

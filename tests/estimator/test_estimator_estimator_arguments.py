@@ -11,8 +11,8 @@ import pytest
 
 import nbdist as nb
 from nbdist import estimator as e
+from nbdist.checkpoint.tensor_file import write_tensors
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
-from nbdist.train.tensorfile import write_tensors
 
 QUIET = e.RunConfig(log_step_count_steps=None, save_summary_steps=None)
 X = np.ones((4, 2), np.float32)

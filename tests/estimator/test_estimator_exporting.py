@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 
 import nbdist as nb
-from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
 from nbdist.estimator import (
     BestExporter,
     DNNClassifier,
@@ -110,6 +116,20 @@ def test_a_damaged_export(tmp_path: Path) -> None:
             ExportedModel(folder)
     with pytest.raises(NotFoundError, match=r"has no signature\.json, which an exported model has"):
         ExportedModel(tmp_path)
+
+
+def test_an_export_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    model = nb.nn.Sequential([nb.nn.Dense(3, activation="softmax")]).build((4,))
+    model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy")
+    estimator = model_to_estimator(model, str(tmp_path / "model"), config=QUIET)
+    estimator.train(lambda: nb.data.Dataset.from_arrays(X, Y).batch(10), steps=1)
+    monkeypatch.setattr("nbdist.estimator.exporting.write_tensors", refuses)
+    with pytest.raises(StorageError, match=r"the export .*export.* cannot be written: .*No space left"):
+        estimator.export(str(tmp_path / "export"), X[:1])
+    assert not any((tmp_path / "export").iterdir())
 
 
 def test_an_export_of_feature_columns(tmp_path: Path) -> None:

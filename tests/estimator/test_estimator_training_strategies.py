@@ -200,6 +200,42 @@ def test_a_listener_of_the_chief_ends_the_training_of_all(cluster: Cluster, tmp_
     assert nb.train.load_variable(nb.train.latest_checkpoint(tmp_path), "global_step") == 3
 
 
+REQUESTS = """
+class Requests(nb.train.SessionRunHook):
+    made = 0
+    def after_run(self, context, values):
+        self.made += 1
+        if self.made == 4 and nb.task.index == 1:
+            context.request_stop()
+
+def model_fn(features, labels, mode):
+    w = nb.get_variable("w", (1, 1), initializer="zeros")
+    loss = ((features @ w - labels) ** 2).mean()
+    train_op = nb.optim.SGD(0.01).minimize(loss, global_step=nb.train.get_or_create_global_step())
+    return nb.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+config = nb.estimator.RunConfig(save_checkpoints_steps=5, log_step_count_steps=None)
+ones = nb.data.Dataset.from_arrays([[1.0], [1.0]], [[1.0], [1.0]]).batch(2).repeat()
+nb.estimator.Estimator(model_fn, folder, config).train(lambda: ones, hooks=[Requests()])
+"""
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("name", matrix(["ps-sync"], rest=["multi_worker", "central"]))
+def test_a_hook_of_another_replica_ends_the_training_of_all(
+    cluster: Cluster, tmp_path: Path, name: str
+) -> None:
+    """A checkpoint is due at step 5, which under ``ps --sync`` only the chief begins."""
+    options = Options(**STRATEGIES[name])
+    run = start_run(REQUESTS, options, cluster=cluster, names={"folder": str(tmp_path)}).wait()
+    assert run.status == "finished", run.error
+    path = nb.train.latest_checkpoint(tmp_path)
+    assert str(path).endswith("model.ckpt-4")
+    assert nb.train.load_variable(path, "global_step") == 4
+    assert nb.train.load_variable(path, "w") == pytest.approx(1 - 0.98**4)
+    assert not any("the data of" in note for note in run.notes)
+
+
 ON_SERVERS = """
 import os, pathlib, signal, threading
 import numpy as np

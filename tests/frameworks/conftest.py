@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -44,3 +44,21 @@ def no_gpus(cluster: Cluster) -> None:
     """
     if any(task.device != "CPU:0" for task in cluster.tasks):
         pytest.skip("the workers share a GPU")
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What several trainings compute is compiled for the first one only."""
+    import jax
+
+    kept: dict[str, Any] = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in kept}
+    for name, value in kept.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)

@@ -99,7 +99,9 @@ def run_cell(cluster: Cluster, body: str, framework: str | None = "torch", **opt
     [
         (ALONE + STEPS, "torch", "call torch.distributed.init_process_group() and wrap"),
         (JAX.format(begin=""), "jax", "call jax.distributed.initialize()"),
-        pytest.param(LIGHTNING, "torch", "name all of them: Trainer(devices=2)", marks=exhaustive),
+        pytest.param(
+            LIGHTNING, "torch", "give Lightning the number of workers: Trainer(devices=2)", marks=exhaustive
+        ),
         pytest.param(KERAS, "jax", "train with nb.frameworks.keras.wrap(model)", marks=exhaustive),
     ],
     ids=["torch", "jax", "lightning", "keras"],

@@ -17,9 +17,11 @@ import pytest
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.frameworks.base import Place, import_on_a_thread
 from nbdist.frameworks.connections import close_listeners, shut_down_accepted, sockets
-from nbdist.frameworks.environment import FRAMEWORKS, framework_environment
+from nbdist.frameworks.environment import framework_environment
+from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.frameworks.torch.distributed import Torch
 from nbdist.frameworks.versions import check_versions
+from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import TaskInfo
@@ -66,12 +68,13 @@ def test_options_that_do_not_go_with_a_fixed_group_are_errors(options: dict[str,
 
 def test_replicas_are_independent_of_parameter_servers() -> None:
     options = Options(framework="torch").resolve(has_servers=True)
-    assert options.training(True, 7).strategy == "one_device"
-    assert not options.uses_servers
-    assert not options.wants_training
-    assert options.least(workers=3, servers=1) is None
-    assert not options.replaces_workers(servers=1)
-    assert options.why_fixed(servers=1) == "the processes of --framework torch are a fixed group"
+    rules = MembershipRules.of(options, workers=3, servers=1)
+    assert rules.spec.name == "one_device"
+    assert not rules.spec.uses_parameter_servers
+    assert not rules.trains
+    assert rules.least() is None
+    assert not rules.replaces_workers
+    assert rules.why_fixed == "the processes of --framework torch are a fixed group"
 
 
 @pytest.mark.parametrize(
@@ -86,9 +89,10 @@ def test_replicas_are_independent_of_parameter_servers() -> None:
 )
 def test_a_strategy_beside_a_framework_is_the_one_of_fit(options: dict[str, Any], strategy: str) -> None:
     found = Options(**{"framework": "torch", **options}).resolve(has_servers=True)
-    assert found.training(True, 7).strategy == strategy
-    assert found.uses_servers is (strategy == "ps")
-    assert not found.replaces_workers(servers=1)
+    rules = MembershipRules.of(found, workers=3, servers=1)
+    assert rules.spec.name == strategy
+    assert rules.spec.uses_parameter_servers is (strategy == "ps")
+    assert not rules.replaces_workers
 
 
 def test_an_interrupt_does_not_end_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,28 +17,10 @@ from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context, use
 from nbdist.train.resume import TrainingStates
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.usefixtures("compiled_once")]
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2) % 7
 Y = X @ np.array([1.0, -2.0], np.float32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What several trainings compute is compiled for the first one only."""
-    import jax
-
-    kept: dict[str, Any] = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in kept}
-    for name, value in kept.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 def fit(loss: Any, params: Any, data: Any, **options: Any) -> Any:
@@ -108,6 +89,28 @@ def test_step_and_update_as_one_give_what_they_give_apart() -> None:
         both = [fit(squared, START, BATCHES * 3, optimizer=one, epochs=2, context=c) for c in (None, apart)]
         np.testing.assert_allclose(both[0].params["w"], both[1].params["w"], rtol=1e-4, err_msg=repr(one))
         np.testing.assert_allclose(both[0].history["loss"], both[1].history["loss"], rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [0, 1, 2])
+def test_updates_of_several_batches_count_themselves(replicas: int) -> None:
+    """With batches of one example, the first share of the second replica is empty."""
+    import jax
+    import optax
+
+    def optimizer() -> Any:
+        return optax.MultiSteps(optax.adam(0.1), every_k_schedule=2).gradient_transformation()
+
+    alone, params, batches = optimizer(), START, [(X[n : n + 1], Y[n : n + 1]) for n in range(4)]
+    state, gradients = alone.init(params), jax.jit(jax.grad(squared))
+    for batch in batches * 2:
+        updates, state = alone.update(gradients(params, batch), state, params)
+        params = optax.apply_updates(params, updates)
+    context = Context(
+        quiet=True, **({"strategy": MirroredStrategy(["CPU:0"] * replicas)} if replicas else {})
+    )
+    found = fit(squared, START, batches, optimizer=optimizer(), context=context)
+    np.testing.assert_allclose(found.params["w"], params["w"], rtol=1e-4)
 
 
 def test_an_optimizer_of_ones_own_updates_in_numpy() -> None:
@@ -267,6 +270,40 @@ def test_a_loss_is_refused_that_divides_by_what_it_computes_from_its_batch() -> 
             fit(loss, first, data, **two)
         fit(loss, first, data)
     fit(per_example, first, data, **two)
+
+
+@pytest.mark.slow
+def test_a_sum_over_the_batch_is_refused_where_replicas_share_it() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    def errors(params: Any, batch: Any) -> Any:
+        return batch[0] @ params["w"] - batch[1]
+
+    @jax.jit
+    def divided(total: Any, number: Any) -> Any:
+        return total / number
+
+    sums: list[Any] = [
+        lambda params, batch: (errors(params, batch) ** 2).sum(),
+        jax.jit(lambda params, batch: jnp.vdot(errors(params, batch), errors(params, batch)) / 2),
+        lambda params, batch: abs(errors(params, batch)).sum() + (errors(params, batch) ** 2).mean(),
+    ]
+    means: list[Any] = [
+        lambda params, batch: divided((errors(params, batch) ** 2).sum(), len(batch[0])),
+        lambda params, batch: (errors(params, batch) ** 2 / len(batch[0])).sum() + (params["w"] ** 2).sum(),
+        lambda params, batch: (errors(params, batch) ** 2).sum() / jnp.ones(len(batch[0])).sum(),
+        lambda params, batch: jnp.stack([errors(params, batch)] * 3).var(),
+        lambda params, batch: (params["w"] ** 2).sum(),
+    ]
+    hits = lambda params, batch: (errors(params, batch).mean(), {"hits": (batch[1] > 0).sum() * 1.0})
+    two = {"context": Context(quiet=True, strategy=MirroredStrategy(["CPU:0"] * 2)), "epochs": 1}
+    for loss, name in [*((one, "loss") for one in sums), (hits, "metric 'hits'")]:
+        with pytest.raises(InvalidArgumentError, match=f"^{name} is a sum over the examples.*jnp.mean"):
+            fit(loss, START, BATCHES[:1], **two)
+        fit(loss, START, BATCHES[:1], epochs=1)
+    for loss in means:
+        fit(loss, START, BATCHES[:1], **two)
 
 
 def test_outputs_do_not_meet_the_labels_of_other_examples() -> None:

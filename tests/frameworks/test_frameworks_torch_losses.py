@@ -1,11 +1,10 @@
 """Modules of PyTorch under synchronous strategies are equal to one device, whatever their loss divides by.
 
-Replicas are threads of this process. One device is a loop of torch alone, with the whole batch.
+One device is a loop of torch alone, with the whole batch.
 """
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_device import CLASSES, IGNORED, PLACES, Drawn, Found, classified, drawn, require_one_device
 
 import nbdist as nb
-from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy
+from nbdist.distribute import MultiWorkerMirroredStrategy
 from nbdist.errors import InvalidArgumentError, NanLossError
 from nbdist.testing import thread_world
 from nbdist.testing.strategy import everywhere
@@ -26,26 +26,19 @@ functional = torch.nn.functional
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow]
 
-CLASSES, PLACES = 3, 4
 WEIGHTS = torch.tensor([0.2, 1.0, 3.0])
-STRATEGIES = {
-    "multi_worker": MultiWorkerMirroredStrategy,
-    "sharded 1": partial(ShardedStrategy, stage=1),
-    "sharded 2": partial(ShardedStrategy, stage=2),
-    "sharded 3": partial(ShardedStrategy, stage=3),
-}
 
 
 def masked(outputs: Any, targets: Any) -> Any:
     """Return a mean over the targets that are not ignored, as people write it."""
-    mask = (targets != -100).float()
-    each = functional.cross_entropy(outputs, targets, reduction="none", ignore_index=-100)
+    mask = (targets != IGNORED).float()
+    each = functional.cross_entropy(outputs, targets, reduction="none", ignore_index=IGNORED)
     return (each * mask).sum() / mask.sum()
 
 
 def unmasked(batch: Any) -> Any:
     """Return how many targets are not ignored."""
-    return (batch[-1] != -100).sum()
+    return (batch[-1] != IGNORED).sum()
 
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -60,13 +53,10 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
-def data_of(rows: int, ignored: float, places: bool, seed: int) -> tuple[Any, Any]:
-    """Return inputs, and class numbers of which a part is ignored; of each example one or several."""
-    rng = np.random.default_rng(seed)
-    shape = (rows, PLACES) if places else (rows,)
-    targets = rng.integers(0, CLASSES, shape)
-    targets[rng.random(shape) < ignored] = -100
-    return torch.from_numpy(rng.normal(size=(rows, 5)).astype(np.float32)), torch.from_numpy(targets)
+def data_of(**one: Any) -> tuple[Any, Any]:
+    """Return inputs and class numbers, as tensors."""
+    x, y = classified({"seed": 0, "places": False, "ignored": 0.0, "size": one["rows"], **one})
+    return torch.from_numpy(x), torch.from_numpy(y)
 
 
 def module(places: bool) -> Any:
@@ -117,51 +107,35 @@ def accuracy(outputs: Any, targets: Any) -> Any:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(
-    name=st.sampled_from(sorted(LOSSES)),
-    strategy=st.sampled_from(sorted(STRATEGIES)),
-    workers=st.integers(1, 4),
-    rows=st.integers(4, 23),
-    size=st.integers(1, 12),
-    ignored=st.sampled_from([0.0, 0.3, 0.7]),
-    places=st.booleans(),
-    accumulate=st.integers(1, 3),
-    clip=st.sampled_from([None, 0.5]),
-    seed=st.integers(0, 99),
+    drawn(
+        LOSSES,
+        ignored=st.sampled_from([0.0, 0.3, 0.7]),
+        places=st.booleans(),
+        accumulate=st.integers(1, 3),
+    )
 )
-def test_replicas_are_equal_to_one_device(
-    name: str,
-    strategy: str,
-    workers: int,
-    rows: int,
-    size: int,
-    ignored: float,
-    places: bool,
-    accumulate: int,
-    clip: float | None,
-    seed: int,
-) -> None:
-    x, y = data_of(rows, ignored, places, seed)
-    for start in range(0, rows, size):  # one device has no loss where nothing counts
-        y[start] = 1
-    alone, how = module(places), LOSSES[name]
-    expected = plainly(alone, x, y, size, how["loss"])
-    world = thread_world(lambda place: STRATEGIES[strategy](world=place), workers)
-    modules = [copy.deepcopy(module(places)) for _ in range(workers)]
+def test_replicas_are_equal_to_one_device(one: Drawn) -> None:
+    (x, y), size, how = data_of(**one), one["size"], LOSSES[one["loss"]]
+    alone, *modules = [module(one["places"]) for _ in range(1 + one["workers"])]
+    losses = plainly(alone, x, y, size, how["loss"])
 
-    def body(own: Any, _: Any) -> Any:
-        return trained(own, modules[own.replica_index], x, y, size, how, accumulate=accumulate)
+    def train(strategy: Any) -> Found:
+        made = modules[strategy.replica_index]
+        _, history = trained(strategy, made, x, y, size, how, accumulate=one["accumulate"])
+        return weights_of(made, history["loss"])
 
-    for found, history in everywhere(world, body):
-        np.testing.assert_allclose(history["loss"], expected, rtol=1e-4)
-        for a, b in zip(found.parameters(), alone.parameters(), strict=True):
-            np.testing.assert_allclose(a.detach(), b.detach(), rtol=2e-4, atol=2e-5)
+    require_one_device(weights_of(alone, losses), train, one)
+
+
+def weights_of(made: Any, losses: Any) -> Found:
+    return Found([one.detach() for one in made.parameters()], losses)
 
 
 def refused(loss: Any, y: Any, strategy: Any = MultiWorkerMirroredStrategy, **how: Any) -> None:
     """Train on two replicas, by batches of four."""
     modules = [module(False) for _ in range(2)]
     world = thread_world(lambda place: strategy(world=place), 2)
-    x, _ = data_of(len(y), 0, False, 0)
+    x, _ = data_of(rows=len(y))
     everywhere(world, lambda own, _: trained(own, modules[own.replica_index], x, y, 4, {"loss": loss}, **how))
 
 
@@ -227,7 +201,7 @@ def test_a_note_says_that_outputs_are_not_what_a_loss_takes(
     capsys: pytest.CaptureFixture[str], last: Any, loss: Any, note: str
 ) -> None:
     made = torch.nn.Sequential(torch.nn.Linear(5, 3), last)
-    rows = data_of(8, 0, False, 0)
+    rows = data_of(rows=8)
     nb.frameworks.torch.fit(
         made, rows, optimizer=torch.optim.SGD(made.parameters(), lr=0.1), loss=loss, batch_size=2
     )
@@ -237,7 +211,7 @@ def test_a_note_says_that_outputs_are_not_what_a_loss_takes(
 
 def test_a_share_in_which_nothing_counts_is_left_out() -> None:
     y = torch.tensor([0, 1, -100, -100])
-    x, _ = data_of(4, 0, False, 0)
+    x, _ = data_of(rows=4)
     alone, modules = module(False), [module(False) for _ in range(2)]
     expected = plainly(alone, x, y, 4, torch.nn.CrossEntropyLoss())
     world = thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), 2)
@@ -261,7 +235,7 @@ def test_a_batch_in_which_nothing_counts_is_never_applied(nan: str) -> None:
 
 
 def test_frozen_parameters_of_all_replicas_are_the_first_ones() -> None:
-    x, y = data_of(8, 0, False, 0)
+    x, y = data_of(rows=8)
     modules = [module(False).requires_grad_(False) for _ in range(2)]
     for number, one in enumerate(modules):
         one[2].requires_grad_(True)
@@ -275,7 +249,7 @@ def test_frozen_parameters_of_all_replicas_are_the_first_ones() -> None:
 
 
 def test_a_loop_of_ones_own_refuses_a_loss_that_does_not_count_examples() -> None:
-    x, y = data_of(4, 0, False, 0)
+    x, y = data_of(rows=4)
     y[3] = -100
 
     def body(strategy: Any, _: Any) -> None:

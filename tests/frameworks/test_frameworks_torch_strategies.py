@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tiers import matrix
 
+from nbdist.checkpoint.tensor_file import TensorFile
 from nbdist.errors import WorkerError
 from nbdist.frameworks.torch.weights import StateDict
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
-from nbdist.train.tensorfile import TensorFile
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

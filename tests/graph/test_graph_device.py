@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import backend
 from nbdist.graph.device import DeviceSpec, checked_scope, choose_device, device_of
 
 numbers = st.none() | st.integers(0, 999_999_999)
@@ -319,6 +320,15 @@ PS, WORKER, GPU0, GPU1, OTHER = DEVICES = [
 )
 def test_a_spec_means_the_default_device_or_the_first(wanted: str, soft: bool, found: str) -> None:
     assert choose_device(wanted, DEVICES, WORKER, soft=soft) == found
+
+
+def test_a_tpu_is_refused_by_a_sentence_that_says_what_trains_on_it() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"no device '/tpu:0'.*allow_soft.*--strategy tpu"):
+        choose_device("/tpu:0", DEVICES, WORKER, soft=False)
+    with pytest.raises(InvalidArgumentError, match=r"expected CPU:<i> or GPU:<i>.*--strategy tpu"):
+        backend("TPU:0")
+    with pytest.raises(InvalidArgumentError, match=r"expected CPU:<i> or GPU:<i>$"):
+        backend("NPU:0")
 
 
 def test_devices_without_replicas_match() -> None:

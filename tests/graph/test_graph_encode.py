@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -23,7 +19,7 @@ from nbdist.graph.gradients import gradients
 from nbdist.graph.op import OPS, Example, Op
 from nbdist.graph.scopes import container, control_dependencies, device, name_scope
 from nbdist.graph.serialize.attributes import pack
-from nbdist.graph.serialize.encode import PACK_ABOVE, Encoded, decode, difference, encode, fingerprint
+from nbdist.graph.serialize.encode import PACK_ABOVE, decode, encode
 from nbdist.graph.tensor import Constant, Graph, Variable, constant, placeholder, record
 from nbdist.wire.rpc.frame import MAX_META
 
@@ -230,89 +226,3 @@ def test_a_graph_whose_tables_are_too_large_for_a_message_travels_packed(
     for damaged in ([], [arrays[-1][:1000]], [arrays[-1].astype(np.float32)], [np.frombuffer(b"\x01", "u1")]):
         with pytest.raises(DataLossError, match=r"tables"):
             decode(meta, damaged)
-
-
-# Different graphs of two processes.
-
-
-def test_fingerprints_forget_lines_and_see_everything_else() -> None:
-    def build(**change: Any) -> str:
-        meta, arrays = built(**change)
-        return fingerprint(decode(meta, arrays).tensors)
-
-    plain = build()
-    assert plain == build()
-    assert len(plain) == 64
-    changes: list[dict[str, Any]] = [
-        {"device": "/job:ps/task:1"}, {"container": "x"}, {"size": 4}, {"trainable": False}, {"op": "sin"},
-        {"value": 2.5}, {"value": -2.0}, {"axis": -1}, {"more": True},
-    ]  # fmt: skip
-    assert len({plain, *(build(**change) for change in changes)}) == 1 + len(changes)
-
-
-def test_a_fingerprint_sees_large_constants_and_not_initial_values() -> None:
-    def build(value: float, initial: float) -> str:
-        with Graph().as_default() as graph:
-            constant(np.full(1000, value))
-            Variable(np.full(1000, initial))
-        return fingerprint(graph.tensors)
-
-    assert build(1, 1) == build(1, 2) != build(2, 1)
-
-
-@pytest.mark.slow
-def test_fingerprints_are_the_same_in_every_process() -> None:
-    code = (
-        "import numpy as np\n"
-        "from nbdist.graph.serialize.encode import fingerprint\n"
-        "from nbdist.graph.tensor import *\n"
-        "graph = Graph()\n"
-        "with graph.as_default():\n"
-        "    x = placeholder(np.float32, (None, 3), name='x')\n"
-        "    np.sum(np.pad(x, ((0, 0), (1, 2)))[:, ::2] * constant(2), axis=(0, 1))\n"
-        "print(fingerprint(graph.tensors))\n"
-    )
-    found = set()
-    for seed in ("1", "2"):
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        run = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
-        found.add(run.stdout)
-    assert len(found) == 1
-
-
-def built(**change: Any) -> Encoded:
-    with Graph().as_default() as graph:
-        with device(change.get("device", "/job:ps/task:0")), container(change.get("container", "")):
-            w = Variable(np.zeros(change.get("size", 3)), trainable=change.get("trainable", True), name="w")
-        if change.get("more"):
-            Variable(0.0, name="b")
-        y = getattr(np, change.get("op", "exp"))(w)
-        np.sum(y * constant(np.full((), change.get("value", 2.0))), axis=change.get("axis", 0))
-    return encode(graph.tensors)
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ({}, r"^$"),
-        ({"size": 4, "op": "sin"}, r"^variable 0 differs in shape: A has Variable 'w' \(3,\) float64 on "
-         r"/job:ps/task:0 made at .*test_graph_encode.py:\d+, B has Variable 'w' \(4,\) float64 on"),
-        ({"device": "/job:ps/task:1"}, r"^variable 0 differs in device: A .*task:0 made .* B .*task:1 made "),
-        ({"trainable": False}, r"^variable 0 differs in trainable: A .* with trainable True .*False"),
-        ({"more": True}, r"^B has 1 variable more, from Variable 'b' \(\) float64 made at .* on$"),
-        ({"op": "sin"}, r"^op 0 differs in type: A has exp 'exp' \(3,\) float64 .* B has sin 'sin' \(3,\)"),
-        ({"axis": -1}, r"^op 3 differs in attribute 'axis': A .* with attribute 'axis' 0 .* -1 "),
-        ({"value": 7.0}, r"^op 1 differs in value: A has Constant .* with value array\(2\.\) "),
-    ],
-)  # fmt: skip
-def test_a_difference_is_one_line(change: dict[str, Any], line: str) -> None:
-    found = difference(built(), built(**change), ("A", "B"))
-    assert re.search(line, found), found
-    assert "\n" not in found

@@ -75,7 +75,7 @@ def test_a_fit_without_memory_names_variables_and_buffers(monkeypatch: pytest.Mo
     model = nb.nn.Sequential([nb.nn.Dense(300), nb.nn.Dense(1)])
     model.compile("adam", "mse")
     x = np.ones((8, 20), np.float32)
-    monkeypatch.setattr("nbdist.train.loop._Loop._scale", draw)
+    monkeypatch.setattr("nbdist.train.training.Training._scale", draw)
     with pytest.raises(ResourceExhaustedError) as caught:
         model.fit(x, x[:, :1], batch_size=8)
     assert "(20, 300) float32 with its gradient and 2 slots of Adam 0.1 MB" in str(caught.value)

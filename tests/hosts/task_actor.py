@@ -9,7 +9,7 @@ import numpy as np
 from actor import receive, send, serve
 from hosts_model import fit
 
-from nbdist.cluster.task_setup import close_task, join_roster, open_task
+from nbdist.cluster.task_setup import join_roster, open_task
 from nbdist.distribute import (
     CentralStorageStrategy,
     ElasticAveragingStrategy,
@@ -73,7 +73,7 @@ def train(run: str, strategy: str, options: dict[str, Any], pause: bool, **model
         held["staleness"] = []
         for link in getattr(replica, "_links", ()):
             link.outcome = noting(link.outcome)
-        send(replica.transports if strategy == "ps" else [replica._group.kind])
+        send([link.kind for link in replica._links] if strategy == "ps" else [replica._group.kind])
         return replica
 
     made.replica = begin_and_report  # type: ignore[method-assign]
@@ -170,7 +170,8 @@ def end_session() -> None:
 
 def close() -> None:
     agent().close()
-    close_task()
+    tasks.current().close()
+    tasks.set_current(None)
 
 
 ORDERS = (

@@ -13,7 +13,8 @@ from typing import Any
 
 from waiting import until
 
-from nbdist.cluster.folder import claim, write_description
+from nbdist.cluster.description import write_description
+from nbdist.cluster.folder import claim
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.supervisor.process import SOCKET
 from nbdist.wire.hosts import host_identity

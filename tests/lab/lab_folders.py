@@ -14,7 +14,9 @@ from nbdist.cluster.folder import this_process
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.run_folder import RunFile, write_run
 from nbdist.run.progress_file import ProgressFile, progress_path
+from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import Progress
+from nbdist.wire.hosts import host_identity
 
 
 class RunFolder:
@@ -95,8 +97,13 @@ def losses(count: int, value: float = 1.0) -> list[tuple[str, int, float]]:
 
 def cluster_folder(cluster: str = "c1", incarnations: Sequence[int] = (100, 101)) -> tuple[Path, int]:
     """Create a cluster folder with a held lock; return it and the lock's descriptor."""
-    from nbdist.cluster.folder import claim, write_description
+    from nbdist.cluster.description import write_description
+    from nbdist.cluster.folder import claim
 
     folder, lock = claim(cluster)
-    write_description(folder, {"id": cluster, "tasks": [{"incarnation": n} for n in incarnations]})
+    tasks = [
+        TaskInfo("worker", i, i, host_identity(), os.getpid(), "", "CPU:0", n).to_dict()
+        for i, n in enumerate(incarnations)
+    ]
+    write_description(folder, {"id": cluster, "tasks": tasks})
     return folder, lock

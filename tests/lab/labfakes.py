@@ -10,9 +10,22 @@ from typing import Any, BinaryIO
 
 from nbdist.errors import NotFoundError
 from nbdist.lab.service import SERVICE, Service
-from nbdist.lab.state import Views
+from nbdist.lab.state import LISTS, ordered
+from nbdist.lab.views import Views
 
 Item = dict[str, Any]
+
+
+def applied(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return a state after changes, as a page applies them; tasks of another cluster replace all tasks."""
+    after = {**before, **found}
+    for name, key in LISTS.items():
+        if name in before:
+            new = found.get(name, {"set": [], "removed": []})
+            kept = [] if name == "tasks" and "cluster" in found else before[name]
+            items = {item[key]: item for item in [*kept, *new["set"]] if item[key] not in new["removed"]}
+            after[name] = ordered(items.values(), name)
+    return after
 
 
 def cluster_item(id: str, **more: Any) -> Item:

@@ -129,13 +129,16 @@ class ServerProcess(Client):
     """A server in its own process."""
 
     process: subprocess.Popen[bytes]
+    info: Path
+    """What it writes about itself once it listens."""
 
     @property
     def answers(self) -> bool:
         assert self.process.poll() is None, "the server has ended"
         try:
+            self.port = json.loads(self.info.read_text())["port"]  # another one where that was taken
             return self.ask("GET", "nbdist/api/v1/state").status == 200
-        except OSError:
+        except (OSError, ValueError):
             return False
 
 
@@ -146,14 +149,14 @@ def server_process(folder: Path, *flags: str) -> Iterator[ServerProcess]:
         port = free.getsockname()[1]
     command = [
         sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--port={port}",
-        "--ServerApp.port_retries=0", f"--ServerApp.base_url={BASE}", f"--ServerApp.root_dir={folder}",
+        f"--ServerApp.base_url={BASE}", f"--ServerApp.root_dir={folder}",
         "--ServerApp.jpserver_extensions={'nbdist.lab': True}", *flags,
     ]  # fmt: skip
     own = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     environment = {**os.environ, **own, "JUPYTER_NO_CONFIG": "1", "JUPYTER_TOKEN": TOKEN}
     with open(folder / "server.log", "wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
-    server = ServerProcess(port, process)
+    server = ServerProcess(port, process, folder / "runtime" / f"jpserver-{process.pid}.json")
     try:
         until(lambda: server.answers, describe=lambda: (folder / "server.log").read_text())
         yield server

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import psutil
 import pytest
 import websocket
+from labfakes import applied
 from labserver import ServerProcess, server_process
 from tiers import matrix
 from waiting import until
@@ -24,7 +25,6 @@ from nbdist.cluster.adopt import end
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import clusters_folder, living
 from nbdist.cluster.launch import start_cluster
-from nbdist.lab.state import applied
 from nbdist.run.attach import attach_run
 
 pytestmark = pytest.mark.engines

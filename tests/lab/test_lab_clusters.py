@@ -18,6 +18,7 @@ from lab_clusters import FakeSupervisor, a_cluster, a_description, a_task
 from waiting import until
 
 from nbdist.cluster import folder as folders
+from nbdist.cluster.description import write_description
 from nbdist.cluster.folder import busy_with, this_process
 from nbdist.cluster.supervisor.process import OLDER_SOCKET
 from nbdist.lab.readers import clusters as watching
@@ -229,7 +230,7 @@ def test_a_torn_description_is_reported(clusters: Clusters, content: bytes) -> N
         items = {item["id"]: item for item in clusters.poll()}
         assert (items["mine"]["state"], items["other"]["state"]) == ("failed", "running")
         assert "cluster.json" in items["mine"]["error"]
-        folders.write_description(folder, a_description("mine", []))
+        write_description(folder, a_description("mine", []))
         assert [item["state"] for item in clusters.poll()] == ["running", "running"]
 
 
@@ -285,14 +286,12 @@ def test_a_cluster_may_vanish_between_two_steps(
 def test_unchanged_files_are_not_read_again(monkeypatch: pytest.MonkeyPatch, clusters: Clusters) -> None:
     read: list[Path] = []
     real = watching.read_description
-    monkeypatch.setattr(
-        watching, "read_description", lambda folder, size: read.append(folder) or real(folder, size)
-    )
+    monkeypatch.setattr(watching, "read_description", lambda folder: read.append(folder) or real(folder))
     with a_cluster("mine", []) as folder:
         for _ in range(3):
             clusters.poll()
         assert read == [folder]
-        folders.write_description(folder, a_description("mine", [a_task(0, os.getpid())]))
+        write_description(folder, a_description("mine", [a_task(0, os.getpid())]))
         assert clusters.poll()[0]["engines"] == 1
         assert read == [folder, folder]
 

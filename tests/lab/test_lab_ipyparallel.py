@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from lab_clusters import a_cluster, a_task
 
-from nbdist.cluster import folder as folders
-from nbdist.cluster.folder import write_description
+from nbdist.cluster.description import change_description
 from nbdist.cluster.hub import write_ipyparallel_files
 from nbdist.lab.readers.clusters import Clusters
 from nbdist.lab.readers.tasks import ClusterTasks
@@ -122,7 +121,7 @@ def test_our_clusters_are_shown_once(clusters: Clusters, profile: Path) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
         listing = write_ipyparallel_files(folder, os.getpid(), (info,))
         assert (profile / "security" / "cluster-mine.json").exists()
-        write_description(folder, {**folders.read_description(folder), "listing": listing})
+        change_description(folder, listing=listing)
         assert [(item["id"], item["kind"]) for item in clusters.poll()] == [("mine", "nbdist")]
     assert [(item["id"], item["state"]) for item in clusters.poll()] == [("mine", "stale")]
 

@@ -159,7 +159,7 @@ def test_the_server_imports_no_heavy_package() -> None:
     """Slow or large imports are left to the action processes."""
     heavy = ("matplotlib", "ipywidgets", "anywidget", "optuna", "ipyparallel", "sklearn", "tensorboard")
     code = (
-        "import sys, nbdist.lab.app, nbdist.lab.state as views\n"
+        "import sys, nbdist.lab.app, nbdist.lab.views as views\n"
         "real = views.default_views()\n"
         "print(*(len(one.poll()) for one in (real.clusters, real.runs, real.sweeps)), real.tasks.poll('a'))\n"
         f"real.about()\nprint([name for name in {heavy!r} if name in sys.modules])"

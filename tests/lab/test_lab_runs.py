@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 from lab_folders import RunFolder, add, cluster_folder, losses
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
-from nbdist.lab.readers import runs as knownrun
 from nbdist.lab.readers import runs as runs_module
-from nbdist.lab.readers.run_record import record_of
 from nbdist.lab.readers.runs import Runs
 from nbdist.run.history import delete_run, write_labels
+from nbdist.run.record import RunRecord
 
 KEYS = {
     "id", "name", "status", "created", "ended", "paused", "cluster", "strategy", "replicas", "step", "total",
@@ -407,7 +406,7 @@ def test_a_torn_log_of_an_active_run_is_no_problem() -> None:
 def test_a_folder_that_vanishes_during_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     run, runs = RunFolder("r1"), Runs()
     RunFolder("r0", status="finished")
-    before = knownrun.record_of
+    before = RunRecord.parse
 
     def vanish(*arguments: Any) -> Any:
         shutil.rmtree(run.folder, ignore_errors=True)
@@ -415,7 +414,7 @@ def test_a_folder_that_vanishes_during_a_poll(monkeypatch: pytest.MonkeyPatch) -
 
     run.progress(0, 3)
     run.log(0, losses(3))
-    monkeypatch.setattr(runs_module, "record_of", vanish)
+    monkeypatch.setattr(RunRecord, "parse", vanish)
     assert "r0" in {item["id"] for item in runs.poll()}
     assert [item["id"] for item in runs.poll()] == ["r0"]
 
@@ -565,7 +564,7 @@ def test_a_wrong_clock_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_any_record_is_accepted() -> None:
     for content in (b"", b"[]", b"7", b"null", b"\xff", b'{"id": "other"}', b"[" * 100_000):
-        assert record_of("r1", content, 5.0).status == "damaged"
+        assert RunRecord.parse("r1", content, 5.0).status == "damaged"
 
 
 # Cost.

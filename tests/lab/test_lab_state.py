@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from labfakes import FakeLister, FakeTaskLister, cluster_item, run_item, sweep_item, task_item
+from labfakes import FakeLister, FakeTaskLister, applied, cluster_item, run_item, sweep_item, task_item
 
 from nbdist.lab.actions.status import PendingAction
-from nbdist.lab.state import PanelState, applied, changes, ordered
+from nbdist.lab.state import PanelState, changes, ordered
 
 START = PendingAction(
     "clusters", "c", "start", 5.0, {"workers": 2, "ps": 1, "launcher": "local"}, ("engines",)

@@ -54,4 +54,6 @@ def test_replicas_are_named_by_numbers_if_run_json_is_invalid(
     path = run_folder(run) / "run.json"
     path.write_text(json.dumps({"id": run, "cluster": cluster}))
     assert tasks_of(run) == {}
+    path.write_text("{")
+    assert tasks_of(run) == {}
     assert "are named by numbers" in capsys.readouterr().err

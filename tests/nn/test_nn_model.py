@@ -158,9 +158,9 @@ def test_arrays_are_shuffled_and_batched() -> None:
     assert model.fit(x, y).global_step == 3  # 70 rows in batches of 32
     assert model.fit((x, y), batch_size=10, epochs=2).global_step == 14
     assert model.fit([x, y], batch_size=100).global_step == 1
-    with pytest.raises(InvalidArgumentError, match="the batch size are the dataset's own"):
+    with pytest.raises(InvalidArgumentError, match="batch_size=10 is for data without batches: a Dataset"):
         model.fit(batches(), batch_size=10)
-    with pytest.raises(InvalidArgumentError, match="the labels and"):
+    with pytest.raises(InvalidArgumentError, match="the labels are the dataset's own"):
         model.fit(batches(), y)
     with pytest.raises(InvalidArgumentError, match=r"expected a Dataset of \(x, y\) batches or two arrays"):
         model.fit(x)
@@ -232,7 +232,7 @@ def test_nothing_to_train_on() -> None:
         ({"epochs": True}, "epochs is a whole number above 0, got True"),
         ({"steps_per_epoch": -1}, "fit: steps_per_epoch is a whole number above 0, got -1"),
         ({"callbacks": Callback()}, "callbacks is a list"),
-        ({"callbacks": [3]}, r"callbacks is a list of Callbacks, got \[3\]"),
+        ({"callbacks": [3]}, r"callbacks is a list of nb.train.Callback, got \[3\]"),
     ],
 )
 def test_bad_arguments_of_fit(arguments: dict[str, Any], words: str) -> None:
@@ -581,8 +581,18 @@ def test_where_a_model_cannot_be_saved(tmp_path: Path) -> None:
     model = Sequential([Dense(3)]).build((4,))
     with pytest.raises(NotFoundError, match=r"there is no folder .*nowhere' to save 'm' into; make it first"):
         model.save(tmp_path / "nowhere" / "m")
-    with pytest.raises(InvalidArgumentError, match="is a folder; give the path of a file in it"):
+    with pytest.raises(
+        InvalidArgumentError, match="is a folder, a device or a pipe; give the path of a file"
+    ):
         model.save(tmp_path)
+
+
+def test_a_dataset_is_predicted_batch_by_batch() -> None:
+    model = Sequential([Dense(3)]).build((4,))
+    batches = Dataset.from_arrays(np.ones((4, 4), np.float32)).batch(2)
+    with pytest.raises(InvalidArgumentError, match=r"not a Dataset: predict each of its batches, np\.concat"):
+        model.predict(batches)
+    assert np.concatenate([model.predict(x) for x in batches]).shape == (4, 3)
 
 
 def test_text_is_refused() -> None:

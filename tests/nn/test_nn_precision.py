@@ -31,6 +31,7 @@ from nbdist.optim.precision import LossScale
 from nbdist.run.options import Options
 from nbdist.runtime.session.session import Session
 from nbdist.train.context import Context, use
+from nbdist.train.options import TrainingOptions
 
 MIXED = "mixed_float16"
 
@@ -109,7 +110,7 @@ def test_the_runs_precision_is_that_of_models_without_one() -> None:
     model, single = (Sequential([Dense(1)], seed=0).build((2,)) for _ in range(2))
     model.compile("sgd", "mse")
     single.compile("sgd", "mse", precision="float32")
-    with use(Context(precision=MIXED, quiet=True)):
+    with use(Context(options=TrainingOptions(precision=MIXED), quiet=True)):
         for one in (model, single):
             one.fit(x, y)
     assert (model.loss_scale, single.loss_scale) == (2.0**15, None)

@@ -16,7 +16,7 @@ from recording_view import RecordingView
 from waiting import until
 
 from nbdist.cluster.cluster import Cluster, set_current
-from nbdist.cluster.folder import read_description, write_description
+from nbdist.cluster.description import change_description, read_description
 from nbdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError, WorkerError
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder, write_run
 from nbdist.metrics.store import RunStore, columns_from_logs
@@ -377,14 +377,14 @@ def test_a_later_cluster_with_the_same_id_is_not_confused(start: Start, gate: Pa
 def test_a_cluster_of_another_version_is_refused(start: Start, gate: Path) -> None:
     cluster = start(workers=2, ps=1)
     run = begin(cluster, gate)
-    description = read_description(cluster.folder)
-    write_description(cluster.folder, {**description, "versions": {**description["versions"], "numpy": "1"}})
+    versions = read_description(cluster.folder).versions
+    change_description(cluster.folder, versions={**versions, "numpy": "1"})
     set_current(None)
     with pytest.raises(
         FailedPreconditionError, match=rf"run {run.id} cannot be reached.*(\n.*)*numpy +\d+ +1"
     ):
         attach_run(run.id)
-    write_description(cluster.folder, description)
+    change_description(cluster.folder, versions=versions)
     gate.touch()
     wait(run)
 

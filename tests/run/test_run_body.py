@@ -197,6 +197,15 @@ def test_a_model_trained_in_a_function_is_fetched_under_its_name(cluster: Cluste
 
 
 @pytest.mark.engines
+def test_several_trained_models_are_named(cluster: Cluster) -> None:
+    code = MODEL.format(name="first") + MODEL.format(name="second")
+    code += FIT.format(name="first", epochs=1) + "\n" + FIT.format(name="second", epochs=1)
+    run = start_run(code + "\nboth = second", Options(on="worker:0"), cluster=cluster).wait()
+    assert run.model is None
+    assert run.notes == ["run.model is None: the body has trained first, second, as run.results['first']"]
+
+
+@pytest.mark.engines
 def test_a_stopped_run_keeps_a_model_of_an_earlier_body(cluster: Cluster) -> None:
     start_run(MODEL.format(name="model"), Options(on="worker:0"), cluster=cluster).wait()
     run = start_run(FIT.format(name="model", epochs=10**7), Options(on="worker:0"), cluster=cluster)

@@ -14,6 +14,7 @@ from waiting import PATIENCE, limit
 from nbdist.metrics.run_folder import RunFile, run_folder
 from nbdist.run import follow
 from nbdist.run.follow import RESTART_SECONDS
+from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
 from nbdist.run.remote import EndedTasks
 from nbdist.run.run import Run
@@ -54,7 +55,7 @@ def run(own_home: Path, body: Body) -> Run:
     folder = run_folder("interrupted")
     folder.mkdir(mode=0o700, exist_ok=True)
     tasks, record = EndedTasks([WORKER]), RunFile("interrupted", status="running")
-    return Run(tasks, record, folder, [WORKER], Options(), body, None)
+    return Run(tasks, record, folder, [WORKER], MembershipRules.of(Options(), 1, 0), body, None)
 
 
 def asked_to_stop(run: Run) -> bool:

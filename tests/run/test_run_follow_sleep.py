@@ -11,6 +11,7 @@ import pytest
 from nbdist.metrics.run_folder import RunFile, run_folder
 from nbdist.run import follow
 from nbdist.run.follow import WakeableSleep
+from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
 from nbdist.run.remote import EndedTasks
 from nbdist.run.run import Run
@@ -72,6 +73,7 @@ def test_polls_are_rare_while_one_of_two_bodies_runs(own_home: Path, monkeypatch
     workers = [TaskInfo("worker", rank, rank, "", 0, "", "", 0) for rank in range(2)]
     run_folder("half").mkdir(mode=0o700, exist_ok=True)
     record = RunFile("half", status="running")
-    run = Run(EndedTasks(workers), record, run_folder("half"), workers, Options(), OneOfTwo(9), None)
+    rules = MembershipRules.of(Options(), 2, 0)
+    run = Run(EndedTasks(workers), record, run_folder("half"), workers, rules, OneOfTwo(9), None)
     assert run.wait().status == "finished"
     assert sleeps[6] == follow.LONGEST_SLEEP

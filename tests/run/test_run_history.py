@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.cluster.folder import claim, this_process, write_description
+from nbdist.cluster.description import write_description
+from nbdist.cluster.folder import claim, this_process
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -34,6 +35,7 @@ from nbdist.run.history import (
     runs,
     write_labels,
 )
+from nbdist.runtime.task import TaskInfo
 
 
 @pytest.fixture(autouse=True)
@@ -187,12 +189,14 @@ def test_a_deletion_does_not_follow_links(tmp_path: Path) -> None:
 
 
 def test_an_active_run_cannot_be_deleted() -> None:
-    members = [{"incarnation": 7}]
+    members, earlier = (
+        [TaskInfo("worker", 0, 0, "here", 1, "", "CPU:0", incarnation).to_dict()] for incarnation in (7, 6)
+    )
     folder, lock = claim("c1")
     write_description(folder, {"tasks": members})
     try:
         a_run("r1", status="running", cluster={"id": "c1", "members": members})
-        a_run("r2", status="running", cluster={"id": "c1", "members": [{"incarnation": 6}]})  # an earlier c1
+        a_run("r2", status="running", cluster={"id": "c1", "members": earlier})  # an earlier c1
         with pytest.raises(FailedPreconditionError, match=r"run r1 is under way: stop it first"):
             delete_run("r1")
         assert clean(keep=0, dry_run=False) == ["r2"]

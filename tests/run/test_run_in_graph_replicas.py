@@ -12,11 +12,12 @@ from nbdist.metrics.timeline import Span
 from nbdist.run.in_graph.towers import Towers
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context
+from nbdist.train.options import TrainingOptions
 
 
 @pytest.fixture
 def main() -> Context:
-    return Context(seed=5, epochs=7, quiet=True)
+    return Context(seed=5, options=TrainingOptions(epochs=7), quiet=True)
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_an_asynchronous_tower_has_its_own_context(towers: Towers, main: Context
     own = towers.context(1)
     assert towers.context(1) is own
     assert own.control is main.control
-    assert (own.seed, own.epochs, own.is_chief, own.towers, own.trainings) == (5, 7, False, None, 0)
+    assert (own.seed, own.options.epochs, own.is_chief, own.towers, own.trainings) == (5, 7, False, None, 0)
     assert own.progress is not main.progress
     history = History(context=own, metric_names=[])
     history.step(4, 0.5, [0.5], None, 0.1, 3)

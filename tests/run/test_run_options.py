@@ -77,8 +77,8 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
         ),
         ({"replication": "in"}, "no --replication 'in'; choose from between-graph, in-graph"),
         ({"replication": "in-graph", "strategy": "one_device"}, "drop one of the two"),
-        ({"replication": "in-graph", "strategy": "mirrored"}, "or take --strategy ps or central"),
-        ({"replication": "in-graph", "backups": 1}, "--backups belongs to --replication between-graph"),
+        ({"replication": "in-graph", "strategy": "mirrored"}, "or take --strategy central or ps"),
+        ({"replication": "in-graph", "backups": 1}, "--backups 1 belongs to --replication between-graph"),
         ({"strategy": "multi_worker", "synchronous": False}, "multi_worker make every step together: drop"),
         ({"strategy": "elastic", "synchronous": True}, "elastic make steps of their own: drop --sync"),
         ({"strategy": "ps", "every": 3}, "--every belongs to --strategy elastic, not ps"),
@@ -99,12 +99,12 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
             "--data service belongs to --replication between-graph",
         ),
         ({"transport": "pigeon"}, "no --transport 'pigeon'; choose from auto, socket"),
-        ({"epochs": 0}, "--epochs is a whole number above 0, got 0"),
+        ({"epochs": 0}, "--epochs is a whole number of 1 or more, got 0"),
         ({"seed": -1}, "--seed is a whole number of 0 or more, got -1"),
         ({"on": "worker:x"}, "--on takes a job"),
         ({"on": ""}, r"--on takes a job and task numbers.*got ''"),
         ({"ps_replicas": 2}, "--ps-replicas is 0 or 1, got 2"),
-        ({"fetch": ("a", "b c")}, "--fetch takes names of variables, got 'b c'"),
+        ({"fetch": ("a", "b c")}, "--fetch takes names of variables, such as --fetch x,y; got 'b c'"),
         (
             {"strategy": "central", "max_restarts": 2},
             "--max-restarts 2 belongs to --strategy .*multi_worker.*; central replaces no workers: drop it",
@@ -231,11 +231,11 @@ def test_a_run_beside_one_whose_task_has_died() -> None:
     cluster: Any = SimpleNamespace(
         id="c", tasks=workers, active_runs={"a_run"}, check_running=lambda: None, dead=lambda: workers[1:]
     )
-    check_alive(cluster, workers[:1], Options(strategy="one_device"))
+    check_alive(cluster, workers[:1])
     with pytest.raises(
         FailedPreconditionError, match=r"has died, and run a_run.*attach\('a_run'\)\.wait\(\)"
     ):
-        check_alive(cluster, workers, Options(strategy="one_device"))
+        check_alive(cluster, workers)
     cluster.active_runs.clear()
     with pytest.raises(TaskDiedError, match=r"%cluster restart worker:1"):
-        check_alive(cluster, workers, Options(strategy="one_device"))
+        check_alive(cluster, workers)

@@ -19,6 +19,7 @@ from nbdist.metrics.store import RunStore
 from nbdist.nn import Dense, Sequential
 from nbdist.run import outcome
 from nbdist.run.control import progress_message
+from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
 from nbdist.run.outcome import pack, unpack
 from nbdist.run.progress import WINDOW, ProgressTracker
@@ -265,6 +266,19 @@ def test_asynchronous_replicas_add_up() -> None:
     assert [replica.steps_per_second for replica in standing.replicas] == [10, 20]
 
 
+def test_a_replica_that_has_ended_makes_no_steps_beside_a_slower_one() -> None:
+    tally, store = ProgressTracker(2, synchronous=False), RunStore()
+    for second in range(3):
+        tally.update(0, report(50 * second, state="finished" if second == 2 else "running"), float(second))
+        tally.update(1, report(10 * second), float(second))
+    standing = tally.standing(2.0, store)
+    assert (standing.step, standing.steps_per_second, standing.examples_per_second) == (120, 10, 100)
+    assert standing.seconds_left == pytest.approx(8.0)
+    assert [replica.steps_per_second for replica in standing.replicas] == [50, 10]
+    tally.update(1, report(30, total=30, state="finished"), 3.0)
+    assert tally.standing(3.0, store).steps_per_second == 60  # the view keeps what both made
+
+
 def test_synchronous_replicas_step_together() -> None:
     tally = ProgressTracker(2, synchronous=True)
     for second in range(3):
@@ -360,7 +374,9 @@ class NoCalls:
 def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int, tmp_path: Path) -> None:
     workers = [TaskInfo("worker", i, i, "", 0, "", "", 0) for i in range(2)]
     options, record = Options(synchronous=synchronous), RunFile("digits", status="running")
-    run = Run(EndedTasks(workers), record, tmp_path, workers, options, NoCalls(), None)
+    run = Run(
+        EndedTasks(workers), record, tmp_path, workers, MembershipRules.of(options, 2, 0), NoCalls(), None
+    )
     run.status = "finished"
     assert (run.steps_per_second, run.examples_per_second) == (0.0, 0.0)
     for replica in range(2):

@@ -145,13 +145,15 @@ def test_a_sweep_of_another_kernel_asks_for_its_pushed_values(cluster: Cluster) 
     assert mine.over, "what is over can be looked at without them"
     with pytest.raises(FailedPreconditionError, match=r"were pushed .*attach\(.*, push=\{'n': n\}\)"):
         mine.clone(0)
-    mine.leave()
     with pytest.raises(InvalidArgumentError, match="was started with pushed values n, and push has m"):
         attach_sweep(first.id, cluster=cluster, push={"m": 3})
-    again = attach_sweep(first.id, cluster=cluster, push={"n": 7})
-    again.wait()
-    assert max(one.value for one in again.trials) in (10, 14)
-    again.leave()
+    with pytest.raises(InvalidArgumentError, match="is a cell, which its log has: attach without trial="):
+        attach_sweep(first.id, cluster=cluster, trial=attach_sweep)
+    assert attach_sweep(first.id, cluster=cluster, push={"n": 7}) is mine  # with what it was given
+    mine.clone(0)
+    mine.wait()
+    assert max(one.value for one in mine.trials) in (10, 14)
+    mine.leave()
 
 
 @pytest.mark.usefixtures("current")

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engines
 
 STEPS, EPOCHS, STEP = 8, 6, 13
-# Replicas of a group train until the file "over" is there; those of parameter servers make a fixed number of
-# epochs, and wait for it before the last two, so that a new process finds steps to make.
+# Replicas train until the file "over" is there, so that a slow one reaches the step at which it fails, and a
+# new process finds steps to make. Asynchronous ones make a fixed number of epochs, and wait for it before the
+# last two.
 BODY = """
 import os, threading
 import numpy as np
@@ -74,7 +75,7 @@ def cluster(own_home: Path) -> Iterator[Cluster]:
 
 
 def started(cluster: Cluster, over: Path, training: str, ahead: str = "") -> Run:
-    together = training in ("multi_worker", "elastic")
+    together = training != "async"
     body = BODY.format(over=str(over), together=together, steps=STEPS, epochs=EPOCHS)
     return start_run(ahead + body, Options(seed=3, **TRAININGS[training]), cluster=cluster)
 
@@ -86,8 +87,8 @@ def assert_all_counted(cluster: Cluster, run: Run, training: str) -> None:
     if training == "async":
         assert steps == [STEPS * EPOCHS] * 3
         assert run.global_step == 3 * STEPS * EPOCHS
-    elif training == "backups":  # the last one may be left without a second gradient
-        assert max(steps) == STEPS * EPOCHS
+    elif training == "backups":  # each update took two gradients
+        assert max(steps) <= run.global_step <= sum(steps) / 2
     else:
         assert {step % STEPS for step in steps} == {0}
         assert len(set(steps)) == 1 or training == "elastic"  # a replica ends with the others' exchange

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Start = Callable[..., "Cluster"]
 pytestmark = pytest.mark.engines
 
-STEPS, EPOCHS = 8, 20
-FREE = 10 * STEPS  # batches that a process passes before it waits for the gate
+STEPS, EPOCHS = 8, 30
+FREE = 20 * STEPS  # batches that a process passes before it waits for the gate: 1.5 s for a busy client
 BODY = """
 import os, threading
 import numpy as np

@@ -28,9 +28,8 @@ from nbdist.metrics.store import columns_from_logs
 from nbdist.run.attach import attach_run
 from nbdist.run.history import runs
 from nbdist.run.options import Options
-from nbdist.run.resume import resume_run
 from nbdist.run.run import Run
-from nbdist.run.start import start_run
+from nbdist.run.start import resume_run, start_run
 from nbdist.train.state_writer import state_files
 from nbdist.ui.api import attach, launch
 

@@ -590,6 +590,7 @@ def test_a_task_that_can_neither_stop_nor_be_replaced_is_named(
     with pytest.raises(FailedPreconditionError, match=f"task:1 is busy with run {run.id}"):
         start_run("1", Options(), cluster=cluster)
     assert start_run("x = 1", Options(on="worker:0"), cluster=cluster).wait().results == {"x": 1}
+    cluster.stop()  # the task would compute beside all later tests
 
 
 @exhaustive  # test_a_later_cluster_with_the_same_id_is_not_confused uses one again

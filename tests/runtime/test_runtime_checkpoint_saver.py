@@ -16,8 +16,8 @@ import pytest
 from runtime_tasks import ONE, PS, Tasks, begin, open_tasks
 from waiting import PATIENCE, until
 
-from nbdist.checkpoint import shard
-from nbdist.checkpoint.shard import CHUNK
+from nbdist.checkpoint import tensor_file
+from nbdist.checkpoint.tensor_file import CHUNK
 from nbdist.errors import (
     AbortedError,
     DataLossError,
@@ -258,7 +258,7 @@ class TestBackground:
         self, empty: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         held = threading.Event()
-        original = shard.zlib.crc32
+        original = tensor_file.zlib.crc32
 
         class Held:
             def crc32(self, *args: Any) -> int:
@@ -271,7 +271,7 @@ class TestBackground:
             fill(session, 2.0)  # plans are made
             fill(session)
             used = [server.sessions.store.used() for server in empty.servers.values()]
-            monkeypatch.setattr(shard, "zlib", Held())
+            monkeypatch.setattr(tensor_file, "zlib", Held())
             path = saver.save(session, tmp_path / "m", 1, wait=False)
             assert latest_checkpoint(tmp_path) is None
             fill(session, 2.0)
@@ -328,7 +328,7 @@ class TestBackground:
 
     def test_two_savers_of_one_series(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         held = threading.Event()
-        original = shard.zlib.crc32
+        original = tensor_file.zlib.crc32
 
         class Held:
             def crc32(self, *args: Any) -> int:
@@ -340,7 +340,7 @@ class TestBackground:
             begin(session)
             one, two = Saver(), Saver()
             with monkeypatch.context() as patch:
-                patch.setattr(shard, "zlib", Held())
+                patch.setattr(tensor_file, "zlib", Held())
                 one.save(session, tmp_path / "m", 1, wait=False)
                 until(lambda: list(tmp_path.glob("m-1.*.safetensors")))
             two.save(session, tmp_path / "m", 2)

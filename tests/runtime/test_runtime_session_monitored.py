@@ -800,14 +800,20 @@ class TestSupervisor:
         graph, op = counting
         summary.scalar("w", 1.0 * graph.variables()[1])
         supervisor = train.Supervisor(logdir=tmp_path, save_model_secs=0.05, save_summaries_secs=0.05)
+
+        def is_written() -> bool:
+            assert supervisor.summary_writer is not None
+            supervisor.summary_writer.flush()
+            return "w" in EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+
         with supervisor.managed_session() as session:
             session.run(op)
             until(lambda: train.latest_checkpoint(tmp_path) is not None)
+            until(is_written)  # its end writes no summary
             session.run(op)
             raise OutOfRangeError("the data has ended")
         assert supervisor.should_stop()
         assert load_variable(tmp_path, "w") == 2.0
-        assert "w" in EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
 
     def test_an_error_of_a_thread_is_raised(self, counting: tuple[Graph, Tensor]) -> None:
         def fail() -> None:

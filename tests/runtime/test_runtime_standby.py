@@ -30,7 +30,7 @@ from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Caller, Peer
 from nbdist.wire.rpc.frame import Frame
-from nbdist.wire.shm import shared_folder
+from nbdist.wire.shm import remove_all, shared_folder
 
 Array = np.ndarray[Any, Any]
 INITIAL = (np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(5, np.float64))
@@ -106,8 +106,7 @@ def pair() -> Iterator[Pair]:
     pair = Pair()
     yield pair
     pair.close()
-    for path in shared_folder().glob(f"{pair.prefix}-*"):  # of servers that were "killed"
-        path.unlink()
+    remove_all(pair.prefix)  # of servers that were "killed"; their last threads may remove some now
 
 
 def push(link: Link, slot: int, seed: int) -> None:

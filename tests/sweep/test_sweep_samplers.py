@@ -10,7 +10,8 @@ from hypothesis import strategies as some
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.sweep.events import Direction
-from nbdist.sweep.samplers import Ask, Grid, Sampler, Tell, fraction, make_sampler, trial_seed
+from nbdist.sweep.sampler import Ask, Sampler, Tell, fraction, trial_seed
+from nbdist.sweep.samplers import Grid, make_sampler
 from nbdist.sweep.space import Parameters, Space, integer, log, uniform, when
 
 SPACE = Space(

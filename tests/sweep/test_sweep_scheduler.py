@@ -26,7 +26,7 @@ from nbdist.sweep.events import (
     Started,
     Stopped,
 )
-from nbdist.sweep.samplers import trial_seed
+from nbdist.sweep.sampler import trial_seed
 from nbdist.sweep.scheduler import Scheduler, place
 from nbdist.sweep.space import Space, log, when
 from nbdist.sweep.start import check_edit, check_names, open_sweep
@@ -235,7 +235,7 @@ def test_a_retried_promotion_continues_from_its_checkpoint_with_its_curve() -> N
         ({}, "failed", "the trial never reported 'accuracy': report it, or name another"),
         ({"loss": 1.0}, "failed", "never reported 'accuracy'; it reported loss: report it"),
         ({"accuracy": np.float32(0.5), "name": "x"}, "finished", ""),
-        ({"accuracy": "high"}, "failed", "'accuracy' is 'high', and no number"),
+        ({"accuracy": "of type list"}, "failed", "'accuracy' is of type list, and not one number"),
         ({"accuracy": float("nan")}, "failed", "'accuracy' is not a number at the end"),
     ],
 )

@@ -34,7 +34,7 @@ from nbdist.sweep.events import (
 )
 from nbdist.sweep.export import columns, write_csv
 from nbdist.sweep.optuna import export_study
-from nbdist.sweep.samplers import Ask
+from nbdist.sweep.sampler import Ask
 from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.space import Space, integer, log, uniform, when
 from nbdist.sweep.state import Ledger

@@ -22,7 +22,7 @@ from nbdist.optim import SGD, Adam, LossScaleOptimizer, Optimizer
 from nbdist.train import epochs, state
 from nbdist.train.context import Context, current, get_strategy, use
 from nbdist.train.custom.api import end_loops
-from nbdist.train.resume import TrainingStates, read_state
+from nbdist.train.resume import TrainingStates, read_saved
 from nbdist.train.state_writer import StateWriter, parse_interval, state_files
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
@@ -221,7 +221,7 @@ def test_a_killed_loop_continues_bit_for_bit(tmp_path: Path, body: Callable[[Loo
     if not found:
         assert body in (own_batches,), "its first epoch is not over"
         return
-    at = read_state(found[0]).step
+    at = read_saved(found[0]).state.step
     assert at <= dies
     second = Ended(tmp_path / "second", body, read=tmp_path / "first")
     assert second.loop.made == whole.loop.made - at
@@ -278,7 +278,7 @@ def test_a_stopped_loop_leaves_its_last_step(tmp_path: Path) -> None:
     whole = Ended(tmp_path / "whole", body, every=None)
     stops = True
     Ended(tmp_path / "first", body, every="1h")
-    assert read_state(state_files(tmp_path / "first")[0]).step == 12
+    assert read_saved(state_files(tmp_path / "first")[0]).state.step == 12
     stops = False
     second = Ended(tmp_path / "second", body, read=tmp_path / "first")
     for a, b in zip(whole.values, second.values, strict=True):

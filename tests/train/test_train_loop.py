@@ -24,6 +24,7 @@ from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context, get_strategy
 from nbdist.train.loop import SYNCHRONOUS_STEPS
+from nbdist.train.options import TrainingOptions
 from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy, Replica, Strategy
 
@@ -103,7 +104,7 @@ def test_a_step_calls_pull_and_push_and_the_end_finish_and_close(
 
 
 def test_the_runs_epochs_override_fit_and_steps_continue_in_a_second_training(context: Context) -> None:
-    context.epochs = 3
+    context.options = TrainingOptions(epochs=3)
     one = model()
     assert one.fit(data(), epochs=1).epoch == [0, 1, 2]
     one.fit(data(), epochs=7)

@@ -17,7 +17,7 @@ from nbdist.nn import BatchNorm, Dense, Dropout, Sequential
 from nbdist.optim import Adam
 from nbdist.train import Callback, state_writer
 from nbdist.train.context import Context, current, use_here
-from nbdist.train.resume import DataCursor, TrainingStates, read_state
+from nbdist.train.resume import DataCursor, TrainingStates, read_saved
 from nbdist.train.state_writer import Interval, StateWriter, parse_interval, state_files
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy
 
@@ -108,7 +108,7 @@ def test_a_killed_training_continues_bit_for_bit(
     run(tmp_path / "run", every=3, dies=dies)
     found = state_files(tmp_path / "run")
     newest = (dies - 1) // 3 * 3
-    assert read_state(found[0]).step == newest
+    assert read_saved(found[0]).state.step == newest
     assert len(found) == min(2, newest // 3)
     second, context = run(tmp_path / "again", every=3, read=found)
     assert f"training continues after step {newest}" in capsys.readouterr().out
@@ -116,7 +116,7 @@ def test_a_killed_training_continues_bit_for_bit(
         np.testing.assert_array_equal(a, b)
     assert whole.ended.history == second.ended.history
     assert context.progress.step == first.progress.step == 20
-    assert read_state(state_files(tmp_path / "again")[0]).place == DataCursor(4, 0, (4,))
+    assert read_saved(state_files(tmp_path / "again")[0]).state.place == DataCursor(4, 0, (4,))
     assert sorted((tmp_path / "run").iterdir()) == sorted(found)
 
 
@@ -209,7 +209,7 @@ def test_training_continues_while_a_state_is_written(
     model, _ = run(tmp_path / "run", every=1, make=make, kind=StateWriter)
     assert capsys.readouterr().out.count("takes longer to write than --checkpoint-every 1:") == 1
     kept = state_files(tmp_path / "run")
-    last, before = (read_state(one).step for one in kept)
+    last, before = (read_saved(one).state.step for one in kept)
     assert last == 15
     assert before >= 10
     assert model is not None
@@ -243,7 +243,7 @@ def test_a_failing_disk_is_said_once_and_older_states_stay(
     assert context.states.writer.error
     kept = state_files(tmp_path / "run")
     assert kept
-    assert all(read_state(one).step <= 10 for one in kept)
+    assert all(read_saved(one).state.step <= 10 for one in kept)
     again, _ = run(tmp_path / "again", read=kept)
     for a, b in zip(whole.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)

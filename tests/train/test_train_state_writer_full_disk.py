@@ -50,7 +50,7 @@ from pathlib import Path
 import numpy as np
 from nbdist import nn
 from nbdist.train import context as contexts
-from nbdist.train.resume import TrainingStates, read_state
+from nbdist.train.resume import TrainingStates, read_saved
 
 folder = Path(sys.argv[1])
 states = TrainingStates(write=folder / "state.safetensors")
@@ -63,7 +63,7 @@ with contexts.use(contexts.Context(seed=1, quiet=True, states=states)):
         model.fit(x, y, epochs=3)
         errors.append(states.error)
 paths = [path.name for path in folder.iterdir()]
-print(json.dumps({"errors": errors, "paths": paths, "training": read_state(states.write).training}))
+print(json.dumps({"errors": errors, "paths": paths, "training": read_saved(states.write).state.training}))
 """
 
 
@@ -73,7 +73,7 @@ from pathlib import Path
 import numpy as np
 from nbdist import nn
 from nbdist.train import context as contexts
-from nbdist.train.resume import TrainingStates, read_state
+from nbdist.train.resume import TrainingStates, read_saved
 from nbdist.train.state_writer import StateWriter, parse_interval, state_files
 
 class Patient(StateWriter):
@@ -90,7 +90,7 @@ with contexts.use(contexts.Context(seed=1, quiet=True, states=TrainingStates(wri
         model.compile("adam")
         model.fit(x, y, batch_size=4, epochs=3)
 paths = sorted(path.name for path in folder.iterdir())
-found = [[read_state(path).training, read_state(path).step] for path in state_files(folder)]
+found = [[read_saved(path).state.training, read_saved(path).state.step] for path in state_files(folder)]
 print(json.dumps({"error": writer.error, "paths": paths, "found": found, "steps": context.progress.step}))
 """
 

@@ -246,6 +246,10 @@ def test_a_function_must_be_passed_again(begin: Begin, cluster: Cluster, held: l
     finished(again)
     assert again.trial(2).value == 1.5
     assert "the function is not what" in lines[0]
+    assert attach_sweep(sweep.id, trial=by_width, report=quiet) is again  # this process holds it
+    again.clone(0)
+    finished(again)
+    assert again.trial(3).value == 1.0
 
 
 def test_a_torn_last_record_loses_one_event(begin: Begin, cluster: Cluster, held: list[Sweep]) -> None:

@@ -10,7 +10,7 @@ from examples import examples
 from nbdist.sweep.event_log import EventLog
 from nbdist.sweep.events import Asked, Ended, Event, Reported, Started
 from nbdist.sweep.parse import read_space
-from nbdist.sweep.samplers import trial_seed
+from nbdist.sweep.sampler import trial_seed
 from nbdist.sweep.space import Parameters, Space
 from nbdist.sweep.start import open_sweep
 from nbdist.trials.start import attach_sweep

@@ -358,6 +358,9 @@ def test_names_that_a_trial_does_not_have_are_refused(begin: Begin, cluster: Clu
         sweep.edit("lr=when([0.1], width=1) width=[1]")
     with pytest.raises(InvalidArgumentError, match=r"by_rate\(\) takes no parameter epoch"):
         sweep.promote(0, epoch=4)
+    with pytest.raises(FailedPreconditionError, match="trial 0 is finished; clone it") as refused:
+        sweep.retry(0)
+    assert [frame.name for frame in refused.traceback][1:] == ["retry", "command"]  # no more of ours
     assert str(sweep.space) == "lr=[0.1]"
     assert states(sweep) == ["finished"]
 

@@ -106,6 +106,7 @@ if kind == "infinite": accuracy = float("inf")
     assert states(sweep) == ["finished", "failed", "failed", "failed", "failed", "finished"]
     errors = [trial.error for trial in sweep.trials]
     assert "NaN" in errors[1]
+    assert "'accuracy' is 'high', and not one number" in errors[2]
     assert "never reported 'accuracy'" in errors[3]
     assert all("accuracy" in one for one in errors[1:5])
     assert sweep.best.number == 0  # type: ignore[union-attr]  # an infinite value is never the best

@@ -38,8 +38,8 @@ def test_the_name_of_a_run(
 
 
 def test_the_flags_are_in_the_name() -> None:
-    assert run_name("# Digits", "ps", False) == "Digits ps async"
-    assert run_name("# Digits", None, True, "in-graph") == "Digits sync in-graph"
+    assert run_name("# Digits", {"strategy": "ps", "synchronous": False}) == "Digits ps async"
+    assert run_name("# Digits", {"synchronous": True, "replication": "in-graph"}) == "Digits sync in-graph"
 
 
 def test_the_number_is_that_of_the_cell_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,5 +48,5 @@ def test_the_number_is_that_of_the_cell_that_runs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("JPY_SESSION_NAME", "mnist.ipynb")
     shell.user_ns["run_name"] = run_name
     shell.run_cell("1", store_history=True)
-    second = shell.run_cell("name = run_name('x = 1')", store_history=True)
+    second = shell.run_cell("name = run_name('x = 1', {})", store_history=True)
     assert shell.user_ns["name"] == f"mnist [{second.execution_count}]" == "mnist [2]"

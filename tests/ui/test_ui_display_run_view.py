@@ -334,6 +334,17 @@ def test_the_rate_of_a_cell_of_a_framework_is_over_its_steps() -> None:
     assert headline(found) == "✓ finished · 92 updates · 2.0 s of training · 46 updates/s"
 
 
+def test_points_that_a_loop_of_jax_numbers_are_no_count_of_its_steps() -> None:
+    run = FakeRun(framework="jax")
+    for replica in range(2):
+        run.tally.update(replica, vars(Progress(step=0, state="finished")), 1.3)
+        run.store.extend(replica, "loss", [0, 40], [0.2, 0.1], [0.1, 1.0])
+    found = summary(run)
+    assert found.rows == [{"task": "worker 0", "last step": 40}, {"task": "worker 1", "last step": 40}]
+    assert headline(found).startswith("✓ finished · ")
+    assert "updates" not in headline(found)
+
+
 def test_a_lost_replica_is_named_live_and_at_the_end(displays: list[FakeDisplay]) -> None:
     run = FakeRun(strategy="multi_worker", synchronous=True)
     for replica in range(2):
@@ -507,12 +518,12 @@ def test_ranks_that_train_a_model_each_are_a_warning_at_once_and_in_the_summary(
     shown = RunView(as_run(run))
     for state, verb in (("running", "train"), ("finished", "trained")):
         for replica in range(2):
-            apart = vars(Progress(step=3, state=state, apart="name all of them: Trainer(devices=2)"))
+            apart = vars(Progress(step=3, state=state, apart="call init_process_group()"))
             run.tally.update(replica, apart, 1.0)
         standing = run.tally.standing(1.0, run.store)
         shown.progress(standing)
         status = displays[0].calls[-1][1]
-        said = f"2 ranks {verb} without a process group: each has its own model; name all of them: "
-        assert status["warning"] == f"{said}Trainer(devices=2)"
+        said = f"2 ranks {verb} without a process group: each has its own model; "
+        assert status["warning"] == f"{said}call init_process_group()"
         assert said in view.progress_line("mnist", status)
     assert summary(run).warning == status["warning"]

@@ -4,6 +4,7 @@ import type { CommandRegistry } from '@lumino/commands';
 import { make } from '@widget/dom/elements.js';
 import { formatValue, shortTask } from '@widget/text/format.js';
 import type { Progress } from '@widget/run/view.js';
+import { ApiError } from '../api/client';
 import type { About, Run, RunDetails, RunStatus, State } from '../api/items';
 import type { Drawing } from '../render/drawing';
 import { RUN } from '../render/kinds';
@@ -31,6 +32,7 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     const { error, ...rest } = this.parts;
     this.before.append(error.element);
     this.after.append(...Object.values(rest).map(({ element }) => element));
+    this.charts = keptTitles(id);
     void nbdist.client.about().then(
       about => (this.about = about),
       () => undefined // opening TensorBoard then reports why it cannot be opened
@@ -45,7 +47,13 @@ export class RunPage extends Page<RunDetails, RunBundle> {
       this.drawnCharts = charts;
       return { details, bundle: mergeProgress(readRun(data), details, Date.now() / 1000) };
     } catch (error) {
-      this.charts = this.drawnCharts; // the run may have no chart of a typed title
+      if (error instanceof ApiError && error.status >= 400 && error.status < 500) {
+        this.charts = this.drawnCharts ?? []; // the run may have no chart of a typed title
+        keepTitles(this.itemId, this.charts);
+        if (charts.length && !this.drawnCharts) {
+          return this.fetchItem(); // without the titles that were kept
+        }
+      }
       throw error;
     }
   }
@@ -58,6 +66,7 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     return RUN.draw(bundle, (kind, more) => {
       if (kind === 'charts') {
         this.charts = more?.['titles'] as string[];
+        keepTitles(this.itemId, this.charts);
         this.refreshNow();
       }
     });
@@ -114,9 +123,31 @@ export class RunPage extends Page<RunDetails, RunBundle> {
 
   private readonly parts: Record<'error' | 'metrics' | 'output' | 'code' | 'about' | 'tasks' | 'versions' | 'files', CollapsibleSection>;
   private about: About | null = null;
-  /** The titles of the chosen charts, and of those that are drawn; none for the default ones. */
+  /** The titles of the chosen charts, and of those that are drawn; none for the default ones. They last for a tab. */
   private charts: string[] = [];
-  private drawnCharts: string[] = [];
+  private drawnCharts: string[] | null = null;
+}
+
+/** The titles of the charts that were chosen in this tab before it was reloaded. */
+function keptTitles(run: string): string[] {
+  try {
+    const titles: unknown = JSON.parse(sessionStorage.getItem(placeOf(run)) ?? '[]');
+    return Array.isArray(titles) ? titles.filter(title => typeof title === 'string') : [];
+  } catch {
+    return []; // no storage, or what another program has written
+  }
+}
+
+function keepTitles(run: string, titles: readonly string[]): void {
+  try {
+    sessionStorage.setItem(placeOf(run), JSON.stringify(titles));
+  } catch {
+    // no storage, or it is full
+  }
+}
+
+function placeOf(run: string): string {
+  return `nbdist:charts:${run}`;
 }
 
 /** The options of a run, common ones first; unknown ones are left out. */

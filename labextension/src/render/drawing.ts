@@ -1,11 +1,15 @@
 /** A drawing in a page: made when it is first visible, redrawn when the page's width or theme changes. */
 
+import type { Commanded } from './sweep-commands';
+
 export interface Drawing<Bundle> {
   readonly element: HTMLElement;
   /** Show other data; zoom and settings stay. */
   take(bundle: Bundle): void;
   redraw(): void;
   close(): void;
+  /** Of one whose commands a kernel may take. */
+  readonly commanded?: Commanded;
 }
 
 /** Calls back when the page's theme or an element's width changes; returns a function that ends this. */

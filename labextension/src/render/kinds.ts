@@ -7,6 +7,7 @@ import { type Drawing, uniqueName } from './drawing';
 import type { BundleKind, Send } from './renderer';
 import { readRun, type RunBundle } from './run-bundle';
 import { readSweep, type SweepBundle } from './sweep-bundle';
+import type { Commanded } from './sweep-commands';
 
 export const RUN: BundleKind<RunBundle> = {
   mimeType: 'application/vnd.nbdist.run+json',
@@ -66,13 +67,14 @@ async function drawRun(first: RunBundle, send: Send = () => undefined): Promise<
   return { element: view.element, take, redraw: () => view.redraw(), close: () => view.close() };
 }
 
-/** The grid of a sweep, by the drawing code of the live grid, which sends no commands here. */
+/** The grid of a sweep, by the drawing code of the live grid; it has commands where a kernel takes them. */
 async function drawSweep(first: SweepBundle): Promise<Drawing<SweepBundle>> {
   const { SweepView } = await import('@widget/sweep/view.js');
   const grid = new SweepView(uniqueName(), null);
   const take = ({ snapshot }: SweepBundle): void => grid.model.apply(snapshot);
   take(first);
-  return { element: grid.element, take, redraw: () => grid.redraw(), close: () => grid.destroy() };
+  const commanded: Commanded = { connect: send => grid.connect(send), receive: answer => grid.commands.receive(answer) };
+  return { element: grid.element, take, redraw: () => grid.redraw(), close: () => grid.destroy(), commanded };
 }
 
 function curvesLeftOut(count: number, trans: TranslationBundle): string {

@@ -15,18 +15,24 @@ const RANK = 10; // before text/html, which has 50, and the picture
 
 export const renderers: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:renderers',
-  description: 'Draws the saved curves of runs and the saved trials of sweeps, with no kernel.',
+  description: 'Draws the saved curves of runs and the saved trials of sweeps; no kernel is needed.',
   autoStart: true,
   requires: [IRenderMimeRegistry],
-  optional: [ITranslator, INbdist],
+  optional: [ITranslator, INbdist, INotebookTracker],
   activate: (
     app: JupyterFrontEnd,
     registry: IRenderMimeRegistry,
     translator: ITranslator | null,
-    nbdist: INbdist | null
+    nbdist: INbdist | null,
+    notebooks: INotebookTracker | null
   ): void => {
     const trans = (translator ?? nullTranslator).load('nbdist');
-    const around = { trans, commands: app.commands, client: nbdist?.client ?? null };
+    const around: RenderContext = {
+      trans,
+      commands: app.commands,
+      client: nbdist?.client ?? null,
+      sessionOf: node => notebooks?.find(panel => panel.content.node.contains(node))?.sessionContext ?? null
+    };
     add(registry, RUN, around);
     add(registry, SWEEP, around);
   }

@@ -1,5 +1,6 @@
 /** A run or a sweep in an output: first the bundle's picture, then the interactive drawing when it is visible. */
 
+import type { ISessionContext } from '@jupyterlab/apputils';
 import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
@@ -8,6 +9,7 @@ import { make } from '@widget/dom/elements.js';
 import { type Drawing, onceVisible, onResizeOrTheme } from './drawing';
 import { type Client, ApiError } from '../api/client';
 import type { SavedOutput } from '../api/items';
+import { connectSweep } from './sweep-commands';
 import { liveId, UnreadableError, VERSION } from './json';
 
 export type Send = (kind: string, more?: Record<string, unknown>) => void;
@@ -33,10 +35,15 @@ export interface RenderContext {
   readonly commands: CommandRegistry | null;
   /** Null where no Jupyter server can be asked. */
   readonly client: Client | null;
+  /** The session of the notebook that an element is in. */
+  readonly sessionOf?: (node: HTMLElement) => ISessionContext | null;
 }
 
 /** Milliseconds between two requests for a run or sweep that is under way. */
 export const FOLLOW_EVERY = 2000;
+
+/** What a page asks without continuing a finished sweep. */
+const STAYS = ['cell', 'output', 'edit'];
 
 type Data = IRenderMime.IMimeModel['data'];
 
@@ -51,6 +58,7 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
 
   async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
     this.endFollow();
+    this.model = model;
     const id = liveId(model.data[this.kind.mimeType]);
     if (id !== null) {
       await this.follow(id, model);
@@ -125,7 +133,8 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
     const { kind, around: context } = this;
     const texts = htmlTexts(textOf(data['text/html']));
     const below = kind.below(texts, bundle, context.trans);
-    const line = attachFooter(kind.id(bundle), kind.attaches(context.trans), context.trans, context.commands);
+    this.footer = attachFooter(kind.id(bundle), kind.attaches(context.trans), context.trans, context.commands);
+    this.footer.hidden = this.hasCommands; // it says how to get the commands
     if (underWay) {
       const words = context.trans.__('It continues without a kernel of this notebook; the Jupyter server shows it.');
       below.push(make('p', { class: 'nbd-attach', role: 'note' }, words));
@@ -137,11 +146,11 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
       while (element.nextSibling) { // the drawing stays where it is, because it may have the focus
         element.nextSibling.remove();
       }
-      this.node.append(...below, line);
+      this.node.append(...below, this.footer);
       return;
     }
     const place = make('div', { class: 'nbd-Bundle-place' }, ...pictureOf(data));
-    this.node.replaceChildren(place, ...below, line);
+    this.node.replaceChildren(place, ...below, this.footer);
     this.endWait = onceVisible(place, () => void this.draw(bundle, data, place));
   }
 
@@ -154,13 +163,49 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
       }
       this.drawing = drawing;
       place.replaceWith(drawing.element);
-      this.endLook = onResizeOrTheme(drawing.element, () => drawing.redraw());
+      const endLook = onResizeOrTheme(drawing.element, () => drawing.redraw());
+      const endCommands = this.takeCommands(drawing, bundle);
+      this.endLook = () => (endLook(), endCommands());
       drawing.redraw();
     } catch (error) {
       console.error('nbdist cannot draw this', error);
       this.clear();
       this.node.replaceChildren(...this.fallback(error, data));
     }
+  }
+
+  /**
+   * Has the notebook's kernel take the drawing's commands, as long as it can.
+   *
+   * A command may continue the sweep. The kernel then replaces the output in the page that ran the cell; any other
+   * page follows the sweep by the Jupyter server.
+   */
+  private takeCommands({ commanded }: Drawing<Bundle>, bundle: Bundle): () => void {
+    const session = commanded ? (this.around.sessionOf?.(this.node) ?? null) : null;
+    if (!commanded || !session) {
+      return () => undefined;
+    }
+    const id = this.kind.id(bundle);
+    const continuing = new Set<unknown>(); // requests
+    const connect = (send: Send | null): void => {
+      this.hasCommands = Boolean(send);
+      this.footer?.toggleAttribute('hidden', this.hasCommands);
+      const sendNoting: Send = (kind, more = {}) => {
+        if (!STAYS.includes(kind)) {
+          continuing.add(more['request']);
+        }
+        send?.(kind, more);
+      };
+      commanded.connect(send && sendNoting);
+    };
+    const receive = (answer: Record<string, unknown>): void => {
+      commanded.receive(answer);
+      if (continuing.delete(answer['request']) && answer['ok'] === true && this.model) {
+        this.endFollow();
+        void this.follow(id, this.model);
+      }
+    };
+    return connectSweep(id, { connect, receive }, session);
   }
 
   /** Shows data that cannot be drawn: the reason, and the other parts of the bundle. */
@@ -186,7 +231,10 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
     this.drawing = null;
   }
 
+  private model: IRenderMime.IMimeModel | null = null;
   private drawing: Drawing<Bundle> | null = null;
+  private footer: HTMLElement | null = null;
+  private hasCommands = false;
   private endWait: () => void = () => undefined;
   private endFollow: () => void = () => undefined;
   private endLook: () => void = () => undefined;

@@ -116,6 +116,8 @@ declare module '@widget/sweep/view.js' {
   /** The whole page of a sweep; `send` is null where no kernel receives commands. */
   export class SweepView {
     constructor(name: string, send: ((kind: string, more?: Record<string, unknown>) => void) | null);
+    connect(send: ((kind: string, more?: Record<string, unknown>) => void) | null): void;
+    readonly commands: { receive(answer: Record<string, unknown>): void };
     readonly element: HTMLElement;
     readonly model: {
       readonly chosen: number;

@@ -43,6 +43,7 @@ class Server {
   error: Error | null = null;
   asked = 0;
   charts: string[][] = [];
+  unknown: string[] = [];
   shown = 0;
   readonly changed = new Signal<this, void>(this);
 
@@ -56,6 +57,13 @@ class Server {
     this.changed.emit();
   }
 
+  refuse(charts: string[]): void {
+    const [missing] = charts.filter(title => this.unknown.includes(title));
+    if (missing) {
+      throw new ApiError(400, `no series is called '${missing}'`);
+    }
+  }
+
   get nbdist(): INbdist {
     const answer = async <One>(one: () => One): Promise<One> => {
       if (this.error) {
@@ -66,7 +74,7 @@ class Server {
     const client = {
       about: () => answer(() => ({ tensorboard: null })),
       run: () => answer(() => ((this.asked += 1), this.details)),
-      runData: (_: string, charts: string[]) => answer(() => (this.charts.push(charts), this.data)),
+      runData: (_: string, charts: string[]) => answer(() => (this.charts.push(charts), this.refuse(charts), this.data)),
       sweep: () => answer(() => ({ id: 's', name: 'mnist', state: 'running', can: {}, why: {}, attach: '' })),
       sweepData: () => answer(() => this.data),
       fileUrl: (id: string, path: string) => `/files/${id}/${encodeURI(path)}`
@@ -97,6 +105,7 @@ const button = (page: Widget, text: string): HTMLElement | undefined =>
   [...page.node.querySelectorAll('button')].find(one => one.textContent === text);
 
 beforeEach(() => {
+  sessionStorage.clear();
   vi.useFakeTimers();
   vi.stubGlobal('IntersectionObserver', class { observe() {} disconnect() {} }); // prettier-ignore
   server = new Server();
@@ -265,6 +274,22 @@ describe('the page of a run', () => {
     server.tell({ step: 5 });
     await vi.advanceTimersByTimeAsync(3000);
     expect(server.charts.at(-1)).toEqual(['loss', 'mae']);
+  });
+
+  it('has the chosen charts after a reload, unless the run lacks them', async () => {
+    sessionStorage.setItem('nbdist:charts:r1', '["loss","mae"]');
+    (await runPage()).dispose();
+    expect(server.charts).toEqual([['loss', 'mae']]);
+    server.unknown = ['mae'];
+    const page = await runPage();
+    expect(page.node.querySelector('.nbd-charts')).not.toBeNull();
+    expect(sessionStorage.getItem('nbdist:charts:r1')).toBe('[]');
+    server.unknown = [];
+    for (const rubbish of ['', '{"loss": 1}', '[1]']) {
+      sessionStorage.setItem('nbdist:charts:r1', rubbish);
+      (await runPage()).dispose();
+      expect(server.charts.at(-1)).toEqual([]);
+    }
   });
 
   it('ends with its tab', async () => {

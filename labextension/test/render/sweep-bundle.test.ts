@@ -105,15 +105,18 @@ describe('the grid', () => {
     }
   });
 
-  it('has no buttons for commands without a driving process', async () => {
-    const { element, redraw, close } = await SWEEP.draw(readSweep(data));
+  it('hides the buttons for commands unless a kernel takes them', async () => {
+    const { element, redraw, close, commanded } = await SWEEP.draw(readSweep(data));
     document.body.replaceChildren(element);
     redraw();
-    const buttons = [...element.querySelectorAll('button')].map(button => button.textContent);
+    const hidden = '.nbs-without-commands :is(.nbs-actions, .nbs-output) button'; // as in sweep.css
+    const buttons = [...element.querySelectorAll('button')].filter(one => !one.matches(hidden)).map(one => one.textContent);
     for (const button of ['Pause', 'Stop sweep', 'Add trials', 'Edit the space', 'Stop', 'Retry', 'Clone…', 'Insert parameters as cell', 'Refresh']) {
       expect(buttons).not.toContain(button);
     }
     expect(buttons).toContain('Next');
+    commanded?.connect(() => undefined);
+    expect(element.querySelector(hidden)).toBeNull();
     close();
   });
 });

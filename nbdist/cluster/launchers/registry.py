@@ -9,9 +9,6 @@ start``, the parameters of `start_cluster`, the sidebar's form and all error mes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from nbdist.cluster.launchers import local, mpi
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import InvalidArgumentError, choices
@@ -30,11 +27,6 @@ def find_launcher(name: str) -> LauncherSpec:
     if name not in tuple(LAUNCHERS):  # by comparison: the name may be of any type
         raise InvalidArgumentError(f"no launcher {name!r}; {choices(name, LAUNCHERS)}")
     return LAUNCHERS[name]
-
-
-def launcher_of(description: Mapping[str, Any]) -> LauncherSpec:
-    """Return the row of the launcher that has started a cluster, given the cluster's description."""
-    return find_launcher(description["asked"]["launcher"])
 
 
 def all_settings() -> dict[str, tuple[LauncherSetting, str]]:

@@ -141,12 +141,11 @@ class InGraphStrategy(Strategy):
 
     def _companion(self, context: Context, i: int) -> Context:
         first = i * self._joint.parts.devices_needed if self._joint is not None else i
-        made = context.towers(first) if context.towers is not None else Context(control=context.control)
+        made = context.towers(first) if context.towers is not None else context.derive()
         made.strategy = own = InGraphStrategy(
             self.target, self.devices, self.ps_devices, synchronous=False, data=self.data, check=self.check
         )
         own.replica_index, own._joint, own.keeps_values = i, self._joint, False
-        made.is_chief, made.quiet, made.seed, made.epochs = False, True, context.seed, context.epochs
         made.checkpoints = None  # they are the chief's to write
         made.trainings = context.trainings
         return made

@@ -33,7 +33,7 @@ class MeshReplica(CompiledReplica):
         super().__init__(optimizer, values, [optimizer.new_slots(value) for value in values])
         self.notes, self._mesh, self._parts = notes, mesh, parts
         self.states: dict[Variable, Array] = {} if parts is None else parts.states
-        """The arrays on the host of what a step changes beside parameters, such as moving averages."""
+        """The host's copies of the states, such as moving averages."""
         whole = mesh.placed(())
         places = [
             mesh.weights(name, names, value.shape)
@@ -63,12 +63,12 @@ class MeshReplica(CompiledReplica):
         return values
 
     def take_over(self, state: Any) -> None:
-        """Hold what a step has returned; what the host has is old from now on."""
-        self.on_mesh, self.is_home = state, False
+        """Hold the state that a step has returned, of which the host has no copy yet."""
+        self.on_mesh, self.host_is_current = state, False
 
     def fetch(self) -> None:
         """Copy parameters, slots and states to the host, if a step has changed them."""
-        if self.is_home:
+        if self.host_is_current:
             return
         state = self.on_mesh
         for own, value in zip(self.values, state["values"], strict=True):
@@ -78,7 +78,7 @@ class MeshReplica(CompiledReplica):
                 np.copyto(one, np.asarray(theirs[name]))
         for array, value in zip(self.states.values(), state["states"], strict=True):
             np.copyto(array, np.asarray(value))
-        self.is_home = True
+        self.host_is_current = True
 
     def program(
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
@@ -106,4 +106,4 @@ class MeshReplica(CompiledReplica):
         """Place the host's parameters, slots and states on the mesh."""
         state = {"values": self.values, "slots": self.host_slots, "states": list(self.states.values())}
         with wide_types():
-            self.on_mesh, self.is_home = jax_module().device_put(state, self.placement), True
+            self.on_mesh, self.host_is_current = jax_module().device_put(state, self.placement), True

@@ -12,9 +12,10 @@ those of one device but for the order of sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from nbdist.distribute.spec import Setting, StrategyConfig, StrategySpec, whole_number
+from nbdist.distribute.spec import StrategyConfig, StrategySpec
 from nbdist.distribute.tpu.mesh import DeviceMesh, checked_layout, checked_shape, described, local_devices
 from nbdist.distribute.tpu.replica import MeshReplica
 from nbdist.distribute.tpu.step import compiled_step
@@ -22,7 +23,17 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
 from nbdist.optim.precision import unscaled
+from nbdist.train.options import option, rows, whole
 from nbdist.train.strategy import Parts, Replica, Strategy, Trainable, WholeStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class TPUOptions:
+    """The options of `TPUStrategy`."""
+
+    host_devices: int | None = option(
+        None, "compute on N devices of the host's CPU in place of TPUs, for teaching", "N", **whole(1, 1024)
+    )
 
 
 class TPUStrategy(Strategy):
@@ -59,7 +70,7 @@ class TPUStrategy(Strategy):
     ) -> None:
         self._shape = None if mesh is None else checked_shape(mesh)
         self._layout = None if layout is None else checked_layout(layout, self._shape)
-        HOST_DEVICES.check(host_devices)
+        rows(TPUOptions)["host_devices"].check(host_devices)
         self._host_devices = host_devices
         self._mesh: DeviceMesh | None = None
 
@@ -140,17 +151,10 @@ def _make(config: StrategyConfig) -> TPUStrategy:
     return TPUStrategy(**config.settings)
 
 
-HOST_DEVICES: Setting = whole_number(
-    "host_devices",
-    "N",
-    "compute on N devices of the host's CPU in place of TPUs, for teaching",
-    least=1,
-    most=1024,  # each takes threads and milliseconds
-)
 SPEC = StrategySpec(
     TPUStrategy.name,
     make=_make,
     synchronous=True,
-    settings=(HOST_DEVICES,),
+    options=TPUOptions,
     check=_one_worker,
 )

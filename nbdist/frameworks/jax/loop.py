@@ -11,19 +11,20 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.data.structure import leaves_of, rebuild, spec_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.frameworks.batches import Pass
+from nbdist.frameworks.batches import Pass, nested
 from nbdist.frameworks.jax.step import LossFunction, spec_with_rows
 from nbdist.frameworks.jax.training import (
     as_arrays,
-    batches_of,
-    flat,
     loss_function,
     optimizer_of,
     parameters_of,
+    training_data,
 )
 from nbdist.frameworks.jax.tree import State
 from nbdist.frameworks.loops import ReplicaLoop
 from nbdist.graph.backend import to_host
+from nbdist.runtime.ps.client import TrainingOver
+from nbdist.train.boundary import check_policy
 from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
 
@@ -35,13 +36,19 @@ def wrap(
     optimizer: Any = "sgd",
     state: Any = None,
     normalizer: Callable[[Any], Any] | None = None,
+    nan: str = "stop",
 ) -> LoopOfSteps:
     """Return a training whose loop is the caller's, under the strategy of the surrounding run.
 
-    - ``loss``, ``params``, ``optimizer``, ``state`` and ``normalizer`` are those of `nb.frameworks.jax.fit`
+    - ``loss``, ``params``, ``optimizer``, ``state``, ``normalizer`` and ``nan`` are those of
+      `nb.frameworks.jax.fit`
 
-    Raises InvalidArgumentError for what cannot be trained, also with --checkpoint-every and --resume, and
-    FailedPreconditionError in a process that replaces a lost one.
+    A run with ``--checkpoint-every`` saves parameters, slots and the place in the data before a batch, and
+    ``--resume`` continues there: passes that were over are empty, and the one under way begins after its last
+    batch. A new process that takes the place of a lost worker joins there, too. Both need a first pass over
+    `LoopOfSteps.batches`: a loop that brings batches of its own has no place that is known.
+
+    Raises InvalidArgumentError for what cannot be trained.
 
     For example::
 
@@ -51,7 +58,7 @@ def wrap(
                     value, metrics = training.step(batch)
         params = training.params
     """
-    return LoopOfSteps(loss, params, optimizer, state, normalizer)
+    return LoopOfSteps(loss, params, optimizer, state, normalizer, nan)
 
 
 class LoopOfSteps:
@@ -64,14 +71,15 @@ class LoopOfSteps:
         optimizer: Any,
         state: Any,
         normalizer: Callable[[Any], Any] | None = None,
+        nan: str = "stop",
     ) -> None:
-        self._context = scoped() or current()
+        self._skip_nan, self._context = check_policy(nan), scoped() or current()
         self._parameters = parameters_of(params, self._context)
         self._loss, self._optimizer, self._normalizer = loss, optimizer, normalizer
         self._state = None if state is None else State.of(state)
         self._model: LossFunction | None = None
         self._loop: ReplicaLoop | None = None
-        self._entered = False
+        self._entered = self._over = False
         self._spec: Any = None
         self._shared: tuple[Any, int] | None = None
 
@@ -123,13 +131,21 @@ class LoopOfSteps:
         The pass ends early, and all later ones are empty, if the run is asked to stop. Where a batch is
         smaller than the number of replicas, some get one without examples: pass it to `step` as well.
         """
-        dataset = batches_of(data, batch_size)
+        dataset = training_data(data, batch_size)
         return Pass(self._shares(dataset), dataset)
 
     def _shares(self, dataset: Dataset) -> Iterator[Any]:
         spec = spec_with_rows(dataset.element_spec)
-        loop = self._begun(spec)
-        shares = iter(loop.batches(flat(dataset)))
+        data = nested(dataset).dataset
+        if self._over:
+            return
+        try:
+            loop = self._begun(spec, data)
+        except TrainingOver:
+            self._over = True
+            print("the loop has ended on the other workers: it is left out here")
+            return
+        shares = iter(loop.batches(data))
         while True:
             # Not around the yield: a pass that is left, and kept under a name, would stay in this context.
             with use_here(self._context):
@@ -156,14 +172,14 @@ class LoopOfSteps:
             batch = as_arrays(batch)
             arrays = leaves_of(batch)
             self._begun(spec_with_rows(spec_of(batch)))
-            size = len(arrays[0]) * self._context.strategy.num_replicas_in_sync
+            size = None
         loop = self._begun(self._spec)
         with use_here(self._context):
             loss, *metrics = loop.step([np.asarray(array) for array in arrays], size)
         assert self._model is not None
         return loss, dict(zip(self._model.metric_names, metrics, strict=True))
 
-    def _begun(self, spec: Any) -> ReplicaLoop:
+    def _begun(self, spec: Any, dataset: Dataset | None = None) -> ReplicaLoop:
         """Return the loop, which begins with the first batch: its form says which metrics there are."""
         if not self._entered:
             raise FailedPreconditionError(
@@ -175,7 +191,7 @@ class LoopOfSteps:
                     self._loss, self._parameters, spec, self._context, self._state, self._normalizer
                 )
                 optimizer = optimizer_of(self._optimizer, self._model, self._parameters, self._context)
-                loop = ReplicaLoop(self._model, optimizer)
+                loop = ReplicaLoop(self._model, optimizer, dataset, self._skip_nan)
                 loop.__enter__()
             self._loop, self._spec = loop, spec
         elif spec != self._spec:

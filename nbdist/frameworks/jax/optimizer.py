@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class OptaxOptimizer(Optimizer):
     @property
     def kept_here(self) -> list[str]:
         """The leaves of optax's state that cannot be saved, by name: no slots, counts or settings."""
-        return [one.name for one in self._leaves if one.kind == "other" and "hyperparams/" not in one.name]
+        return kept_here(self._leaves)
 
     def new_slots(self, parameters: Array) -> dict[str, Array]:
         """Return zeros for each leaf of optax's state that a parameter has; the first step fills them."""
@@ -213,7 +213,14 @@ def _classified(transformation: Any, parameters: Parameters) -> list[_Leaf]:
             leaves.append(_Leaf(name, "count", dtype))
         else:
             leaves.append(_Leaf(name, "other", dtype))
+    if kept_here(leaves):  # such as MultiSteps's mini_step: a count may be of some steps only
+        leaves = [replace(one, kind="other") if one.kind == "count" else one for one in leaves]
     return leaves
+
+
+def kept_here(leaves: Sequence[_Leaf]) -> list[str]:
+    """Return the names of leaves that are neither of a parameter, nor follow from step and settings."""
+    return [one.name for one in leaves if one.kind == "other" and "hyperparams/" not in one.name]
 
 
 @dataclass

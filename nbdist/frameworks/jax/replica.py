@@ -76,12 +76,12 @@ class JaxReplica(CompiledReplica):
 
     def fetch(self) -> None:
         """Copy parameters, slots and states to the host, if a step has changed them."""
-        if not self.is_home:
+        if not self.host_is_current:
             held, states = self._held, [array for _, array in self._model.states]
             copy_leaves(
                 [self.values, self.host_slots, states], [held["values"], held["slots"], held["states"]]
             )
-            self.is_home = True
+            self.host_is_current = True
 
     def program(
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
@@ -98,7 +98,7 @@ class JaxReplica(CompiledReplica):
                 self._held, arrays[:count], self._rate_on_device(), self._unread, *arrays[count + 1 : last]
             )
             self._unread = self._fine if self.withholds else number
-            self.is_home = False
+            self.host_is_current = False
             return *results, number
 
         return program
@@ -145,7 +145,7 @@ class JaxReplica(CompiledReplica):
             "updates": np.int32(self.global_step),
         }  # fmt: skip
         self._held = jax.tree.map(jax.numpy.array, held)  # copies: the host's arrays change
-        self.is_home = True
+        self.host_is_current = True
 
     def _rate_on_device(self) -> Any:
         """Return the rate of the next update, as an array of JAX."""
@@ -155,9 +155,9 @@ class JaxReplica(CompiledReplica):
         return self._rate
 
     def _stepped(self, held: Any, batch: Any, rate: Any, unread: Any, words: Any = None) -> Any:
-        """Return what is held after a step, (loss, *metrics), and a number that says if all is finite.
+        """Return the state after a step, (loss, *metrics), and a number: 0 if all of them are finite.
 
-        It is 0, or NaN or infinite. If it is so for the step before, ``unread``, it is for this one, too.
+        It is NaN or infinite otherwise, or if it was so for the step before (``unread``).
         """
         import jax
 
@@ -174,7 +174,7 @@ class JaxReplica(CompiledReplica):
         return jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, held), results, number
 
     def _updated(self, held: Any, gradients: Any, rate: Any, step: Any) -> Any:
-        """Return what is held after an update, by the optimizer's own code."""
+        """Return the state after an update by the optimizer's own code."""
         values, slots = held["values"], held["slots"]
         if isinstance(self.optimizer, OptaxOptimizer):
             parts = self.optimizer.updated(values, gradients, slots, held["others"], rate, step)

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from nbdist.frameworks.jax.tree import Parameters, State, copy_from_jax, copy_le
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
+from nbdist.train.strategy import Replica
 
 ROWS = 120  # examples of the batch that a loss is recorded for; no other axis is likely to have as many
 WORDS = 6  # of 32 bits: the seed and the number of the first example have two each
@@ -68,6 +70,11 @@ class LossFunction(FrameworkModel):
         self._values: list[Any] = []
         self.on_bind: Callable[[Sequence[Array]], object] = lambda values: None
         """Called with the parameters of the strategy before the first step with them."""
+
+    def attach(self, replica: Replica) -> None:
+        """Begin to be trained; the optimizer changes these parameters from the first step on."""
+        super().attach(replica)
+        self.on_bind(replica.values)
 
     def bind(self, values: Sequence[Array]) -> None:
         """Read these arrays in each step."""
@@ -213,14 +220,25 @@ class LossFunction(FrameworkModel):
                 leaves, states, batch, words
             )
         refuse_pairs([str(one.message) for one in promoted])
-        before = len(leaves) + len(states)
-        if self._shared and divides_by_batch(recorded.jaxpr, range(before, before + len(batch))):
-            raise InvalidArgumentError(
-                "loss divides by a number that it computes from the batch, as a mean over a mask or by "
-                "weights does. Each replica has a share of a batch, and shares are put together by what they "
-                "count: give normalizer=, a function of the batch that returns this number, such as "
-                "lambda batch: batch['mask'].sum(), or lambda batch: len(batch[0]) for the examples"
-            )
+        if self._shared:
+            before = len(leaves) + len(states)
+            divides, kinds = followed(recorded.jaxpr, range(before, before + len(batch)))
+            if divides:
+                raise InvalidArgumentError(
+                    "loss divides by a number that it computes from the batch, as a mean over a mask or by "
+                    "weights does. Each replica has a share of a batch, and shares are put together by what "
+                    "they count: give normalizer=, a function of the batch that returns this number, such as "
+                    "lambda batch: batch['mask'].sum(), or lambda batch: len(batch[0]) for the examples"
+                )
+            named = ["loss", *(f"metric {name!r}" for name in sorted(metrics if metrics else ()))]
+            for name, kind in zip(named, kinds, strict=False):
+                if kind is Kind.SUM:
+                    raise InvalidArgumentError(
+                        f"{name} is a sum over the examples of the batch, or has a part that is one. Each "
+                        "replica has a share of a batch, and shares are put together as means: take "
+                        "jnp.mean(...), or divide by the number of examples, len(x). If it is a mean, give "
+                        "normalizer=lambda batch: len(batch[0])"
+                    )
         if value.shape or not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
             raise InvalidArgumentError(
                 f"loss returned an array of {value.dtype} and shape {shown(value.shape)}, and the loss is "
@@ -294,34 +312,89 @@ def arguments_of(loss: Callable[..., Any], has_state: bool = False) -> tuple[boo
     return more == 1, takes_train
 
 
-def divides_by_batch(jaxpr: Any, of_batch: Iterable[int]) -> bool:
-    """Return whether a recorded function divides by a number that it computes from some of its arguments.
+class Kind(IntEnum):
+    """What a value of a recorded loss is of: a later kind is that of a result of several."""
 
-    - ``of_batch``: which arguments are a batch, by number; they have several examples, so that what has one
+    NOTHING = 0
+    ROWS = 1
+    """Only of the number of examples."""
+    BATCH = 2
+    MEAN = 3
+    """Divided by the number of examples, before or after the sum over them."""
+    SUM = 4
+    """A sum over the examples, not divided by their number."""
+
+
+PASSED = (
+    "add sub add_any neg copy convert_element_type reshape squeeze expand_dims broadcast_in_dim transpose"
+)
+LINEAR = {*PASSED.split(), "stop_gradient", "select_n", "mul", "div", "reduce_sum", "dot_general"}
+"""Operations of which the sum of results is the result for sums."""
+
+
+def followed(jaxpr: Any, of_batch: Iterable[int]) -> tuple[bool, list[Kind]]:
+    """Return whether a recorded function divides by a number of its batch, and the kinds of its results.
+
+    - ``of_batch``: which arguments are a batch, by number; they have `ROWS` examples, so that what has one
       element was computed from all of them
+
+    The result of a nonlinear operation on a sum, such as its root, counts as of the batch.
     """
-    return _dependent(jaxpr, set(of_batch))[0]
+    return _followed(
+        jaxpr, [Kind.BATCH if n in set(of_batch) else Kind.NOTHING for n in range(len(jaxpr.invars))]
+    )
 
 
-def _dependent(jaxpr: Any, given: set[int]) -> tuple[bool, set[int]]:
-    """Return whether it divides by one number of the batch, and which results depend on the batch."""
-    known = {id(one) for number, one in enumerate(jaxpr.invars) if number in given}
+def _followed(jaxpr: Any, given: Sequence[Kind]) -> tuple[bool, list[Kind]]:
+    known = {id(one): kind for one, kind in zip(jaxpr.invars, given, strict=True)}
+
+    def kind_of(one: Any) -> Kind:
+        return known.get(id(one), Kind.NOTHING) if not hasattr(one, "val") else _kind_of_number(one.val)
+
     for step in jaxpr.eqns:
-        own = {number for number, one in enumerate(step.invars) if id(one) in known}
-        if not own:
-            continue
-        if step.primitive.name == "div" and 1 in own and step.invars[1].aval.size == 1:
-            return True, set()
-        results = set(range(len(step.outvars)))
+        own, name = list(map(kind_of, step.invars)), step.primitive.name
+        if name == "div" and own[1] > Kind.ROWS and step.invars[1].aval.size == 1:
+            return True, []
+        results = [_result(name, own, step)] * len(step.outvars)
         for inner in (getattr(one, "jaxpr", one) for one in step.params.values()):
             # Not the bodies of loops, in which numbers belong to single examples or places.
-            is_call = hasattr(inner, "eqns") and step.primitive.name not in ("scan", "while")
+            is_call = hasattr(inner, "eqns") and name not in ("scan", "while")
             if is_call and len(inner.invars) == len(step.invars):
-                divides, results = _dependent(inner, own)
+                divides, results = _followed(inner, own)
                 if divides:
-                    return True, set()
-        known |= {id(one) for number, one in enumerate(step.outvars) if number in results}
-    return False, {number for number, one in enumerate(jaxpr.outvars) if id(one) in known}
+                    return True, []
+        known |= {id(one): kind for one, kind in zip(step.outvars, results, strict=True)}
+    return False, list(map(kind_of, jaxpr.outvars))
+
+
+def _result(name: str, own: Sequence[Kind], step: Any) -> Kind:
+    """Return the kind of the result of an operation, given those of its arguments."""
+    kind = max(own, default=Kind.NOTHING)
+    has_rows = any(map(_counts_rows, step.outvars[0].aval.shape))
+    if kind < Kind.BATCH:
+        return Kind.ROWS if has_rows else kind
+    if name not in LINEAR:
+        return Kind.BATCH
+    if name in ("mul", "div") and min(own) == Kind.ROWS:
+        return Kind.MEAN
+    if name in ("mul", "div", "dot_general") and min(own) >= Kind.BATCH:  # of two values of the batch
+        kind = Kind.MEAN if Kind.MEAN in own else Kind.BATCH
+    if kind == Kind.BATCH and name in ("reduce_sum", "dot_general") and not has_rows:
+        had_rows = any(_counts_rows(size) for one in step.invars for size in one.aval.shape)
+        return Kind.SUM if had_rows else kind
+    return kind
+
+
+def _counts_rows(size: int) -> bool:
+    return size > 0 and size % ROWS == 0
+
+
+def _kind_of_number(value: Any) -> Kind:
+    """Return `Kind.ROWS` for a multiple of the number of examples, or one divided by it."""
+    number = abs(float(value)) if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf" else 0.0
+    whole = number if number >= 1 else 1 / number if number else 0.0
+    near = round(whole) if np.isfinite(whole) else 0
+    return Kind.ROWS if _counts_rows(near) and abs(whole - near) < 1e-5 * near else Kind.NOTHING
 
 
 def number_of(normalizer: Callable[[Any], Any], batch: Any) -> float:

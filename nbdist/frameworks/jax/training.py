@@ -11,28 +11,28 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nbdist import optim
 from nbdist.data import Dataset
+from nbdist.data.adapter import batches_of
 from nbdist.data.foreign import to_numpy
-from nbdist.data.structure import leaves_of
 from nbdist.errors import InvalidArgumentError, MissingExtra
+from nbdist.frameworks.batches import nested
 from nbdist.frameworks.jax.optimizer import OptaxOptimizer
 from nbdist.frameworks.jax.step import LossFunction, spec_with_rows
 from nbdist.frameworks.jax.tree import Parameters, State
+from nbdist.frameworks.trainable import require_strategy
 from nbdist.graph.backend import Array
-from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.custom.api import scoped
+from nbdist.train.fit_arguments import fit_counts, own_callbacks
 from nbdist.train.loop import train
-
-FIT_BATCH = 32
 
 
 class Fitted(NamedTuple):
@@ -71,7 +71,8 @@ def fit(
     batch in one jitted function; all begin with the chief's parameters.
 
     - ``loss``: a function ``loss(params, batch)`` of JAX that returns the mean over the examples of the
-      batch, one float; or that and a dict of metrics, each a mean as well. With a third argument it also gets
+      batch, one float; or that and a dict of metrics, each a mean as well: sums are refused where replicas
+      share batches. With a third argument it also gets
       a key for random numbers, another one for each step and replica. An argument that is called ``train``
       is True in steps and False for ``validation_data``
     - ``params``: a pytree: arrays in dicts, lists and tuples, or a module of equinox or flax. Arrays of
@@ -111,28 +112,23 @@ def fit(
     """
     context = scoped() or current()
     parameters = parameters_of(params, context)
-    dataset = batches_of(data, batch_size)
-    for name, value in (("epochs", epochs), ("steps_per_epoch", steps_per_epoch)):
-        if value is not None and not is_whole(value, 1):
-            raise InvalidArgumentError(f"fit: {name} is a whole number above 0, got {value!r}")
-    if not isinstance(callbacks, (list, tuple)) or not all(isinstance(c, Callback) for c in callbacks):
-        raise InvalidArgumentError(f"fit: callbacks is a list of nb.train.Callback, got {callbacks!r}")
+    dataset = training_data(data, batch_size)
+    epochs, steps_per_epoch = fit_counts(epochs, steps_per_epoch)
+    callbacks = own_callbacks(callbacks, parameters.arrays)
     kept = None if state is None else State.of(state)
     model = loss_function(loss, parameters, spec_with_rows(dataset.element_spec), context, kept, normalizer)
     chosen = optimizer_of(optimizer, model, parameters, context)
     validate: Callable[[Sequence[Array]], dict[str, float]] | None = None
     if validation_data is not None:
-        held_out = batches_of(validation_data, None, shuffles=False)
+        held_out = training_data(validation_data, shuffle=False)
         validate = lambda values: model.evaluate(held_out, values)
-    for callback in callbacks:
-        callback.model = parameters.arrays
     with use_here(context):
         history = train(
             model,
-            flat(dataset),
+            nested(dataset).dataset,
             chosen,
-            epochs=int(epochs),
-            steps_per_epoch=None if steps_per_epoch is None else int(steps_per_epoch),
+            epochs=epochs,
+            steps_per_epoch=steps_per_epoch,
             validate=validate,
             callbacks=callbacks,
             nan=nan,
@@ -151,16 +147,11 @@ def parameters_of(params: Any, context: Context) -> Parameters:
     """
     if "jax" not in sys.modules and importlib.util.find_spec("jax") is None:
         raise MissingExtra("jax", "nb.frameworks.jax, on the hosts of all workers")
-    if context.framework is not None:
+    require_strategy(context, "nb.frameworks.jax")
+    if context.options.precision != "float32":
         raise InvalidArgumentError(
-            f"this cell has --framework {context.framework}, in which {context.framework} distributes by "
-            "calls of its own, and nb.frameworks.jax trains under a strategy of nbdist: write --strategy "
-            "multi_worker, or another one, in place of --framework"
-        )
-    if context.precision != "float32":
-        raise InvalidArgumentError(
-            f"--precision {context.precision} is for models of nbdist: drop it, and compute in bfloat16 "
-            "inside loss"
+            f"--precision {context.options.precision} is for models of nbdist: drop it, and compute in "
+            "bfloat16 inside loss"
         )
     return Parameters.of(params)
 
@@ -205,31 +196,17 @@ def optimizer_of(optimizer: Any, model: LossFunction, parameters: Parameters, co
     return found
 
 
-def batches_of(data: Any, batch_size: int | None, shuffles: bool = True) -> Dataset:
+def training_data(data: Any, batch_size: int | None = None, shuffle: bool = True) -> Dataset:
     """Return what `fit` takes as data as a dataset of batches."""
+    expected = "a Dataset of batches, a tuple or dict of arrays, or an iterable of batches"
+    return batches_of(data, batch_size, rows=_rows, batch=as_arrays, expected=expected, shuffle=shuffle)
+
+
+def _rows(data: Any) -> tuple[Any, ...] | None:
     import jax
 
-    if is_array(data) or (
-        isinstance(data, (tuple, dict)) and data and all(map(is_array, jax.tree.leaves(data)))
-    ):
-        rows = Dataset.from_arrays(jax.tree.map(np.asarray, data))
-        rows = rows.shuffle(max(len(rows), 1)) if shuffles else rows
-        return rows.batch(FIT_BATCH if batch_size is None else batch_size)
-    if batch_size is not None:
-        raise InvalidArgumentError("batch_size is for arrays: this data has batches of its own")
-    if isinstance(data, Dataset):
-        return data
-    if isinstance(data, Iterator):
-        raise InvalidArgumentError(
-            f"data is a {type(data).__name__}, which can be read once: give nb.data.Dataset.from_generator("
-            "make_batches), with the function that makes it"
-        )
-    if not isinstance(data, Iterable):
-        raise InvalidArgumentError(
-            f"data is a {type(data).__name__}; expected a Dataset of batches, a tuple or dict of arrays, or "
-            "an iterable of batches"
-        )
-    return Dataset.from_generator(lambda: (as_arrays(batch) for batch in data))
+    many = isinstance(data, (tuple, dict)) and data and all(map(is_array, jax.tree.leaves(data)))
+    return (jax.tree.map(np.asarray, data),) if many or is_array(data) else None
 
 
 def is_array(value: Any) -> bool:
@@ -244,12 +221,3 @@ def as_arrays(batch: Any) -> Any:
     import jax
 
     return jax.tree.map(np.asarray, to_numpy(batch))
-
-
-def flat(dataset: Dataset) -> Dataset:
-    """Return the dataset with each batch as a tuple of arrays, in the order of `leaves_of`."""
-    spec = dataset.element_spec
-    parts = spec if isinstance(spec, tuple) else (spec,)
-    if any(isinstance(part, (tuple, dict)) for part in parts):
-        return dataset.map(lambda *batch: tuple(leaves_of(batch)))
-    return dataset

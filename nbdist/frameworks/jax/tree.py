@@ -252,3 +252,11 @@ def _is_trained(path: Sequence[Any], leaf: Any) -> bool:
             "of params, and have loss read it from around it"
         )
     )
+
+
+def array_of(value: Any) -> Array:
+    """Return an array of JAX as one of NumPy; InvalidArgumentError if it is not all in this process."""
+    try:
+        return np.asarray(value)
+    except Exception as error:  # it spans other processes, was donated, is traced, or holds keys
+        raise InvalidArgumentError(f"an array of JAX stays where it is: {error}") from None

@@ -10,18 +10,18 @@ A weight of each example is a third part of a batch, as in Keras; class weights 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.data.adapter import batches_of, batches_of_rows, refuse_batch_size
 from nbdist.data.foreign import to_numpy
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 
-FIT_BATCH = 32
 HeldOut: TypeAlias = Dataset | tuple[Any, ...]
 """Batches, or arrays (x, y) or (x, y, sample_weight)."""
 
@@ -44,16 +44,13 @@ def training_data(
             "fit takes sample_weight or class_weight: multiply them, and drop the latter"
         )
     if y is None:
-        for name, value in (
-            ("batch_size", batch_size),
-            ("sample_weight", sample_weight),
-            ("validation_split", validation_split or None),
-        ):
+        batches = given_batches(x)
+        refuse_batch_size(x, batch_size)
+        for name, value in (("sample_weight", sample_weight), ("validation_split", validation_split or None)):
             if value is not None:
                 raise InvalidArgumentError(
                     f"fit: {name} is for arrays x and y: this data has batches already"
                 )
-        batches = batches_of(x)
         if class_weight is not None:
             require_one_label(batches.element_spec[1])
             if len(batches.element_spec) == 3:
@@ -65,16 +62,14 @@ def training_data(
     if class_weight is not None:
         require_one_label(rows[1])
         rows = (*rows, class_weights(rows[1], class_weight))
-    dataset = Dataset.from_arrays(*rows)
-    dataset = dataset.shuffle(max(len(dataset), 1)) if shuffle else dataset
-    return dataset.batch(FIT_BATCH if batch_size is None else batch_size), held_out
+    return batches_of_rows(rows, batch_size, shuffle), held_out
 
 
 def validation_data(data: Any) -> HeldOut:
     """Return validation data: arrays (x, y) or (x, y, sample_weight), or a Dataset or list of batches."""
     if isinstance(data, (tuple, list)) and len(data) in (2, 3) and are_arrays(data):
         return tuple(map(arrays, data))
-    return batches_of(data)
+    return given_batches(data)
 
 
 def are_arrays(data: Any) -> bool:
@@ -82,17 +77,15 @@ def are_arrays(data: Any) -> bool:
     return isinstance(data, tuple) or not all(isinstance(one, (tuple, list)) for one in data)
 
 
-def batches_of(data: Any) -> Dataset:
+def given_batches(data: Any) -> Dataset:
     """Return a Dataset of batches, or an iterable of them that begins anew for each epoch, as a Dataset."""
-    if isinstance(data, Dataset):
-        found = data
-    elif isinstance(data, Iterable) and not isinstance(data, (Iterator, np.ndarray, tuple, dict)):
-        found = Dataset.from_generator(lambda: (tuple(map(arrays, batch)) for batch in data))
-    else:
-        raise InvalidArgumentError(
-            f"x is a {type(data).__name__}; expected an array with its labels y, or a Dataset or a list of "
-            "batches (x, y)"
-        )
+    one_array = isinstance(data, (np.ndarray, tuple, dict))
+    found = batches_of(
+        data,
+        rows=lambda data: None,
+        batch=None if one_array else lambda batch: tuple(map(arrays, batch)),
+        expected="an array x with its labels y, or a Dataset or a list of batches (x, y)",
+    )
     spec = found.element_spec
     if not isinstance(spec, tuple) or len(spec) not in (2, 3) or not all(map(are_named, spec)):
         raise InvalidArgumentError(

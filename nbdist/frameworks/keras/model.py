@@ -350,6 +350,7 @@ class KerasOnTorch(TorchModel):
             metric_names=compiled.metric_names,
             counter=(lambda batch, loss, rows: Counted(self._number, rows)) if compiled.is_masked else None,
             shared=True,
+            whole=True,  # layers read variables of Keras, which no hook of torch sees
         )
         self.sum_count, self.metrics_of = compiled.sum_count, compiled.metrics_of  # type: ignore[method-assign]
         self.keep_states({name: variable.value for name, variable in compiled.states.items()})

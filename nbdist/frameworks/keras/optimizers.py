@@ -14,8 +14,8 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.clipping import ClippedSums, clipped_by_norm, clipped_by_value
 from nbdist.optim import Optimizer
 from nbdist.train.context import Context
-from nbdist.train.loop import BeforeUpdate
 from nbdist.train.schedule import RateAt
+from nbdist.train.training import BeforeUpdate
 
 OPTIMIZERS: dict[str, tuple[type[Optimizer], tuple[str, ...]]] = {
     "SGD": (optim.SGD, ("momentum", "nesterov")),

@@ -21,11 +21,12 @@ from nbdist.frameworks.keras.data import training_data
 from nbdist.frameworks.keras.data import validation_data as held_out_data
 from nbdist.frameworks.keras.model import KERAS_MODELS
 from nbdist.frameworks.keras.optimizers import clipping, scheduled_rate, translated
+from nbdist.frameworks.trainable import require_strategy
 from nbdist.graph.backend import Array
-from nbdist.numbers import is_whole
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.custom.api import scoped
+from nbdist.train.fit_arguments import fit_counts, own_callbacks
 from nbdist.train.loop import train
 
 
@@ -74,9 +75,7 @@ def fit(
     import keras
 
     context = scoped() or current()
-    for name, value in (("epochs", epochs), ("steps_per_epoch", steps_per_epoch)):
-        if value is not None and not is_whole(value, 1):
-            raise InvalidArgumentError(f"fit: {name} is a whole number above 0, got {value!r}")
+    epochs, steps_per_epoch = fit_counts(epochs, steps_per_epoch)
     require_trainable(model, context)
     cut = validation_split if validation_data is None else 0.0
     data, held_out = training_data(x, y, batch_size, shuffle, sample_weight, class_weight, cut)
@@ -92,18 +91,16 @@ def fit(
     validate: Callable[[Sequence[Array]], dict[str, float]] | None = None
     if held_out is not None:
         validate = partial(trained.evaluated, data=held_out)
-    own = [one for one in callbacks or () if isinstance(one, Callback)]
-    for one in own:
-        one.model = model
+    own = own_callbacks([one for one in callbacks or () if isinstance(one, Callback)], model)
     rate_at = scheduled_rate(model.optimizer)
-    adapters = [KerasCallbacks(trained, theirs, int(epochs), sets_rate=rate_at is None)] if theirs else []
+    adapters = [KerasCallbacks(trained, theirs, epochs, sets_rate=rate_at is None)] if theirs else []
     try:
         with use_here(context):
             return train(
                 trained,
                 batches.dataset,
                 translated(model.optimizer),
-                epochs=int(epochs),
+                epochs=epochs,
                 steps_per_epoch=steps_per_epoch,
                 validate=validate,
                 callbacks=[*adapters, *own],
@@ -161,12 +158,7 @@ def require_trainable(model: Any, context: Context) -> None:
             f"Keras computes with {backend} in this process, and strategies train models of torch or jax: "
             'write os.environ["KERAS_BACKEND"] = "jax" before the first import of keras, on all workers'
         )
-    if context.framework is not None:
-        raise InvalidArgumentError(
-            f"this cell has --framework {context.framework}, in which {context.framework} distributes by "
-            "calls of its own, and nb.frameworks.keras trains under a strategy of nbdist: write --strategy "
-            "multi_worker, or another one, in place of --framework"
-        )
+    require_strategy(context, "nb.frameworks.keras")
     own = next(kind for kind in type(model).__mro__ if "train_step" in vars(kind))
     if not own.__module__.startswith("keras."):
         raise InvalidArgumentError(

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from nbdist.data import Dataset
+from nbdist.data.adapter import FIT_BATCH, batches_of, refuse_batch_size
 from nbdist.data.foreign import to_numpy
 from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.batches import Batches, nested
 from nbdist.graph.backend import Array
-
-ROWS = 32  # of a batch, where none is given
 
 
 def training_data(data: Any, batch_size: int | None = None, shuffle: bool = True) -> Batches:
@@ -35,26 +34,21 @@ def training_data(data: Any, batch_size: int | None = None, shuffle: bool = True
     """
     import torch.utils.data as torch_data
 
-    if isinstance(data, (Dataset, torch_data.DataLoader)) and batch_size is not None:
-        raise InvalidArgumentError(
-            f"batch_size={batch_size} is for data without batches: a {type(data).__name__} has its own"
-        )
-    rows = ROWS if batch_size is None else batch_size
-    if isinstance(data, Dataset):
-        return nested(data)
     if isinstance(data, torch_data.DataLoader):
+        refuse_batch_size(data, batch_size)
         return _of_loader(data)
+    rows = FIT_BATCH if batch_size is None else batch_size
     if isinstance(data, torch_data.Dataset) and hasattr(data, "__len__"):
         return _by_row(data, torch_data.default_collate, rows, shuffle)
     if isinstance(data, torch_data.IterableDataset):
         return nested(Dataset.from_torch(data).batch(rows))
-    if isinstance(data, (tuple, list)) and data and all(hasattr(part, "shape") for part in data):
-        found = Dataset.from_arrays(*map(to_numpy, data))
-        return nested((found.shuffle(max(len(found), 1)) if shuffle else found).batch(rows))
-    raise InvalidArgumentError(
-        "fit takes a DataLoader or Dataset of PyTorch, an nb.data.Dataset of batches, or a tuple of arrays "
-        f"or tensors, got {type(data).__name__}"
-    )
+    expected = "a DataLoader or Dataset of PyTorch, a Dataset of nb.data, or a tuple of arrays or tensors"
+    return nested(batches_of(data, batch_size, rows=_arrays, expected=expected, shuffle=shuffle))
+
+
+def _arrays(data: Any) -> tuple[Array, ...] | None:
+    is_rows = isinstance(data, (tuple, list)) and data and all(hasattr(part, "shape") for part in data)
+    return tuple(map(to_numpy, data)) if is_rows else None
 
 
 def _of_loader(loader: Any) -> Batches:

@@ -17,34 +17,26 @@ optimizer: all replicas that make the step together leave it out then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from math import isclose
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from nbdist.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NanLossError,
-    UnavailableError,
-)
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from nbdist.frameworks.torch.counting import check_own_loss
 from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import TorchModel
 from nbdist.frameworks.torch.optimizers import GroupRates, translated
 from nbdist.frameworks.torch.weights import count_training
-from nbdist.graph.backend import device_scope, to_host
-from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
-from nbdist.train.boundary import Boundary, describe_nonfinite, square_sum
-from nbdist.train.context import Context, current, use_here
+from nbdist.train.boundary import check_policy, square_sum
+from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
-from nbdist.train.device import on_device
-from nbdist.train.fixed import share_fixed
+from nbdist.train.step import Step
+from nbdist.train.step_timing import StepEvents
 from nbdist.train.strategy import RetryStep
+from nbdist.train.training import Training, opened_loop
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +44,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def wrap(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Any, *, batch_size: int | None = None
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    nan: str = "stop",
 ) -> Iterator[Iterable[Any]]:
     """Run a loop of one's own under the run's strategy, inside a ``with``, whose target are the batches.
 
@@ -66,10 +63,20 @@ def wrap(
     - ``optimizer``: one of torch.optim that ``fit`` takes, of the model's parameters; its state is not used
     - ``data``: what ``nb.frameworks.torch.fit`` takes
     - ``batch_size``: examples of a batch of all replicas together, where the data has none; None for 32
+    - ``nan``: for steps with a NaN or infinite gradient, which are never applied, as in ``fit``: "stop"
+      raises NanLossError, "skip" leaves this replica's part of the step out, and its change of buffers
 
-    Raises what ``fit`` raises for them; FailedPreconditionError for a run with ``--checkpoint-every`` or
-    ``--resume``, which need ``fit``, and for a ``step`` outside of a pass; NanLossError for a gradient that
-    is not finite; UnavailableError if a worker is lost whose gradient a step needs.
+    A run with ``--checkpoint-every`` saves the parameters, the optimizer's state and the place in the
+    data before a batch, and ``--resume`` continues there: passes that were over are empty, and the one
+    under way begins after its last batch, so the loop itself need not know. Values of one's own, such as
+    a best loss, are kept by ``nb.train.state(...)``; ``nb.train.epochs`` counts from 0 here. Neither a
+    scheduler of torch nor the scale of a GradScaler is in the state: step the scheduler as often as it
+    was, or the first ``step`` raises FailedPreconditionError. Where a worker is lost, the batch of its
+    step comes again, with other shares; a new process takes its place before a batch.
+
+    Raises what ``fit`` raises for them; FailedPreconditionError for a ``step`` outside of a pass;
+    NanLossError for a gradient that is not finite; UnavailableError if a worker is lost in a step for which
+    the loop has added up several batches, which do not come again.
     """
     import torch
 
@@ -77,47 +84,46 @@ def wrap(
         raise InvalidArgumentError(
             f"wrap takes an optimizer of torch.optim, whose step() the loop calls, got {optimizer!r}"
         )
-    context = scoped() or current()
-    if context.states is not None:
-        raise FailedPreconditionError(
-            "a loop of one's own in PyTorch has no state that a run can save or continue: drop "
-            "--checkpoint-every and --resume, or use nb.frameworks.torch.fit"
-        )
+    skip_nan, context = check_policy(nan), scoped() or current()
     found, rule = training_data(data, batch_size), translated(optimizer, model)
     for note in filter(None, (found.note, rule.note)):
         context.note(note)
     trainable = TorchModel(
         model, _no_step, found.opened, rule.parameters, decay=rule.decay, factors=rule.factors, whole=True
     )
-    with use_here(context), device_scope(context.device):
+    with ExitStack() as stack:
+        stack.enter_context(use_here(context))
+        stack.callback(trainable.release)
+        opening = opened_loop(
+            context, trainable, rule.optimizer, found.dataset,
+            skip_nan=skip_nan, config=trainable.to_config, save=trainable.write,
+        )  # fmt: skip
         try:
-            batches = Batches(context, trainable, rule.optimizer, optimizer, found.dataset)
+            training = stack.enter_context(opening)
         except TrainingOver:
-            trainable.release()
             print("the loop has ended on the other workers: it is left out here")
             yield ()
             return
-        except BaseException:
-            trainable.release()
-            raise
-        before = {name: optimizer.__dict__[name] for name in REPLACED if name in optimizer.__dict__}
-        optimizer.step = batches.step_function()
-        optimizer._step_supports_amp_scaling = True  # what a GradScaler looks for
+        batches = Batches(training, trainable, optimizer)
+        stack.enter_context(replaced_step(optimizer, batches))
         count_training(model)
-        context.fitting = True  # it ends by itself when it is asked to stop
-        try:
-            with suppress(LoopStopped), checked_losses(context.strategy.num_replicas_in_sync > 1):
-                yield batches
-            batches.finish()
-        except BaseException as error:
-            batches.fail(error)
-            raise
-        finally:
-            context.fitting = False
-            for name in REPLACED:
-                del optimizer.__dict__[name]
-            optimizer.__dict__.update(before)
-            batches.close()
+        with suppress(LoopStopped), checked_losses(context.strategy.num_replicas_in_sync > 1):
+            yield batches
+        training.finish()
+
+
+@contextmanager
+def replaced_step(optimizer: Any, batches: Batches) -> Iterator[None]:
+    """Have ``optimizer.step`` hand gradients to the strategy, inside a ``with``."""
+    before = {name: optimizer.__dict__[name] for name in REPLACED if name in optimizer.__dict__}
+    optimizer.step = batches.step_function()
+    optimizer._step_supports_amp_scaling = True  # what a GradScaler looks for
+    try:
+        yield
+    finally:
+        for name in REPLACED:
+            del optimizer.__dict__[name]
+        optimizer.__dict__.update(before)
 
 
 @contextmanager
@@ -142,7 +148,6 @@ def checked_losses(shared: bool) -> Iterator[None]:
 
 
 REPLACED = ("step", "_step_supports_amp_scaling")
-NOT_APPLIED = "{}; that gradient was not applied. Try a smaller learning rate"
 
 
 class LoopStopped(BaseException):
@@ -152,74 +157,57 @@ class LoopStopped(BaseException):
 class Batches:
     """This replica's shares of the batches; each iteration is an epoch."""
 
-    def __init__(
-        self, context: Context, model: TorchModel, rule: Optimizer, optimizer: Any, dataset: Any
-    ) -> None:
-        self._context, self._model, self._optimizer = context, model, optimizer
-        strategy = context.strategy
-        context.trainings += 1
-        context.progress.trainings = context.trainings
-        seed = None if context.seed is None else context.seed + context.trainings - 1
-        self._dataset = context.served(strategy.dataset(dataset, seed)).ahead_of_training()
-        share_fixed(context, model)
-        self._replica = on_device(strategy.begin(model, rule), context.device)
-        context.see_arrays(self._replica.computed_with)
-        for note in self._replica.notes:
-            print(note)
-        self._rate, self._rates = rule.learning_rate, GroupRates.of(optimizer.param_groups)
-        self._weight, self._over, self._current = 0.0, False, True
-        self._boundary = Boundary(
-            context, lambda: [self._replica], lambda: self._replica.global_step, self._write
-        )
-        context.progress.state = "running"
-        model.bind(self._replica.values)
-        self._replica.pull()
+    def __init__(self, training: Training, model: TorchModel, optimizer: Any) -> None:
+        self._training, self._model, self._optimizer = training, model, optimizer
+        self._rates = GroupRates.of(optimizer.param_groups)
+        self._rate = self._rates.rate
+        self._continues, self._follows = training.resume.rate, True
+        if training.own.joined is not None or training.own.joins_at:
+            self._continues = training.replica.learning_rate
+        self._weight = 0.0
+        self._added = 0
+        """Batches whose gradients the next step has."""
+        model.bind(training.replica.values)
+        self._step: Step | None = training.driver.pull(0, 0)
+        """The step that is under way: it has the parameters, and `step` hands its gradients over."""
 
     def __len__(self) -> int:
         """Return the number of batches of a pass. Raises TypeError if it is unknown or without end."""
-        return len(self._dataset)
+        return len(self._training.batches.dataset)
 
     def __iter__(self) -> Iterator[Any]:
-        replica, control = self._replica, self._context.control
-        if self._over:  # all that step together have agreed on it
+        training, model = self._training, self._model
+        if training.ended:  # all that step together have agreed on it
             raise LoopStopped
-        ended = False
-        for arrays, size in self._context.strategy.batches(self._dataset):
+        self._follow_changes()
+        for arrays, size in training.passes():
             try:
-                if not self._begin_step():
-                    ended = True
-                    break
-                if not len(arrays[0]):  # a last batch with fewer examples than replicas
-                    for gradient in replica.gradients():
-                        gradient.fill(0)
-                    self._push()
-                    continue
+                step = self._step = self._step or training.driver.pull(0, 0)
             except StepStopped:
-                ended = True
-                break
-            self._weight = len(arrays[0]) / size
-            element = self._model.opened(arrays)
-            yield self._model.tensors(element)
+                training.ended = True
+                continue
+            mine = len(arrays[0])
+            step.size, step.mine = size, step.mine + mine
+            if not mine:  # a last batch with fewer examples than replicas
+                for gradient in step.gradients:
+                    gradient.fill(0)
+                self._push(step)
+                continue
+            if training.remembers and step.restore is None:
+                step.restore = model.remember()
+            self._weight, self._added = mine / size, self._added + 1
+            yield model.tensors(model.opened(arrays))
             self._weight = 0.0
-        try:
-            if not ended:
-                replica.settle()
-        except StepStopped:
-            ended = True
-        self._over = replica.end_epoch(ended or control.stop_requested) or ended
+            self._follow_changes()
 
-    def _begin_step(self) -> bool:
-        """Handle messages, and bring the newest parameters; return False if the loop is to end."""
-        control = self._context.control
-        if control.messages != self._boundary.handled:
-            self._boundary.handle()
-        if self._replica.agree(control.stop_requested):
-            return False
-        control.check()
-        if not self._current:
-            self._replica.pull()
-            self._current = True
-        return True
+    def _follow_changes(self) -> None:
+        """Follow a scheduler before a state may be saved, which has the rate of the next update."""
+        if self._continues is not None or self._added:
+            return
+        try:
+            self._follow_rate()
+        except StepStopped:
+            self._training.ended = True
 
     def step_function(self) -> Any:
         """Return what replaces ``optimizer.step``."""
@@ -231,17 +219,19 @@ class Batches:
                 raise FailedPreconditionError(
                     "optimizer.step() was called outside of a pass over the batches that wrap() returned"
                 )
-            self._follow_rate()
-            scale, overflows = self._scaled()
-            self._model.send(self._replica.gradients(), self._weight, scale)
-            if overflows:
-                self._context.progress.skipped += 1
-                self._push(self._replica.overflow)
+            training = self._training
+            replica = training.replica
+            try:
+                one = self._step or training.driver.pull(0, 0)  # a further one for this batch
+                self._follow_rate()
+            except StepStopped:
+                training.ended = True
                 return
-            squares = square_sum(self._replica.flat_gradients())
-            if wrong := describe_nonfinite(0.0, squares, self._replica.gradients()):
-                raise NanLossError(NOT_APPLIED.format(wrong))
-            self._push()
+            scale, overflows = self._scaled()
+            self._model.send(one.gradients, self._weight, scale)
+            training.context.progress.skipped += overflows
+            one.check(0.0, square_sum(replica.flat_gradients()), overflow=overflows)
+            self._push(one)
             self._optimizer._opt_called = True  # what torch's schedulers look for
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # read by torch's schedulers
@@ -258,47 +248,49 @@ class Batches:
     def _follow_rate(self) -> None:
         """Change the strategy's learning rate if a scheduler has changed the optimizer's."""
         rate = self._rates.rate
-        if rate != self._rate:
+        expected, self._continues = self._continues, None
+        if expected is not None:  # the first step of a training that is continued
             self._rate = rate
-            self._replica.set_learning_rate(rate)
+            if "initial_lr" in self._optimizer.param_groups[0] and not isclose(rate, expected):
+                self._miscounted(rate, expected)
+        if rate != self._rate and self._follows:
+            self._rate = rate
+            self._training.replica.set_learning_rate(rate)
 
-    def _push(self, push: Callable[[], None] | None = None) -> None:
-        progress = self._context.progress
+    def _miscounted(self, rate: float, expected: float) -> None:
+        """Refuse a scheduler that is not where the training is; one of a process that has joined is left."""
+        training = self._training
+        if training.own.joined is not None or training.own.joins_at:
+            self._follows = False
+            training.context.note(
+                "the scheduler of torch in this new process counts from its beginning, and is not followed: "
+                "the others' learning rate holds"
+            )
+            return
+        raise FailedPreconditionError(
+            f"the training continues at learning rate {expected:g}, and the scheduler is at {rate:g}: "
+            "it counts from its beginning. Step it as often as it was stepped before, or keep its last_epoch "
+            "in nb.train.state(...) and give it back"
+        )
+
+    def _push(self, step: Step) -> None:
+        """Hand the step's gradients over; have the batch come again if replicas were lost."""
+        added, self._added, self._step = self._added, 0, None
+        step.batches = max(1, added)
+        if step.events is not None:
+            step.events.mark(StepEvents.COMPUTED)
         try:
-            (push or self._replica.push)()
+            step.push()
         except RetryStep:
-            raise UnavailableError(
-                "a worker was lost, and a loop of one's own in PyTorch cannot repeat its step: "
-                "nb.frameworks.torch.fit continues with the others"
-            ) from None
-        if self._replica.nonfinite is not None:
-            raise NanLossError(NOT_APPLIED.format(self._replica.nonfinite.what))
-        self._current = False
-        progress.step += 1
-        progress.global_step = self._replica.global_step
-        progress.dropped = self._replica.dropped
-
-    def finish(self) -> None:
-        """Wait until all updates are applied, and bring the final parameters."""
-        self._context.progress.state = "waiting for the others"
-        self._replica.finish()
-        self._context.progress.global_step = self._replica.global_step
-        self._boundary.end()
-
-    def fail(self, error: BaseException) -> None:
-        """Notify the replicas that wait for this one."""
-        self._context.on_error(error)
-        self._replica.abort(error)
-
-    def close(self) -> None:
-        """Give the module its own memory back, with the values as they are now."""
-        for (_, own), value in zip(self._model.variables, self._replica.values, strict=True):
-            np.copyto(own, to_host(value))
-        self._model.release()
-        self._replica.close()
-
-    def _write(self, folder: Path) -> Path:
-        return self._model.write(self._replica.values, folder)
+            if added > 1:
+                raise UnavailableError(
+                    f"a worker was lost in a step for which this loop has added up {added} batches, which do "
+                    "not come again: nb.frameworks.torch.fit(accumulate=...) continues with the others"
+                ) from None
+            self._training.retry()
+            return
+        training, replica = self._training, self._training.replica
+        training.history.timed(training.driver.record(step), training.driver.steps, replica.staleness)
 
 
 def _no_step(batch: Any) -> Any:

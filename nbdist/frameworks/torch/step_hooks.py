@@ -24,7 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from nbdist.errors import FailedPreconditionError
+from nbdist.checkpoint.tensor_file import DTYPES, NARROW, RawTensor, write_tensors
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.frameworks.apart import in_group, see_step
 from nbdist.frameworks.steps import StepBoundary
 from nbdist.frameworks.torch.step_parts import StepParts
@@ -273,11 +274,35 @@ def numbered(parts: list[dict[str, Any]]) -> dict[str, Any]:
 def save_tensors(path: Path, tensors: dict[str, Any], texts: dict[str, str]) -> None:
     """Write tensors and numbers by name to a safetensors file; memory that two share is written twice."""
     import torch
-    from safetensors.torch import save_file
 
     found = {
-        name: torch.as_tensor(value).detach().cpu().clone().contiguous()
+        name: stored(torch.as_tensor(value))
         for name, value in tensors.items()
         if hasattr(value, "shape") or isinstance(value, (int, float))
     }
-    save_file(found, str(path), metadata=texts or None)
+    write_tensors(path, found, texts)
+
+
+def stored(tensor: Any) -> RawTensor:
+    """Return a tensor as bytes on the CPU; InvalidArgumentError if safetensors has no such dtype."""
+    import torch
+
+    kind = str(tensor.dtype).removeprefix("torch.")
+    name = NARROW.get(kind) or DTYPES.get(kind)
+    if name is None:
+        raise InvalidArgumentError(f"a tensor is {tensor.dtype}, which safetensors files cannot hold")
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return RawTensor(name, tuple(tensor.shape), flat.view(torch.uint8).numpy())
+
+
+def tensor_of(raw: RawTensor) -> Any:
+    """Return the tensor that `stored` made into bytes; ValueError for a dtype that torch lacks."""
+    import torch
+
+    names = {name: kind for kind, name in {**DTYPES, **NARROW}.items()}
+    kind = getattr(torch, names.get(raw.dtype, ""), None)
+    if kind is None:
+        raise ValueError(f"a tensor is {raw.dtype}, which this version of PyTorch lacks")
+    if not raw.data.size:
+        return torch.empty(raw.shape, dtype=kind)
+    return torch.from_numpy(raw.data).view(kind).reshape(raw.shape)

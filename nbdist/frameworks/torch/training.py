@@ -20,10 +20,10 @@ from nbdist.frameworks.torch.optimizers import translated
 from nbdist.frameworks.torch.schedulers import Plateau, ScheduledRates, checked_scheduler
 from nbdist.frameworks.torch.weights import count_training
 from nbdist.graph.backend import Array
-from nbdist.numbers import is_whole
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
+from nbdist.train.fit_arguments import fit_counts, own_callbacks
 from nbdist.train.loop import train
 
 if TYPE_CHECKING:
@@ -123,9 +123,7 @@ def fit(
         import torch
     except ModuleNotFoundError:
         raise MissingExtra("torch", "nb.frameworks.torch.fit") from None
-    for name, value in (("epochs", epochs), ("steps_per_epoch", steps_per_epoch), ("accumulate", accumulate)):
-        if not is_whole(value, 1) and not (name == "steps_per_epoch" and value is None):
-            raise InvalidArgumentError(f"fit: {name} is a whole number above 0, got {value!r}")
+    epochs, steps_per_epoch = fit_counts(epochs, steps_per_epoch, accumulate=accumulate)
     if clip_norm is not None and not clip_norm > 0:
         raise InvalidArgumentError(f"fit: clip_norm is a number above 0 or None, got {clip_norm!r}")
     if not isinstance(model, torch.nn.Module):
@@ -135,8 +133,7 @@ def fit(
             "fit: the model is wrapped in DistributedDataParallel, and the strategy exchanges the gradients: "
             "give the module itself (model.module)"
         )
-    if not isinstance(callbacks, (list, tuple)) or not all(isinstance(one, Callback) for one in callbacks):
-        raise InvalidArgumentError(f"fit: callbacks is a list of nb.train.Callback, got {callbacks!r}")
+    callbacks = own_callbacks(callbacks, model)
     rate_at, watching = None, list[Callback]()
     if scheduler is not None:
         checked_scheduler(scheduler, optimizer, scheduler_interval)
@@ -165,15 +162,13 @@ def fit(
         factors=() if sums else rule.factors,
         accumulate=accumulate,
         clip_norm=None if sums else clip_norm,
-        autocast=autocast_dtype(context.precision if precision is None else precision),
+        autocast=autocast_dtype(context.options.precision if precision is None else precision),
         sums=is_sum(loss),
         counter=counter_of(loss, normalizer),
         shared=context.strategy.num_replicas_in_sync > 1,
     )
     for note in filter(None, (batches.note, rule.note)):
         context.note(note)
-    for callback in callbacks:
-        callback.model = model
 
     def validate(values: Sequence[Array]) -> dict[str, float]:
         assert held_out is not None

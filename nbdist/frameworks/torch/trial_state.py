@@ -14,17 +14,16 @@ multiplied by the same factor.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from nbdist.checkpoint.tensor_file import TensorFile
+from nbdist.draft import draft_of
 from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.frameworks.patches import Patches
-from nbdist.frameworks.torch.step_hooks import flat_state, models_of, parameters_of, save_tensors
+from nbdist.frameworks.torch.step_hooks import flat_state, models_of, parameters_of, save_tensors, tensor_of
 from nbdist.train.context import Context
 
 Optimizer: TypeAlias = Any
@@ -164,17 +163,12 @@ class TorchState:
         """Write the state, on the chief, if the body has made an optimizer; a failure is printed."""
         if self._write is None or not self._context.is_chief or not self._optimizers:
             return
-        draft = self._write.with_name(f".{self._write.name}.{secrets.token_hex(4)}.draft")
         try:
             tensors, texts = self._content()
-            os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            save_tensors(draft, tensors, {TORCH: json.dumps(texts)})
-            os.replace(draft, self._write)
+            with draft_of(self._write, private=True) as draft:
+                save_tensors(draft, tensors, {TORCH: json.dumps(texts)})
         except Exception as error:  # a full disk, say: the trial's result counts all the same
             print(f"what was trained could not be kept in {self._write}: {type(error).__name__}: {error}")
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Any]]:
         import torch
@@ -221,18 +215,21 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Raises DataLossError if the file is damaged, or of another kind.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), "pt") as file:
-            texts = json.loads((file.metadata() or {})[TORCH])
+    with _opened(path) as file:
+        try:
+            texts = json.loads(file.texts[TORCH])
             if texts["format"] != FORMAT:
                 raise ValueError(f"its format is {texts['format']!r}, and this version reads {FORMAT}")
-            return texts, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise DataLossError(
-            f"{str(path)!r} is not what a trial with --framework torch has kept, or is damaged: {error}"
-        ) from None
+            return texts, {name: tensor_of(file.raw(name)) for name in file.shapes}
+        except (LookupError, TypeError, ValueError) as error:
+            raise file.damaged(error) from None
+
+
+def _opened(path: Path) -> TensorFile:
+    try:
+        return TensorFile(path, "what a trial with --framework torch has kept")
+    except OSError as error:
+        raise DataLossError(f"{str(path)!r} cannot be read: {error}") from None
 
 
 def has_place(path: Path) -> bool:
@@ -240,14 +237,12 @@ def has_place(path: Path) -> bool:
 
     Torch is not needed. Raises DataLossError if the file is damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), "np") as file:
-            texts = json.loads((file.metadata() or {}).get(TORCH, "null"))
-        return texts is None or bool(texts["position"]["epochs"] or texts["position"]["datasets"])
-    except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise DataLossError(f"{str(path)!r} is damaged: {error}") from None
+    with _opened(path) as file:
+        try:
+            texts = json.loads(file.texts.get(TORCH, "null"))
+            return texts is None or bool(texts["position"]["epochs"] or texts["position"]["datasets"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise file.damaged(error) from None
 
 
 def read_model(path: Path) -> dict[str, Any]:
@@ -255,13 +250,8 @@ def read_model(path: Path) -> dict[str, Any]:
 
     If there are several models, the names begin with a number. Torch is not needed. Raises DataLossError.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise DataLossError(f"{str(path)!r} cannot be read as NumPy arrays: {error}") from None
-    found = {name.removeprefix("model."): one for name, one in tensors.items() if name.startswith("model.")}
+    with _opened(path) as file:
+        names = [name for name in file.shapes if name.startswith("model.")]
+        found = {name.removeprefix("model."): file.read(name) for name in names}
     several = any(not name.startswith("0.") for name in found)
     return found if several else {name.removeprefix("0."): one for name, one in found.items()}

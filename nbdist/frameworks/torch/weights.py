@@ -10,7 +10,6 @@ that has a module of the same name, parameters and shapes finds the weights in i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from nbdist.checkpoint.tensor_file import write_tensors
+from nbdist.draft import draft_of
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.train.tensorfile import write_tensors
 
 _trainings: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """How often ``fit`` has trained each module of this process."""
@@ -58,8 +58,12 @@ class StateDict(dict[str, Array]):
         self.update({name: one.view(ModelArray) for name, one in self.items() if type(one) is np.ndarray})
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, with a checksum of each array in its header."""
-        write_tensors(Path(path), self, {})
+        """Write a safetensors file, with a checksum of each array in its header.
+
+        Raises InvalidArgumentError for a folder, a device or a pipe, StorageError if it cannot be written.
+        """
+        with draft_of(path) as draft:
+            write_tensors(draft, self, {})
 
     def tensors(self) -> dict[str, Any]:
         """Return tensors by name, copies of the arrays; this imports torch."""
@@ -74,31 +78,11 @@ class StateDict(dict[str, Array]):
         return f"<StateDict: {len(self)} arrays, {numbers:,} numbers: {shapes}{more}>"
 
 
-def is_module(value: Any) -> bool:
-    """Return whether a value is an nn.Module or a model of Keras; neither is imported for that."""
-    return _is_of(value, "torch.nn", "Module") or is_keras(value)
-
-
-def is_keras(value: Any) -> bool:
-    """Return whether a value is a model of Keras, which with torch as its backend is an nn.Module as well."""
-    return _is_of(value, "keras", "Model")
-
-
-def _is_of(value: Any, module: str, name: str) -> bool:
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and issubclass(type(value), kind)  # isinstance would load a lazy module
-
-
 def state_of(module: Any) -> dict[str, Array]:
     """Return copies of a module's parameters and buffers by name; InvalidArgumentError if NumPy has no such.
 
-    The state of a module that is wrapped in DistributedDataParallel is that of the module itself. A model of
-    Keras has the names of its variables: ``sequential/dense/kernel``.
+    The state of a module that is wrapped in DistributedDataParallel is that of the module itself.
     """
-    if is_keras(module):
-        from nbdist.frameworks.keras.model import weights_of
-
-        return weights_of(module)
     found = {}
     for name, value in unwrapped(module).state_dict().items():
         try:
@@ -108,14 +92,18 @@ def state_of(module: Any) -> dict[str, Array]:
     return found
 
 
+def take_weights(module: Any, weights: Mapping[str, Array]) -> bool:
+    """Give a module these values, if names and shapes are the same; return whether they are."""
+    own = module.state_dict()
+    if {name: tuple(one.shape) for name, one in own.items()} != {n: a.shape for n, a in weights.items()}:
+        return False
+    module.load_state_dict(StateDict(weights).tensors())
+    return True
+
+
 def unwrapped(module: Any) -> Any:
     """Return the module that a DistributedDataParallel wraps; any other model as it is."""
     return module.module if type(module).__name__ == "DistributedDataParallel" else module
-
-
-def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor of torch; torch is not imported for that."""
-    return _is_of(value, "torch", "Tensor")
 
 
 def array_of(value: Any) -> Array:
@@ -144,21 +132,3 @@ def count_training(module: Any) -> None:
 def trainings_of(module: Any) -> int:
     """Return how often ``fit`` has trained a module in this process."""
     return _trainings.get(module, 0)
-
-
-def loaded(results: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return results for a namespace: weights are loaded into a module that it has under their name."""
-    found = dict(results)
-    for name, value in results.items():
-        module: Any = namespace.get(name)
-        if isinstance(value, StateDict) and is_keras(module):
-            from nbdist.frameworks.keras.model import take_weights
-
-            if take_weights(module, value):
-                found[name] = module
-        elif isinstance(value, StateDict) and is_module(module):
-            own = module.state_dict()
-            if {n: tuple(t.shape) for n, t in own.items()} == {n: a.shape for n, a in value.items()}:
-                module.load_state_dict(value.tensors())
-                found[name] = module
-    return found

@@ -22,8 +22,8 @@ from a memory pool that never gives memory back, one for all programs of a threa
 its memory from the pool that the thread allocates from, so that ``CUPY_GPU_MEMORY_LIMIT`` counts it.
 Programs of one thread run one after the other, so they may share it.
 
-This follows CuPy's documentation and source (Stream.begin_capture, Graph.launch, MemoryPool) and is tested
-with a stand-in for CuPy. It has not run on a GPU yet; ``NBDIST_CUDA_GRAPHS=0`` switches it off.
+This follows CuPy's documentation and source (Stream.begin_capture, Graph.launch, MemoryPool). It is tested
+with a stand-in for CuPy, and has run on one GPU (docs/gpus.md). ``NBDIST_CUDA_GRAPHS=0`` switches it off.
 """
 
 from __future__ import annotations

@@ -19,21 +19,17 @@ The method is that of Abadi et al. 2015 (TensorFlow white paper, section 3.2):
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.schedule import Item, schedule, variable_behind
 from nbdist.graph.compile.specs import Specs, size_of, value_order
 from nbdist.graph.compile.subgraphs import Edge, Piece, Plan, SubgraphBuilder
-from nbdist.graph.device import DeviceSpec, choose_device, is_tpu
+from nbdist.graph.device import choose_device
 from nbdist.graph.op import Shape, Spec, show
 from nbdist.graph.tensor import Constant, Placeholder, Tensor
-from nbdist.graph.xla.forms import refusal
 
 __all__ = ["Edge", "Piece", "Plan", "describe", "partition"]
 PORTABLE_BYTES = 1 << 16
-ON_CPU: dict[str, Any] = {"device_type": "CPU", "device_index": None}
 
 
 def partition(
@@ -69,8 +65,6 @@ class _Partitioner:
         self.chosen: dict[str, str] = {}
         self.ranks: dict[Tensor, int] = {}
         self.portable: set[Tensor] = set()
-        self.refused: dict[Tensor, str] = {}
-        """Why XLA cannot compile an op; empty for one that it would compile for each size of an input."""
         self.items: list[Item] = []
         self.values: dict[tuple[Tensor, str], Item] = {}
         self.signals: dict[tuple[Tensor, str], Item] = {}
@@ -80,8 +74,6 @@ class _Partitioner:
         for t in fetches[:1]:
             t.graph.check_half()
         self._find_portable(fetches)
-        if any(map(is_tpu, self.devices)):
-            self._find_refused(fetches)
         results = [self._fetched(t) for t in fetches]
         for effect in self._all_of(t for t in fetches if t.op is not None and not t.op.has_value):
             self._value(effect, self._task_device(effect))
@@ -132,24 +124,12 @@ class _Partitioner:
         return self.task_devices[t]
 
     def _choose(self, t: Tensor) -> str:
-        device = self._chosen(t, t.device)
-        reason = self.refused.get(t)
-        if reason is None or not is_tpu(device) or not (reason or self.soft):
-            return device
-        if self.soft:
-            return self._chosen(t, replace(DeviceSpec.from_string(device), **ON_CPU).to_string())
-        raise InvalidArgumentError(
-            f"{describe(t)} cannot be placed on {device}: it {reason}. Put it on the CPU, with "
-            "nb.device('/device:CPU:0'), or let all such ops run there with allow_soft_placement=True"
-        )
-
-    def _chosen(self, t: Tensor, wanted: str) -> str:
-        if wanted not in self.chosen:
+        if t.device not in self.chosen:
             try:
-                self.chosen[wanted] = choose_device(wanted, self.devices, self.default, soft=self.soft)
+                self.chosen[t.device] = choose_device(t.device, self.devices, self.default, soft=self.soft)
             except InvalidArgumentError as error:
                 raise InvalidArgumentError(f"{describe(t)} cannot be placed: {error}") from None
-        return self.chosen[wanted]
+        return self.chosen[t.device]
 
     def _value(self, wanted: Tensor, device: str) -> Item:
         """Return the item that provides a value on a device; makes it, and the items that it needs."""
@@ -184,18 +164,6 @@ class _Partitioner:
                 portable = made_of and self.specs.exact(t) and size_of(self.specs[t]) <= PORTABLE_BYTES
             if portable:
                 self.portable.add(t)
-
-    def _find_refused(self, fetches: list[Tensor]) -> None:
-        """Find the ops that XLA cannot compile, with the reasons, and those that take their sizes from one.
-
-        XLA would compile the latter once for each size, perhaps in each step.
-        """
-        for t in value_order(fetches, self.specs, self.feeds):
-            if t.op is None or t.op.external or t in self.feeds:
-                continue
-            reason = refusal(t, self.specs)
-            if reason or any(i in self.refused and not self.specs.exact(i) for i in t.inputs):
-                self.refused[t] = reason
 
     def _needs(self, node: Tensor, place: str) -> list[tuple[Tensor, str]]:
         if self._local(node):

@@ -197,6 +197,7 @@ def _gradient_examples(first: int, second: int) -> Callable[[np.random.Generator
 # long as the images are in the same array (a buffer of the program), and made again for another (a batch).
 
 BLOCK_BYTES = 1 << 18
+"""Bytes of copied windows: a part of the L2 cache, with room for the other factor and the result."""
 NARROW = 16  # elements of a window's row: below this, copying along the image's rows is faster
 
 
@@ -449,9 +450,3 @@ register(
         examples=_gradient_examples(0, 1),
     )
 )
-
-
-"""Bytes of copied windows: a part of the L2 cache, with room for the other factor and the result."""
-
-
-Step = Callable[[], Any]

@@ -9,7 +9,6 @@ of positions in them, so that properties of many ops are stored once.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import OPS, show
+from nbdist.graph.op import OPS
 from nbdist.graph.serialize.attributes import MAX_NDIM, checked_text, dtype_text, pack, to_plain
 from nbdist.graph.serialize.decode import (
     COLUMNS,
@@ -30,7 +29,7 @@ from nbdist.graph.serialize.decode import (
 )
 from nbdist.graph.tensor import Constant, Tensor, Variable
 
-__all__ = ["Encoded", "decode", "difference", "encode", "fingerprint"]
+__all__ = ["Encoded", "decode", "encode"]
 Encoded: TypeAlias = tuple[dict[str, Any], list[Array]]
 """What ``encode`` returns: plain values, and arrays."""
 
@@ -55,52 +54,6 @@ def encode(tensors: Sequence[Tensor]) -> Encoded:
     if len(packed) > PACK_ABOVE:
         meta, arrays = {}, [*arrays, np.frombuffer(packed, np.uint8)]
     return {"format": FORMAT, "nbdist": own_version(), **meta}, arrays
-
-
-def fingerprint(tensors: Sequence[Tensor]) -> str:
-    """Return 64 hex digits, equal for equal graphs; the lines of code that made them do not count.
-
-    Raises the errors of ``encode``.
-    """
-    meta, arrays = _tabled(tensors)
-    columns = {name: column for name, column in meta["columns"].items() if name != "line"}
-    tables = {name: table for name, table in meta.items() if name not in ("texts", "lines", "columns")}
-    digest = hashlib.sha256(_packed({**tables, "columns": columns, "format": FORMAT}))
-    for array in arrays:
-        digest.update(pack([dtype_text(array.dtype), *array.shape]))
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
-
-
-def difference(a: Encoded, b: Encoded, names: tuple[str, str] = ("one graph", "the other")) -> str:
-    """Return one line on the first difference of two encoded graphs, variables before ops; "" if equal.
-
-    Raises the errors of ``decode``.
-
-    >>> from nbdist.graph.tensor import Graph
-    >>> graphs = [Graph(), Graph()]
-    >>> for graph, size in zip(graphs, (2, 3)):
-    ...     with graph.as_default():
-    ...         x = Variable(np.zeros(size), name="w")
-    >>> print(difference(*(encode(graph.tensors) for graph in graphs)))  # doctest: +ELLIPSIS
-    variable 0 differs in shape: one graph has Variable 'w' (2,) float64 made at ...
-    """
-    graphs = [decode(*encoded).tensors for encoded in (a, b)]
-    for what, is_variable in (("variable", True), ("op", False)):
-        first, second = ([t for t in side if isinstance(t, Variable) is is_variable] for side in graphs)
-        for i, (mine, other) in enumerate(zip(first, second, strict=False)):
-            field = _differing(mine, other)
-            if field:
-                return (
-                    f"{what} {i} differs in {field}: {names[0]} has {_described(mine, field)}, "
-                    f"{names[1]} has {_described(other, field)}"
-                )
-        if len(first) != len(second):
-            longer, name = (first, names[0]) if len(first) > len(second) else (second, names[1])
-            extra = abs(len(first) - len(second))
-            last = longer[len(longer) - extra]
-            return f"{name} has {extra} {what}{'s' * (extra > 1)} more, from {_described(last)} on"
-    return ""
 
 
 class _Table(dict[Any, int]):
@@ -199,48 +152,3 @@ def _packed(meta: dict[str, Any]) -> bytes:
         raise InvalidArgumentError(
             f"the graph has a name, device or line that is not plain text: {error}"
         ) from None
-
-
-def _differing(mine: Tensor, other: Tensor) -> str:
-    """Return the first field in which two tensors differ, or ""."""
-    fields, others = _fields(mine), _fields(other)
-    for field in {**fields, **others}:
-        pair: list[Any] = []
-        for value in (fields.get(field), others.get(field)):
-            arrays: list[Array] = []
-            pair.append((pack(to_plain(value, arrays)), [a.tobytes() for a in arrays]))
-        if pair[0] != pair[1]:
-            return field
-    return ""
-
-
-def _fields(t: Tensor) -> dict[str, Any]:
-    """Return what a tensor is, what is seen first put first."""
-    fields = {
-        "type": t.type,
-        "name": t.name,
-        "dtype": t.dtype,
-        "shape": t.shape,
-        "device": t.device,
-        "container": t.container,
-        "inputs": tuple(i.name for i in t.inputs),
-        "control inputs": tuple(i.name for i in t.control_inputs),
-        **{f"attribute {name!r}": value for name, value in t.attrs.items()},
-    }
-    if isinstance(t, Variable):
-        fields["trainable"] = t.trainable
-    if isinstance(t, Constant):
-        fields["value"] = t.value
-    return fields
-
-
-def _described(t: Tensor, field: str = "") -> str:
-    parts = [f"{t.type} {t.name!r} {show(t.shape)} {t.dtype}"]
-    if t.device:
-        parts.append(f"on {t.device}")
-    if field not in ("", "type", "name", "shape", "dtype", "device"):
-        value = " ".join(repr(_fields(t).get(field)).split())
-        parts.append(f"with {field} {value if len(value) <= 80 else value[:77] + '...'}")
-    if t.line is not None:
-        parts.append(f"made at {t.line[0]}:{t.line[1]}")
-    return " ".join(parts)

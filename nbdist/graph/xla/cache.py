@@ -3,10 +3,10 @@
     program, seconds = compile_once(jax.jit(function, keep_unused=True), (x, w), devices)
     program(x, w)
 
-Another `fit` of the same model, another trial of a sweep, a session that is made again after a loss: each
-records and traces its graph anew (a fraction of a second) and gets the same StableHLO text. The text has all
-that XLA compiles: ops, shapes, constants, shardings, donated buffers. Beside it the key has the devices, and
-the structure of arguments and results. So a program is never taken for another one, whatever made it.
+Another `fit` of the same model or another trial of a sweep records and traces its graph anew (a fraction of a
+second) and gets the same StableHLO text. The text has all that XLA compiles: ops, shapes, constants,
+shardings, donated buffers. Beside it the key has the devices, and the structure of arguments and results. So
+a program is never taken for another one, whatever made it.
 
 Between processes JAX's own cache does the same, if JAX_COMPILATION_CACHE_DIR names a folder.
 """

@@ -171,7 +171,7 @@ def start_again(report: Report, id: str) -> None:
     It runs on its own cluster, or on a new one that is stopped by the user.
     """
     from nbdist.cluster.cluster import Cluster
-    from nbdist.run.resume import resume_run as start_run_again
+    from nbdist.run.start import resume_run as start_run_again
 
     try:
         run = start_run_again(id, report=report, detached=True)

@@ -15,8 +15,8 @@ from nbdist.cluster.gpus import parse_gpus
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, LAUNCHERS
 from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.json_values import number
 from nbdist.lab.handlers.base import ApiHandler, checked_id
-from nbdist.lab.readers.run_record import number
 from nbdist.numbers import is_whole
 
 

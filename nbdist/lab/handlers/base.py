@@ -31,7 +31,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.lab.service import SERVICE, Service
-from nbdist.lab.state import Views
+from nbdist.lab.views import Views
 from nbdist.ui.formatting import jsonable
 
 RESOURCE = "nbdist"

@@ -10,31 +10,30 @@ as the task's only if it started before the file was written (`processes`).
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from nbdist.cluster.description import FILE, LONGEST, ClusterDescription, read_description
 from nbdist.cluster.folder import FOLDER, VALID_ID, is_alive, runs_on
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.supervisor.client import describe_exit
 from nbdist.errors import NbdistError
+from nbdist.json_values import text
 from nbdist.lab.actions.status import attach_code
-from nbdist.lab.readers.cluster_file import ClusterDescription, Owner, TaskEntry, parse_description
 from nbdist.lab.readers.files import find_home
 from nbdist.lab.readers.ipyparallel import FoundCluster, ParallelClusters, profile_of
 from nbdist.lab.readers.processes import Processes
 from nbdist.lab.readers.supervisor import SupervisorConnection, SupervisorStatus
+from nbdist.runtime.task import TaskInfo
 from nbdist.wire.hosts import host_identity
-from nbdist.wire.keys import read_private
 
 PATIENCE_SECONDS = 0.2  # for the replies of all supervisors together
 Item = dict[str, Any]
@@ -132,7 +131,7 @@ def cluster_folders(folder: Path) -> tuple[list[str], str | None]:
 def parallel_status(cluster_id: str, found: FoundCluster) -> ClusterStatus:
     """Return an ipyparallel cluster as a status with its engines as tasks."""
     tasks = tuple(
-        TaskEntry("engine", number, number, host_identity(), pid, None)
+        TaskInfo("engine", number, number, host_identity(), pid, "", "", 0)
         for number, pid in enumerate(found.cluster.pids)
     )
     description = ClusterDescription(None, len(tasks), 0, found.cluster.launcher, tasks)
@@ -142,7 +141,6 @@ def parallel_status(cluster_id: str, found: FoundCluster) -> ClusterStatus:
 # One nbdist cluster, read from its folder, its supervisor and its processes.
 
 SETTLED_NS = 1_000_000_000  # a more recent change may be followed by another in the same clock tick
-MOST_BYTES = 4 << 20  # of a cluster.json; the largest cluster has a twentieth
 REMARK = re.compile(r"\] (DEBUG|INFO|WARNING) \| ")  # a log line without an error
 
 
@@ -177,7 +175,7 @@ class ClusterWatcher:
 
     def __init__(self, folder: Path, processes: Processes) -> None:
         self.folder = folder
-        self._file, self._busy_folder = f"{folder}/cluster.json", f"{folder}/{FOLDER}"
+        self._file, self._busy_folder = f"{folder}/{FILE}", f"{folder}/{FOLDER}"
         self._processes = processes
         self._supervisor = SupervisorConnection(folder)
         self._stamp: tuple[int, int, int] | None = None
@@ -220,7 +218,7 @@ class ClusterWatcher:
             dead,
             frozenset(() if reported is None else reported.pids.values()),
             self._busy_runs(living),
-            description.owner is not None and self._owner_lives(description.owner),
+            bool(description.owner) and self._owner_lives(description.owner),
             written,
         )
 
@@ -237,7 +235,12 @@ class ClusterWatcher:
     def _describe(self, status: os.stat_result) -> ClusterDescription | str:
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp != self._stamp:
-            self._read = read_description(self.folder, status.st_size)
+            try:
+                self._read = read_description(self.folder)
+            except NbdistError as error:
+                self._read = str(error)
+            except OSError as error:
+                self._read = f"{self._file} cannot be read: {error}"
             self._stamp = stamp
         return self._read
 
@@ -254,9 +257,10 @@ class ClusterWatcher:
             for task in ended
         }
 
-    def _owner_lives(self, owner: Owner) -> bool:
+    def _owner_lives(self, owner: Mapping[str, Any]) -> bool:
         """Return whether the owner may be alive; an owner on another host counts as alive."""
-        return owner.host != host_identity() or self._processes.find(owner.pid, owner.started) is not None
+        here = owner["host"] == host_identity()
+        return not here or self._processes.find(owner["pid"], owner["started"]) is not None
 
     def _busy_runs(self, living: frozenset[int]) -> dict[int, str]:
         """Return the run of each process; read again when a busy file was created or removed."""
@@ -272,7 +276,7 @@ class ClusterWatcher:
         return found
 
 
-def describe_deaths(tasks: tuple[TaskEntry, ...], reported: SupervisorStatus) -> dict[int, str]:
+def describe_deaths(tasks: tuple[TaskInfo, ...], reported: SupervisorStatus) -> dict[int, str]:
     """Return how each task without a process ended, by rank."""
     ended = [task.rank for task in tasks if task.rank not in reported.pids]
     return {rank: describe_death(reported.exits.get(rank, {"by": "its process has ended"})) for rank in ended}
@@ -297,23 +301,6 @@ def describe_death(how: Mapping[str, Any]) -> str:
     return f"{words}; its log ends with: {last}" if last else words
 
 
-def read_description(folder: Path, size: int) -> ClusterDescription | str:
-    """Return the description in a cluster.json, or why it cannot be read."""
-    path = folder / "cluster.json"
-    if size > MOST_BYTES:
-        return f"{path} is too large ({size:,} bytes) to be a cluster's; stop the cluster and start a new one"
-    with suppress(RecursionError):
-        try:
-            description = parse_description(json.loads(read_private(path)))
-        except NbdistError as error:  # another owner, others may read it, a link
-            return str(error)
-        except (ValueError, OSError) as error:
-            return f"{path} cannot be read: {error}"
-        if description is not None:
-            return description
-    return f"{path} does not describe a cluster; stop the cluster and start a new one"
-
-
 NOT_RUNNING = {
     "starting": "it is starting",
     "stopping": "it is being stopped",
@@ -329,6 +316,7 @@ def nbdist_item(seen: ClusterStatus, here: Mapping[str, str], runs: Iterable[str
     """
     description = seen.description or ClusterDescription(None, 0, 0, "local", ())
     owner = description.owner
+    session = text(owner.get("session"), LONGEST)
     can, why = accepted_commands(seen, here)
     return {
         "id": seen.id,
@@ -340,11 +328,9 @@ def nbdist_item(seen: ClusterStatus, here: Mapping[str, str], runs: Iterable[str
         "ps": description.ps,
         "engines": len(description.tasks) - len(seen.dead) if seen.state != "stale" else 0,
         "created": seen.created,
-        "owner": None
-        if owner is None
-        else {"pid": owner.pid, "session": owner.session, "alive": seen.owner_alive},
-        "detached": owner is None,
-        "dead": [task.short for task in description.tasks if task.rank in seen.dead],
+        "owner": None if not owner else {"pid": owner["pid"], "session": session, "alive": seen.owner_alive},
+        "detached": not owner,
+        "dead": [f"{task.job}:{task.index}" for task in description.tasks if task.rank in seen.dead],
         "runs": list(dict.fromkeys([*seen.runs, *runs])),
         "attach": attach_code(seen.id),
         "can": can,

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nbdist.cluster.description import LONGEST, MOST_TASKS
 from nbdist.cluster.hub import default_profile
-from nbdist.lab.readers.cluster_file import MOST_TASKS, text, whole
+from nbdist.json_values import mapping, text, whole
 from nbdist.lab.readers.processes import Processes
+from nbdist.runtime.task import MOST_PID
 
 MOST_BYTES = 4 << 20
 Item = dict[str, Any]
@@ -142,10 +144,10 @@ def parse_parallel(content: object, cluster_id: str) -> ParallelCluster | None:
     """
     if not isinstance(content, dict) or not isinstance(content.get("cluster"), dict):
         return None
-    engines, state = _dict(content.get("engines")), _dict(_dict(content.get("controller")).get("state"))
-    name = text(engines.get("class")) or "local"
+    engines, state = mapping(content.get("engines")), mapping(mapping(content.get("controller")).get("state"))
+    name = text(engines.get("class"), LONGEST) or "local"
     sets = tuple(_set(one) for one in _dicts(engines.get("sets")))
-    folder = text(content["cluster"].get("profile_dir"))
+    folder = text(content["cluster"].get("profile_dir"), LONGEST)
     by_nbdist = name in OURS and bool(folder) and any(one.supervisor_folder == folder for one in sets)
     return ParallelCluster(cluster_id, "nbdist" if name in OURS else name, _pid(state), sets, by_nbdist)
 
@@ -207,18 +209,18 @@ def _set(state: Mapping[str, Any]) -> EngineSet:
     each = list(_dicts(state.get("engines")))
     pids = tuple(pid for one in each if (pid := _pid(one)) is not None)
     count = len(each) if each else whole(state.get("n"), MOST_TASKS) or 0
-    return EngineSet(count, pids, text(state.get("supervisor_folder")) or text(state.get("keeper_folder")))
+    return EngineSet(
+        count,
+        pids,
+        text(state.get("supervisor_folder"), LONGEST) or text(state.get("keeper_folder"), LONGEST),
+    )
 
 
 def _pid(state: Mapping[str, Any]) -> int | None:
     if any(name in state for name in REMOTE):
         return None
-    return whole(state.get("pid")) or None
-
-
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return whole(state.get("pid"), MOST_PID) or None
 
 
 def _dicts(value: object) -> Iterator[dict[str, Any]]:
-    return (one for one in list(_dict(value).values())[:MOST_TASKS] if isinstance(one, dict))
+    return (one for one in list(mapping(value).values())[:MOST_TASKS] if isinstance(one, dict))

@@ -16,26 +16,21 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbdist.errors import InvalidArgumentError, NbdistError, NotAllowedError, NotFoundError
+from nbdist.json_values import listed, mapping, text, whole
 from nbdist.lab.readers.files import find_home, is_id, open_regular, read_bounded
 from nbdist.lab.readers.run_curves import load_store
 from nbdist.lab.readers.run_record import (
-    ACTIVE,
-    LONGEST,
     MAX_PROGRESS_BYTES,
     ReplicaProgress,
-    RunRecord,
     ended_replicas,
-    listed,
-    mapping,
     parse_progress,
-    record_of,
-    text,
-    whole,
 )
 from nbdist.lab.readers.runs import Item, Runs
+from nbdist.metrics.run_folder import LONGEST
 from nbdist.metrics.store import RunStore, training_seconds
 from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
 from nbdist.run.options import Options
+from nbdist.run.record import ACTIVE, RunRecord
 from nbdist.ui.flags import DISTRIBUTE_FLAGS
 from nbdist.ui.formatting import jsonable, shorten
 from nbdist.ui.frozen.run import run_data, run_output
@@ -66,7 +61,7 @@ def run_details(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
         "seed": record.seed,
         "versions": jsonable(record.versions),
         "options": jsonable(record.options),
-        "tasks": list(record.tasks),
+        "tasks": list(record.task_names),
         "files": list_files(run_id),
     }
 
@@ -74,7 +69,7 @@ def run_details(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
 def first_line(record: RunRecord) -> str:
     """Return the first line of a cell that repeats this run; "" if its body is a function.
 
-    >>> first_line(RunRecord("r", "finished", 0.0, code="x = 1", options={"strategy": "ps", "seed": 7}))
+    >>> first_line(RunRecord("r", code="x = 1", options={"strategy": "ps", "seed": 7}))
     '%%distribute --strategy ps --seed 7'
     """
     if re.fullmatch(r"[\w.<>]+", record.code.strip()):  # the name of a function
@@ -111,7 +106,7 @@ def outputs(folder: Path, record: RunRecord) -> list[dict[str, str]]:
             file.seek(max(0, status.st_size - LONGEST_OUTPUT))
             text = file.read(LONGEST_OUTPUT).decode("utf-8", "replace")
         if text:
-            task = "/job:client/task:0" if record.in_graph else record.names.get(rank, f"rank {rank}")
+            task = "/job:client/task:0" if record.in_graph else record.name_of(rank)
             transcript = Transcript()
             transcript.append(text)
             found.append({"task": task, "text": transcript.text()})
@@ -185,12 +180,13 @@ def summary_of(
     finals = {name: values[-1] for chart in charts for name in chart.names
               if len(values := store.aggregate(name, ended_replicas=ended)[1])}  # fmt: skip
     alone = item["replicas"] == 1 or record.synchronous
-    devices = list(record.devices) or devices_now(Path(item["folder"]), record)
+    written = [one for entries in record.devices if (one := ReplicaDevice.from_config(entries))]
+    devices = written or devices_now(Path(item["folder"]), record)
     return Summary(
         run_id=item["id"],
         title=item["name"],
         state=item["status"],
-        tasks=[record.names.get(rank, f"rank {rank}") for rank in record.workers] or list(record.tasks),
+        tasks=[record.name_of(rank) for rank in record.workers] or list(record.task_names),
         step=item["step"],
         seconds=seconds or None,
         elapsed=None if end is None else max(0.0, end - item["created"] - item["paused"]),
@@ -215,7 +211,7 @@ def summary_of(
 
 def input_now(folder: Path, record: RunRecord) -> dict[str, Any] | None:
     """Return the input pipeline of a run, from the progress files of its folder."""
-    tasks = [record.names.get(rank, f"rank {rank}") for rank in record.workers]
+    tasks = [record.name_of(rank) for rank in record.workers]
     said = [progress_of(folder, record, number, rank) for number, rank in enumerate(record.workers)]
     return input_shown(dict(enumerate(mapping(one.get("input")) for one in said)), tasks)
 
@@ -249,18 +245,18 @@ def devices_now(folder: Path, record: RunRecord) -> list[ReplicaDevice]:
     """Return where the replicas of a run train, from the progress files of its folder."""
     found = []
     for number, rank in enumerate(record.workers):
-        name = record.names.get(rank, f"rank {rank}")
+        name = record.name_of(rank)
         said = progress_of(folder, record, number, rank)
-        gpu, (assigned, host) = mapping(said.get("gpu")), record.places.get(rank, ("", ""))
+        gpu, task = mapping(said.get("gpu")), record.members.get(rank)
         entries = {
             "task": name,
             "devices": listed(said.get("devices")),
-            "assigned": assigned or "CPU:0",
+            "assigned": (task.device if task is not None else "") or "CPU:0",
             "gpu": text(gpu.get("id")),
             "model": text(gpu.get("model")),
             "total": whole(gpu.get("total")) or 0,
             "cores": whole(said.get("cores")) or 0,
-            "host": host,
+            "host": task.host if task is not None else "",
         }
         found.append(ReplicaDevice.from_config(entries) or ReplicaDevice(name))
     return found
@@ -276,7 +272,7 @@ def record_in(item: Item) -> RunRecord:
             content = read_bounded(home / "runs" / item["id"] / "run.json", LONGEST)
         except OSError as error:
             raise NotFoundError(f"run {item['id']} was just deleted: {error.strerror}") from None
-    return record_of(item["id"], content, item["created"])
+    return RunRecord.parse(item["id"], content, item["created"])
 
 
 def is_bundled(path: str) -> bool:

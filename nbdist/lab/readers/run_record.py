@@ -1,12 +1,7 @@
-"""What the files of a run say: its run.json, its replicas' progress files, and its item in the sidebar. Pure.
+"""The item of a run in the sidebar, from its record and its replicas' progress files. Pure.
 
 Another version, another program or a crash may have written these files, so no content raises an error:
-invalid values are left out, and an unreadable run.json gives a record with the status "damaged".
-
->>> record_of("r1", b'{"id": "r1", "name": "mnist", "status": "finished", "created": 1e9}', 0.0).status
-'finished'
->>> record_of("r1", b'{"id": "r1", "na', 5.0).status
-'damaged'
+invalid values are left out (see `nbdist.metrics.run_folder.parse_run` for the run.json).
 """
 
 from __future__ import annotations
@@ -18,174 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nbdist.metrics import run_folder
-from nbdist.metrics.run_folder import STATUSES
+from nbdist.json_values import mapping, number, text, whole
 from nbdist.metrics.store import RunStore
-from nbdist.run.devices import ReplicaDevice
 from nbdist.run.history import Labels, error_line
 from nbdist.run.progress import BUSY, PAUSED, ProgressTracker, Standing
+from nbdist.run.record import ACTIVE, RunRecord
 from nbdist.text import cut_middle
-
-LONGEST = run_folder.LONGEST
-ACTIVE = ("preparing", "running", "paused")
-MOST_TASKS = 10_000
-LARGEST_PID = 1 << 31
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """The content of a run.json. Times are in seconds since 1970."""
-
-    id: str
-    status: str
-    created: float
-    name: str = ""
-    ended: float | None = None
-    paused: float = 0.0
-    """Seconds of pauses, written when the run ends."""
-    error: str = ""
-    code: str = ""
-    seed: int | None = None
-    versions: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    cluster: str | None = None
-    tasks: tuple[str, ...] = ()
-    """Names of its cluster's tasks."""
-    names: Mapping[int, str] = field(default_factory=dict)
-    """The same names by rank."""
-    workers: tuple[int, ...] = ()
-    """Ranks of its replicas, in order."""
-    incarnations: frozenset[int] = frozenset()
-    owner: Mapping[str, Any] = field(default_factory=dict)
-    trained: bool | None = None
-    """Whether it trained or logged metrics; None if its run.json does not say."""
-    resumed_from: str = ""
-    """The run whose training it continues."""
-    places: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    """The device that each task was started with, and its host, by rank."""
-    devices: tuple[ReplicaDevice, ...] = ()
-    """Where its replicas trained, written when the run ends."""
-
-    @property
-    def active(self) -> bool:
-        """Whether it has not ended according to its run.json."""
-        return self.status in ACTIVE
-
-    @property
-    def in_graph(self) -> bool:
-        """Whether the notebook's process runs all towers."""
-        return self.options.get("replication") == "in-graph"
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether its replicas update synchronously."""
-        return self.options.get("synchronous") is True
-
-    @property
-    def strategy(self) -> str | None:
-        """Its strategy, or the framework with whose own distribution it trains; None for a plain cell."""
-        named = text(self.options.get("framework")) or text(self.options.get("strategy"))
-        return named or ("in-graph" if self.in_graph else None)
-
-
-def record_of(run_id: str, content: bytes, changed: float) -> RunRecord:
-    """Return the record in a run.json; the status is "damaged", with an error, if it cannot be read.
-
-    ``changed`` (seconds since 1970) is the file's modification time, used if it has no creation time.
-    """
-    try:
-        found = json.loads(content) if len(content) <= LONGEST else f"has over {LONGEST:,} bytes"
-    except (ValueError, RecursionError) as error:
-        return damaged(run_id, str(error), changed)
-    if not isinstance(found, dict) or found.get("id") != run_id:
-        problem = found if isinstance(found, str) else f"does not describe run {run_id}"
-        return damaged(run_id, f"it {problem}", changed)
-    status = found.get("status")
-    if status == "done":  # the name in earlier versions
-        status = "finished"
-    if status not in STATUSES:
-        return damaged(run_id, f"its status is {status!r:.80}: a newer nbdist may have written it", changed)
-    cluster = mapping(found.get("cluster"))
-    members = [mapping(one) for one in listed(cluster.get("members"))]
-    ranked = {rank: one for one in members if (rank := whole(one.get("rank"))) is not None}
-    workers = [rank for one in listed(cluster.get("workers")) if (rank := whole(one)) is not None]
-    created = number(found.get("created"))
-    return RunRecord(
-        id=run_id,
-        status=status,
-        created=changed if created is None else created,
-        name=text(found.get("name")),
-        ended=number(found.get("ended")),
-        paused=max(0.0, number(found.get("paused")) or 0.0),
-        error=text(found.get("error")),
-        code=text(found.get("code")),
-        seed=whole(found.get("seed")),
-        versions=mapping(found.get("versions")),
-        options=mapping(found.get("options")),
-        cluster=text(cluster.get("id")) or None,
-        tasks=tuple(one for one in listed(cluster.get("tasks")) if isinstance(one, str)),
-        names={rank: f"/job:{one.get('job')}/task:{one.get('index')}" for rank, one in ranked.items()},
-        workers=tuple(dict.fromkeys(workers)),
-        incarnations=frozenset(n for one in members if (n := whole(one.get("incarnation"))) is not None),
-        owner=owner_of(cluster.get("owner")),
-        trained=found["trained"] if isinstance(found.get("trained"), bool) else None,
-        resumed_from=text(found.get("resumed_from")),
-        places={rank: (text(one.get("device")), text(one.get("host"))) for rank, one in ranked.items()},
-        devices=tuple(
-            one for entries in listed(found.get("devices")) if (one := ReplicaDevice.from_config(entries))
-        ),
-    )
-
-
-def damaged(run_id: str, why: str, changed: float) -> RunRecord:
-    """Return the record of a run with an unreadable run.json."""
-    return RunRecord(run_id, "damaged", changed, error=f"run.json is damaged: {why}")
-
-
-def owner_of(value: object) -> Mapping[str, Any]:
-    """Return the process that started a run, {} if the value is invalid."""
-    found = mapping(value)
-    pid = whole(found.get("pid"))
-    whole_process = pid is not None and 0 < pid < LARGEST_PID and number(found.get("started")) is not None
-    return found if whole_process and isinstance(found.get("host"), str) else {}
-
-
-def text(value: object) -> str:
-    """Return a text, "" for anything else."""
-    return value if isinstance(value, str) else ""
-
-
-def number(value: object) -> float | None:
-    """Return a finite number, None for anything else.
-
-    >>> number(2), number(float("inf")), number(True), number(10**400)
-    (2.0, None, None, None)
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
-
-
-def whole(value: object) -> int | None:
-    """Return a whole number from 0 to 2**64, None for anything else."""
-    return value if type(value) is int and 0 <= value < 1 << 64 else None
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """Return a JSON object, {} for anything else."""
-    return value if isinstance(value, dict) else {}
-
-
-def listed(value: object) -> list[Any]:
-    """Return a JSON list, shortened to `MOST_TASKS`; [] for anything else."""
-    return value[:MOST_TASKS] if isinstance(value, list) else []
-
-
-# The item of a run in the sidebar, as plain JSON. Pure.
 
 LONGEST_ERROR = 2_000  # characters
 LONGEST_NAME = 200
@@ -249,7 +82,7 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
         "created": record.created,
         "ended": None if active else record.ended,
         "paused": round(progress.paused_seconds if record.active else record.paused, 1),
-        "cluster": record.cluster,
+        "cluster": record.cluster_id,
         "strategy": record.strategy,
         "replicas": folder_status.replicas,
         "step": step,
@@ -293,7 +126,9 @@ def status_of(record: RunRecord, progress: RunProgress, folder_status: FolderSta
     if progress.done and (folder_status.quiet or not folder_status.reachable):
         return "finished", [f"all workers have finished; to fetch its results, run {attach_call(record.id)}"]
     if not folder_status.reachable:
-        lost = "the notebook's process that drove it" if record.in_graph else f"its cluster {record.cluster}"
+        lost = (
+            "the notebook's process that drove it" if record.in_graph else f"its cluster {record.cluster_id}"
+        )
         return "lost", [f"{lost} has ended"]
     return ("paused" if progress.paused else record.status), []
 
@@ -306,7 +141,7 @@ def why_not(
     A run that has ended without finishing, and is ``resumable``, can be resumed. One that trains
     ``in_session`` has no learning rate here.
 
-    >>> why_not(RunRecord("r", "running", 0.0), "running", True)
+    >>> why_not(RunRecord("r", status="running"), "running", True)
     {'resume': 'it is not paused', 'delete': 'it is running: stop it first'}
     """
     if status not in ACTIVE:

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nbdist.cluster.description import living_incarnations
 from nbdist.errors import InvalidArgumentError, NotAllowedError, NotFoundError
 from nbdist.lab.readers.files import (
     FolderList,
@@ -35,26 +36,22 @@ from nbdist.lab.readers.files import (
     racy,
     read_bounded,
 )
-from nbdist.lab.readers.liveness import ClusterLiveness
 from nbdist.lab.readers.run_curves import Budget, Curves
 from nbdist.lab.readers.run_record import (
-    ACTIVE,
-    LONGEST,
     MAX_PROGRESS_BYTES,
     QUIET_SECONDS,
     FolderStatus,
     ReplicaProgress,
     RunProgress,
-    RunRecord,
     browse_path,
-    damaged,
     ended_replicas,
     item_of,
     parse_progress,
-    record_of,
 )
 from nbdist.metrics.event_file import FOLDER as TENSORBOARD
+from nbdist.metrics.run_folder import LONGEST
 from nbdist.run.history import LABELS, Labels, disk_bytes, read_labels
+from nbdist.run.record import ACTIVE, RunRecord
 from nbdist.run.resumable import BODY
 from nbdist.train.state_writer import STATE_FILE
 
@@ -149,6 +146,26 @@ class Runs:
     def _run(self, folder: Path, name: str) -> RunCache:
         run = self._cache.get(name)
         return RunCache(folder / name, self._root) if run is None or run.removed else run
+
+
+class ClusterLiveness:
+    """The liveness of the clusters in a home; create a new one for each poll."""
+
+    def __init__(self, home: Path) -> None:
+        self._clusters = home / "clusters"
+        self._found: dict[str, frozenset[int] | None] = {}
+
+    def can_continue(self, record: RunRecord) -> bool:
+        """Return whether the processes that drive a run may be alive."""
+        name = record.cluster_id or "-"
+        if name not in self._found:
+            self._found[name] = living_incarnations(self._clusters / name)
+        return record.can_continue(self._found[name])
+
+
+def damaged(run_id: str, why: str, changed: float) -> RunRecord:
+    """Return the record of a run with an unreadable run.json."""
+    return RunRecord(run_id, status="damaged", created=changed, error=f"run.json is damaged: {why}")
 
 
 # The cache of one run's folder: a poll reads only what is new.
@@ -258,7 +275,7 @@ class RunCache:
     def _read_record(self, changed: float) -> None:
         run_id = self.folder.name
         try:
-            record = record_of(run_id, read_bounded(self.folder / "run.json", LONGEST), changed)
+            record = RunRecord.parse(run_id, read_bounded(self.folder / "run.json", LONGEST), changed)
         except NotAllowedError as error:
             record = damaged(run_id, str(error), changed)
         except OSError as error:

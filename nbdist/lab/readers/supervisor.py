@@ -20,8 +20,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from nbdist.cluster.description import parse_tasks
 from nbdist.cluster.supervisor.process import short_path, socket_name
-from nbdist.lab.readers.cluster_file import TaskEntry, parse_tasks, whole
+from nbdist.json_values import whole
+from nbdist.runtime.task import MOST_PID, TaskInfo
 
 PATIENCE_SECONDS = 0.05  # for a reply, once per request: a living supervisor needs a thousandth of it
 RETRY_SECONDS = 5.0  # between two attempts to connect
@@ -38,7 +40,7 @@ class SupervisorStatus:
     exits: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """How the others have ended, by rank."""
     stopping: bool = False
-    tasks: tuple[TaskEntry, ...] | None = None
+    tasks: tuple[TaskInfo, ...] | None = None
     """The roster after a membership change; it takes precedence over the cluster's file."""
 
 
@@ -55,7 +57,7 @@ def parse_status(message: object) -> SupervisorStatus | None:
         return None
     ranks = {str(key): rank for key in {*pids, *exits} if (rank := _rank(key)) is not None}
     return SupervisorStatus(
-        {ranks[key]: pid for key in pids if key in ranks and (pid := whole(pids[key]))},
+        {ranks[key]: pid for key in pids if key in ranks and (pid := whole(pids[key], MOST_PID))},
         {ranks[key]: exits[key] for key in exits if key in ranks and isinstance(exits[key], dict)},
         message.get("stopping") is True,
         parse_tasks(message.get("tasks")),

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbdist.errors import NbdistError
+from nbdist.json_values import mapping
 from nbdist.lab.readers.files import find_home, is_id, mark_of, read_bounded
 from nbdist.lab.readers.run_detail import BundleCache
-from nbdist.lab.readers.run_record import mapping
 from nbdist.lab.readers.sweeps import OVER, Item, Sweeps
 from nbdist.sweep.event_log import holder_of
 from nbdist.sweep.state import Ledger

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.errors import DataLossError, InvalidArgumentError, NbdistError, NotFoundError
+from nbdist.json_values import mapping, number, text
 from nbdist.lab.readers.files import (
     FolderList,
     Mark,
@@ -31,10 +32,7 @@ from nbdist.lab.readers.run_record import (
     LONGEST_NAME,
     attach_call,
     attach_code,
-    mapping,
-    number,
     rounded,
-    text,
 )
 from nbdist.sweep.commands import REMOTE
 from nbdist.sweep.event_log import FORMAT, EventLogPart, holder_of, parse

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import psutil
 
 from nbdist.errors import NbdistError
-from nbdist.lab.readers.cluster_file import TaskEntry
 from nbdist.lab.readers.clusters import Clusters, ClusterStatus
 from nbdist.lab.readers.processes import find_process
 from nbdist.metrics.gpu_usage import Gpu, load_nvml, read_devices
+from nbdist.runtime.task import TaskInfo
 from nbdist.wire.hosts import host_identity
 
 ELSEWHERE = "it is on another host: its CPU and memory cannot be read from here"
@@ -71,12 +71,12 @@ class ClusterTasks:
             return {}
 
 
-def is_here(task: TaskEntry) -> bool:
+def is_here(task: TaskInfo) -> bool:
     """Return whether a task runs on this host."""
     return task.host == host_identity()
 
 
-def measure_task(loads: LoadMonitor, task: TaskEntry, seen: ClusterStatus) -> Load | None:
+def measure_task(loads: LoadMonitor, task: TaskInfo, seen: ClusterStatus) -> Load | None:
     """Return the load of a task's process; None if it has ended."""
     if task.rank in seen.dead or seen.state == "stale":
         return None
@@ -93,7 +93,7 @@ def wanted_gpus(seen: ClusterStatus, taken: Mapping[int, Load | None]) -> dict[i
     return wanted
 
 
-def run_of(task: TaskEntry, seen: ClusterStatus, progress: Mapping[str, TaskProgress]) -> str | None:
+def run_of(task: TaskInfo, seen: ClusterStatus, progress: Mapping[str, TaskProgress]) -> str | None:
     """Return the run that a task works on: from its busy file, or an in-graph run with it as a replica.
 
     The body of an in-graph run is in the notebook's process, so its tasks have no busy file.
@@ -104,7 +104,7 @@ def run_of(task: TaskEntry, seen: ClusterStatus, progress: Mapping[str, TaskProg
 
 def _row(
     cluster: str,
-    task: TaskEntry,
+    task: TaskInfo,
     seen: ClusterStatus,
     taken: Mapping[int, Load | None],
     progress: Mapping[str, TaskProgress],
@@ -117,7 +117,7 @@ def _row(
         dead = seen.error or "its process has ended"
     gpu, run = used.get(task.pid), run_of(task, seen, progress)
     note = None if here else ELSEWHERE
-    if here and problem is not None and gpu is None and (task.device or "").startswith("GPU"):
+    if here and problem is not None and gpu is None and task.device.startswith("GPU"):
         note = f"its GPU cannot be measured: {problem}"
     return task_item(
         cluster,
@@ -148,7 +148,7 @@ class Load:
 
 def task_item(
     cluster: str,
-    task: TaskEntry,
+    task: TaskInfo,
     host: str,
     *,
     load: Load | None,
@@ -169,7 +169,7 @@ def task_item(
         "index": task.index,
         "host": host,
         "pid": task.pid,
-        "device": task.device,
+        "device": task.device or None,
         "state": task_state(alive, load, run, progress.get("state")),
         "cpu": load.cpu if alive and load is not None else None,
         "memory": load.memory if alive and load is not None else None,

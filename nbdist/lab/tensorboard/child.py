@@ -15,7 +15,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
@@ -31,6 +30,7 @@ from nbdist.errors import DataLossError, NbdistError
 from nbdist.metrics.event_file import FOLDER, EventFiles, events_folder, make_private
 from nbdist.metrics.log import Points, logs_in, read_log, replica_of
 from nbdist.metrics.run_folder import read_run
+from nbdist.run.record import RunRecord
 
 LOADING_SECONDS = 10.0  # the first answer waits so long for the points; loading continues after it
 
@@ -123,8 +123,6 @@ class SocketServer(ThreadedWSGIServer):
 
 MAX_POINTS = 1000  # of a series per refresh, including the first and the last
 MAX_RUNS, POINTS_OF_MANY = 50, 200  # in the comparison of all runs
-# Errors of an invalid run.json:
-INVALID_RECORD = (NbdistError, OSError, TypeError, ValueError, LookupError, AttributeError)
 BATCH_POINTS = 100_000  # the writer's queue is bounded: more points at once would be dropped
 
 
@@ -229,21 +227,13 @@ def downsampled(points: Points, most: int) -> Points:
 def tasks_of(run_id: str) -> dict[int, str]:
     """Return the task names of a run's replicas, as far as its run.json has them."""
     try:
-        return tasks_by_replica(read_run(run_id).cluster)
-    except INVALID_RECORD as error:  # points can be shown without names
+        record = RunRecord.of(read_run(run_id))
+    except (NbdistError, OSError) as error:  # points can be shown without names
         _log(f"the replicas of run {run_id} are named by numbers: {error}")
         return {}
-
-
-def tasks_by_replica(cluster: Mapping[str, Any]) -> dict[int, str]:
-    """Return the name of each replica's task from the cluster in ``run.json``.
-
-    >>> tasks_by_replica({"workers": [2], "members": [{"rank": 2, "job": "worker", "index": 0}]})
-    {0: '/job:worker/task:0'}
-    """
-    names = {one["rank"]: f"/job:{one['job']}/task:{one['index']}" for one in cluster.get("members", ())}
-    workers = cluster.get("workers", ())
-    return {replica: names[rank] for replica, rank in enumerate(workers) if rank in names}
+    return {
+        replica: record.name_of(rank) for replica, rank in enumerate(record.workers) if rank in record.members
+    }
 
 
 def _log(text: str) -> None:

@@ -133,8 +133,8 @@ def _live(
     servers: Sequence[TaskInfo],
 ) -> ActiveTowerRun:
     folder = private_folder(Path(spec.folder))
-    context = make_context(spec, client, client.agent)
-    events = [events_folder(folder, info.name) if spec.tensorboard else None for info in towers]
+    context = make_context(spec, client, client.agent.control(spec.run))
+    events = [events_folder(folder, info.name) if spec.options.tensorboard else None for info in towers]
     reported = Towers(
         folder,
         len(towers),
@@ -168,12 +168,12 @@ def in_graph_strategy(
         cluster.target,
         [f"{info.name}/device:{info.device}" for info in towers],
         [f"{info.name}/device:{info.device}" for info in servers],
-        synchronous=spec.training.synchronous,
-        data=spec.training.data,
+        synchronous=bool(spec.options.synchronous),
+        data=spec.options.data,
         check=context.control.check,
         on_tower=reported.on_tower,
         on_trace=reported.on_trace,
-        transport=spec.training.transport,
+        transport=spec.options.transport,
     )
 
 

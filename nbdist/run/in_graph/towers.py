@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from nbdist.cluster.resources import count_cores
-from nbdist.metrics.log import Batch
+from nbdist.metrics.log import Batch, log_path
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.timeline import Span, covered
 from nbdist.train.context import Context, Progress
@@ -47,7 +47,7 @@ class Towers:
     ) -> None:
         self.main, self._tasks, self._devices = context, list(tasks), list(devices)
         self._towers = [
-            _Tower(Recorder(folder / f"metrics-{i:04d}.log", replica=i, events=into))
+            _Tower(Recorder(log_path(folder, i), replica=i, events=into))
             for i, into in enumerate(events or [None] * count)
         ]
         self._making = threading.Lock()

@@ -43,7 +43,7 @@ from nbdist.cluster.control_channel import serve
 from nbdist.errors import FailedPreconditionError, NbdistError, NotFoundError
 from nbdist.frameworks import environment as frameworks
 from nbdist.frameworks.base import host_of
-from nbdist.frameworks.torch.store import StoreService
+from nbdist.frameworks.registry import SPECS
 from nbdist.home import private_folder
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.metrics.timeline_parts import Part, write_part
@@ -85,7 +85,7 @@ class Agent:
             task.server, self.prefix, lambda rank: tasks.find_rank(task.roster, rank)
         )
         self.groups = GroupCoordinator(task.server)
-        self._stores = StoreService(task.server)
+        self._services = [one.serve(task.server) for one in SPECS.values() if one.serve is not None]
         self.data = DataService(task.server, self.prefix)
         self._reserved: tuple[str, float] | None = None
         self._holder: str | None = None
@@ -213,7 +213,8 @@ class Agent:
     def drop_groups(self, run: str) -> None:
         """Drop what lets the ranks of a run find each other. On the Server's thread."""
         self.groups.drop_run(run)
-        self._stores.drop_run(run)
+        for service in self._services:
+            service.drop_run(run)
 
     def close(self) -> None:
         """Release all parameters, passes over datasets and pushed files."""

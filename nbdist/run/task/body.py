@@ -23,7 +23,6 @@ from typing import Any
 
 from nbdist.cluster.folder import busy_with, clusters_folder
 from nbdist.distribute.registry import make_strategy
-from nbdist.distribute.spec import TrainingSpec
 from nbdist.errors import (
     AbortedError,
     InvalidArgumentError,
@@ -31,17 +30,18 @@ from nbdist.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from nbdist.frameworks.environment import FRAMEWORKS, framework_environment
+from nbdist.frameworks.environment import framework_environment
+from nbdist.frameworks.registry import FRAMEWORKS, SPECS, framework_of, unwrapped
 from nbdist.frameworks.steering import seen_and_steered
-from nbdist.frameworks.torch import step_parts
-from nbdist.frameworks.torch.weights import is_module, trainings_of, unwrapped
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
 from nbdist.metrics.event_file import events_folder
+from nbdist.metrics.log import log_path
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.run_folder import duration
 from nbdist.nn import Model
 from nbdist.run.delivery import Given, Pushed, names_added, with_closure
+from nbdist.run.options import Options
 from nbdist.run.outcome import pack
 from nbdist.run.task.agent import Agent, agent
 from nbdist.run.task.data_reader import DataReader
@@ -65,7 +65,7 @@ from nbdist.train.strategy import ReplicaLeft
 from nbdist.train.summaries import RunSummaries
 
 OWN_FILES = (__file__,)  # which no traceback has to show
-PASSED = (step_parts.__file__,)  # which stands between two frames of torch
+PASSED = {file for one in SPECS.values() for file in one.inner_files}
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica receives from another that has stopped
 COMMANDS_SECONDS = 2.0  # for another task to say which commands the run has received
 RETRY_SECONDS = 0.05  # until a task that did not answer is called again
@@ -80,10 +80,12 @@ class RunSpec:
     folder: str
     ranks: tuple[int, ...]
     """Of the replicas; the chief's first."""
-    training: TrainingSpec
-    fetch: tuple[str, ...] = ()
-    """Names of variables of the chief's body that the client gets."""
-    tensorboard: bool = False
+    options: Options
+    """What the user has asked for, resolved, with the run's seed."""
+    strategy: str
+    """That of the replicas, also where the options name none."""
+    awaits: bool = False
+    """Whether a step that needs a lost worker waits for its new process, which the run starts."""
     timeline: bool = True
     """Whether the task writes its part of the timeline into the folder."""
     names: dict[str, Any] | None = None
@@ -92,8 +94,6 @@ class RunSpec:
     """Arguments and pushed values from the client."""
     first_line: int = 1
     """The number of a text's first line in its cell."""
-    checkpoint_every: str | int | None = None
-    """How often the chief writes the state of a training into the folder; None: never."""
     states: tuple[str, ...] = ()
     """The states of an earlier run, the newest first, of which the training continues one."""
     rejoins: bool = False
@@ -102,10 +102,8 @@ class RunSpec:
     """The numbers of the replicas in the run, where some were added or have left; else their places."""
     began_with: int | None = None
     """How many replicas the run began with, if there may be another number now."""
-    framework: str | None = None
-    """The framework whose own distribution the body uses."""
     framework_port: int | None = None
-    """The port of its rendezvous, on the first worker; None if the workers agree on one."""
+    """The port of a framework's rendezvous, on the first worker; None if the workers agree on one."""
     autoreload: tuple[str, ...] = ()
     """Which modules are reloaded before the body if they were edited, as `autoreloaded` names them."""
 
@@ -115,7 +113,6 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
     task, here = current(), agent()
     with busy_with(clusters_folder() / task.cluster_id, spec.run), bodies_only():
         live = open_run(spec, task, here)
-        live.context.on_error = partial(end_without_gpu, task.name)
         here.body = spec, body
         try:
             outcome = perform(
@@ -160,10 +157,9 @@ def perform(
     """
     here.begin(live)
     outcome: dict[str, Any] = {"rank": task.rank, "task": task.name}
-    code, control = (
-        Code(spec.run, spec.fetch, body, spec.names, spec.first_line) if isinstance(body, str) else None,
-        live.context.control,
-    )
+    code, control = None, live.context.control
+    if isinstance(body, str):
+        code = Code(spec.run, spec.options.fetch, body, spec.names, spec.first_line)
     stack = ExitStack()
     try:
         with environment:
@@ -186,7 +182,7 @@ def perform(
         cut_off = isinstance(error, (KeyboardInterrupt, *CUT_OFF)) and control.stop_requested
         if code is not None and cut_off:
             # It was stopped between two looks at the control: what was trained is kept all the same.
-            outcome |= collect(replace(spec, fetch=()), code.bound())
+            outcome |= collect(replace(spec, options=replace(spec.options, fetch=())), code.bound())
     finally:
         stack.close()
         end_loops(live.context, whole=False)
@@ -217,15 +213,11 @@ def perform(
 @contextmanager
 def body_environment(live: ActiveRun, here: Agent, spec: RunSpec) -> Iterator[None]:
     """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted."""
-    context, output = live.context, live.output
+    context, output, framework = live.context, live.output, spec.options.framework
     inner = interruptible()
-    if spec.framework is not None:
-        context.framework = spec.framework
-        context.ends_in_log = (
-            True  # the body trains by calls of its own, between which nothing looks for a stop
-        )
+    if framework is not None:
         inner = framework_environment(
-            FRAMEWORKS[spec.framework](), context.world, context.control, spec.framework_port, interruptible
+            FRAMEWORKS[framework](), context.world, context.control, spec.framework_port, interruptible
         )
     with (
         contexts.use(context),
@@ -237,67 +229,80 @@ def body_environment(live: ActiveRun, here: Agent, spec: RunSpec) -> Iterator[No
         ExitStack() as steered,
         inner,
     ):
-        if spec.framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
-            steered.enter_context(seen_and_steered(spec.framework, context))
+        if framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
+            steered.enter_context(seen_and_steered(framework, context))
         settle_edits(spec.autoreload, context.note)
         yield
 
 
-def open_run(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveRun] = ActiveRun) -> ActiveRun:
-    """Open a run on this task: its context, its logs and its output; ``kind`` makes it of these."""
-    folder = private_folder(Path(spec.folder))
+def open_run(
+    spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveRun] = ActiveRun, **own: Any
+) -> ActiveRun:
+    """Open a run on this task: its context, its logs and its output; ``kind`` makes it of these.
+
+    ``own`` are fields of the context that differ for this kind.
+    """
+    folder, options, control = private_folder(Path(spec.folder)), spec.options, here.control(spec.run)
     recorder = Recorder(
-        folder / f"metrics-{task.rank:04d}.log",
+        log_path(folder, task.rank),
         replica=(spec.numbers or range(len(spec.ranks)))[spec.ranks.index(task.rank)],
-        events=events_folder(folder, task.name) if spec.tensorboard else None,
+        events=events_folder(folder, task.name) if options.tensorboard else None,
         rejoins=spec.rejoins,
     )
-    context = make_context(spec, task, here)
-    training = spec.training
-    context.world = World(
-        task, spec.ranks, spec.run, context.control.check,
-        kind=training.collective, least=training.min_workers, rejoins=spec.rejoins,
+    world = World(
+        task, spec.ranks, spec.run, control.check,
+        kind=options.collective, least=options.min_workers or 1, rejoins=spec.rejoins,
         coordinator=here.groups, numbers=spec.numbers, began_with=spec.began_with,
     )  # fmt: skip
     if spec.rejoins:
-        _take_commands(spec, task, context.control)
-    context.strategy = make_strategy(training, context.world, here.prefix)
-    if training.data == "service":
-        context.serve = DataReader(task, spec.run, context.control.check, training.transport).served
-    context.recorder = recorder
+        _take_commands(spec, task, control)
+    others = partial(_others, spec, task, here)
+    context = make_context(
+        spec, task, control,
+        world=world,
+        strategy=make_strategy(
+            spec.strategy, options, world,
+            synchronous=bool(options.synchronous), awaits=spec.awaits, prefix=here.prefix,
+        ),
+        recorder=recorder,
+        serve=DataReader(task, spec.run, control.check, options.transport).served
+        if options.data == "service"
+        else None,
+        on_error=partial(end_without_gpu, task.name),
+        end_everywhere=partial(_end_everywhere, spec, task, others),
+        rest_everywhere=partial(_rest_everywhere, spec, task, others),
+        plan_everywhere=partial(_plan_everywhere, spec, task, control),
+        **own,
+    )  # fmt: skip
     context.summaries = RunSummaries(
         recorder, events_folder(folder, task.name), context.step, recorder.say, spec.rejoins
     )
-    others = partial(_others, spec, task, here)
-    context.end_everywhere = partial(_end_everywhere, spec, task, others)
-    context.rest_everywhere = partial(_rest_everywhere, spec, task, others)
-    context.plan_everywhere = partial(_plan_everywhere, spec, task, context.control)
     return kind(spec.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
 
 
-def make_context(spec: RunSpec, task: Task, here: Agent) -> contexts.Context:
-    """Return the context of a body on a task, without what differs between in-graph and between-graph."""
-    is_chief = task.rank == spec.ranks[0]
+def make_context(spec: RunSpec, task: Task, control: contexts.Control, **own: Any) -> contexts.Context:
+    """Return the context of a body on a task; ``own`` are the fields of this kind of run."""
+    framework = spec.options.framework
+    common: dict[str, Any] = {
+        "step_log": StepLog(task.device),
+        "checkpoints": Checkpoints(Path(spec.folder) / "checkpoints"),
+        "states": make_states(spec),
+        "is_chief": task.rank == spec.ranks[0],
+        "framework": framework,
+        # Such a body trains by calls of its own, between which nothing looks for a stop.
+        "ends_in_log": framework is not None,
+    }
     return contexts.Context(
-        step_log=StepLog(task.device),
-        control=here.control(spec.run),
-        checkpoints=Checkpoints(Path(spec.folder) / "checkpoints"),
-        states=make_states(spec),
-        is_chief=is_chief,
-        run=spec.run,
-        device=task.device,
-        seed=spec.training.seed,
-        quiet=True,
-        epochs=spec.training.epochs,
-        precision=spec.training.precision,
-    )
+        run=spec.run, device=task.device, options=spec.options, seed=spec.options.seed, quiet=True,
+        control=control, **{**common, **own},
+    )  # fmt: skip
 
 
 def make_states(spec: RunSpec) -> TrainingStates | None:
     """Return the states that a run writes and continues; None if it does neither."""
-    if spec.checkpoint_every is None and not spec.states:
+    if spec.options.checkpoint_every is None and not spec.states:
         return None
-    every = spec.checkpoint_every
+    every = spec.options.checkpoint_every
     writer = None if every is None else StateWriter(Path(spec.folder), parse_interval(every))
     return TrainingStates(read=[Path(one) for one in spec.states], writer=writer)
 
@@ -370,7 +375,7 @@ def _named(value: Any) -> dict[str, Any]:
     parts = value.values() if isinstance(value, dict) else _parts(value)
     found: dict[str, Any] = dict(value) if isinstance(value, dict) else {}
     for part in parts:
-        if isinstance(part, Model) or is_module(part):
+        if _is_model(part):
             found.setdefault("model", part)
         elif isinstance(part, History):
             found.setdefault("history", part)
@@ -387,7 +392,7 @@ def _needed(found: Mapping[str, Any]) -> set[str]:
     Those are modules, and all parts of what a function returned: values of a dict by their own names, and the
     rest as a whole, unless it is models and histories only, which have names.
     """
-    needed = {name for name, value in found.items() if is_module(value) and name != RETURNED}
+    needed = {name for name, value in found.items() if framework_of(value) and name != RETURNED}
     returned = found.get(RETURNED)
     if isinstance(returned, dict):
         return needed | {name for name in returned if isinstance(name, str)}
@@ -410,7 +415,7 @@ def _pack_results(context: contexts.Context, spec: RunSpec, found: dict[str, Any
         try:
             results[name] = pack(value)
         except (InvalidArgumentError, ResourceExhaustedError) as error:
-            if name in spec.fetch:
+            if name in spec.options.fetch:
                 raise InvalidArgumentError(f"--fetch {name}: {error}") from None
             if isinstance(error, ResourceExhaustedError) or name in needed:
                 left.append(f"{name} stayed on {current().name}: {error}")
@@ -422,7 +427,7 @@ def _pack_results(context: contexts.Context, spec: RunSpec, found: dict[str, Any
 def trained_model(context: contexts.Context, found: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return which model a body has trained that calls none `model`: its name there, or what it is.
 
-    None if it has trained none, or several.
+    The names of several; None if it has trained none.
     """
     if _is_model(found.get("model")):
         return None
@@ -432,8 +437,11 @@ def trained_model(context: contexts.Context, found: Mapping[str, Any]) -> dict[s
         for name, value in found.items()
         if _is_model(value) and (unwrapped(value) in modules if modules else times_trained(value))
     }
-    if len(modules or {id(unwrapped(value)) for value in names.values()}) != 1:
-        return None
+    firsts: dict[int, str] = {}
+    for name, value in names.items():
+        firsts.setdefault(id(unwrapped(value)), name)
+    if len(modules or firsts) != 1:
+        return {"several": [*firsts.values()]} if len(firsts) > 1 else None
     if names:  # the module itself rather than what wraps it
         return {"name": min(names, key=lambda name: names[name] is not unwrapped(names[name]))}
     try:
@@ -443,12 +451,12 @@ def trained_model(context: contexts.Context, found: Mapping[str, Any]) -> dict[s
 
 
 def _is_model(value: Any) -> bool:
-    return issubclass(type(value), Model) or is_module(value)
+    return issubclass(type(value), Model) or framework_of(value) is not None
 
 
 def check_fetched(spec: RunSpec, found: dict[str, Any]) -> None:
     """Raise unless the body has defined all names that were asked for."""
-    for name in spec.fetch:
+    for name in spec.options.fetch:
         if name not in found:
             raise InvalidArgumentError(f"--fetch {name}: the body defined no {name!r}")
 
@@ -641,8 +649,9 @@ def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def times_trained(model: Any) -> int:
-    """Return how often ``fit`` has trained a model, or a module of PyTorch."""
-    return model.trainings if isinstance(model, Model) else trainings_of(model)
+    """Return how often ``fit`` has trained a model, of nbdist or of a framework."""
+    framework = framework_of(model)
+    return model.trainings if framework is None else framework.trainings(model)
 
 
 def filename(run: str) -> str:
@@ -693,28 +702,22 @@ def shown(error: BaseException, first: TracebackType | None) -> str:
     return "".join(report.format())
 
 
-LAUNCHERS = {
-    "environment variable RANK expected": "--framework torch",
-    "environment variable WORLD_SIZE expected": "--framework torch",
-    "coordinator_address should be defined": "--framework jax",
-}
-"""Parts of the errors of frameworks that find no launcher's variables, and the flag that sets these."""
-
-
 def launcher_advice(error: BaseException) -> str:
     """Return what to do about an error of a framework that has found no launcher; empty for any other error.
 
     >>> launcher_advice(ValueError("environment variable RANK expected, but not set"))
     'the ranks of a cell have these variables with --framework torch (framework="torch" in nb.launch)\\n'
     """
-    flag = ""
+    found = []
     if isinstance(error, ValueError):
         with suppress(Exception):  # its message cannot be printed
-            flag = next((flag for text, flag in LAUNCHERS.items() if text in str(error)), "")
-    if not flag:
+            text = str(error)
+            found = [one for one in SPECS.values() if any(part in text for part in one.launcher_errors)]
+    if not found:
         return ""
-    name = flag.partition(" ")[2]
-    return f'the ranks of a cell have these variables with {flag} (framework="{name}" in nb.launch)\n'
+    name = found[0].name
+    flag = f'--framework {name} (framework="{name}" in nb.launch)'
+    return f"the ranks of a cell have these variables with {flag}\n"
 
 
 def environment_advice(error: BaseException) -> str:

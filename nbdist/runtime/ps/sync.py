@@ -43,8 +43,8 @@ class Rules:
                 raise InvalidArgumentError(f"{name}={number!r}: a training has 1 to {MOST:,} {name}")
         if self.spare and (self.synchronous or not is_whole(self.spare, 1, self.replicas - 1)):
             raise InvalidArgumentError(
-                f"spare={self.spare!r} of replicas={self.replicas}: asynchronous replicas that are added "
-                "later are fewer than all"
+                f"spare must be 0 to replicas - 1, and 0 for synchronous replicas, got spare={self.spare!r}, "
+                f"replicas={self.replicas}, synchronous={self.synchronous}"
             )
         if self.aggregate is not None:
             if not self.synchronous:
@@ -106,46 +106,28 @@ class Rules:
 
     @property
     def scale(self) -> float:
-        """What the sum of a step's gradients is multiplied with, to be that of a global batch.
+        """The factor that makes the sum of a step's gradients that of a global batch.
 
         A gradient is the sum over its replica's share of a batch of B examples, divided by B, so that those
         of all N replicas add up to the mean over the batch. R of them are of B * R / N examples, and their
-        sum is N/R times too small to be the mean over these. That is so with backups and with R > N alike:
-        the global batch of a step is R shares. With R = N nothing is multiplied.
+        sum is N/R times too small to be the mean over these, with backups (R < N) as with several batches of
+        a replica (R > N): the global batch of a step is R shares.
         """
         return self.replicas / self.needed if self.synchronous else 1.0
 
     @property
     def depth(self) -> int:
-        """How many gradients of one replica may be under way while it computes another.
-
-        One travels while the next is made, unless all have to be together at each step.
-        """
+        """How many gradients a replica may have under way while it computes: one if steps wait for all."""
         return 1 if self.synchronous or self.staleness == 0 else SLOTS
 
     def fails_without(self, dead: int) -> bool:
         """Whether so many deaths leave a synchronous training without enough replicas for a step.
 
-        With several batches a step and several servers one is too many: only some may have its gradient.
+        With several batches a step and several servers one death does: not all servers may have its gradient.
         """
         if not self.synchronous or not dead:
             return False
         return self.servers > 1 if self.several else self.replicas - dead < self.needed
-
-    def most_stale(self) -> int | None:
-        """Return the bound that follows for the measured staleness of a gradient, in updates; None for none.
-
-        When a replica reads for its step n, the others have had at least n - S steps applied; when its
-        gradient is applied, at most n + S + 1. Its own gradients under way come on top.
-
-        >>> Rules(replicas=3, staleness=2).most_stale(), Rules(replicas=3, staleness=0).most_stale()
-        (11, 2)
-        """
-        if self.synchronous:
-            return 0
-        if self.staleness is None:
-            return None
-        return (self.replicas - 1) * (2 * self.staleness + 1) + self.depth - 1
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain values, from which ``Rules(**values)`` is the same."""
@@ -424,7 +406,7 @@ COUNTED = 2
 
 
 STOPPED = 3
-"""The synchronous step cannot complete any more, for too many replicas have left; the gradient is dropped."""
+"""Too many replicas have left for the synchronous step to complete; the gradient is dropped."""
 
 
 DROPPED = 4
@@ -440,11 +422,11 @@ TAKEN = 6
 
 
 STEPPED = 7
-"""A step is complete, for those whose gradients were kept."""
+"""The step is complete. Sent to the replicas whose gradients are in it."""
 
 
 REFUSED = 8
-"""The replica was frozen or cut off, and the others have continued: its gradients are refused."""
+"""The replica was frozen or cut off and the others have continued, so its gradients are refused."""
 
 
 LEFT_OUT = 9

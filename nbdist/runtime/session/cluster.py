@@ -28,7 +28,6 @@ from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
 
 REPORT_EVERY = 5.0
-TPU_SECONDS = 120.0  # for a task to load JAX and open its TPUs
 REQUEST_SECONDS = (
     86_400.0  # for a request that takes as long as its files are large; a death is noticed at once
 )
@@ -80,8 +79,6 @@ class ClusterEngine:
         self._addresses: dict[str, str] = {}
         self._sources: Sources | None = None
         self._described: dict[str, dict[str, Any]] = {}
-        self._opened: set[str] = set()
-        """The tasks that have looked for TPUs."""
         address = target.removeprefix("nbdist://")
         try:
             first = self._ask(address, target)
@@ -122,8 +119,6 @@ class ClusterEngine:
         Tasks that are not needed get no request: they may have ended.
         """
         for spec in map(DeviceSpec.from_string, wanted):
-            if spec.device_type == "TPU":
-                self._open_tpus(spec)
             if (spec.job, spec.task) == (None, None) or spec.covers(DeviceSpec.from_string(self.default)):
                 continue
             for name, address in self._addresses.items():
@@ -134,28 +129,6 @@ class ClusterEngine:
                     self._described[name] = self._ask(address, name)
                 if any(spec.covers(DeviceSpec.from_string(d)) for d in self._described[name]["devices"]):
                     break
-
-    def _open_tpus(self, spec: DeviceSpec) -> None:
-        """Have tasks look for their TPUs: those that a spec names, or the default one if it names none."""
-        own = DeviceSpec.from_string(self.default)
-        job, task = (own.job, own.task) if (spec.job, spec.task) == (None, None) else (spec.job, spec.task)
-        for name, address in self._addresses.items():
-            other = DeviceSpec.from_string(name)
-            if job not in (None, other.job) or task not in (None, other.task) or name in self._opened:
-                continue
-            if name not in self._described:
-                self._described[name] = self._ask(address, name)
-            self._described[name] = self._call(
-                address, name, "session.describe", {"tpus": True}, timeout=TPU_SECONDS
-            ).meta
-            self._opened.add(name)
-            if any(spec.covers(DeviceSpec.from_string(d)) for d in self._described[name]["devices"]):
-                break
-
-    def why_no_tpu(self) -> str:
-        """Return why tasks that were asked have no TPU, in words; an empty text if all have."""
-        reasons = {name: str(self._described[name].get("why_no_tpu", "")) for name in self._opened}
-        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
 
     def dispatcher(self) -> StepDispatcher:
         """Open a dispatcher of steps."""

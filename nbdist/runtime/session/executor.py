@@ -40,7 +40,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from nbdist.errors import AbortedError, DataLossError, FailedPreconditionError, UnavailableError
-from nbdist.graph.backend import Array, gpu_scope, to_device, to_host
+from nbdist.graph.backend import Array, backend, gpu_scope, to_device, to_host
 from nbdist.graph.compile.partition import Piece
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Tensor
@@ -52,7 +52,6 @@ from nbdist.runtime.session.program import (
     PieceProgram,
     Rendezvous,
     Scratch,
-    edge_module,
     spans_of,
 )
 from nbdist.runtime.session.resources import Client, Resources
@@ -200,7 +199,7 @@ class Executor:
         self._check_reset()
         rendezvous = Rendezvous()
         kind = piece.device.rpartition("device:")[2]
-        xp = edge_module(kind)
+        xp = backend(kind)
         resources = Resources(
             self.store, containers, kind, self._waiting, session=self._sources, client=self._client
         )

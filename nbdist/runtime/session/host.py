@@ -23,7 +23,6 @@ from nbdist.errors import (
     NbdistError,
     UnavailableError,
 )
-from nbdist.graph.xla.devices import tpu_devices, why_no_tpu
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.runtime.session.checkpoint import COPIES_SECONDS, KINDS, VariableFiles
 from nbdist.runtime.session.datasets import Sources
@@ -67,9 +66,7 @@ class SessionHost:
         self._clients: dict[str, int] = {}
         """By task: the incarnation of the process that has opened executors as a client."""
         self._replaced: set[Client] = set()
-        self.why_no_tpu = ""
-        """Why there is no TPU, once a session has asked for one."""
-        self._lock, self._opening = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._closed = False
 
     @property
@@ -86,13 +83,6 @@ class SessionHost:
     def devices(self) -> list[str]:
         """The full names of the task's devices."""
         return [f"/job:{self.job}/replica:0/task:{self.index}/device:{kind}" for kind in self.kinds]
-
-    def open_tpus(self) -> None:
-        """Add the TPUs that JAX has in this process to the devices; if there is none, note why."""
-        with self._opening:
-            self.why_no_tpu = why_no_tpu()
-            found = () if self.why_no_tpu else tuple(f"TPU:{n}" for n in range(len(tpu_devices())))
-            self.kinds = tuple(dict.fromkeys((*self.kinds, *found)))
 
     def open(self, wanted: ExecutorRequest, ready: Callable[[Address | Exception], None]) -> None:
         """Open an executor for a client; ``ready`` gets its address, on the executor's thread."""
@@ -197,22 +187,10 @@ class SessionHost:
             self.store.reset([str(name) for name in frame.meta["containers"]])
             return Frame("session.was_reset")
 
-        def describe(frame: Frame, sender: Caller) -> Frame | None:
-            if not frame.meta.get("tpus"):
-                return description()
-
-            def work() -> None:  # loads JAX, which takes seconds
-                self.open_tpus()
-                server.post(lambda: sender.reply(description()))
-
-            threading.Thread(target=work, name=f"nbdist opens TPUs of {self.task}", daemon=True).start()
-            return None
-
-        def description() -> Frame:
+        def describe(frame: Frame, sender: Caller) -> Frame:
             return Frame("session.task", {
                 "task": self.task,
                 "devices": self.devices,
-                "why_no_tpu": self.why_no_tpu,
                 "prefix": self.config.prefix,
                 "incarnation": server.incarnation,
                 "resets": self.store.resets,

@@ -27,12 +27,11 @@ from nbdist.graph.compile.buffers import slab
 from nbdist.graph.compile.locking import Lock
 from nbdist.graph.compile.partition import Edge, Piece, describe
 from nbdist.graph.compile.program import Kernels, Program, compile_program
-from nbdist.graph.device import DeviceSpec, is_tpu
+from nbdist.graph.device import DeviceSpec
 from nbdist.graph.gpu_errors import GPU_LOST_ADVICE, SizedTensor, lost_gpu, out_of_memory
 from nbdist.graph.op import fits, show
 from nbdist.graph.ops.datasets import READS
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.graph.xla.piece import XlaProgram
 from nbdist.metrics.timeline import BY_EVENTS, Span
 from nbdist.runtime.session.store import Cell, Store
 
@@ -68,7 +67,7 @@ class PieceProgram:
         self._fence = fence
         self.device, self._store = piece.device, store
         kind = piece.device.rpartition("device:")[2]
-        self._xp = edge_module(kind)
+        self._xp = backend(kind)
         self._cells: dict[Variable, Cell] = {}
         for v in piece.variables():
             try:
@@ -119,21 +118,10 @@ class PieceProgram:
             self._mark_ready()
         return results if self._xp is np else tuple(to_host(a) for a in results)
 
-    def _compiled(self) -> Program | XlaProgram:
+    def _compiled(self) -> Program:
         """Return the program, with the locks that its variables have now."""
         piece, self._seen_locks = self._piece, self._store.locked
         self._locks = {v: cell.lock for v, cell in self._cells.items() if cell.lock is not None}
-        if is_tpu(piece.device):
-            return XlaProgram(
-                [t for _, t in piece.fetches],
-                feeds=self._feeds,
-                order=piece.order,
-                held=self._cells,
-                device=piece.device.rpartition("device:")[2],
-                kernels=self._kernels,
-                lock=next(iter(self._locks.values()), None),  # one for all variables of the device
-                fence=self._fence,
-            )
         try:
             return compile_program(
                 [t for _, t in piece.fetches],
@@ -182,14 +170,6 @@ class PieceProgram:
         for v in self._sets:
             self._cells[v].ready = True
         self._sets = []
-
-
-def edge_module(device: str) -> ModuleType:
-    """Return the module of the arrays that enter and leave a piece on a device.
-
-    On a TPU these are NumPy's: its program moves them.
-    """
-    return np if is_tpu(device) else backend(device)
 
 
 def _locked(order: Sequence[Tensor]) -> Iterator[Variable]:

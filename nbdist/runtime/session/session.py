@@ -25,7 +25,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph import ops as _ops  # fills the op table
 from nbdist.graph.compile.partition import Plan, partition
 from nbdist.graph.compile.specs import value_order
-from nbdist.graph.device import choose_device, is_tpu
+from nbdist.graph.device import choose_device
 from nbdist.graph.op import Shape, require_range
 from nbdist.graph.scopes import Scope, sessions
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, default_graph
@@ -123,7 +123,7 @@ class Session:
         self._store = Store()
         self._sources = Sources(self._store)  # of this process, where there is no cluster
         self._files = VariableFiles(self._store, "localhost")
-        self._shapes: dict[Any, set[Any] | None] = {}  # None: each is planned
+        self._shapes: dict[Any, set[Any]] = {}
         self._setters: dict[Variable, tuple[Placeholder, Tensor]] = {}
         self._free: list[SessionThread] = []
         self._busy: set[SessionThread] = set()
@@ -161,7 +161,7 @@ class Session:
         """Whether the session was closed."""
         return not self._open
 
-    def run(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
         """Run the ops that some tensors need, and return the values of these tensors.
 
         - ``fetches``: a tensor, a tensor's name, or a list, tuple or dict of them
@@ -189,13 +189,13 @@ class Session:
         """
         return self._run(fetches, {} if feed_dict is None else feed_dict, None)
 
-    def trace(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> tuple[Any, Timeline]:
+    def trace(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> tuple[Any, Timeline]:
         """Run ``fetches`` with ``feed_dict`` as :meth:`run` does; return (values, Timeline of all tasks)."""
         spans: list[Span] = []
         values = self._run(fetches, {} if feed_dict is None else feed_dict, spans)
         return values, Timeline(spans, title="one step")
 
-    def plan(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Plan:
+    def plan(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Plan:
         """Return how a run would be partitioned into pieces, by device, without running anything.
 
         ``fetches`` and ``feed_dict`` are those of :meth:`run`, which also says what is raised.
@@ -299,7 +299,7 @@ class Session:
             stack.remove(self)
         self.close()
 
-    def _run(self, fetches: Any, feed_dict: Mapping[Tensor, Any], spans: list[Span] | None) -> Any:
+    def _run(self, fetches: Any, feed_dict: Mapping[Any, Any], spans: list[Span] | None) -> Any:
         self._check_open()
         wanted = flatten(fetches, self.graph)
         feeds, arrays = self._feeds(feed_dict)
@@ -319,17 +319,9 @@ class Session:
             return session_thread.run(key, lambda: self._cut(wanted, feeds, shapes), arrays, spans)
 
     def _planned_shapes(self, wanted: list[Tensor], feeds: list[Tensor], arrays: list[Array]) -> list[Shape]:
-        """Return the shapes to plan for: those of the arrays, or the declared ones if these keep changing.
-
-        On a TPU they are always those of the arrays: XLA compiles static shapes.
-        """
+        """Return the shapes to plan for: those of the arrays, or the declared ones if these keep changing."""
         shapes: list[Shape] = [a.shape for a in arrays]
-        key = (tuple(wanted), tuple(feeds))
-        if key not in self._shapes:
-            self._shapes[key] = None if any(is_tpu(t.device) for t in value_order(wanted)) else set()
-        seen = self._shapes[key]
-        if seen is None:
-            return shapes
+        seen = self._shapes.setdefault((tuple(wanted), tuple(feeds)), set())
         if len(seen) < MOST_SHAPES:
             seen.add(tuple(shapes))
         return shapes if tuple(shapes) in seen else [feed.shape for feed in feeds]
@@ -339,15 +331,9 @@ class Session:
             self._engine.describe_tasks(sorted({t.device for t in value_order(wanted) if t.device}))
         devices = self.devices
         default = self._engine.default if self._engine else HERE
-        try:
-            return partition(
-                wanted, feeds=feeds, shapes=shapes, devices=devices, default=default, soft=self._soft
-            )
-        except InvalidArgumentError as error:
-            reason = self._engine.why_no_tpu() if self._engine and "device:TPU" in str(error) else ""
-            if not reason:
-                raise
-            raise InvalidArgumentError(f"{error} ({reason})") from None
+        return partition(
+            wanted, feeds=feeds, shapes=shapes, devices=devices, default=default, soft=self._soft
+        )
 
     @contextmanager
     def _lane(self) -> Iterator[SessionThread]:
@@ -372,7 +358,7 @@ class Session:
             if not usable and not kept:
                 session_thread.close()
 
-    def _feeds(self, feed_dict: Mapping[Tensor, Any]) -> tuple[list[Tensor], list[Array]]:
+    def _feeds(self, feed_dict: Mapping[Any, Any]) -> tuple[list[Tensor], list[Array]]:
         if not isinstance(feed_dict, Mapping):
             raise InvalidArgumentError(
                 f"feed_dict is a dict of values by tensor, {{x: batch}}, not {feed_dict!r}"

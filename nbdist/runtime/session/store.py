@@ -21,16 +21,14 @@ import numpy as np
 from nbdist.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
 from nbdist.graph.backend import Array, backend, gpu_scope
 from nbdist.graph.compile.specs import size_of
-from nbdist.graph.device import is_tpu
 from nbdist.graph.op import Spec, show
-from nbdist.graph.xla.devices import on_device
 
 
 @dataclass(eq=False)
 class Cell:
     """A variable's memory; ``ready`` once it was assigned.
 
-    ``lock`` is there once something changes it with ``use_locking``, and always on a TPU; then all take it.
+    ``lock`` is there once something changes it with ``use_locking``; then all take it.
     """
 
     container: str
@@ -41,14 +39,9 @@ class Cell:
     device: str = "CPU:0"
 
     def write(self, fill: Callable[[Array], object]) -> None:
-        """Have ``fill(array)`` write a new value; on a TPU into memory of the host, which is then sent."""
-        if not is_tpu(self.device):
-            with gpu_scope(self.device):
-                fill(self.array)
-            return
-        new = np.empty(self.array.shape, self.array.dtype)
-        fill(new)
-        self.array = on_device(new, self.device)
+        """Have ``fill(array)`` write a new value."""
+        with gpu_scope(self.device):
+            fill(self.array)
 
 
 class Store:
@@ -67,7 +60,6 @@ class Store:
         self._cells: dict[tuple[str, str, str], Cell] = {}
         self._shared: dict[tuple[str, str, str], tuple[Hashable, Shared[Any]]] = {}
         self._taken: dict[object, int] = {}
-        self._device_locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def cell(self, container: str, name: str, spec: Spec, device: str = "CPU:0") -> Cell:
@@ -92,13 +84,8 @@ class Store:
             return cell
 
     def _new_cell(self, container: str, name: str, spec: Spec, device: str) -> Cell:
-        if not is_tpu(device):
-            with gpu_scope(device):
-                return Cell(container, name, backend(device).empty(spec.shape, spec.dtype), device=device)
-        # A program replaces the arrays of its variables: others look at them when it is done.
-        lock = self._device_locks.setdefault(device, threading.Lock())
-        array = on_device(np.zeros(spec.shape, spec.dtype), device)
-        return Cell(container, name, array, lock=lock, device=device)
+        with gpu_scope(device):
+            return Cell(container, name, backend(device).empty(spec.shape, spec.dtype), device=device)
 
     def find(self, container: str, name: str, device: str = "CPU:0") -> Cell | None:
         """Return the memory of a variable; None if no graph has used it."""

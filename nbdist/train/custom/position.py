@@ -76,6 +76,8 @@ class LoopPosition:
         """The step of the state that was saved last."""
         self.joined = False
         """Whether this process has joined the loops of others, which go on."""
+        self.has_values = False
+        """Whether the values of a saved state are known."""
         self.restored: Any = None
         """The state that is continued."""
         self._saved = _Saved()
@@ -149,8 +151,12 @@ class LoopPosition:
         return {
             "epochs": {str(n): asdict(one) for n, one in epochs.items()},
             "datasets": {str(n): asdict(one) for n, one in datasets.items()},
-            "values": {str(n): checked_values(one) for n, one in self.values.items()},
+            "values": self.values_config(),
         }
+
+    def values_config(self) -> dict[str, dict[str, Any]]:
+        """Return the values of all states, for :meth:`restore_values`."""
+        return {str(n): checked_values(one) for n, one in self.values.items()}
 
     def restore(self, config: dict[str, Any]) -> None:
         """Continue where :meth:`to_config` was called."""
@@ -160,7 +166,12 @@ class LoopPosition:
         for number, one in config["epochs"].items():
             passes = {int(n): passes for n, passes in one["passes"].items()}
             self._saved.epochs[int(number)] = EpochsPosition(one["epoch"], dict(one["made"]), passes)
-        self._saved.values = {int(number): dict(one) for number, one in config["values"].items()}
+        self.restore_values(config["values"])
+
+    def restore_values(self, saved: dict[str, dict[str, Any]]) -> None:
+        """Give each state, by its number, the values that it had."""
+        self._saved.values = {int(number): dict(one) for number, one in saved.items()}
+        self.has_values = True
         for number, values in self.values.items():  # made before the position was known
             values.update(self._saved.values.get(number, {}))
 

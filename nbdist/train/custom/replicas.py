@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -27,6 +25,7 @@ from nbdist.runtime.ps.client import TrainingOver
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
 from nbdist.train.loss_scaling import LossScaling
+from nbdist.train.step import Step
 from nbdist.train.step_timing import StepAccount, StepEvents
 from nbdist.train.strategy import Gathers, Replica, Trainable
 from nbdist.wire.collective.base import Collective
@@ -395,46 +394,6 @@ class TracedStep(NoVariables):
 # The loss and the times of a step of a custom loop, for the run's curves and timeline.
 
 
-@dataclass
-class StepTimes:
-    """When a replica's step began, had parameters, had gradients and had handed them over."""
-
-    begun: float
-    events: StepEvents | None = None
-    waited: float = 0.0
-    pulled: float = 0.0
-    computed: float = 0.0
-    late: float = 0.0
-    pushed: float = 0.0
-
-    def pull(self, replicas: Sequence[Replica]) -> None:
-        """Pull the newest parameters."""
-        waited = _waited(replicas)
-        for replica in replicas:
-            replica.pull()
-        self.pulled, self.waited = time.perf_counter(), _waited(replicas) - waited
-        self.mark(StepEvents.PULLED)
-
-    def mark(self, place: int) -> None:
-        """Record a place of the step on a GPU."""
-        if self.events is not None:
-            self.events.mark(place)
-
-    def push(self, replicas: Sequence[Replica], skip: bool = False, overflow: bool = False) -> None:
-        """Push the gradients, or take no part in the update (``skip``), or have none made (``overflow``)."""
-        self.computed, waited = time.perf_counter(), _waited(replicas)
-        self.mark(StepEvents.PUSHING)
-        for replica in replicas:
-            if overflow:
-                replica.overflow()
-            elif skip:
-                replica.skip()
-            else:
-                replica.push()
-        self.pushed, self.late = time.perf_counter(), _waited(replicas) - waited
-        self.mark(StepEvents.PUSHED)
-
-
 class StepRecorder:
     """Records the steps of this process's first replica, for curves and the timeline."""
 
@@ -447,33 +406,19 @@ class StepRecorder:
         """Exclude a time between two steps, such as a pause."""
         self._account.exclude(seconds)
 
-    def add(
-        self,
-        step: int,
-        times: StepTimes,
-        losses: Sequence[Array],
-        scale: float,
-        replica: Replica,
-        paused: float = 0.0,
-    ) -> None:
+    def add(self, step: Step, losses: Sequence[Array], scale: float, paused: float = 0.0) -> None:
         """Record a step that made an update.
 
         ``scale`` makes a replica's part of the global batch's loss the mean over its own examples, as in fit.
         ``paused`` are the seconds for which the run was paused during it.
         """
-        rest = self._account.add(
-            step, times.begun, times.waited, times.pulled, times.computed, times.late, times.pushed, paused
-        )
-        recorder = self._context.recorder
+        rest = self._account.add(step, paused)
+        recorder, number, replica = self._context.recorder, step.number, step.replicas[0]
         if recorder is None:
             return
-        recorder.add(recorder.series("step_ms"), step, (times.pushed - times.begun - rest) * 1e3)
+        recorder.add(recorder.series("step_ms"), number, (step.pushed - step.begun - rest) * 1e3)
         if replica.staleness is not None:
-            recorder.add(recorder.series("staleness"), step, replica.staleness)
-        for number, loss in enumerate(losses, 1):
-            name = "loss" if number == 1 else f"loss_{number}"
-            recorder.add(recorder.series(name), step, float(loss.sum()) * scale)
-
-
-def _waited(replicas: Sequence[Replica]) -> float:
-    return sum(replica.waited for replica in replicas)
+            recorder.add(recorder.series("staleness"), number, replica.staleness)
+        for place, loss in enumerate(losses, 1):
+            name = "loss" if place == 1 else f"loss_{place}"
+            recorder.add(recorder.series(name), number, float(loss.sum()) * scale)

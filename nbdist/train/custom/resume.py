@@ -45,7 +45,7 @@ def epochs(count: int) -> Iterator[int]:
     [0, 1, 2]
     """
     context = current()
-    join(context)
+    join(context, has_to=False)
     load(context)
 
     def boundary() -> None:
@@ -74,7 +74,7 @@ def state(**values: Any) -> SavedValues:
     0.5
     """
     context = current()
-    join(context)
+    join(context, has_to=False)
     load(context)
     found = SavedValues(values)
     context.loop.add_values(found)
@@ -88,6 +88,8 @@ def load(context: Context) -> None:
         return
     found = states.find_loop(context.trainings)
     if found is None:
+        if states.values and not loop.has_values and context.trainings + 1 >= states.awaited:
+            loop.restore_values(states.values)
         return
     while context.is_chief and states.fallbacks:
         print(states.fallbacks.pop(0))
@@ -105,15 +107,18 @@ def load(context: Context) -> None:
         print(f"training continues after step {found.state.step}")
 
 
-def join(context: Context) -> None:
+def join(context: Context, has_to: bool = True) -> None:
     """Have the new process of a lost worker take its place in the others' loops, before it needs one.
 
     Waits until they admit it between two steps; they wait then until it has made its way to that step.
-    Raises FailedPreconditionError if their loops have ended.
+    If their loops have ended, raises FailedPreconditionError where it ``has_to`` join one; else it may still
+    join them in a ``fit``.
     """
     if not context.strategy.joins_loops:
         return
     joined = context.strategy.join_loop()
+    if joined is None and not has_to:
+        return
     if joined is None:
         raise FailedPreconditionError("the others' loops have ended: this process takes no part in them")
     found = SavedState(State.from_config(joined.state), [*joined.arrays], [], 0)
@@ -137,6 +142,8 @@ def save_if_due(context: Context, dataset: int | None = None) -> None:
     """Save the state if it is time, between two batches of the outermost pass or between two epochs."""
     states, loop = context.states, context.loop
     if states is None or states.writer is None or not context.is_chief:
+        return
+    if context.fitting or not loop.owners:  # a training that saves its own state, or nothing to save
         return
     if loop.active[:1] != ([] if dataset is None else [dataset]):  # an outer batch is not over
         return

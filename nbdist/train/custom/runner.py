@@ -8,30 +8,27 @@ a program of its own, on its own values.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
+from nbdist.errors import AbortedError, InvalidArgumentError
 from nbdist.graph.backend import to_device
 from nbdist.graph.compile.capture import notes_to
 from nbdist.graph.op import Shape
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
-from nbdist.runtime.tables import gradient_of
-from nbdist.train.boundary import describe_nonfinite, read_values, report_skipped
+from nbdist.train.boundary import read_values
 from nbdist.train.context import use_here
 from nbdist.train.custom.compile import Call, lookups_of, program_of
 from nbdist.train.custom.reduce import joined, of_replica
-from nbdist.train.custom.replicas import LocalReplica, Program, Shapes, StepTimes, VariableGroup
+from nbdist.train.custom.replicas import LocalReplica, Program, Shapes, VariableGroup
 from nbdist.train.custom.trace import MOST_FUNCTIONS, Trace, Traces, arrays_in, trace, tree_leaves, tree_map
 from nbdist.train.custom.variables import StrategyVariables
-from nbdist.train.loss_scaling import LossScaling
+from nbdist.train.step import Step
 from nbdist.train.step_timing import StepEvents
-from nbdist.train.strategy import Replica, RetryStep
+from nbdist.train.strategy import RetryStep
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOST_PROGRAMS = 64  # of one replica
@@ -254,90 +251,53 @@ class Runner:
 
     def _step(self, call: Call, local: LocalReplica, updating: bool) -> Any:
         """Run a step on one replica, on its thread."""
+        variables, is_first = self.variables, local.index == 0
         groups = [group for group, _ in call.trained] if updating else []
         replicas = [group.replicas[local.index] for group in groups]
-        times = StepTimes(time.perf_counter(), self._recorder.events if local.index == 0 else None)
+        skips = self._skip_nan and bool(replicas)
+        step = Step(
+            local.context,
+            replicas,
+            variables.steps + 1,
+            scalings=[local.scaling(one, variables.saved_scales) for one in call.trace.scales],
+            events=self._recorder.events if is_first else None,
+            skips=skips,
+            advice="strategy.run(fn, args, nan='skip')",
+        )
         tables = [replica for replica in replicas for _ in replica.tables]
         if tables:  # the pull needs the row numbers first
             for replica, ids in zip(replicas, self._lookups(call, local)(*call.arrays), strict=True):
                 replica.want(ids)
-        times.pull(replicas)
-        for group in self.variables.groups:
+        step.pull()
+        for group in variables.groups:
             if group.replicas and group not in groups and group.reads(call.trace.variables):
                 with suppress(StepStopped):
                     group.replicas[local.index].fetch()
-        self.variables.count(local)
-        scalings = [local.scaling(one, self.variables.saved_scales) for one in call.trace.scales]
-        for scaling in scalings:
-            scaling.follow(replicas)
-            scaling.update()
+        variables.count(local)
         program = self._program(call, local, updating)
         for replica in replicas:
             replica.withholds = self._skip_nan
-        into = [gradient for replica in replicas for gradient in replica.gradients()]
-        restore = self.variables.remember(call.trace.assigned, local) if self._skip_nan and replicas else None
+        step.restore = variables.remember(call.trace.assigned, local) if skips else None
         feeds = [to_device(a, local.xp) for a in [*call.arrays, *self._extra(call, local)]]
         with notes_to(local.context.note):
-            found = program(*feeds, *into)
-        times.mark(StepEvents.COMPUTED)
+            found = program(*feeds, *step.gradients)
+        if step.events is not None:
+            step.events.mark(StepEvents.COMPUTED)
         outputs, watched = len(call.trace.fetches), len(call.trace.watched)
         rows = found[len(found) - 2 * len(tables) :]  # of each table: gradients, and where they belong
         flats = [flat for replica in replicas for flat in replica.flat_gradients()]
         results, squares = read_values(found[: outputs + watched], [*flats, *rows[::2]])
         losses = results[outputs:]
-        loss = self._loss(call, losses)
-        overflow = bool(scalings) and all(scaling.has_overflowed(loss, squares) for scaling in scalings)
-        wrong = "" if overflow else describe_nonfinite(loss, squares, [*into, *rows[::2]])
-        if wrong and restore is None:
-            raise self._nonfinite(wrong)
-        if wrong and restore is not None:
-            restore()
-            report_skipped(local.context, self.variables.steps + 1, wrong)
-        elif tables and not overflow:
-            gradients = [gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)]
-            for replica in dict.fromkeys(tables):
-                replica.take([g for g, of in zip(gradients, tables, strict=True) if of is replica])
+        step.check(self._loss(call, losses), squares, rows)
         values = iter([np.array(value) for value in results[:outputs]])
         returned = tree_map(lambda t: None if t is None else next(values), call.trace.outputs)
-        times.push(replicas, skip=bool(wrong), overflow=overflow)
-        for replica in replicas:
-            if replica.nonfinite is not None and not wrong:
-                self._take_back(replica, scalings, loss, restore)
-        for scaling in scalings:
-            if replicas:
-                scaling.record_step(self.variables.steps + 1)
-        if replicas and local.index == 0:
-            boundary, messages = self.variables.boundary, self.variables.context.control.messages
+        step.push()
+        if replicas and is_first:
+            boundary, messages = variables.boundary, variables.context.control.messages
             paused = boundary.paused_since() if messages != boundary.handled else 0.0
-            shown = losses if call.scale and not wrong else ()
-            self._recorder.add(self.variables.steps + 1, times, shown, call.scale, replicas[0], paused)
-        self.variables.count(local)
+            self._recorder.add(step, losses if call.scale and not step.wrong else (), call.scale, paused)
+        variables.count(local)
         return returned
-
-    def _nonfinite(self, wrong: str) -> NanLossError:
-        return NanLossError(
-            f"{wrong} at step {self.variables.steps + 1}; that gradient was not applied. Try a smaller "
-            "learning rate, and look for NaN in the data; strategy.run(fn, args, nan='skip') leaves such "
-            "steps out"
-        )
-
-    def _take_back(
-        self,
-        replica: Replica,
-        scalings: Sequence[LossScaling],
-        loss: float,
-        restore: Callable[[], None] | None,
-    ) -> None:
-        """Take back what a step did to other variables that all replicas have left out; or end the loop."""
-        assert replica.nonfinite is not None
-        found, step = replica.nonfinite, self.variables.steps + 1
-        if found.scaled and scalings and all(one.has_overflowed(loss, math.inf) for one in scalings):
-            replica.overflows += 1
-        elif restore is None:
-            raise self._nonfinite(found.what)
-        else:
-            restore()
-            report_skipped(self.variables.context, step, found.what, by_all=True)
 
     def _extra(self, call: Call, local: LocalReplica) -> list[Array]:
         """Return what is fed beside arguments: what random numbers follow from, the replica's number."""

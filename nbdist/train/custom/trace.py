@@ -526,8 +526,3 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*parts)
     return type(tree)(parts)
-
-
-def tree_rebuild(tree: Any, values: Iterator[Any]) -> Any:
-    """Return a tree of the same form with these leaves."""
-    return tree_map(lambda _: next(values), tree)

@@ -180,7 +180,7 @@ class StrategyVariables:
 
     def admit(self) -> None:
         """Have new processes join before the next step, if the replicas have agreed on it in the last one."""
-        if any(group.own is not None and group.replicas and group.own.changes for group in self.groups):
+        if any(group.own is not None and group.replicas and group.own.regroups_next for group in self.groups):
             self.strategy.admit_to_loop(lambda: joined_state(self.context))
             for group in self.groups:
                 group.stepped = False  # the new processes do not end what was stepped without them
@@ -371,10 +371,17 @@ class StrategyVariables:
             self.local.each(group.finish)
             self._copy_to_host(group)
             self.count_updates()
+        self._take_back_unmade()
         if keeps is not None and self.strategy.keeps_slots:
             keeps()
         self.boundary.end()
         self._close_replicas()
+
+    def _take_back_unmade(self) -> None:
+        """Count no step that this replica has pushed and that was not made, because others had stopped."""
+        unmade = max((g.replicas[0].unmade for g in self.groups if g.replicas), default=0)
+        self.steps -= unmade
+        self.context.progress.step -= unmade
 
     def ask_state(self) -> bool:
         """Return whether the chief has all that a state needs; if not, the next step brings it."""

@@ -56,7 +56,7 @@ class SessionRunArgs:
     """What a hook adds to a run: ``fetches``, ``feed_dict``, and whether the run is traced."""
 
     fetches: Any = None
-    feed_dict: Mapping[Tensor, Any] | None = None
+    feed_dict: Mapping[Any, Any] | None = None
     trace: bool = False
 
 
@@ -649,7 +649,7 @@ def _name_of(tensor: Any) -> str:
 class FinalOpsHook(SessionRunHook):
     """Runs ``final_ops`` (as a session's fetches) with ``final_ops_feed_dict`` at the end of the training."""
 
-    def __init__(self, final_ops: Any, final_ops_feed_dict: Mapping[Tensor, Any] | None = None) -> None:
+    def __init__(self, final_ops: Any, final_ops_feed_dict: Mapping[Any, Any] | None = None) -> None:
         self._ops, self._feeds = final_ops, final_ops_feed_dict
         self.final_ops_values: Any = None
         """What they have returned."""

@@ -84,7 +84,7 @@ class Scaffold:
     def __init__(
         self,
         init_op: Tensor | None = None,
-        init_feed_dict: Mapping[Tensor, Any] | None = None,
+        init_feed_dict: Mapping[Any, Any] | None = None,
         init_fn: Callable[[Scaffold, Session], object] | None = None,
         ready_op: Tensor | None = None,
         ready_for_local_init_op: Tensor | None = None,
@@ -147,7 +147,7 @@ class SessionManager:
         checkpoint_dir: Path | None = None,
         checkpoint_filename_with_path: Path | None = None,
         max_wait_secs: float = MAX_WAIT_SECONDS,
-        init_feed_dict: Mapping[Tensor, Any] | None = None,
+        init_feed_dict: Mapping[Any, Any] | None = None,
         init_fn: Callable[[Session], object] | None = None,
     ) -> Session:
         """Return a session with all variables initialised or restored: the chief's part.

@@ -140,7 +140,7 @@ class StepContext:
         self.session = session
         self._run = run_with_hooks
 
-    def run_with_hooks(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
+    def run_with_hooks(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
         """Run as ``MonitoredSession.run`` does."""
         return self._run(fetches, feed_dict)
 
@@ -217,7 +217,7 @@ class MonitoredSession:
         if self._session is not None:
             shown.after_create_session(self._session)
 
-    def run(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
         """Run as :meth:`Session.run` does, with the hooks before and after, and again after a recovery.
 
         Raises FailedPreconditionError after the end, and what :meth:`Session.run` and the hooks raise, but
@@ -325,7 +325,7 @@ class MonitoredSession:
             self._coordinator.request_stop()
             self._coordinator.join(stop_grace_period_secs=self._grace)
 
-    def _run_with_hooks(self, session: Session, fetches: Any, feed_dict: Mapping[Tensor, Any] | None) -> Any:
+    def _run_with_hooks(self, session: Session, fetches: Any, feed_dict: Mapping[Any, Any] | None) -> Any:
         wanted: dict[Any, Any] = {"caller": fetches}
         feeds = dict(feed_dict or {})
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict), session)

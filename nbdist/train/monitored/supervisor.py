@@ -59,7 +59,7 @@ class Supervisor:
         ready_for_local_init_op: Tensor | None = None,
         is_chief: bool = True,
         init_op: Tensor | None = None,
-        init_feed_dict: Mapping[Tensor, Any] | None = None,
+        init_feed_dict: Mapping[Any, Any] | None = None,
         local_init_op: Tensor | None = None,
         logdir: Path | None = None,
         summary_op: SummaryOp | None = None,

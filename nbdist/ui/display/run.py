@@ -419,8 +419,7 @@ class RunView:
 
 def again(run: Run) -> str:
     """Return the hint on how to follow a run from a new kernel; "" if the run ends with its kernel."""
-    in_graph = run.options.replication == "in-graph"
-    return "" if in_graph else f"to reconnect, run nb.attach({run.id!r})"
+    return "" if run.options.replicated.in_client else f"to reconnect, run nb.attach({run.id!r})"
 
 
 def act(run: Run, kind: str, rate: float | None) -> None:
@@ -482,6 +481,8 @@ def summary_of(run: Run) -> Summary:
     trained = {i: run.store.last(i, shown) for i in range(len(run.tasks)) if shown in run.store.series}
     whole = run.tally.standing(time.monotonic(), run.store)
     standing, devices = whole.replicas, run.replica_devices(whole)
+    # No step of a loop of JAX can be seen: the steps that it logs number its points, and do not count them.
+    counted = run.options.framework is None or any(one.step for one in standing)
     lost = {i for i, replica in enumerate(standing) if replica.state == LOST}
     left = {i for i, replica in enumerate(standing) if replica.state == LEFT}
     rows: list[dict[str, Any]] = []
@@ -498,7 +499,9 @@ def summary_of(run: Run) -> Summary:
         if lost or left:
             row["state"] = LOST if i in lost else LEFT if i in left else run.status
         # The last report of a lost replica was up to 0.1 s old.
-        row["batches" if has_quorum(run) else "steps"] = f"≥ {step:,}" if i in lost else step
+        row["batches" if has_quorum(run) else "steps" if counted else "last step"] = (
+            f"≥ {step:,}" if i in lost else step
+        )
         for name in ("dropped", "skipped"):  # only nonzero ones, and early, because a table shows few columns
             if any(getattr(replica, name) for replica in standing):
                 row[name] = getattr(standing[i], name)
@@ -517,7 +520,7 @@ def summary_of(run: Run) -> Summary:
         title=run.options.name,
         state=run.status,
         tasks=run.tasks,
-        step=total if rows else None,
+        step=total if rows and counted else None,
         seconds=seconds or None if rows else None,
         elapsed=run.standing().elapsed if rows else None,
         steps_per_second=max(0, total - run.tally.resumed_steps) / seconds if seconds and rows else None,

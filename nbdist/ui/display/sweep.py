@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from nbdist.ui.display.run import LINE_EVERY, Place, place
 from nbdist.ui.frozen.sweep import frozen_sweep, summary_of, sweep_line, sweep_text
 from nbdist.ui.widgets.sweep import SweepHandle
+from nbdist.ui.widgets.sweep_commands import take_commands
 
 if TYPE_CHECKING:
     from nbdist.ui.widgets.sweep import SweepView
@@ -91,6 +92,8 @@ class SweepDisplay:
         now = self.ticked = time.monotonic() if now is None else now
         if self.frozen:  # it continued, so the frozen picture is outdated
             self.frozen = False
+            if self.where == "page" and self.view is None:
+                self.view = self._make_view()
             if self.view is not None and self.display_id in self.outputs:
                 self._update(self.view, self.display_id)
         if self.view is not None:
@@ -128,6 +131,8 @@ class SweepDisplay:
             return
         if self.view is not None:
             self.view.finish()  # first, because drawing the picture takes time
+        if self.where == "page":
+            take_commands(self.sweep)
         bundle = self._bundle()
         for output in self.outputs:
             self._update(bundle, output, raw=True)

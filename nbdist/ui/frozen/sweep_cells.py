@@ -83,7 +83,7 @@ def bins_of(ledger: Ledger, name: str) -> tuple[Bins, NDArray[np.intp]]:
             low, high = min(low, kind.low), max(high, kind.high)
         inner = edges(low, high, axis.log and low > 0, whole)
         bins, count = {"edges": [low, *inner, high]}, len(inner) + 1
-        places = [bisect_right(inner, float(one[name])) if name in one else count for one in everyone]  # type: ignore[arg-type]
+        places = [bisect_right(inner, float(one[name])) if name in one else count for one in everyone]
     if count in places:
         bins["none"] = True
     return bins, np.array(places, np.intp)

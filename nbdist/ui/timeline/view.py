@@ -45,7 +45,7 @@ class TimelineView(Timeline):
                 f"{path.name!r} has no format: use .png or .svg for a chart, .json for a Chrome trace"
             )
         if path.suffix == ".json":
-            return super().save(path)
+            return super().save(path, theme)
         path.write_bytes(self.svg(theme) if path.suffix == ".svg" else self.png(theme))
         return path
 

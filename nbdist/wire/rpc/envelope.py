@@ -26,12 +26,16 @@ SILENCE_MS = 5_000  # without a heartbeat's answer; the connection then counts a
 CONNECT_MS = 3_000  # else the kernel doubles its retry interval and misses a host that is reachable again
 COPY_BELOW = 1 << 16  # bytes; ZeroMQ copies a smaller buffer faster than it tracks its release
 PIECE = 1 << 20  # bytes of the largest message part on a socket
+MOST_UNREAD = 100_000
+"""How many messages of a connection may wait to be read. With more, its input stops, and when the other
+process then closes it, the next heartbeat of libzmq 4.3.5 ends this one ("Assertion failed: !_io_error")."""
 
 
 def set_limits(socket: zmq.Socket[bytes]) -> None:
     """Set the options of both ends: sizes, timeouts, and the heartbeat that detects a stopped process."""
     socket.linger = 0
     socket.maxmsgsize = PIECE + 256  # ZeroMQ allocates it for every connection, authenticated or not
+    socket.rcvhwm = MOST_UNREAD
     socket.handshake_ivl = 5_000
     socket.heartbeat_ivl = HEARTBEAT_MS
     socket.heartbeat_timeout = SILENCE_MS

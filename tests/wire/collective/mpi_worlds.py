@@ -317,7 +317,7 @@ class Server:
         from nbdist.wire.collective.mpi import transport
 
         transport.free_closed()
-        return transport.open_count()
+        return len(transport._open_transports)
 
     def open_stray_receive(self) -> None:
         from mpi4py import MPI

@@ -63,6 +63,17 @@ export class RunControls {
     setLabel(this.checkpoint, this.pending.has("checkpoint") ? "Saving…" : "Checkpoint", this.pending.has("checkpoint") || stopping);
     const wanted = this.pending.get("set")?.value ?? null;
     this.rate.show(typeof rate === "number" ? rate : null, wanted, can("set") && !stopping);
+    this.keepFocus();
+  }
+
+  /** Gives the view the focus of a button that is hidden now: the page would get it, and lose the place. */
+  keepFocus() {
+    const active = document.activeElement;
+    if (!active?.closest("[hidden]") || !this.element.contains(active)) return;
+    const view = /** @type {HTMLElement | null} */ (this.element.closest("section"));
+    if (!view) return;
+    view.tabIndex = -1;
+    view.focus({ preventScroll: true });
   }
 }
 

@@ -4,8 +4,10 @@ import { make, setText } from "../dom/elements.js";
 /** @typedef {{ ok: boolean, message: string, number?: number, text?: string }} Answer */
 /** @typedef {(kind: string, more?: Record<string, unknown>) => Promise<Answer>} SendCommand */
 
+const NO_KERNEL = "the kernel is not running";
+
 export class CommandChannel {
-  /** @param {(kind: string, more: Record<string, unknown>) => void} send */
+  /** @param {((kind: string, more: Record<string, unknown>) => void) | null} send null where no kernel receives commands */
   constructor(send) {
     this.send = send;
     this.next = Math.floor(Math.random() * 2 ** 40); // every view of a sweep receives all answers, so the ids must differ
@@ -13,12 +15,20 @@ export class CommandChannel {
     this.pending = new Map();
   }
 
+  /** Sends by `send` from now on. @param {((kind: string, more: Record<string, unknown>) => void) | null} send */
+  connect(send) {
+    this.failAll();
+    this.send = send;
+  }
+
   /** Resolves with the kernel's answer. @type {SendCommand} */
   ask(kind, more = {}) {
+    const { send } = this;
+    if (!send) return Promise.resolve({ ok: false, message: NO_KERNEL });
     const request = this.next++;
     return new Promise((resolve) => {
       this.pending.set(request, resolve);
-      this.send(kind, { ...more, request });
+      send(kind, { ...more, request });
     });
   }
 
@@ -28,9 +38,9 @@ export class CommandChannel {
     this.pending.delete(request);
   }
 
-  /** Fails all pending commands: the kernel has ended. @param {string} message */
-  failAll(message) {
-    for (const resolve of this.pending.values()) resolve({ ok: false, message });
+  /** Fails all pending commands: the kernel has ended. */
+  failAll() {
+    for (const resolve of this.pending.values()) resolve({ ok: false, message: NO_KERNEL });
     this.pending.clear();
   }
 }

@@ -32,7 +32,7 @@ export class SweepView {
   /** @param {string} name unique in the page @param {((kind: string, more?: Record<string, unknown>) => void) | null} send null where no kernel receives commands */
   constructor(name, send) {
     this.model = new SweepModel();
-    this.commands = new CommandChannel(send ?? (() => {}));
+    this.commands = new CommandChannel(null);
     this.pending = 0;
     this.hiddenFrames = HIDDEN_FRAMES;
     const ask = this.commands.ask.bind(this.commands);
@@ -68,7 +68,7 @@ export class SweepView {
     this.body = make("div", { class: "nbs-body" }, this.figures, panel.element, table.element);
     this.body.hidden = true;
     this.element.append(this.header.element, this.body);
-    if (!send) for (const controls of this.element.querySelectorAll(".nbs-actions, .nbs-output")) controls.remove();
+    this.connect(send);
     this.samples = [...figures.values()].map((figure) => {
       const sample = make("span", { class: "nbd-legend" });
       figure.element.querySelector("figcaption")?.append(sample);
@@ -86,6 +86,12 @@ export class SweepView {
       this.model.on("data", () => this.onData()),
       this.model.on(["chosen", "hovered", "brushed"], () => this.redraw()),
     ];
+  }
+
+  /** Sends the commands by `send` from now on; null hides them. @param {((kind: string, more?: Record<string, unknown>) => void) | null} send */
+  connect(send) {
+    this.commands.connect(send);
+    this.element.classList.toggle("nbs-without-commands", !send);
   }
 
   onData() {
@@ -130,7 +136,7 @@ export class SweepView {
   /** Shows that the kernel has ended; the figures stay. */
   disconnect() {
     const { status, head } = this.model;
-    this.commands.failAll("the kernel is not running");
+    this.commands.failAll();
     if (!status || FINAL_STATES.includes(status.state)) return;
     this.model.status = { ...status, state: "disconnected", trouble: head?.again || "the kernel is not running" };
     this.redraw();

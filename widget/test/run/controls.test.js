@@ -22,6 +22,18 @@ beforeEach(() => {
 });
 
 describe("buttons", () => {
+  test("that the end of a run hides leave the focus to the view", () => {
+    const made = actions();
+    const view = document.body.appendChild(document.createElement("section"));
+    view.append(made.element);
+    made.show(TRAINING, ALL);
+    made.stop.focus();
+    made.show(TRAINING, ALL);
+    expect(document.activeElement).toBe(made.stop);
+    made.show({ ...TRAINING, state: "stopped" }, []);
+    expect(document.activeElement).toBe(view);
+  });
+
   test("pause, then resume, are each sent once", () => {
     const made = actions();
     made.show(TRAINING, ALL);

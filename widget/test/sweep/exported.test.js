@@ -36,6 +36,21 @@ function saved(title) {
   return { ...figure, svg, texts: [...svg.querySelectorAll("text")].map((one) => one.textContent) };
 }
 
+test("commands are shown while a kernel takes them", async () => {
+  const hidden = () => view.element.classList.contains("nbs-without-commands");
+  expect(hidden()).toBe(true);
+  expect(await view.commands.ask("add", { trials: 2 })).toEqual({ ok: false, message: "the kernel is not running" });
+  /** @type {unknown[]} */
+  const sent = [];
+  view.connect((kind, more) => void sent.push([kind, more?.trials]));
+  expect(hidden()).toBe(false);
+  const answer = view.commands.ask("add", { trials: 2 });
+  expect(sent).toEqual([["add", 2]]);
+  view.connect(null);
+  expect(hidden()).toBe(true);
+  expect((await answer).ok).toBe(false);
+});
+
 test("every figure of a sweep can be saved, in a saved notebook as well", () => {
   expect(view.exports.source.titles()).toEqual(["Parallel coordinates", "Heat map", "Learning curves", "Best so far", "Engines"]);
   for (const title of view.exports.source.titles()) {
@@ -47,7 +62,7 @@ test("every figure of a sweep can be saved, in a saved notebook as well", () => 
 });
 
 test("a saved grid has no commands, but the choice of the time that its figure shows", () => {
-  expect(view.element.querySelectorAll(".nbs-actions")).toHaveLength(0);
+  expect(view.element.classList.contains("nbs-without-commands")).toBe(true);
   expect(view.element.querySelector('figure [aria-label="Time shown"]')).not.toBeNull();
 });
 

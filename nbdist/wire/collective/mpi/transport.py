@@ -254,11 +254,6 @@ def free_closed() -> None:
         _open_transports[:] = [transport for transport in _open_transports if not transport.free_if_done()]
 
 
-def open_count() -> int:
-    """Return the number of groups that are open, or closed and not yet freed."""
-    return len(_open_transports)
-
-
 def stop_receiving() -> None:
     """Cancel all open receives, before MPI is finalized."""
     free_closed()

@@ -340,9 +340,10 @@ class ProcessEnd:
         return _state_of(self._process) in ("", "zombie") or not self._process.is_running()
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor. May be called twice."""
         if self.descriptor >= 0:
-            os.close(self.descriptor)
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
 
 
 def _state(pid: int) -> str:

@@ -14,7 +14,7 @@ from nbdist.metrics.store import columns_from_logs
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
-from nbdist.train.resume import read_state
+from nbdist.train.resume import read_saved
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -63,7 +63,7 @@ def test_a_stopped_training_continues_in_another_run(
 
     whole, losses = run(tmp_path / "whole", None, stops=False)
     _, first = run(path, None, stops=True)
-    assert 10 <= read_state(path).step < 20
+    assert 10 <= read_saved(path).state.step < 20
     second, rest = run(path, path, stops=False)
     assert first | rest == losses
     assert not set(first) & set(rest)

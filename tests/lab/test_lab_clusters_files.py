@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_clusters import a_description, a_task
+from lab_clusters import a_task
 
+from nbdist.cluster.description import ClusterDescription, parse_description, parse_tasks
 from nbdist.cluster.hub import standard_description
-from nbdist.lab.readers.cluster_file import ClusterDescription, Owner, parse_description, parse_tasks
 from nbdist.lab.readers.clusters import ClusterStatus, describe_death, describe_deaths, nbdist_item
 from nbdist.lab.readers.ipyparallel import EngineSet, parallel_item, parse_parallel
 from nbdist.lab.readers.supervisor import SupervisorStatus, parse_status
@@ -73,35 +73,6 @@ def test_any_message_of_a_supervisor_is_accepted_or_refused(content: object) -> 
         tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
         assert tasks is not None
         assert all(isinstance(how, str) for how in describe_deaths(tasks, word).values())
-
-
-def test_a_description() -> None:
-    owner = {"host": "h", "pid": 9, "started": 2.5, "session": "a.ipynb"}
-    tasks = [a_task(1, 11, device="GPU:0"), a_task(0, 10, device="GPU:0"), a_task(2, 12, "ps", index=0)]
-    description = parse_description(a_description("mine", tasks, owner=owner, gpus=["4", "GPU-6"]))
-    assert description is not None
-    assert (description.created, description.workers, description.ps, description.launcher) == (
-        1000.0,
-        2,
-        1,
-        "local",
-    )
-    assert [(task.rank, task.pid, task.short) for task in description.tasks] == [
-        (0, 10, "worker:0"), (1, 11, "worker:1"), (2, 12, "ps:0"),
-    ]  # fmt: skip
-    assert description.owner == Owner("h", 9, 2.5, "a.ipynb")
-    assert [description.gpu_of(task) for task in description.tasks] == ["4", "GPU-6", None]
-    fewer = description.now(description.tasks[:1])
-    assert (fewer.workers, fewer.ps, len(fewer.tasks)) == (1, 0, 1)
-
-
-def test_invalid_tasks() -> None:
-    for wrong in ({"pid": 0}, {"pid": True}, {"rank": -1}, {"job": 3}, {"index": 1.0}, {"pid": 1 << 40}):
-        assert parse_tasks([{**a_task(0, 7), **wrong}]) is None
-    assert parse_tasks([a_task(0, 7), a_task(0, 8)]) is None  # two tasks with one rank
-    assert parse_description(a_description("mine", []) | {"created": float("nan")}) == ClusterDescription(
-        None, 0, 0, "local", (), versions=a_description("mine", [])["versions"]
-    )
 
 
 def test_an_mpi_world_cannot_grow() -> None:

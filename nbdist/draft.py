@@ -1,0 +1,63 @@
+"""A file that appears under its name when it is complete.
+
+with draft_of(path) as draft:
+    draft.write_bytes(content)
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from nbdist.errors import InvalidArgumentError, NbdistError, StorageError
+
+
+@contextmanager
+def draft_of(path: str | os.PathLike[str], *, private: bool = False, durable: bool = False) -> Iterator[Path]:
+    """Yield the path of a draft, which takes the place of ``path`` at the end of a ``with``.
+
+    After an error the old file is there, and no draft. A link stays, and the file that it leads to is
+    replaced. Raises InvalidArgumentError unless it is a regular file, because a file in the place of a device
+    or a pipe would hide it; StorageError for any OSError inside, such as that of a full disk.
+
+    - ``private``: the file has mode 0600; the draft is there, and empty
+    - ``durable``: the file would survive a loss of power once the ``with`` has ended
+
+    >>> with draft_of("/dev/null"):
+    ...     pass
+    Traceback (most recent call last):
+    nbdist.errors.InvalidArgumentError: '/dev/null' is a folder, a device or a pipe; give the path of a file
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise InvalidArgumentError(
+            f"{os.fspath(path)!r} is a folder, a device or a pipe; give the path of a file"
+        )
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.draft")
+    try:
+        if private:
+            os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        yield draft
+        if durable:
+            _sync(draft)
+        draft.replace(target)
+        if durable:
+            _sync(target.parent)
+    except OSError as error:
+        if isinstance(error, NbdistError):
+            raise
+        raise StorageError(f"{os.fspath(path)} cannot be written: {error}. No part of it is kept") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

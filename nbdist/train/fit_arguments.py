@@ -1,0 +1,39 @@
+"""Checks of the arguments that every ``fit`` has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.numbers import is_whole
+from nbdist.train.callbacks import Callback
+
+
+def fit_counts(epochs: Any, steps_per_epoch: Any, **others: Any) -> tuple[int, int | None]:
+    """Return epochs and steps per epoch as ints, or None for one pass.
+
+    Raises InvalidArgumentError for one of them, or of ``others``, that is not a whole number above 0.
+
+    >>> fit_counts(np.int64(3), None)
+    (3, None)
+    """
+    for name, value in {"epochs": epochs, "steps_per_epoch": steps_per_epoch, **others}.items():
+        number = value.item() if isinstance(value, np.integer) else value
+        if not is_whole(number, 1) and not (name == "steps_per_epoch" and value is None):
+            raise InvalidArgumentError(f"fit: {name} is a whole number above 0, got {value!r}")
+    return int(epochs), None if steps_per_epoch is None else int(steps_per_epoch)
+
+
+def own_callbacks(callbacks: Any, model: Any) -> Sequence[Callback]:
+    """Return the callbacks of a ``fit``, which know its model from now on.
+
+    Raises InvalidArgumentError for anything but a list of Callback.
+    """
+    if not isinstance(callbacks, (list, tuple)) or not all(isinstance(one, Callback) for one in callbacks):
+        raise InvalidArgumentError(f"fit: callbacks is a list of nb.train.Callback, got {callbacks!r}")
+    for callback in callbacks:
+        callback.model = model
+    return callbacks

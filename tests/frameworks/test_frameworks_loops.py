@@ -1,0 +1,227 @@
+"""Loops of one's own over models of PyTorch and JAX, in this process: passes, states, schedulers.
+
+Runs with several workers are in tests/run/test_run_recovery_framework_loops.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import nbdist as nb
+from nbdist.data import Dataset
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.train.context import Context, use_here
+from nbdist.train.options import TrainingOptions
+from nbdist.train.resume import TrainingStates, read_saved
+from nbdist.train.state_writer import StateWriter, parse_interval, state_files
+
+X = np.random.default_rng(0).random((40, 4), np.float32)
+STEPS = 5  # of a pass
+
+
+class Killed(BaseException):
+    """Ends a loop as the death of its process does: at any step, and nothing is left but what was written."""
+
+
+def saving(folder: Path, every: int = 3) -> TrainingStates:
+    return TrainingStates(writer=StateWriter(folder, parse_interval(every)))
+
+
+def newest(folder: Path) -> Any:
+    return read_saved(state_files(folder)[0]).state
+
+
+class Torch:
+    """A loop over a linear layer; ``scheduler`` steps for each "batch" or "epoch"."""
+
+    def __init__(self, scheduler: str = "", nan: str = "stop") -> None:
+        self.scheduler, self.nan = scheduler, nan
+        self.steps = 0
+        self.kept: dict[str, Any] = {}
+
+    def run(
+        self,
+        states: TrainingStates | None = None,
+        *,
+        dies: int | None = None,
+        stepped: int = 0,
+        accumulate: int = 1,
+        epochs: Any = range,
+        before: int = 0,
+    ) -> np.ndarray[Any, Any]:
+        """Make three passes, after ``before`` other trainings; return the weights."""
+        self.steps = 0
+        with use_here(Context(quiet=True, seed=1, states=states, is_chief=True)):
+            self.kept = nb.train.state(batches=0)
+            try:
+                for _ in range(before):
+                    self._loop(None, 0, 1, range)
+                return self._loop(dies and dies - self.steps, stepped, accumulate, epochs)
+            finally:
+                if states is not None and states.writer is not None:
+                    states.writer.finish()  # what was handed to its thread is written
+
+    def _loop(self, dies: int | None, stepped: int, accumulate: int, epochs: Any) -> np.ndarray[Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if self.scheduler else None
+        data = Dataset.from_arrays(X, X[:, :1]).shuffle(40).batch(8)
+        with nb.frameworks.torch.wrap(model, optimizer, data, nan=self.nan) as batches:
+            for _ in range(stepped):
+                scheduler.step()  # type: ignore[union-attr]
+            added = made = 0
+            for _ in epochs(3):
+                for features, targets in batches:
+                    loss = ((model(features) - targets) ** 2).mean() / accumulate
+                    loss.backward()
+                    added += 1
+                    if added % accumulate == 0:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        self.steps, made = self.steps + 1, made + 1
+                    self.kept["batches"] += 1
+                    if self.scheduler == "batch":
+                        scheduler.step()  # type: ignore[union-attr]
+                    if made == dies:
+                        raise Killed
+                if self.scheduler == "epoch":
+                    scheduler.step()  # type: ignore[union-attr]
+        return model.weight.detach().numpy().copy()
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("dies", [4, STEPS, 2 * STEPS + 1])
+@pytest.mark.parametrize("scheduler", ["", "batch", "epoch"])
+def test_a_loop_that_was_killed_continues_from_its_last_state(
+    tmp_path: Path, scheduler: str, dies: int
+) -> None:
+    loop = Torch(scheduler)
+    whole = loop.run()
+    assert loop.kept["batches"] == 3 * STEPS
+    with pytest.raises(Killed):
+        loop.run(saving(tmp_path), dies=dies)
+    saved = newest(tmp_path)
+    assert (saved.loop, saved.step > 0) == (None, True)
+    made = saved.step if scheduler == "batch" else 0
+    np.testing.assert_array_equal(loop.run(TrainingStates(read=state_files(tmp_path)), stepped=made), whole)
+    assert (loop.steps, loop.kept["batches"]) == (3 * STEPS - saved.step, 3 * STEPS)
+
+
+def test_a_scheduler_that_is_not_where_the_training_is_is_refused(tmp_path: Path) -> None:
+    loop = Torch("batch")
+    with pytest.raises(Killed):
+        loop.run(saving(tmp_path), dies=8)
+    with pytest.raises(FailedPreconditionError, match=r"continues at learning rate .* is at 0\.1: it counts"):
+        loop.run(TrainingStates(read=state_files(tmp_path)))
+
+
+def test_epochs_around_a_loop_leave_no_state_of_their_own(tmp_path: Path) -> None:
+    loop = Torch()
+    whole = loop.run(epochs=nb.train.epochs)
+    with pytest.raises(Killed):
+        loop.run(saving(tmp_path), dies=2 * STEPS + 2, epochs=nb.train.epochs)
+    assert all(read_saved(path).state.loop is None for path in state_files(tmp_path))
+    again = loop.run(TrainingStates(read=state_files(tmp_path)), epochs=nb.train.epochs)
+    np.testing.assert_array_equal(again, whole)
+
+
+def test_kept_values_come_back_with_the_training_that_saved_them(tmp_path: Path) -> None:
+    loop = Torch()
+    whole = loop.run(before=1)
+    with pytest.raises(Killed):
+        loop.run(saving(tmp_path), dies=3 * STEPS + 5, before=1)
+    np.testing.assert_array_equal(loop.run(TrainingStates(read=state_files(tmp_path)), before=1), whole)
+    assert loop.kept["batches"] == 6 * STEPS
+
+
+def test_a_step_of_several_batches_is_saved_as_a_whole(tmp_path: Path) -> None:
+    loop = Torch()
+    whole = loop.run(accumulate=3)
+    with pytest.raises(Killed):
+        loop.run(saving(tmp_path, every=1), dies=3, accumulate=3)
+    assert newest(tmp_path).place.batches % STEPS in (1, 3)  # between two steps, also within a pass
+    again = loop.run(TrainingStates(read=state_files(tmp_path)), accumulate=3)
+    np.testing.assert_array_equal(again, whole)
+
+
+def test_a_number_of_epochs_for_a_run_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    noted: list[str] = []
+    context = Context(quiet=True, options=TrainingOptions(epochs=7))
+    context.note = noted.append  # type: ignore[method-assign]
+    model = torch.nn.Linear(4, 1)
+    with (
+        use_here(context),
+        nb.frameworks.torch.wrap(model, torch.optim.SGD(model.parameters(), 0.1), (X, X[:, :1])),
+    ):
+        pass
+    assert any("--epochs is for fit" in text for text in noted)
+
+
+def jax_loss(params: Any, batch: Any) -> Any:
+    return jnp.mean((batch @ params["w"]) ** 2) * 1e-6
+
+
+def rows_of(batches: Iterable[Any], training: Any, most: int = 100) -> list[int]:
+    """Make a step for each batch; return its rows by number."""
+    found: list[int] = []
+    for count, batch in enumerate(batches, 1):
+        training.step(batch)
+        found += [int(row[0]) // 2 for row in np.asarray(batch)]
+        if count == most:
+            break
+    return found
+
+
+@contextmanager
+def jax_loop(states: TrainingStates | None = None) -> Iterator[Any]:
+    params = {"w": np.ones((2, 1), np.float32)}
+    context = Context(quiet=True, seed=1, states=states, is_chief=True)
+    with use_here(context), nb.frameworks.jax.wrap(jax_loss, params) as training:
+        yield training
+
+
+ROWS = np.arange(40, dtype=np.float32).reshape(20, 2)
+
+
+def test_passes_go_through_other_data_in_other_orders() -> None:
+    with jax_loop() as training:
+        training.step(ROWS[:4])  # a batch of its own, before there is a pass
+        shuffled = Dataset.from_arrays(ROWS).shuffle(20).batch(5)
+        first = rows_of(training.batches(shuffled), training)
+        second = rows_of(training.batches(shuffled), training)
+        assert sorted(first) == sorted(second) == list(range(20))
+        assert first != second
+        endless = training.batches(Dataset.from_arrays(ROWS[:10]).batch(5).repeat())
+        assert rows_of(endless, training, most=3) == [*range(10), *range(5)]
+        assert rows_of(training.batches(Dataset.from_arrays(ROWS[10:]).batch(5)), training) == [
+            *range(10, 20)
+        ]
+
+
+def test_a_pass_that_was_left_does_not_disturb_the_next_one() -> None:
+    with jax_loop() as training:
+        data = Dataset.from_arrays(ROWS).batch(5)
+        kept = iter(training.batches(data))
+        training.step(next(kept))
+        assert rows_of(training.batches(data), training) == [*range(20)]
+        with pytest.raises((FailedPreconditionError, StopIteration)):
+            next(kept)
+
+
+def test_a_batch_from_elsewhere_is_refused_where_the_place_is_saved(tmp_path: Path) -> None:
+    data = Dataset.from_arrays(ROWS).batch(5)
+    with jax_loop(saving(tmp_path)) as training:
+        with pytest.raises(InvalidArgumentError, match="batches of its own has no place"):
+            training.step(ROWS[:4])
+        rows_of(training.batches(data), training)
+        with pytest.raises(InvalidArgumentError, match="a batch from elsewhere"):
+            training.step(ROWS[:4])
