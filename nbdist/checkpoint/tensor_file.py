@@ -91,6 +91,7 @@ def write_tensors(path: Path, tensors: Tensors, texts: Mapping[str, str]) -> Non
 
     It is written in place: see `nbdist.draft` for a file that appears when it is complete.
     """
+    _check_names(tensors, texts)
     held = {name: one if isinstance(one, RawTensor) else to_host(one) for name, one in tensors.items()}
     sums = {
         "tensors": {name: _crc(array) for name, array in held.items()},
@@ -116,8 +117,9 @@ def write_safetensors(
     - ``summed``: whether what is returned has checksums
     - ``check``: called between chunks; may raise
 
-    Raises InvalidArgumentError for a dtype that the format lacks.
+    Raises InvalidArgumentError for a dtype that the format lacks, and for a name that it cannot hold.
     """
+    _check_names(tensors, texts)
     header, offset = dict[str, Any]({METADATA: dict(texts)} if texts else {}), 0
     ordered = sorted(tensors.items(), key=lambda one: -_item_size(one[1]))  # stable: else in the given order
     for name, tensor in ordered:
@@ -139,6 +141,20 @@ def write_safetensors(
             writer.write(chunk)
         sums[name] = total
     return WrittenFile(_LENGTH.size + len(text) + offset, sums)
+
+
+def _check_names(tensors: Tensors, texts: Mapping[str, str]) -> None:
+    if METADATA in tensors:
+        raise InvalidArgumentError(
+            f"no tensor can have the name {METADATA!r}: a file keeps its texts there; rename it"
+        )
+    for text in [*tensors, *texts, *texts.values()]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(
+                f"{text[:80]!r} has half of a character (a lone surrogate), which no file holds; rename it"
+            ) from None
 
 
 def dtype_name(name: str, dtype: np.dtype[Any] | str) -> str:

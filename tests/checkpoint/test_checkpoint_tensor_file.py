@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from nbdist.checkpoint.tensor_file import TensorFile, write_tensors
-from nbdist.errors import DataLossError, StorageError
+from nbdist.errors import DataLossError, InvalidArgumentError, StorageError
 
 
 def test_no_flipped_bit_gives_other_arrays(tmp_path: Path) -> None:
@@ -41,6 +41,16 @@ def test_a_renamed_tensor_is_damage(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"0000":{', b'"0010":{'))
     with pytest.raises(DataLossError, match="other names"):
         TensorFile(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [("__metadata__", "", "keeps its texts"), ("w\ud800", "", "surrogate"), ("w", "\udfff", "surrogate")],
+)
+def test_a_name_that_no_file_holds_is_refused(tmp_path: Path, name: str, text: str, why: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=why):
+        write_tensors(tmp_path / "a", {name: np.zeros(3)}, {"text": text})
+    assert not (tmp_path / "a").exists()
 
 
 SHARED = '"dtype":"F32","shape":[2],"data_offsets":[0,8]'
