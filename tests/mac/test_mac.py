@@ -48,8 +48,11 @@ def test_the_standin_takes_away_what_a_mac_lacks(tmp_path: Path) -> None:
 def test_strategies_a_sweep_and_recovery_run_on_the_standin_for_a_mac(tmp_path: Path) -> None:
     printed = standin(tmp_path, str(HERE / "program.py"), *STRATEGIES)
     assert [line.split()[1] for line in printed.splitlines() if line.startswith("trained")] == [*STRATEGIES]
-    losses = {line.split()[1]: line.split()[2] for line in printed.splitlines() if line.startswith("trained")}
-    assert losses["mirrored"] == losses["multi_worker"] == losses["sharded"]
+    trained = (line.split() for line in printed.splitlines() if line.startswith("trained"))
+    losses = {strategy: float(loss) for _, strategy, loss in trained}
+    assert losses["mirrored"] == losses["multi_worker"]
+    # The others add their losses up in float32, with the gradients; it adds them up apart, in float64.
+    assert losses["sharded"] == pytest.approx(losses["mirrored"], rel=1e-6)
     for words in ("tuned: best of 4", "recovered", "ended: 4 processes", "all of it"):
         assert words in printed
 
