@@ -337,6 +337,11 @@ class Context:
             self.noted.add(text)
             print(text)
 
+    def note_own_passes(self) -> None:
+        """Print once that a loop of one's own makes its own passes, whatever ``--epochs`` says."""
+        if self.options.epochs is not None:
+            self.note("--epochs is for fit: this loop makes its own passes, and they are not changed")
+
     def note_single_example(self, layer: str) -> None:
         """Print once, on this replica, that a layer normalises a single example by itself, which gives 0."""
         text = (

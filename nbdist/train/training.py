@@ -168,8 +168,7 @@ def opened_loop(
             "the data repeats for ever, so a loop of one's own over it has no passes that a run could save "
             "or continue: drop .repeat(), or train with fit(steps_per_epoch=...)"
         )
-    if context.options.epochs is not None:
-        context.note("--epochs is for fit: this loop makes its own passes, and they are not changed")
+    context.note_own_passes()
     history = History((), context, model.metric_names)
     context.fitting = True  # it ends by itself when it is asked to stop
     try:

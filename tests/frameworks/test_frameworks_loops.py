@@ -22,6 +22,7 @@ from nbdist.train.context import Context, use_here
 from nbdist.train.options import TrainingOptions
 from nbdist.train.resume import TrainingStates, read_saved
 from nbdist.train.state_writer import StateWriter, parse_interval, state_files
+from nbdist.train.strategy import OneDevice, OneDeviceStrategy, RetryStep
 
 X = np.random.default_rng(0).random((40, 4), np.float32)
 STEPS = 5  # of a pass
@@ -164,6 +165,43 @@ def test_a_number_of_epochs_for_a_run_is_named(capsys: pytest.CaptureFixture[str
     ):
         pass
     assert any("--epochs is for fit" in text for text in noted)
+
+
+class LosesAWorker(OneDevice):
+    """A replica whose second step is not made, as where another worker is lost in it."""
+
+    pushes = 0
+
+    def push(self) -> None:
+        self.pushes += 1
+        if self.pushes == 2:
+            raise RetryStep
+        super().push()
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_scheduler_that_a_repeated_batch_steps_twice_is_named(
+    scheduled: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        OneDeviceStrategy, "replica", lambda self, *given, **more: LosesAWorker(*given, **more)
+    )
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if scheduled:
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    data, seen = Dataset.from_arrays(X, X[:, :1]).batch(8), list[float]()
+    with (
+        use_here(Context(quiet=True, is_chief=True)),
+        nb.frameworks.torch.wrap(model, optimizer, data) as batches,
+    ):
+        for features, targets in batches:
+            seen.append(float(features[0, 0]))
+            ((model(features) - targets) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert seen == [*X[:16:8, 0], X[8, 0], *X[16::8, 0]]
+    assert ("one step ahead" in capsys.readouterr().out) == scheduled
 
 
 def jax_loss(params: Any, batch: Any) -> Any:

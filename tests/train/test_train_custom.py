@@ -30,6 +30,7 @@ from nbdist.nn import compute_average_loss, functional
 from nbdist.optim import SGD, Adam
 from nbdist.train.context import Context, use, use_here
 from nbdist.train.custom.trace import MOST_FORMS, MOST_FUNCTIONS, MOST_SIZES
+from nbdist.train.options import TrainingOptions
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy, RetryStep, Strategy
 
 Array = np.ndarray[Any, Any]
@@ -50,6 +51,20 @@ def variable(strategy: Strategy, value: Any, **options: Any) -> Variable:
 def traces(strategy: Strategy, function: Any) -> int:
     found: int = strategy._runner.traces_of(function)  # type: ignore[attr-defined]  # nothing public says so
     return found
+
+
+def test_a_number_of_epochs_for_a_run_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    context = Context(quiet=True, is_chief=True, options=TrainingOptions(epochs=7))
+    with use(context):
+        w = variable(context.strategy, np.ones(2))
+
+        def step(x: Any) -> Any:
+            loss = np.sum(w * x)
+            SGD(0.1).apply_gradients(zip(gradients(loss, [w]), [w], strict=True))
+            return loss
+
+        context.strategy.run(step, (np.ones(2),))
+    assert "--epochs is for fit" in capsys.readouterr().out
 
 
 def test_a_function_runs_as_numpy_would(strategy: Strategy) -> None:

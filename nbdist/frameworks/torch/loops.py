@@ -287,6 +287,11 @@ class Batches:
                     f"a worker was lost in a step for which this loop has added up {added} batches, which do "
                     "not come again: nb.frameworks.torch.fit(accumulate=...) continues with the others"
                 ) from None
+            if "initial_lr" in self._optimizer.param_groups[0]:  # a scheduler of torch has put it there
+                self._training.context.note(
+                    "a worker was lost, and the batch of its step comes again: a scheduler of torch that is "
+                    "stepped for each batch is one step ahead from here on; one stepped for each epoch is not"
+                )
             self._training.retry()
             return
         training, replica = self._training, self._training.replica

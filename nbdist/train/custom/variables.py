@@ -146,6 +146,7 @@ class StrategyVariables:
         self.context.loop.begun += 1
         self.context.trainings += 1
         self.boundary.show_rate()
+        self.context.note_own_passes()
         self._settled.update(group.trained)  # they begin with the first one's values
         self.context.progress.trainings, self.context.progress.state = self.context.trainings, "running"
         if self.context.step_log is not None:
