@@ -296,12 +296,17 @@ class ElasticOptions(CollectiveOptions):
     """The options of `ElasticAveragingStrategy`."""
 
     every: int | None = option(
-        None, "steps between two pulls towards the center (default 10)", "TAU", **whole(1)
+        None,
+        "steps between two pulls towards the center (default 10)",
+        "TAU",
+        doc="steps between two pulls towards the center; None is 10",
+        **whole(1),
     )
     alpha: float | None = option(
         None,
         "how far each pull goes (default 0.9 / workers)",
         "A",
+        doc="how far each pull goes, above 0 and at most 1; None is 0.9 divided by the number of workers",
         is_valid=lambda value: isinstance(value, (int, float)) and 0 < value <= 1,
         expected="a number above 0 and at most 1",
     )

@@ -553,13 +553,29 @@ class ServerOptions(TransportOptions):
     """The options of `ParameterServerStrategy`."""
 
     backups: int | None = option(
-        None, "--sync: of the workers N are backups; late gradients go", "N", **whole(0), synchronous=True
+        None,
+        "--sync: of the workers N are backups; late gradients go",
+        "N",
+        doc="with sync, how many of the workers are backups: a step takes the first gradients of the others, "
+        "and later ones are dropped; None is 0",
+        **whole(0),
+        synchronous=True,
     )
     aggregate: int | None = option(
-        None, "--sync: R gradients make a step (default: one a worker)", "R", **whole(1), synchronous=True
+        None,
+        "--sync: R gradients make a step (default: one a worker)",
+        "R",
+        doc="with sync, how many gradients make a step; None is one of each worker that is no backup",
+        **whole(1),
+        synchronous=True,
     )
     staleness: int | None = option(
-        None, "--async: steps ahead of the slowest that one may be", "S", **whole(0), synchronous=False
+        None,
+        "--async: steps ahead of the slowest that one may be",
+        "S",
+        doc="without sync, by how many steps a worker may be ahead of the slowest; None is any number",
+        **whole(0),
+        synchronous=False,
     )
     ps_replicas: int | None = option(
         None,

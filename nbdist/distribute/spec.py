@@ -32,6 +32,8 @@ class CollectiveOptions:
         "auto",
         "how gradients are summed, and what nb.collective uses (default: the best)",
         shows="|".join(kind for kind in KINDS if kind not in COLLECTIVES or not COLLECTIVES[kind].single),
+        doc=f"how gradients are summed, and what nb.collective uses: {', '.join(map(repr, KINDS))}; auto is "
+        "the best for the tasks",
         choices=KINDS,
         group="With --strategy mirrored, multi_worker and sharded",
     )
@@ -44,6 +46,7 @@ class TransportOptions:
     transport: str = option(
         "auto",
         "how parameters travel",
+        doc='how parameters travel: "auto" takes shared memory between processes of a host, "socket" never',
         choices=("auto", "socket"),
         group="With --strategy ps",
         ignored_elsewhere=True,

@@ -109,7 +109,7 @@ class LaunchOptions(TPUOptions, ShardedOptions, ElasticOptions, ServerOptions, T
         None,
         f"continue on N or more workers ({', '.join(names_of('survives_worker_loss'))}; default 1)",
         "N",
-        "continue when workers die, as long as N or more are left; None is 1",
+        "continue when workers die, as long as so many or more are left; None is 1",
         **whole(1),
         group="When a worker dies",
         strategies=names_of("survives_worker_loss"),
@@ -169,7 +169,11 @@ class LaunchOptions(TPUOptions, ShardedOptions, ElasticOptions, ServerOptions, T
         **whole(0),
     )
     fetch: tuple[str, ...] = option(
-        (), "more variables to fetch from the chief", "a,b", check_value=names_of_variables("--fetch")
+        (),
+        "more variables to fetch from the chief",
+        "a,b",
+        doc="names of more variables of the body to fetch from the chief; run.results has them",
+        check_value=names_of_variables("--fetch"),
     )
 
 

@@ -32,7 +32,11 @@ class TPUOptions:
     """The options of `TPUStrategy`."""
 
     host_devices: int | None = option(
-        None, "compute on N devices of the host's CPU in place of TPUs, for teaching", "N", **whole(1, 1024)
+        None,
+        "compute on N devices of the host's CPU in place of TPUs, for teaching",
+        "N",
+        doc="compute on so many devices of the host's CPU in place of TPUs, for teaching, 1 to 1024",
+        **whole(1, 1024),
     )
 
 
