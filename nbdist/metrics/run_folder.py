@@ -70,6 +70,8 @@ def slug(name: str) -> str:
 
 STATUSES = ("preparing", "running", "paused", "finished", "failed", "stopped", "damaged")
 LONGEST = 8 << 20  # bytes of a run.json, with all of its body's code
+BODY, NO_BODY = "body.bin", "body.txt"
+"""Files of a run's folder: its body with its inputs, or why they could not be recorded."""
 LATEST = 253_402_300_800  # the year 10000: later values cannot be shown as a time
 
 

@@ -34,7 +34,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.json_values import listed
-from nbdist.metrics.run_folder import RunFile, read_run, run_folder, write_whole_file
+from nbdist.metrics.run_folder import BODY, NO_BODY, RunFile, read_run, run_folder, write_whole_file
 from nbdist.run.delivery import Given
 from nbdist.run.history import is_under_way, runs
 from nbdist.run.options import Options
@@ -43,7 +43,6 @@ from nbdist.run.record import ACTIVE, RunRecord
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.state_writer import state_files
 
-BODY, NO_BODY = "body.bin", "body.txt"
 LONGEST_WHY = 1000  # characters
 LARGEST_BODY = 1 << 30  # bytes of the record
 MOST_RESUMED = 1000  # runs, each of which continues the one before it

@@ -49,10 +49,9 @@ from nbdist.lab.readers.run_record import (
     parse_progress,
 )
 from nbdist.metrics.event_file import FOLDER as TENSORBOARD
-from nbdist.metrics.run_folder import LONGEST
+from nbdist.metrics.run_folder import BODY, LONGEST
 from nbdist.run.history import LABELS, Labels, disk_bytes, read_labels
 from nbdist.run.record import ACTIVE, RunRecord
-from nbdist.run.resumable import BODY
 from nbdist.train.state_writer import STATE_FILE
 
 MAX_RUNS = 200  # the newest runs are listed
