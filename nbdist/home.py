@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
@@ -17,11 +18,26 @@ def home() -> Path:
 
     It is ``NBDIST_HOME`` if that is set, else the platform's user data folder. `NotAllowedError` refuses a
     folder that other users could write into or replace, a link, and a relative path: run folders and keys are
-    trusted because of where they are.
+    trusted because of where they are. A process checks the folders above it once, and again if another folder
+    is there.
     """
     folder = home_path()
+    with suppress(OSError):  # it is not there, say
+        if _checked.get(folder) == _identity(folder):
+            return folder
     check_place(folder)
-    return private_folder(folder)
+    private_folder(folder)
+    _checked[folder] = _identity(folder)
+    return folder
+
+
+_checked: dict[Path, tuple[int, ...]] = {}
+"""What this process has seen of each folder that `home` has checked."""
+
+
+def _identity(folder: Path) -> tuple[int, ...]:
+    status, user = os.lstat(folder), 0 if sys.platform == "win32" else os.geteuid()
+    return status.st_dev, status.st_ino, status.st_uid, status.st_mode, user
 
 
 def home_path() -> Path:

@@ -82,7 +82,7 @@ def test_a_home_that_is_a_link_is_refused(own_home: Path, tmp_path: Path) -> Non
 def test_a_home_in_a_folder_of_another_user_is_refused(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home()
+    own_home.mkdir(mode=0o700)
     place, found = Path.stat, tmp_path.stat()
 
     def of_another(path: Path, **how: bool) -> Any:
@@ -94,6 +94,15 @@ def test_a_home_in_a_folder_of_another_user_is_refused(
         home()
     monkeypatch.setenv("HOME", str(tmp_path))  # as where a group's or a container's administrator made it
     assert home() == own_home
+
+
+def test_a_home_that_was_replaced_is_checked_anew(own_home: Path, tmp_path: Path) -> None:
+    assert home() == own_home
+    own_home.rename(tmp_path / "before")
+    own_home.mkdir(mode=0o700)
+    tmp_path.chmod(0o777)
+    with pytest.raises(NotAllowedError, match="where every user could replace it"):
+        home()
 
 
 def test_a_home_that_every_user_could_replace_is_refused(own_home: Path, tmp_path: Path) -> None:

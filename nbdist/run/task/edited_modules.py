@@ -22,6 +22,10 @@ from typing import Any
 ALL = "*"
 _times: dict[str, float] = {}
 """When each source file that this process has imported had been changed last, by its path."""
+_unsorted: list[str] = []
+"""Paths of ``_times`` that were imported since `edited_modules` looked last."""
+_own: set[str] = set()
+"""Those that belong to no package that is installed."""
 
 
 def watch_imports() -> None:
@@ -33,6 +37,7 @@ def watch_imports() -> None:
     @wraps(path_stats)
     def noted(self: SourceFileLoader, path: str) -> Mapping[str, Any]:
         found = path_stats(self, path)
+        _unsorted.append(path)
         _times[path] = found["mtime"]
         return found
 
@@ -78,24 +83,32 @@ def settle_edits(reloaded: Collection[str], note: Callable[[str], object]) -> No
 
 def edited_modules() -> list[str]:
     """Return the names of imported modules whose files have another time than at their import."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file in _times and not _is_installed(file):
-            try:
-                changed = os.stat(file).st_mtime != _times[file]
-            except OSError:  # moved or deleted
-                continue
-            found += [name] * changed
-    return found
+    while _unsorted:
+        if not _is_installed(path := _unsorted.pop()):
+            _own.add(path)
+    changed = {path for path in _own if _has_changed(path)}
+    if not changed:  # mostly: the modules of a process are many
+        return []
+    return [name for name, module in [*sys.modules.items()] if getattr(module, "__file__", None) in changed]
+
+
+def _has_changed(path: str) -> bool:
+    try:
+        return os.stat(path).st_mtime != _times[path]
+    except OSError:  # moved or deleted
+        return False
+
+
+def _is_installed(file: str) -> bool:
+    """Return whether a file belongs to Python, to a package that is installed, or to nbdist."""
+    return file.startswith(_places())
 
 
 @cache
-def _is_installed(file: str) -> bool:
-    """Return whether a file belongs to Python, to a package that is installed, or to nbdist."""
+def _places() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     places = [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return any(Path(file).is_relative_to(place) for place in (*places, Path(__file__).parents[2]))
+    return tuple(f"{place}{os.sep}" for place in (*places, Path(__file__).parents[2]))
 
 
 def _reload(name: str) -> str:
