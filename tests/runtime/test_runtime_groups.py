@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from waiting import until
+from waiting import limit, until
 
 from nbdist.errors import UnavailableError
 from nbdist.runtime import groups
@@ -95,7 +95,7 @@ class Rank:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rank]]:
     monkeypatch.setattr(groups, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(groups, "ASK_AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(client, "CONNECT_SECONDS", limit(0.5))
     keys = ClusterKeys.create()
     found = [Rank(rank, keys) for rank in range(SIZE)]
     yield found
