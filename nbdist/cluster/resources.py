@@ -124,14 +124,14 @@ def environment_of(
 
 MOST_TASKS = 512
 MEMORY_VARIABLE = "NBDIST_MEMORY_LIMIT"
-MOST_MEMORY = 1 << 50  # bytes
+LEAST_MEMORY, MOST_MEMORY = 64 << 10, 1 << 50  # bytes
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_memory(asked: str | int | None) -> int | None:
     """Return a number of bytes, given one or a text such as 300M or 2.5G; None for None.
 
-    Raises InvalidArgumentError for another text, for 0 or less, and for more than a petabyte.
+    Raises InvalidArgumentError for another text, for less than 64K, and for more than a petabyte.
 
     >>> parse_memory("1.5M")
     1572864
@@ -146,7 +146,13 @@ def parse_memory(asked: str | int | None) -> int | None:
             f"memory is {str(asked)[:40]!r}, more than any host has; give the bytes that a task may take, "
             "such as 2G"
         )
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    memory = int(float(found[1]) * UNITS[found[2].upper()])
+    if memory < LEAST_MEMORY:
+        raise InvalidArgumentError(
+            f"memory is {str(asked)!r}, {memory:,} bytes, which hold no model: give at least 64K; M and G "
+            "stand for megabytes and gigabytes, as in 300M or 2G"
+        )
+    return memory
 
 
 def check_counts(

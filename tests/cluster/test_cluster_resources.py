@@ -75,7 +75,14 @@ def test_counting_this_host() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "expected"),
-    [(None, None), (5000, 5000), ("300M", 300 << 20), ("2g", 2 << 30), ("1.5 KB", 1536), ("7MiB", 7 << 20)],
+    [
+        (None, None),
+        (500_000, 500_000),
+        ("300M", 300 << 20),
+        ("2g", 2 << 30),
+        ("64.5 KB", 66048),
+        ("7MiB", 7 << 20),
+    ],
 )
 def test_memory_is_a_number_of_bytes_or_a_text(asked: str | int | None, expected: int | None) -> None:
     assert parse_memory(asked) == expected
@@ -84,6 +91,12 @@ def test_memory_is_a_number_of_bytes_or_a_text(asked: str | int | None, expected
 @pytest.mark.parametrize("asked", [0, -1, True, "much", "3T", "1.5.2M", ""])
 def test_invalid_memory(asked: str | int) -> None:
     with pytest.raises(InvalidArgumentError, match="memory is a number of bytes or a text such as 300M"):
+        parse_memory(asked)
+
+
+@pytest.mark.parametrize("asked", [12, "12", "1K", "63.9K"])
+def test_memory_that_holds_nothing(asked: str | int) -> None:
+    with pytest.raises(InvalidArgumentError, match="at least 64K; M and G stand for"):
         parse_memory(asked)
 
 
