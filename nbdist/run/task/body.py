@@ -474,7 +474,7 @@ def describe_error(error: BaseException, control: contexts.Control) -> dict[str,
         first = first or error.__traceback__
         while first is not None and first.tb_frame.f_code.co_filename in OWN_FILES:
             first = first.tb_next
-        lines = [shown(error, first), launcher_advice(error), environment_advice(error)]
+        lines = [shown(error, first), launcher_advice(error), environment_advice(error), exit_advice(error)]
     cut_off = control.aborted is not None or control.stop_requested
     try:
         message = str(error)
@@ -735,6 +735,20 @@ def environment_advice(error: BaseException) -> str:
     return (
         "a worker has the variables that were set when the cluster began: "
         f"set {error.args[0]} before `%cluster start`, or by os.environ in a cell of the workers\n"
+    )
+
+
+def exit_advice(error: BaseException) -> str:
+    """Return what to do about the end of a script in a body; empty for any other error.
+
+    >>> exit_advice(SystemExit(0)).partition(":")[0]
+    'a body ends with its last line, and sys.exit() is an error in it'
+    """
+    if not isinstance(error, SystemExit):
+        return ""
+    return (
+        "a body ends with its last line, and sys.exit() is an error in it: leave it out, or return from a "
+        "function. argparse calls it for arguments that it does not know; give it yours: parse_args([...])\n"
     )
 
 
