@@ -54,6 +54,17 @@ def test_the_stub_has_every_public_name_from_where_it_is_loaded() -> None:
     assert named == nb._NAMES
 
 
+def test_the_stub_of_train_has_its_names_from_where_they_are_loaded() -> None:
+    named = set()
+    for node in ast.parse(Path(nb.train.__file__).with_suffix(".pyi").read_text()).body:
+        assert isinstance(node, ast.ImportFrom)
+        [one] = node.names
+        assert one.asname == one.name
+        named.add(one.name)
+        assert getattr(import_module(str(node.module)), one.name) is getattr(nb.train, one.name)
+    assert named == set(nb.train.__all__)
+
+
 def public_objects() -> Iterator[tuple[str, Any]]:
     """Yield every public class, function and module with its name, and public methods of the classes."""
     seen: set[int] = set()

@@ -19,6 +19,7 @@ FLOORS = {
     "optim": 1.5, "checkpoint": 1.5, "summary": 1.5,
     "runtime": 2,
     "cluster": 3, "train": 3,
+    "sessions": 3.5,
     "nn": 4, "distribute": 4, "collective": 4, "frameworks": 4, "horovod": 4.5, "estimator": 4.5,
     "run": 5, "sweep": 5,
     "trials": 5.5,
@@ -151,6 +152,7 @@ NAMES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 STRING_IMPORTS = {
     "nbdist": "the facade loads a part of the package when its name is first used",
+    "nbdist.train": "names of sessions, which are on a floor above, are loaded when they are first used",
     "nbdist.train.strategy": "a strategy's methods open loops of one's own, which import this module",
     "nbdist.cluster.supervisor.__main__": "the tasks' parent loads what they need, before they fork",
 }

@@ -28,7 +28,7 @@ from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Placeholder, Tensor, Variable, placeholder
 from nbdist.runtime.groups import World
 from nbdist.runtime.session.session import Session
-from nbdist.train.saver import Saver, checkpoint_state, list_variables, load_variable
+from nbdist.sessions.saver import Saver, checkpoint_state, list_variables, load_variable
 from nbdist.wire.rpc.frame import Frame
 
 BEGINNING = "estimator.beginning"

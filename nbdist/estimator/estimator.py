@@ -33,12 +33,12 @@ from nbdist.estimator.training import ASYNCHRONOUS, Training, split_element
 from nbdist.graph.backend import Array
 from nbdist.graph.scopes import Graph
 from nbdist.graph.variables import VariableStore, get_or_create_global_step
+from nbdist.sessions.hooks import CheckpointSaverListener, SessionRunHook
+from nbdist.sessions.saver import latest_checkpoint
 from nbdist.summary import FileWriter
 from nbdist.train.context import current
 from nbdist.train.custom.api import active_runner
 from nbdist.train.custom.trace import tree_leaves, tree_map
-from nbdist.train.monitored.hooks import CheckpointSaverListener, SessionRunHook
-from nbdist.train.saver import latest_checkpoint
 from nbdist.train.strategy import Strategy
 
 MOST_PATH = 4096  # bytes

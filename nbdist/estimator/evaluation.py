@@ -18,8 +18,8 @@ from typing import Any
 from nbdist.errors import InvalidArgumentError
 from nbdist.estimator.estimator import Estimator
 from nbdist.estimator.spec import EvalSpec, TrainSpec
+from nbdist.sessions.hooks import CheckpointSaverListener
 from nbdist.train.context import current
-from nbdist.train.monitored.hooks import CheckpointSaverListener
 
 POLL_SECONDS = 1.0
 EVALUATOR = "evaluator"

@@ -22,7 +22,7 @@ from nbdist.numbers import is_whole
 
 if TYPE_CHECKING:
     from nbdist.estimator.exporting import Exporter
-    from nbdist.train.monitored.hooks import SessionRunHook
+    from nbdist.sessions.hooks import SessionRunHook
     from nbdist.train.strategy import Strategy
 
 

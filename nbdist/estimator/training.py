@@ -24,15 +24,8 @@ from nbdist.graph.backend import Array, to_host
 from nbdist.graph.sparse import dense
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
-from nbdist.summary import SummaryOp
-from nbdist.summary.values import Written
-from nbdist.summary.writer import release, shared_writer
-from nbdist.train.custom.api import active_runner
-from nbdist.train.custom.reduce import PerReplica, of_replica
-from nbdist.train.custom.resume import RestoredLoop, loop_state
-from nbdist.train.custom.trace import tree_leaves, tree_map
-from nbdist.train.monitored.coordinator import Coordinator
-from nbdist.train.monitored.hooks import (
+from nbdist.sessions.coordinator import Coordinator
+from nbdist.sessions.hooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
     SecondOrStepTimer,
@@ -41,6 +34,13 @@ from nbdist.train.monitored.hooks import (
     SessionRunHook,
     SessionRunValues,
 )
+from nbdist.summary import SummaryOp
+from nbdist.summary.values import Written
+from nbdist.summary.writer import release, shared_writer
+from nbdist.train.custom.api import active_runner
+from nbdist.train.custom.reduce import PerReplica, of_replica
+from nbdist.train.custom.resume import RestoredLoop, loop_state
+from nbdist.train.custom.trace import tree_leaves, tree_map
 from nbdist.train.strategy import Strategy
 
 SAVE_SECONDS = 600.0

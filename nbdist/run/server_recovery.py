@@ -1,7 +1,7 @@
 """Replaces the parameter servers that die during a run whose bodies recover from it: `ServerRecovery`.
 
 A body recovers if it drives a MonitoredSession, which waits for the new process and restores what it held
-(`nbdist.train.monitored`), or if it trains asynchronously or by ``fit``: one of the workers then sends its
+(`nbdist.sessions`), or if it trains asynchronously or by ``fit``: one of the workers then sends its
 copy of the parameters (`nbdist.runtime.ps.restore`), and says what was lost. Each replacement counts against
 the restart budget of the run, as a worker's does.
 """

@@ -22,8 +22,8 @@ from nbdist.run.progress_file import progress_path
 from nbdist.run.recovery import Restart
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.sessions.saver import latest_checkpoint
 from nbdist.train import checkpoint_state, load_variable
-from nbdist.train.saver import latest_checkpoint
 
 pytestmark = pytest.mark.engines
 

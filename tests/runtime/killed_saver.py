@@ -19,7 +19,7 @@ from nbdist.checkpoint.state import candidates
 from nbdist.graph.tensor import Graph, Variable
 from nbdist.graph.variables import global_variables_initializer
 from nbdist.runtime.session.session import Session
-from nbdist.train.saver import Saver, latest_checkpoint, load_variable
+from nbdist.sessions.saver import Saver, latest_checkpoint, load_variable
 
 KILLED = 9
 CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir")

@@ -35,7 +35,7 @@ from nbdist.graph.tensor import Graph, Variable
 from nbdist.graph.variables import get_or_create_global_step, get_variable
 from nbdist.optim import Adam
 from nbdist.runtime.session.session import Session
-from nbdist.train.saver import (
+from nbdist.sessions.saver import (
     Saver,
     checkpoint_state,
     latest_checkpoint,

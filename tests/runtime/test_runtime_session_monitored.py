@@ -39,7 +39,8 @@ from nbdist.graph.variables import get_or_create_global_step
 from nbdist.optim import SGD
 from nbdist.runtime.server import Server
 from nbdist.runtime.session.session import Session
-from nbdist.train.saver import _Writing, load_variable
+from nbdist.sessions.monitored import StepContext
+from nbdist.sessions.saver import _Writing, load_variable
 
 CONFIG = {"timeout": 20.0}
 
@@ -201,7 +202,7 @@ class TestHooks:
     def test_a_worker_that_waits_for_a_step(
         self, counting: tuple[Graph, Tensor], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("nbdist.train.monitored.hooks.POLL_SECONDS", 0.02)
+        monkeypatch.setattr("nbdist.sessions.hooks.POLL_SECONDS", 0.02)
         graph, op = counting
         hook = train.GlobalStepWaiterHook(3)
         with Session(graph=graph) as plain, graph.as_default():
@@ -284,7 +285,7 @@ class TestHooks:
         _, op = counting
         final = train.FinalOpsHook("w")
 
-        def step(context: train.monitored.session.StepContext) -> float:
+        def step(context: StepContext) -> float:
             context.session.run(op)
             context.run_with_hooks(op)
             w = float(context.session.run("w"))
@@ -619,7 +620,7 @@ class TestRecovery:
     def test_a_worker_waits_for_the_chief_and_says_so(
         self, two_ps: Tasks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr("nbdist.train.monitored.manager.REPORT_SECONDS", 0)
+        monkeypatch.setattr("nbdist.sessions.manager.REPORT_SECONDS", 0)
         graph, _ = ps_graph()
         with pytest.raises(DeadlineExceededError, match=r"waited 0\.5 s for the chief to initialise"):
             train.SessionManager(graph=graph, config=CONFIG).wait_for_session(
@@ -681,8 +682,8 @@ class TestRecovery:
             timeouts.append(timeout)
             return Session(target, graph, timeout=timeout, **options)
 
-        monkeypatch.setattr("nbdist.train.monitored.manager.REPORT_SECONDS", 0.1)
-        monkeypatch.setattr("nbdist.train.monitored.manager.Session", recorded)
+        monkeypatch.setattr("nbdist.sessions.manager.REPORT_SECONDS", 0.1)
+        monkeypatch.setattr("nbdist.sessions.manager.Session", recorded)
         graph, op = ps_graph()
         creator = train.ChiefSessionCreator(master=two_ps["worker0"])
         with graph.as_default():

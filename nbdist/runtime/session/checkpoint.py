@@ -8,8 +8,8 @@
     files.handle("variables.describe", request)              # which are initialised, and for which training
     files.handle("variables.begin_training", request)        # names the training that they belong to
 
-A client (`nbdist.train.saver`) sends each request to all tasks at once. It makes the index from the answers
-to ``checkpoint.write``; without an index the shards are not a checkpoint.
+A client (`nbdist.sessions.saver`) sends each request to all tasks at once. It makes the index from the
+answers to ``checkpoint.write``; without an index the shards are not a checkpoint.
 
 A restore overwrites variables in place, because compiled programs point to their memory. Therefore
 ``checkpoint.check`` comes first: it opens all files, and where variables have values that would be lost, it

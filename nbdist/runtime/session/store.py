@@ -52,7 +52,7 @@ class Store:
         self.resets = 0
         """How often containers were emptied; what was opened before does not use the store any more."""
         self.training: tuple[str, ...] = ()
-        """What identifies the training that the variables belong to; a chief sets it, see train/monitored."""
+        """What identifies the training that the variables belong to; a chief's session sets it."""
         self.closed = False
         """Whether the task has ended: nothing that is waited for here will come."""
         self.locked = 0

@@ -26,9 +26,9 @@ from nbdist.graph.tensor import Tensor, Variable, constant, symbolic
 from nbdist.optim import training
 from nbdist.optim.base import Optimizer
 from nbdist.optim.training import Pairs
+from nbdist.sessions.hooks import SessionRunHook
+from nbdist.sessions.queue_runner import QueueRunner
 from nbdist.train.context import current
-from nbdist.train.graph_sync.queue_runner import QueueRunner
-from nbdist.train.monitored.hooks import SessionRunHook
 
 if TYPE_CHECKING:
     from nbdist.runtime.session.session import Session

@@ -6,7 +6,7 @@
 
 When a run fails with AbortedError or UnavailableError, because a task has ended or was replaced, the session
 is closed and made again, which waits for the task and, on the chief, restores what it has lost
-(`nbdist.train.monitored.manager`). The hooks begin again, and the same run is made again. OutOfRangeError,
+(`nbdist.sessions.manager`). The hooks begin again, and the same run is made again. OutOfRangeError,
 the end of the data, ends the ``with`` block quietly; any other error is raised.
 
 Source of the interface: TensorFlow's tf.compat.v1.train.MonitoredTrainingSession.
@@ -27,9 +27,8 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistE
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor
 from nbdist.runtime.session.session import Session
-from nbdist.train.context import current
-from nbdist.train.monitored.coordinator import Coordinator
-from nbdist.train.monitored.hooks import (
+from nbdist.sessions.coordinator import Coordinator
+from nbdist.sessions.hooks import (
     CheckpointSaverHook,
     SessionRunArgs,
     SessionRunContext,
@@ -40,7 +39,8 @@ from nbdist.train.monitored.hooks import (
     is_number,
     is_preemption,
 )
-from nbdist.train.monitored.manager import MAX_WAIT_SECONDS, Master, Path, Scaffold, SessionManager
+from nbdist.sessions.manager import MAX_WAIT_SECONDS, Master, Path, Scaffold, SessionManager
+from nbdist.train.context import current
 
 SAVE_SECONDS = 600.0
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.05, 5.0  # between failures of one call, doubled each time
@@ -163,7 +163,7 @@ class MonitoredSession:
     >>> from nbdist.graph.tensor import Variable
     >>> from nbdist.graph.variables import get_or_create_global_step
     >>> from nbdist.optim import SGD
-    >>> from nbdist.train.monitored.hooks import StopAtStepHook
+    >>> from nbdist.sessions.hooks import StopAtStepHook
     >>> with Graph().as_default():
     ...     w = Variable(np.float64(0.0), name="w")
     ...     train = SGD(0.5).minimize((w - 3.0) ** 2 / 2, get_or_create_global_step())

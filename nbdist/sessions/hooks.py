@@ -36,15 +36,15 @@ from nbdist.errors import (
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.metrics.timeline import Timeline
+from nbdist.sessions.saver import Saver
 from nbdist.summary import FileWriter, SummaryOp
 from nbdist.summary.values import Written
 from nbdist.summary.writer import release, shared_writer
 from nbdist.train.context import current
-from nbdist.train.saver import Saver
 
 if TYPE_CHECKING:
     from nbdist.runtime.session.session import Session
-    from nbdist.train.monitored.manager import Scaffold
+    from nbdist.sessions.manager import Scaffold
 
 POLL_SECONDS = 0.5
 PRINT_SECONDS = 10.0

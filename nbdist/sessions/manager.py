@@ -40,9 +40,9 @@ from nbdist.graph.tensor import Tensor, Variable
 from nbdist.graph.variables import global_variables, global_variables_initializer
 from nbdist.runtime.session.checkpoint import VariablesState
 from nbdist.runtime.session.session import Session
+from nbdist.sessions.saver import Saver, await_saves
 from nbdist.summary import SummaryOp, merge_all
 from nbdist.train.context import current
-from nbdist.train.saver import Saver, await_saves
 
 MAX_WAIT_SECONDS = 7200.0
 POLL_SECONDS = 0.2

@@ -22,13 +22,13 @@ from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.graph.variables import global_variables, global_variables_initializer
 from nbdist.runtime.session.session import Session
+from nbdist.sessions.coordinator import Coordinator
+from nbdist.sessions.hooks import global_step_of, is_number
+from nbdist.sessions.manager import MAX_WAIT_SECONDS, Master, Path, SessionManager
+from nbdist.sessions.queue_runner import QueueRunner
+from nbdist.sessions.saver import Saver
 from nbdist.summary import FileWriter, SummaryOp, merge_all
 from nbdist.summary.values import Written
-from nbdist.train.graph_sync.queue_runner import QueueRunner
-from nbdist.train.monitored.coordinator import Coordinator
-from nbdist.train.monitored.hooks import global_step_of, is_number
-from nbdist.train.monitored.manager import MAX_WAIT_SECONDS, Master, Path, SessionManager
-from nbdist.train.saver import Saver
 
 
 class Supervisor:

@@ -1,1 +1,0 @@
-"""Sessions that train: hooks, recovery, MonitoredTrainingSession and the older Supervisor."""
