@@ -9,15 +9,17 @@ copies from and to while the host continues. The host waits once a step for the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from nbdist.errors import FailedPreconditionError
 from nbdist.graph.backend import Array, backend, device_scope, pinned_buffer
 from nbdist.runtime.layout import Layout
-from nbdist.train.strategy import Replica, ReplicaState, Trainable, layout_of
+from nbdist.train.strategy import Replica, Trainable, layout_of
 
 
 def on_device(replica: Replica, device: str) -> Replica:
@@ -27,9 +29,14 @@ def on_device(replica: Replica, device: str) -> Replica:
 
 
 class DeviceReplica(Replica):
-    """Copies parameters to the device after each pull, and gradients back before each push."""
+    """Copies parameters to the device after each pull, and gradients back before each push.
+
+    All else is the inner replica's: see `OF_INNER`. Raises FailedPreconditionError for one with tables.
+    """
 
     def __init__(self, inner: Replica, device: str) -> None:
+        if inner.tables:
+            raise FailedPreconditionError(f"{type(inner).__name__} has tables, whose rows stay on the host")
         self._inner, self._device = inner, device
         xp = backend(device)
         with device_scope(device):
@@ -45,10 +52,7 @@ class DeviceReplica(Replica):
         self.values, self._gradients = layout.views(self._parameters), layout.views(self._gradient)
         self._flats, self._sent_views = layout.flats(self._gradient), layout.views(self._sent)
         self._is_copying = False
-        self.notes, self.push_is = inner.notes, inner.push_is
         self.pull_is = inner.pull_is or ("receive", "parameters from the host")
-        self.global_step, self.by_updates = inner.global_step, inner.by_updates
-        self.adds_measures, self.measure = inner.adds_measures, inner.measure  # type: ignore[method-assign]
         self._upload()
 
     def program(
@@ -72,9 +76,18 @@ class DeviceReplica(Replica):
         """Bring the newest parameters to the device in any case."""
         self._receive(self._inner.fetch)
 
+    def fetch_together(self, wanted: bool) -> None:
+        """Bring the newest parameters to the device where they are wanted; all replicas call it."""
+        self._receive(partial(self._inner.fetch_together, wanted))
+
     def newest(self) -> None:
         """Bring the newest parameters to the device, for a checkpoint."""
         self._receive(self._inner.newest)
+
+    def renew(self) -> None:
+        """Begin to make steps with processes that were admitted to the loop."""
+        if self.stale:
+            self._receive(self._inner.renew)
 
     def gradients(self) -> Sequence[Array]:
         """Return the device's gradient buffers."""
@@ -93,83 +106,16 @@ class DeviceReplica(Replica):
         for target, gradient in zip(self._inner.gradients(), self._sent_views, strict=True):
             np.copyto(target, gradient)
         self._inner.push()
-        self._note()
-
-    def settle(self) -> None:
-        """Wait until the step of the last push is made."""
-        try:
-            self._inner.settle()
-        finally:
-            self._note()
 
     def skip(self) -> None:
         """Have no part in this step's update."""
         self._is_copying = False
         self._inner.skip()
-        self._note()
 
     def overflow(self) -> None:
         """Have all replicas leave out this step that make it together."""
         self._is_copying = False
         self._inner.overflow()
-        self._note()
-
-    def ask_state(self) -> bool:
-        """Return whether :meth:`state` can be called now."""
-        return self._inner.ask_state()
-
-    def restore_slots(self, slots: Sequence[Mapping[str, Array]]) -> None:
-        """Have the optimizer continue with these slots."""
-        self._inner.restore_slots(slots)
-
-    def state(self) -> ReplicaState:
-        """Return what continues the training: the host has it between two steps."""
-        return self._inner.state()
-
-    @property
-    def slots(self) -> list[dict[str, Array]]:
-        """What the optimizer keeps for each variable, on the host."""
-        return self._inner.slots
-
-    def resume(self, updates: int, rate: float, mark: int) -> None:
-        """Continue after so many updates, at a learning rate."""
-        self._inner.resume(updates, rate, mark)
-        self._note()
-
-    @property
-    def learning_rate(self) -> float | None:
-        """The rate of the next update."""
-        return self._inner.learning_rate
-
-    def set_learning_rate(self, rate: float) -> None:
-        """Make updates at another rate from the next step on."""
-        self._inner.set_learning_rate(rate)
-
-    def agree(self, stop: bool) -> bool:
-        """Return whether to stop before the next step."""
-        return self._inner.agree(stop)
-
-    def renew(self) -> None:
-        """Begin to make steps with processes that were admitted to the loop."""
-        if self._inner.stale:
-            self._receive(self._inner.renew)
-
-    def admit(self, leave: bool = False) -> bool:
-        """Have new processes join before the next step."""
-        return self._inner.admit(leave)
-
-    @property
-    def joint(self) -> bool:
-        """Whether ``agree`` stops all replicas together."""
-        return self._inner.joint
-
-    def end_epoch(self, stop: bool) -> bool:
-        """Return whether to end the training after this epoch."""
-        return self._inner.end_epoch(stop)
-
-    def abort(self, error: BaseException) -> None:
-        """Notify the replicas that wait for this one."""
-        self._inner.abort(error)
 
     def finish(self) -> None:
         """Wait for all updates and bring the final parameters."""
@@ -184,7 +130,6 @@ class DeviceReplica(Replica):
         self._uploaded.synchronize()  # the last copy reads the memory that they arrive in
         receive()
         self._upload()
-        self._note()
 
     def _upload(self) -> None:
         if not self._receives_pinned:
@@ -203,12 +148,25 @@ class DeviceReplica(Replica):
         self._copied.record(self._stream)
         self._is_copying = True
 
-    def _note(self) -> None:
-        """Take over what the inner replica knows of its steps."""
-        self.global_step, self.staleness = self._inner.global_step, self._inner.staleness
-        self.waited, self.dropped = self._inner.waited, self._inner.dropped
-        self.unmade, self.overflows = self._inner.unmade, self._inner.overflows
-        self.measured, self.nonfinite = self._inner.measured, self._inner.nonfinite
+
+def _of_inner(name: str) -> property:
+    """Return a property that is the inner replica's attribute: a value that may change, or a method."""
+    return property(
+        lambda self: getattr(self._inner, name), lambda self, value: setattr(self._inner, name, value)
+    )
+
+
+OF_INNER = (
+    "global_step", "by_updates", "waited", "dropped", "overflows", "nonfinite", "unmade", "staleness",
+    "joins_at", "joined", "saved", "regroups_next", "stale", "left_out", "position", "push_is", "program_is",
+    "notes", "withholds", "before_update", "adds_measures", "measure", "measured", "measures_share",
+    "overlaps_steps", "read_results", "is_ready", "learning_rate", "set_learning_rate", "agree", "admit",
+    "joint", "end_epoch", "abort", "slots", "ask_state", "ask_values", "restore_slots", "state", "resume",
+    "settle",
+)  # fmt: skip
+"""What the inner replica has and does, on the host: nothing of it is on the device."""
+for _name in OF_INNER:
+    setattr(DeviceReplica, _name, _of_inner(_name))
 
 
 def _memory_of(inner: Replica, xp: ModuleType) -> tuple[Layout, Array, bool]:
