@@ -1,4 +1,8 @@
-"""Whether all replicas are about to train the same variables."""
+"""What the replicas of a group agree on: the same variables, and the end of the training.
+
+same_variables(group, variables)                    # raises on all replicas, if they differ
+self.agreement = self.rate = GroupAgreement(group, optimizer)
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
+from nbdist.train.capabilities import Agreement, LearningRate
 from nbdist.wire.collective.base import Collective
 
 Array = np.ndarray[Any, Any]
@@ -38,3 +44,42 @@ def same_variables(group: Collective, variables: Sequence[tuple[str, Array]]) ->
                     f"the replicas built different models: variable {number} is {a} on {group.labels[0]} and "
                     f"{b} on {group.labels[rank]}; build the same model on every worker"
                 )
+
+
+class GroupAgreement(Agreement, LearningRate):
+    """Replicas of a group end together and have one learning rate, by a small all-reduce before each step.
+
+    It is for strategies of one's own, whose steps need not carry such messages. A rate of a schedule, which a
+    step asks for after it has begun, holds from the next step on.
+
+    - ``group``: all replicas; each makes steps with the same batches
+    - ``optimizer``: makes this replica's updates
+    """
+
+    def __init__(self, group: Collective, optimizer: Optimizer) -> None:
+        self._group, self._optimizer = group, optimizer
+        self._wanted: float = optimizer.learning_rate
+
+    def agree(self, stop: bool) -> bool:
+        """Return whether any replica is to stop, and take the first one's learning rate."""
+        own = [stop, 0.0 if self._group.rank else self._wanted]
+        stops, rate = self._group.all_reduce(np.array(own), "sum")
+        self._optimizer.learning_rate = float(rate)
+        return bool(stops)
+
+    def end_epoch(self, stop: bool) -> bool:
+        """Return whether any replica wants to end the training."""
+        return bool(self._group.all_reduce(np.array(stop), "max"))
+
+    def abort(self, error: BaseException) -> None:
+        """Break the group, with the reason."""
+        self._group.abort(f"{type(error).__name__}: {error}")
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update, on the first replica."""
+        return None if self._group.rank else self._wanted
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Change the rate of all replicas before the next step; the first one sends it."""
+        self._wanted = rate

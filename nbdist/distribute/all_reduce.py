@@ -29,26 +29,30 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbdist.cluster.resources import count_cores
-from nbdist.data import Dataset
 from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.membership import GroupReplica, GroupStrategy
-from nbdist.distribute.sharing import one_order
 from nbdist.errors import DataLossError, InvalidArgumentError, TaskDiedError, UnavailableError
 from nbdist.graph.backend import backend, scoped_device, to_device
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.tables import RowGradient, Tables, no_rows
-from nbdist.train.strategy import (
+from nbdist.train.capabilities import (
+    Agreement,
+    ArrayMemory,
+    LearningRate,
     Measures,
+    Measuring,
     Nonfinite,
-    Replica,
-    RetryStep,
-    Trainable,
-    apart,
-    by_variable,
-    interleaved,
+    Programs,
+    StateAccess,
+    StepChecks,
+    StepSpans,
+    TableRows,
 )
+from nbdist.train.one_device import apart, by_variable, interleaved
+from nbdist.train.replica import Replica, RetryStep, itself, push_zeros, rows_of
+from nbdist.train.trainable import Trainable
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -83,12 +87,7 @@ class AllReduceStrategy(GroupStrategy):
 
     def __init__(self, collective: str = "auto", *, world: World | None = None) -> None:
         super().__init__(collective, world)
-        self.num_replicas_in_sync = self.world.size
         self.takes_rows = all(info.device.startswith("CPU") for info in self.world.infos)  # all alike
-
-    def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
-        """Return the dataset in one order for all, of which each replica takes its share of every batch."""
-        return one_order(dataset, seed, self.num_replicas_in_sync, self.world.size, self.world.index)
 
     @property
     def devices(self) -> Sequence[str]:
@@ -116,16 +115,17 @@ class AllReduceStrategy(GroupStrategy):
         super().count_replicas()
 
 
-class AllReduceReplica(GroupReplica):
+class AllReduceReplica(
+    GroupReplica, Agreement, LearningRate, Measuring, Programs, StateAccess, StepChecks, TableRows
+):
     """One copy of the parameters."""
 
-    pull_is = None
-    push_is = ("send", "all-reduce")
+    spans = StepSpans(pull=None, push=("send", "all-reduce"))
+    agreement = rate = measures = programs = state = checks = rows = itself
     exchange = "gradients by all-reduce"
     """What replicas exchange in a step, for people."""
     controls_apart = False
     """Whether control values have an exchange of their own, and not a place in the last bucket."""
-    adds_measures = True
     _omitted = 0
     """Steps so far that all have left out because nothing in the batch counts."""
 
@@ -144,7 +144,8 @@ class AllReduceReplica(GroupReplica):
         self._taken: Sequence[RowGradient] = ()
         self._names = [str(number) for number in range(len(variables)) if number not in self.tables]
         # Replicas on GPUs and on CPUs have the same calls only if all are in host memory.
-        self.resident = all("GPU" in device for device in strategy.devices)
+        self.memory = ArrayMemory(in_place=all("GPU" in device for device in strategy.devices))
+        self.resident = self.memory.in_place
         if self.resident:  # in a bucket on a GPU the host would have to wait for them
             self.controls_apart = True
         self._xp = backend(scoped_device()) if self.resident else np
@@ -237,7 +238,7 @@ class AllReduceReplica(GroupReplica):
         On a GPU this cuts CUDA graphs, so it is left out for one bucket, which only ``push`` can reduce.
         """
         ready = None if self.resident and len(self._plan) == 1 else self._ready
-        return model.training_program(shapes, self.values, ready, **self._of_tables)
+        return model.training_program(shapes, self.values, ready, **rows_of(self))
 
     def gradients(self) -> Sequence[Array]:
         """Return the places of the gradients in their buckets."""
@@ -260,7 +261,7 @@ class AllReduceReplica(GroupReplica):
     def push(self) -> None:
         """Sum the gradients over all replicas, and apply them."""
         waited = self._group.waited
-        self.measured = None
+        self.report.measured = None
         self._mark_rest()
         if self._wanted is not None:
             self._control[HAS_RATE] = 1
@@ -284,7 +285,7 @@ class AllReduceReplica(GroupReplica):
                 raise RetryStep from None
             return  # the others had completed this step
         self._unmarked = set(self._names)
-        self.waited += self._group.waited - waited
+        self.report.waited += self._group.waited - waited
         self._stops = bool(self._control[STOP])
         self.note_changes(int(self._control[JOINS]), int(self._control[LEAVES]))
         if self._control[HAS_RATE]:
@@ -294,14 +295,14 @@ class AllReduceReplica(GroupReplica):
         if self._leaves_out():
             return
         if is_weighed and not part:
-            self.nonfinite, self._omitted = NOTHING_COUNTS, self._omitted + 1
+            self.report.nonfinite, self._omitted = NOTHING_COUNTS, self._omitted + 1
             return
         if is_weighed:
             for sums in self._sums():
                 sums /= part
-        self.global_step += 1
+        self.report.global_step += 1
         self._apply()
-        self._tables.apply(rows, self.global_step)
+        self._tables.apply(rows, self.report.global_step)
 
     def _check_sums(self) -> None:
         """Put into the control values what all have to know of this replica's sums: nothing."""
@@ -313,25 +314,29 @@ class AllReduceReplica(GroupReplica):
         """
         loss, part, weighed, examples, *metrics = self._control[MEASURES:].tolist()
         if part:
-            self.measured = loss / part, *(one / examples for one in metrics)
+            self.report.measured = loss / part, *(one / examples for one in metrics)
         return part, bool(weighed)
 
     def _leaves_out(self) -> bool:
         """Return whether all replicas leave out the step of the last exchange, and note why."""
-        self.nonfinite = None
-        self.overflows += bool(self._control[OVERFLOWS])
+        self.report.nonfinite = None
+        self.report.overflows += bool(self._control[OVERFLOWS])
         return bool(self._control[OVERFLOWS])
 
     def _apply(self) -> None:
         """Change the parameters by the sums of the gradients."""
-        if self.before_update is not None:
-            self.before_update(self._gradients, self.values)
+        if self.hooks.before_update is not None:
+            self.hooks.before_update(self._gradients, self.values)
         for flat, row, slots in zip(self._owned(), self._sums(), self._slots, strict=True):
-            self._optimizer.apply(flat, row, slots, self.global_step)
+            self._optimizer.apply(flat, row, slots, self.report.global_step)
 
     def _sums(self) -> Sequence[Array]:
         """Return the sums of what this replica updates, one array for each bucket."""
         return self._buckets.rows
+
+    def skip(self) -> None:
+        """Make the step's exchange with gradients of 0."""
+        push_zeros(self)
 
     def overflow(self) -> None:
         """Make the step's exchange, after which no replica applies the sums."""
@@ -391,7 +396,7 @@ class AllReduceReplica(GroupReplica):
                     f"{name} continues from another state than {self._group.labels[0]}: all replicas need "
                     "the chief's file, on a file system that they share"
                 )
-        self.global_step, self._optimizer.learning_rate = updates, rate
+        self.report.global_step, self._optimizer.learning_rate = updates, rate
         self._wanted = None
 
     def _take_rate(self) -> None:
@@ -438,13 +443,13 @@ class AllReduceReplica(GroupReplica):
     @property
     def _made(self) -> int:
         """How many steps all replicas have made, or left out together."""
-        return self.global_step + self.overflows + self._omitted
+        return self.report.global_step + self.report.overflows + self._omitted
 
     def take_newest(self) -> None:
         """Take parameters, slots, step and learning rate of the replica with the most updates."""
         group = self._group
         made = -1 if self.is_new else self._made
-        own = np.array([made, self._optimizer.learning_rate, self.global_step, self._omitted])
+        own = np.array([made, self._optimizer.learning_rate, self.report.global_step, self._omitted])
         known = group.all_gather(own)
         root = int(known[:, 0].argmax())
         if known[root, 0] < 0:
@@ -456,9 +461,9 @@ class AllReduceReplica(GroupReplica):
         if (known[:, 0] < 0).any():
             self.share_position(root)
         self._share_out()
-        self.global_step, self._optimizer.learning_rate = int(known[root, 2]), float(known[root, 1])
+        self.report.global_step, self._optimizer.learning_rate = int(known[root, 2]), float(known[root, 1])
         self._omitted = int(known[root, 3])
-        self.overflows = int(known[root, 0]) - self.global_step - self._omitted
+        self.report.overflows = int(known[root, 0]) - self.report.global_step - self._omitted
 
     def finish(self) -> None:
         """Do nothing: every update is applied when ``push`` returns."""
@@ -474,7 +479,7 @@ class AllReduceReplica(GroupReplica):
         self._group.close()
 
     def _ready(self, number: int) -> None:
-        if not self.withholds:  # others would have what `skip` takes back
+        if not self.hooks.withholds:  # others would have what `skip` takes back
             self._mark(str(number))
 
     def _mark_rest(self) -> None:

@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbdist.data import Dataset
 from nbdist.distribute.parameter_server import ParameterServerStrategy
-from nbdist.distribute.sharing import one_order
+from nbdist.distribute.sharing import WorkerStrategy
 from nbdist.distribute.spec import StrategySpec, TransportOptions
 from nbdist.distribute.threads import Threads
 from nbdist.errors import InvalidArgumentError
@@ -21,14 +20,18 @@ from nbdist.graph.backend import backend, pinned_buffer, scoped_device
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import find_rank
-from nbdist.train.context import Context, current
-from nbdist.train.strategy import OneDevice, OneDeviceStrategy, Replica, Strategy, Trainable, layout_of
+from nbdist.train.capabilities import Agreement, ArrayMemory, StepSpans
+from nbdist.train.context import Context
+from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy, layout_of
+from nbdist.train.replica import Replica, itself, push_zeros
+from nbdist.train.strategy import Strategy
+from nbdist.train.trainable import Trainable
 from nbdist.wire.collective.base import Collective
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-class CentralStorageStrategy(Strategy):
+class CentralStorageStrategy(WorkerStrategy):
     """Train with the parameters in the memory of one host, or of the only GPU, for all its replicas.
 
     Runs on the workers, or with ``devices`` in any process.
@@ -56,14 +59,13 @@ class CentralStorageStrategy(Strategy):
         prefix: str = "",
         transport: str = "auto",
     ) -> None:
-        self.world = current().world if world is None else world
+        super().__init__(world)
         self._threads = Threads(devices, self.world) if devices is not None else None
         self._parameters: Array = np.zeros(0, np.uint8)
         self._served: Strategy = OneDeviceStrategy()
         if self._threads is not None:
             self.num_replicas_in_sync = len(self._threads.devices)
             return
-        self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
         if len(set(self.world.hosts)) > 1:
             raise InvalidArgumentError(
                 f"strategy central keeps parameters in the memory of one host, and the run's workers are on "
@@ -81,10 +83,6 @@ class CentralStorageStrategy(Strategy):
                 servers=[find_rank(self.world.task.roster, self.world.ranks[0])],
             )
         self.keeps_slots = self._served.keeps_slots
-
-    def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
-        """Return the dataset in one order for all, of which each replica takes its share of every batch."""
-        return one_order(dataset, seed, self.num_replicas_in_sync, self.world.size, self.world.index)
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
         """Begin to train: the parameters get the chief's values."""
@@ -110,10 +108,11 @@ class CentralStorageStrategy(Strategy):
         return self._threads.value_group(self.replica_index)
 
 
-class SharingReplica(OneDevice):
+class SharingReplica(OneDeviceReplica, Agreement):
     """A thread that computes gradients for parameters which all threads read and the first one changes."""
 
-    push_is = ("send", "gradients to the central storage")
+    spans = StepSpans(pull=None, push=("send", "gradients to the central storage"))
+    agreement = itself
 
     def __init__(
         self,
@@ -124,8 +123,8 @@ class SharingReplica(OneDevice):
     ) -> None:
         super().__init__(variables, optimizer, parameters)
         if backend(scoped_device()) is not np:
-            self.memory = self._layout, parameters
-        self._group, self.measures_share = group, group.size > 1
+            self.memory = ArrayMemory(pinned=(self._layout, parameters))
+        self._group, self.report.measures_share = group, group.size > 1
         self._flags, self._stops = np.zeros(2, np.int64), False  # whether to stop; whether this overflowed
 
     def push(self) -> None:
@@ -136,13 +135,13 @@ class SharingReplica(OneDevice):
         stops, overflowed = group.all_reduce(self._flags, "max")
         self._stops, self._flags[1] = bool(stops), 0
         if overflowed:
-            self.overflows += 1
+            self.report.overflows += 1
         elif group.rank == 0:
             super().push()
         else:
-            self.global_step += 1
+            self.report.global_step += 1
         group.barrier()
-        self.waited += group.waited - waited
+        self.report.waited += group.waited - waited
 
     @property
     def learning_rate(self) -> float | None:
@@ -156,7 +155,7 @@ class SharingReplica(OneDevice):
 
     def skip(self) -> None:
         """Push zeros: take no part in this step's update."""
-        Replica.skip(self)
+        push_zeros(self)
 
     def overflow(self) -> None:
         """Have all threads leave this step out."""

@@ -27,8 +27,10 @@ from nbdist.errors import InvalidArgumentError, TaskDiedError, UnavailableError
 from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
+from nbdist.train.capabilities import Agreement, ReplicaState
+from nbdist.train.one_device import OneDeviceReplica
 from nbdist.train.options import option, whole
-from nbdist.train.strategy import OneDevice, Replica, ReplicaState
+from nbdist.train.replica import Replica, itself
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -66,6 +68,7 @@ class ElasticAveragingStrategy(GroupStrategy):
         world: World | None = None,
     ) -> None:
         super().__init__(collective, world)
+        self.num_replicas_in_sync = 1
         if not is_whole(every, 1):
             raise InvalidArgumentError(f"every is a whole number of steps above 0, got {every!r}")
         self.every, self._given_alpha = every, alpha
@@ -100,14 +103,14 @@ class ElasticAveragingStrategy(GroupStrategy):
         return ElasticReplica(self, variables, optimizer)
 
 
-class ElasticReplica(GroupReplica, OneDevice):
+class ElasticReplica(GroupReplica, OneDeviceReplica, Agreement):
     """Parameters of one replica, and its copy of the center, which is the same on all.
 
     All replicas take part in every exchange: one whose data has ended takes part until the data of all has
     ended. No replica can therefore wait for one that has finished its epoch.
     """
 
-    push_is = ("apply", "gradients")
+    agreement = itself
 
     def __init__(
         self,
@@ -145,25 +148,24 @@ class ElasticReplica(GroupReplica, OneDevice):
         """Make the buffers of a group that is new."""
         group = self._group
         self._pulls = [
-            np.empty_like(center) if self.resident else group.symmetric_buffer(center.shape, center.dtype)
+            np.empty_like(center)
+            if self.memory.in_place
+            else group.symmetric_buffer(center.shape, center.dtype)
             for center in self._centers
         ]
         # how many replicas want to stop, have ended their epoch, know of others that wait to join, and leave
         self._flags = group.symmetric_buffer((4,), np.int64)
 
-    def state(self) -> ReplicaState:
+    def read_state(self) -> ReplicaState:
         """Return the center, with this replica's slots: all replicas begin there when they continue."""
         centers = self._layout.cut(self._centers)
-        return ReplicaState(centers, self.slots, self.global_step)
+        return ReplicaState(centers, self.slots, self.report.global_step)
 
-    def push(self) -> None:
-        """Apply the gradients to this replica; exchange with the center every ``every`` steps."""
-        super().push()
-        self._count_step()
-
-    def skip(self) -> None:
-        """Make no update; exchange with the center every ``every`` steps."""
-        self._count_step()
+    def after_step(self) -> None:
+        """Exchange with the center every ``every`` steps."""
+        self._steps += 1
+        if self._steps % self._elastic.every == 0:
+            self._exchange()
 
     def agree(self, stop: bool) -> bool:
         """Return whether any replica wanted to stop at the last exchange."""
@@ -203,11 +205,6 @@ class ElasticReplica(GroupReplica, OneDevice):
         """Leave the group."""
         self._group.close()
 
-    def _count_step(self) -> None:
-        self._steps += 1
-        if self._steps % self._elastic.every == 0:
-            self._exchange()
-
     def _exchange(self, ended: bool = False) -> bool:
         """Move replicas and center towards each other; return whether all have ended their epoch."""
         number, self._ended = self._exchanges, ended
@@ -235,7 +232,7 @@ class ElasticReplica(GroupReplica, OneDevice):
             np.subtract(self._flats[number][0], move, out=self._flats[number][0])
             np.add(self._centers[number], pull, out=self._centers[number])
             self._part = number + 2
-        self.waited += group.waited - waited
+        self.report.waited += group.waited - waited
         self._exchanges, self._part = self._exchanges + 1, 0
 
     def _compute_move(self, number: int) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import FailedPreconditionError
-from nbdist.train.strategy import Gathers, ParameterReads
+from nbdist.train.trainable import Gathers, ParameterReads
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import Bucket
 from nbdist.wire.pages import TransientBuffer

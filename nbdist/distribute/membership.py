@@ -25,19 +25,21 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from nbdist.distribute.agreement import digest_of
+from nbdist.distribute.sharing import WorkerStrategy
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
 from nbdist.graph.backend import to_host
 from nbdist.runtime.groups import LOOPS, World, described
 from nbdist.runtime.ps.client import TrainingOver
 from nbdist.runtime.task import TaskInfo
+from nbdist.train.capabilities import JoinedState, Membership
 from nbdist.train.context import current
-from nbdist.train.strategy import JoinedState, Replica, ReplicaLeft, Strategy
+from nbdist.train.replica import Replica, ReplicaLeft, itself
 from nbdist.wire.collective.base import Collective
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-class GroupStrategy(Strategy):
+class GroupStrategy(WorkerStrategy):
     """A strategy with a group of all replicas of ``world``, by default those of the surrounding run."""
 
     purpose: ClassVar[str] = "gradients"
@@ -46,8 +48,8 @@ class GroupStrategy(Strategy):
     """What fewer and more replicas mean for each, for people."""
 
     def __init__(self, collective: str, world: World | None) -> None:
-        self.world = current().world if world is None else world
-        self.collective, self.replica_index = collective, self.world.index
+        super().__init__(world)
+        self.collective = collective
         self.replicas: list[GroupReplica] = []
         """Those that train variables of loops of one's own now, in the order in which they began."""
         self._reduced = 0
@@ -199,8 +201,12 @@ class GroupStrategy(Strategy):
             self._lacks_result = True
 
 
-class GroupReplica(Replica):
+class GroupReplica(Replica, Membership):
     """A replica of a `GroupStrategy`."""
+
+    membership = itself
+    stale = False
+    """Whether :meth:`renew` is due before the next step, because others were admitted."""
 
     is_new = False
     """Whether this process waits for the state of the others, which it joins."""
@@ -233,7 +239,7 @@ class GroupReplica(Replica):
     @property
     def others_wait(self) -> bool:
         """Whether new processes wait to join, as far as the first replica knows."""
-        return self.position is not None and bool(self._strategy.joining(self._digest))
+        return self.hooks.position is not None and bool(self._strategy.joining(self._digest))
 
     def say_leaving(self) -> bool:
         """Return whether this replica is to leave, for an exchange that says so."""
@@ -316,8 +322,8 @@ class GroupReplica(Replica):
         """Send where the training is from one replica to those that are new."""
         group, packed = self._group, np.zeros(0, np.uint8)
         if group.rank == root:
-            assert self.position is not None
-            packed = np.frombuffer(pack_joined(self.position()), np.uint8)
+            assert self.hooks.position is not None
+            packed = np.frombuffer(pack_joined(self.hooks.position()), np.uint8)
         sent = _sent(group, packed, root)
         if self.is_new:
             self.joined = unpack_joined(sent.tobytes())

@@ -16,7 +16,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.train.context import Context
-from nbdist.train.strategy import Trainable
+from nbdist.train.trainable import Trainable
 from nbdist.wire.collective.base import Collective
 
 

@@ -38,7 +38,8 @@ from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.train.context import current
 from nbdist.train.options import option, whole
-from nbdist.train.strategy import Replica, Strategy
+from nbdist.train.replica import Replica
+from nbdist.train.strategy import Strategy
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 
@@ -405,7 +406,7 @@ class ParameterServerStrategy(Strategy):
         self, replica: ServedReplica | None, numbers: Sequence[int], layout: Layout
     ) -> ShardState | None:
         """Return the slots of a server's variables in the newest state that the run has saved."""
-        saved = None if replica is None or replica.saved is None else replica.saved()
+        saved = None if replica is None or replica.hooks.saved is None else replica.hooks.saved()
         if saved is None or not saved.slots:
             return None
         slots: dict[str, Array] = {}

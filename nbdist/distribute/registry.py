@@ -12,7 +12,8 @@ from nbdist.distribute import central, elastic, mirrored, multi_worker, paramete
 from nbdist.distribute.spec import CollectiveOptions, StrategyConfig, StrategySpec
 from nbdist.distribute.tpu import strategy as tpu
 from nbdist.runtime.groups import World
-from nbdist.train.strategy import OneDeviceStrategy, Strategy
+from nbdist.train.one_device import OneDeviceStrategy
+from nbdist.train.strategy import Strategy
 
 ONE_DEVICE = StrategySpec(
     OneDeviceStrategy.name,

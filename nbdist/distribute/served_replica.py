@@ -35,8 +35,21 @@ from nbdist.runtime.ps.shard import GradientStatistics
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, LEFT_OUT, Rules
 from nbdist.runtime.ps.trace import gradient_of, parameters_for
 from nbdist.runtime.tables import RowGradient
+from nbdist.train.capabilities import (
+    ArrayMemory,
+    LearningRate,
+    Membership,
+    PendingPush,
+    Reads,
+    ReplicaState,
+    StateAccess,
+    StepChecks,
+    StepSpans,
+    TableRows,
+)
 from nbdist.train.context import Context, current
-from nbdist.train.strategy import Replica, ReplicaLeft, ReplicaState, interleaved
+from nbdist.train.one_device import interleaved
+from nbdist.train.replica import Replica, ReplicaLeft, itself, push_zeros
 from nbdist.wire.rpc.frame import Frame
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -47,8 +60,12 @@ Reopen = Callable[[int, Link, UnavailableError, bool], Link]
 whether this replica has made all of its steps."""
 
 
-class ServedReplica(Replica):
+class ServedReplica(
+    Replica, LearningRate, Membership, PendingPush, Reads, StateAccess, StepChecks, TableRows
+):
     """One replica of parameters that are kept by several links' shards; the first counts the global step."""
+
+    rate = membership = pending = reads = state = checks = rows = itself
 
     def __init__(
         self,
@@ -70,7 +87,7 @@ class ServedReplica(Replica):
         """Servers that have already made the step at which this new process begins."""
         self.tables, self._table_servers = tuple(tables), [server_of[i] for i in tables]
         self._links, self._rules, self._number, self._optimizer = [*links], rules, replica, optimizer
-        self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
+        self.spans = StepSpans(("receive", parameters_for(replica)), push=("send", gradient_of(replica)))
         self._counts_apart = len(links) > 1 and not rules.synchronous
         self._under_way: deque[int] = deque()
         self._slot = 0
@@ -79,8 +96,6 @@ class ServedReplica(Replica):
         """Slots with a mark instead of a gradient, which had overflowed."""
         self._pending: dict[int, list[int]] = {}
         """By slot: the servers that have a gradient of it for a step that is not complete."""
-        self.dropped = 0
-        """How many of this replica's gradients were dropped so far, by one server at least."""
         self._server_of = list(server_of)
         self._retiring = False
         self._reopening: set[int] = set()
@@ -100,8 +115,8 @@ class ServedReplica(Replica):
         links = self._links
         if rejoins:
             self._continue_from(links)
-        self.by_updates = rules.synchronous and rules.backups > 0
-        self.measures_share = rules.synchronous and rules.replicas > 1
+        self.report.by_updates = rules.synchronous and rules.backups > 0
+        self.report.measures_share = rules.synchronous and rules.replicas > 1
         self.notes = [link.note for link in links if link.note]
         of_rest = [server for i, server in enumerate(server_of) if i not in self.tables]
         rest = self._in_order([link.layout.views(link.parameters) for link in links], of_rest)
@@ -119,7 +134,7 @@ class ServedReplica(Replica):
             part = buffer[start : start + link.layout.size]
             np.copyto(part, link.parameters)
             link.parameters, start = part, start + link.layout.size
-        self.memory = layout, buffer
+        self.memory = ArrayMemory(pinned=(layout, buffer))
 
     def _gradient_views(self) -> list[list[Array]]:
         """Return the gradients of each slot, in the order of the variables."""
@@ -179,7 +194,7 @@ class ServedReplica(Replica):
         self._links[number] = new
         self._gradients = self._gradient_views()
         if not self._retiring:  # which counts it
-            self.waited += time.perf_counter() - begun
+            self.report.waited += time.perf_counter() - begun
         if self._done:
             new.announce_done()
         for slot in again:  # its step was complete, and is made once more
@@ -230,7 +245,7 @@ class ServedReplica(Replica):
 
         Raises StepStopped once a step of this replica was not made, also if a state or a fetch noticed it.
         """
-        if self.unmade:
+        if self.report.unmade:
             raise StepStopped
         self._bring()
 
@@ -241,11 +256,11 @@ class ServedReplica(Replica):
             begun = time.perf_counter()
             for number in self._pending.pop(self._slot):
                 self._on(number, lambda link: link.wait(self._slot))
-            self.waited += time.perf_counter() - begun
+            self.report.waited += time.perf_counter() - begun
         for number in range(len(self._links)):
             if number not in self._ahead:
                 self._on(number, lambda link: link.pull())
-        self.global_step = self._links[0].global_step
+        self.report.global_step = self._links[0].global_step
 
     def copy_of(self, number: int, version: int) -> Array | None:
         """Return a copy of a server's parameters as this replica has them, if they are of this version."""
@@ -273,9 +288,9 @@ class ServedReplica(Replica):
                 while self._links[number].version < newest:
                     self._on(number, lambda link: link.reach(newest))
                     self._on(number, lambda link: link.fetch())
-        self.global_step = self._links[0].global_step
+        self.report.global_step = self._links[0].global_step
 
-    def state(self) -> ReplicaState:
+    def read_state(self) -> ReplicaState:
         """Return the parameters and slots of all servers, and the steps of each replica that are in them.
 
         With synchronous replicas, unless there are backups, it is the state after this replica's last step:
@@ -292,12 +307,12 @@ class ServedReplica(Replica):
                 while self._links[number].version < newest:
                     self._on(number, lambda link: link.reach(newest))
                     found[number] = self._on(number, lambda link: link.fetch_state(names))
-        self.global_step = self._links[0].global_step
+        self.report.global_step = self._links[0].global_step
         apart = self._rules.synchronous is False
         return ReplicaState(
             self.values,
             self._slots_of(names, found),
-            self.global_step,
+            self.report.global_step,
             self._steps_of(found[0]) if apart else None,
         )
 
@@ -340,7 +355,7 @@ class ServedReplica(Replica):
 
     def resume(self, updates: int, rate: float, mark: int) -> None:
         """Continue after so many updates: the servers have the slots and the learning rate already."""
-        self.global_step = updates
+        self.report.global_step = updates
 
     @property
     def learning_rate(self) -> float | None:
@@ -366,6 +381,10 @@ class ServedReplica(Replica):
         """Return the arrays of the next free slot: in the server's own memory where it is shared."""
         return self._gradients[self._slot]
 
+    def flat_gradients(self) -> Sequence[Array]:
+        """Return the gradients."""
+        return self.gradients()
+
     def push(self) -> None:
         """Send this step's gradients."""
         self._under_way.append(self._slot)
@@ -383,11 +402,11 @@ class ServedReplica(Replica):
     def skip(self) -> None:
         """Take no part in this step's update; servers that count this replica's steps get zeros."""
         if self._rules.synchronous or self._rules.staleness is not None:
-            super().skip()
+            push_zeros(self)
 
     def overflow(self) -> None:
         """Have all servers leave out the step, of synchronous replicas; else only this gradient."""
-        self.overflows += 1
+        self.report.overflows += 1
         if not self._rules.synchronous:
             self.skip()
             return
@@ -413,8 +432,10 @@ class ServedReplica(Replica):
             self._on(number, lambda link: link.announce_done())
         self.statistics = [self._leave(number) for number in range(len(self._links))]
         # Gradients collected for a step that was never completed count as dropped only now.
-        self.dropped = max(self.dropped, *(one.dropped[self._number] for one in self.statistics))
-        self.global_step = self._links[0].global_step
+        self.report.dropped = max(
+            self.report.dropped, *(one.dropped[self._number] for one in self.statistics)
+        )
+        self.report.global_step = self._links[0].global_step
 
     def _leave(self, number: int) -> GradientStatistics:
         """Wait until all replicas have left a server; return what it did with their gradients.
@@ -458,16 +479,16 @@ class ServedReplica(Replica):
         try:
             applied = self._settle(self._under_way[0])
         except StepStopped:
-            self.dropped += 1
+            self.report.dropped += 1
             if self._rules.synchronous and self._rules.needed == self._rules.replicas:
-                self.unmade += 1
+                self.report.unmade += 1
                 current().progress.cut_short = True
             raise
         finally:
             self._under_way.popleft()  # not before: a server that dies now does not answer it any more
             if self._waiting is not None:
                 self._waiting.end()
-            self.waited, self._retiring = self.waited + time.perf_counter() - begun, False
+            self.report.waited, self._retiring = self.report.waited + time.perf_counter() - begun, False
         if self._counts_apart and applied:  # all its shards together are one update
             try:
                 self._links[0].count()
@@ -482,7 +503,7 @@ class ServedReplica(Replica):
         ):
             # One of the servers has dropped it. The next gradient is not kept from that one until the others'
             # steps are complete: they may wait for a replica that waits for this one there.
-            self.dropped += 1
+            self.report.dropped += 1
             self._overflowed.discard(slot)
             self._pending[slot] = [number for number in everywhere if self._still_taken(number, slot)]
             return False
@@ -490,11 +511,11 @@ class ServedReplica(Replica):
         if slot in self._overflowed:
             self._overflowed.remove(slot)
         elif LEFT_OUT in (first[0], *(what for what, _ in others)):
-            self.overflows += 1
+            self.report.overflows += 1
         if DROPPED in (first[0], *(what for what, _ in others)):
-            self.dropped += 1
+            self.report.dropped += 1
             return False
-        self.staleness = first[1]
+        self.report.staleness = first[1]
         if others and self._rules.several and first[0] in (APPLIED, LEFT_OUT):
             for link in self._links[1:]:  # which keep every gradient; the first one has ended the step
                 link.reach(link.version + 1)

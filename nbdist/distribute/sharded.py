@@ -61,8 +61,11 @@ from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.boundary import all_finite
+from nbdist.train.capabilities import Nonfinite, Reads, StepSpans
+from nbdist.train.one_device import by_variable
 from nbdist.train.options import option, rows
-from nbdist.train.strategy import Nonfinite, ParameterReads, Replica, Trainable, by_variable
+from nbdist.train.replica import Replica, itself
+from nbdist.train.trainable import ParameterReads, Trainable
 from nbdist.wire.collective.buckets import Bucket, Buckets
 from nbdist.wire.pages import TransientBuffer
 
@@ -156,12 +159,13 @@ class ShardedStrategy(AllReduceStrategy):
         return []
 
 
-class ShardedReplica(AllReduceReplica):
+class ShardedReplica(AllReduceReplica, Reads):
     """One copy of the parameters, with the optimizer's slots of its part of each bucket."""
 
     _strategy: ShardedStrategy
 
-    push_is = ("send", "reduce-scatter, all-gather")
+    spans = StepSpans(pull=None, push=("send", "reduce-scatter, all-gather"))
+    reads = itself
     exchange = "gradients by reduce-scatter, parameters by all-gather"
     controls_apart = True
     _asks_state = False
@@ -259,10 +263,10 @@ class ShardedReplica(AllReduceReplica):
     def _leaves_out(self) -> bool:
         left_out = super()._leaves_out()
         if self._control[SKIPS]:
-            self.nonfinite = Nonfinite("the loss of a replica is NaN or infinite", scaled=False)
+            self.report.nonfinite = Nonfinite("the loss of a replica is NaN or infinite", scaled=False)
         elif self._control[NONFINITE]:
-            self.nonfinite = Nonfinite("a gradient is NaN or infinite", scaled=True)
-        return left_out or self.nonfinite is not None
+            self.report.nonfinite = Nonfinite("a gradient is NaN or infinite", scaled=True)
+        return left_out or self.report.nonfinite is not None
 
     def _owned(self) -> Sequence[Array]:
         return self._parts
@@ -275,6 +279,10 @@ class ShardedReplica(AllReduceReplica):
         """Begin a step: in stage 3 without the parameters of others."""
         if self._gathers is not None:
             self._gathers.begin_step()
+
+    def fetch(self) -> None:
+        """Begin a step: all parameters are here, but in stage 3."""
+        self.pull()
 
     def newest(self) -> None:
         """Do nothing: in stage 3 `ask_values` has said that they are here, and no step begins."""
@@ -315,7 +323,7 @@ class ShardedReplica(AllReduceReplica):
         waited = self._group.waited
         for flat, own in zip(self._flats, self._parts, strict=True):
             self._group.all_gather(own, out=self._by_rank(flat))
-        self.waited += self._group.waited - waited
+        self.report.waited += self._group.waited - waited
 
     def fetch_together(self, wanted: bool) -> None:
         """Bring all parameters to the replicas that want them; in stage 3 all replicas call it."""

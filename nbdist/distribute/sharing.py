@@ -1,10 +1,30 @@
-"""How replicas that step together, or on their own, go through one dataset."""
+"""How workers go through one dataset: in step, as under a `WorkerStrategy`, or each on its own."""
 
 from __future__ import annotations
 
 from nbdist.data import AutoShardPolicy, Dataset
 from nbdist.data.pieces import own_part, part_for
 from nbdist.errors import InvalidArgumentError
+from nbdist.runtime.groups import World
+from nbdist.train.context import current
+from nbdist.train.strategy import Strategy
+
+
+class WorkerStrategy(Strategy):
+    """A strategy of a run's workers, which make each step together, on their shares of one batch.
+
+    Strategies of one's own inherit from it: they give a ``name`` and the method ``replica``.
+
+    - ``world``: the replicas; None for those of the surrounding run
+    """
+
+    def __init__(self, world: World | None = None) -> None:
+        self.world = current().world if world is None else world
+        self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
+
+    def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
+        """Return the dataset in one order for all, of which each replica takes its share of every batch."""
+        return one_order(dataset, seed, self.num_replicas_in_sync, self.world.size, self.world.index)
 
 
 def one_order(dataset: Dataset, seed: int | None, replicas: int, workers: int = 1, index: int = 0) -> Dataset:

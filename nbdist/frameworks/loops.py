@@ -23,7 +23,7 @@ from nbdist.graph.backend import Array, device_scope
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.context import current
-from nbdist.train.strategy import Replica, RetryStep
+from nbdist.train.replica import Replica, RetryStep
 from nbdist.train.training import Training, opened_loop
 
 
@@ -93,7 +93,7 @@ class ReplicaLoop:
     def step(self, batch: Sequence[Array], size: int | None = None) -> tuple[float, ...]:
         """Make a step with this replica's share of a batch of ``size``; return loss and metrics.
 
-        They are those of the whole batch where replicas add them up (`Replica.adds_measures`). Elsewhere they
+        They are those of the whole batch where replicas add them up (`Measuring`). Elsewhere they
         are means over the share, NaN for an empty one. Without a ``size`` the batch is one of equal shares.
         Raises NanLossError for a loss or gradient that is NaN or infinite, AbortedError if the training has
         ended.
@@ -127,5 +127,5 @@ class ReplicaLoop:
     def fetch(self) -> list[Array]:
         """Return the newest values of the parameters."""
         with device_scope(self.context.device):
-            self.replica.fetch()
+            self.replica.reads.fetch()
         return self.replica.values

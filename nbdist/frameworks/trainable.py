@@ -37,7 +37,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.train.context import MODEL, Context
 from nbdist.train.resume import MODEL as ABOUT_MODEL
-from nbdist.train.strategy import Gathers, Parts, Trainable
+from nbdist.train.trainable import Gathers, Parts, Trainable
 
 NAMES = "arrays"
 

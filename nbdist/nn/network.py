@@ -29,7 +29,7 @@ from nbdist.nn.measures import Measure, one_per_example
 from nbdist.nn.stages import Pipeline
 from nbdist.optim.precision import BFLOAT16, LossScale
 from nbdist.train.context import current
-from nbdist.train.strategy import Gathers, ParameterReads, Parts, Trainable
+from nbdist.train.trainable import Gathers, ParameterReads, Parts, Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 FLOAT = np.dtype(np.float32)

@@ -224,8 +224,21 @@ class StrategyContract:
     checkpoint take effect between the same two steps on every replica. A loss that is NaN changes nothing.
 
     The inheriting class gives the fixture ``world``, which returns a `World`; `thread_world` makes one. It
-    may give the fixture ``batch``, to train with other batches.
+    may give the fixture ``batch``, to train with other batches. With ``exact = False`` it has a strategy that
+    computes something else on purpose, such as one whose replicas average their parameters now and then: all
+    but the results of one device is asked of it.
     """
+
+    exact = True
+    """Whether N replicas compute what one device would, in each step."""
+
+    def assert_as_alone(self, ours: Any, theirs: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+        """Check arrays against one device's: that they are equal up to rounding, or at least finite."""
+        if self.exact:
+            assert_alike(ours, theirs, rtol, atol)
+        for one, other in zip(ours, theirs, strict=True):
+            assert np.shape(one) == np.shape(other)
+            assert np.isfinite(one).all()
 
     @pytest.fixture
     def world(self) -> World:
@@ -245,7 +258,7 @@ class StrategyContract:
         )
         results = everywhere(world, lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size))
         for weights, global_step in results:
-            assert_alike(weights, expected)
+            self.assert_as_alone(weights, expected)
             assert global_step == steps
         for weights, _ in results[1:]:
             for a, b in zip(weights, results[0][0], strict=True):
@@ -255,7 +268,7 @@ class StrategyContract:
         body = lambda strategy, _: fitted(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])[0]
         expected = alone_once(body, "fit with dropout")
         for weights in everywhere(world, body):
-            assert_alike(weights, expected, rtol=1e-3, atol=1e-4)
+            self.assert_as_alone(weights, expected, rtol=1e-3, atol=1e-4)
 
     def test_a_loop_of_ones_own_is_that_of_one_device(self, world: World, batch: tuple[int, int]) -> None:
         rows, size = batch
@@ -264,8 +277,8 @@ class StrategyContract:
         )
         results = everywhere(world, lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size))
         for weights, found in results:
-            assert_alike(weights, expected)
-            np.testing.assert_allclose(found, of_all, rtol=1e-4)
+            self.assert_as_alone(weights, expected)
+            self.assert_as_alone([np.array(found)], [np.array(of_all)], rtol=1e-4)
 
     def test_a_loop_of_ones_own_is_fit(self, world: World) -> None:
         expected = alone_once(
@@ -274,7 +287,7 @@ class StrategyContract:
         for weights, _ in everywhere(
             world, lambda strategy, _: looped(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])
         ):
-            assert_alike(weights, expected, rtol=1e-3, atol=1e-4)
+            self.assert_as_alone(weights, expected, rtol=1e-3, atol=1e-4)
 
     @pytest.mark.parametrize("loop", [False, True], ids=["fit", "loop"])
     def test_a_gradient_that_overflows_on_one_replica_is_left_out_on_all(
@@ -286,11 +299,11 @@ class StrategyContract:
         capsys.readouterr()
         results = everywhere(world, body)
         for weights, scale, skipped in results:
-            assert_alike(weights, expected, rtol=2e-3, atol=1e-5)
+            self.assert_as_alone(weights, expected, rtol=2e-3, atol=1e-5)
             assert_alike(weights, results[0][0], rtol=0, atol=0)
-            assert (scale, skipped) == (2048, 1)
+            assert not self.exact or (scale, skipped) == (2048, 1)
         text = "step 1: a gradient overflowed: no update is made; the loss scale is now 2048"
-        assert capsys.readouterr().out.count(text) == 1
+        assert capsys.readouterr().out.count(text) == 1 or not self.exact
 
     def test_shares_of_a_batch_may_be_empty(self, world: World) -> None:
         def body(strategy: Strategy, _: Context) -> list[list[list[int]]]:
@@ -423,7 +436,7 @@ class StrategyContract:
         means = np.mean([np.mean(x[share_of(8, replicas, index)]) for index in range(replicas)])
         for found, w in everywhere(world, body):  # d (w m)^2 / dw = 2 w m^2
             np.testing.assert_allclose(found, 2 * means, rtol=1e-6)
-            np.testing.assert_allclose(w, 2 - 0.1 * 2 * 2 * means**2, rtol=1e-5)
+            self.assert_as_alone([w], [2 - 0.1 * 2 * 2 * means**2], rtol=1e-5)
 
     def test_two_optimizers_and_a_step_without_any(self, world: World) -> None:
         def body(strategy: Strategy, _: Context) -> list[Any]:
@@ -446,8 +459,10 @@ class StrategyContract:
             return [sums, float(strategy.read(a)), float(a.eval()), float(strategy.read(b))]
 
         for sums, a, same, b in everywhere(world, body):
-            np.testing.assert_allclose(sorted(set(np.round(sums, 5))), [1.78, 1.89])
-            np.testing.assert_allclose([a, same, b], [0.8, 0.8, 0.98], rtol=1e-6)
+            assert a == same
+            if self.exact:
+                np.testing.assert_allclose(sorted(set(np.round(sums, 5))), [1.78, 1.89])
+                np.testing.assert_allclose([a, b], [0.8, 0.98], rtol=1e-6)
 
     def test_the_model_has_the_trained_values(self, world: World) -> None:
         """Weights, predictions and BatchNorm's averages are in the model; fit continues from them."""
@@ -476,7 +491,7 @@ class StrategyContract:
 
         results = everywhere(world, body)
         trained = [0, 1, 2, 3, 6, 7]  # weights, without the moving averages
-        for weights in results:
+        for weights in results if self.exact else ():
             for i in trained:
                 np.testing.assert_array_equal(weights[i], results[0][i])
 
@@ -521,7 +536,7 @@ class StrategyContract:
             return [*seen, made.get_weights()]
 
         for first, _, last, final in everywhere(world, body):
-            assert_alike(last, final, rtol=0, atol=0)
+            self.assert_as_alone(last, final, rtol=0, atol=0)
             assert any((a != b).any() for a, b in zip(first, final, strict=True))
 
     def test_fit_stops_everywhere(self, world: World) -> None:
@@ -554,7 +569,7 @@ class StrategyContract:
         expected, shown = alone_once(own, "rate", optimizer)
         results = everywhere(world, lambda strategy, context: body(world, strategy, context))
         for weights, _ in results:
-            assert_alike(weights, expected, rtol=1e-3, atol=1e-4)
+            self.assert_as_alone(weights, expected, rtol=1e-3, atol=1e-4)
             assert_alike(weights, results[0][0], rtol=0, atol=0)
         assert shown == results[0][1] == rate
         constant = alone_once(
@@ -584,7 +599,7 @@ class StrategyContract:
         expected = alone_once(own, "rate in a loop")
         results = everywhere(world, lambda strategy, context: body(world, strategy, context))
         for weights in results:
-            assert_alike(weights, expected)
+            self.assert_as_alone(weights, expected)
             assert_alike(weights, results[0], rtol=0, atol=0)
 
     def test_a_checkpoint_is_of_its_step(self, world: World, tmp_path: Path) -> None:
@@ -608,7 +623,7 @@ class StrategyContract:
             "steps",
             found["step"],
         )
-        assert_alike(load(found["path"]).get_weights(), expected)
+        self.assert_as_alone(load(found["path"]).get_weights(), expected)
         assert [steps for _, steps in results] == [6] * len(world)
         assert control.messages == 1
 
@@ -652,7 +667,7 @@ class StrategyContract:
         )
         assert seen == [3, 3]
         for weights, made in results:
-            assert_alike(weights, expected)
+            self.assert_as_alone(weights, expected)
             assert made == steps
 
     def test_a_loss_that_is_no_number_is_not_applied(self, world: World) -> None:
@@ -676,4 +691,4 @@ class StrategyContract:
 
         with pytest.raises(NanLossError, match="the loss is NaN at step 1; that gradient was not applied"):
             everywhere(world, body)
-        np.testing.assert_array_equal(kept, 3)
+        assert (all if self.exact else any)(w == 3 for w in kept)

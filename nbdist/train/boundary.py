@@ -20,7 +20,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.backend import Array, all_to_host, backend_of
 from nbdist.train.context import Context
-from nbdist.train.strategy import Replica
+from nbdist.train.replica import Replica, change_rate, rate_of
 
 
 class Boundary:
@@ -71,7 +71,7 @@ class Boundary:
         if control.rates > self._context.rates_handled and not control.stop_requested:
             self._context.rates_handled = control.rates
             for replica in self._replicas():
-                replica.set_learning_rate(control.rate)
+                change_rate(replica, control.rate)
             self.show_rate()
         self._save_if_asked()
         if self._waits:  # for values that come with the next step
@@ -100,7 +100,7 @@ class Boundary:
 
     def _have_values(self) -> bool:
         """Return whether all values are here; if not, the next step brings them."""
-        asked = [replica.ask_values() for replica in self._replicas()] if self._context.is_chief else []
+        asked = [replica.reads.ask_values() for replica in self._replicas()] if self._context.is_chief else []
         self._waits = self._waits or not all(asked)
         return all(asked)
 
@@ -110,7 +110,7 @@ class Boundary:
 
     def show_rate(self) -> None:
         """Report the learning rate, if all replicas have the same."""
-        rates = {replica.learning_rate for replica in self._replicas()} - {None}
+        rates = {rate_of(replica) for replica in self._replicas()} - {None}
         self._context.progress.learning_rate = rates.pop() if len(rates) == 1 else None
 
     def end(self) -> None:
@@ -126,7 +126,7 @@ class Boundary:
             if not self._have_values():
                 return
             for replica in self._replicas():
-                replica.newest()
+                replica.reads.newest()
         step, path, wrong = self._step(), None, None
         try:
             path = str(context.checkpoints.write(context.trainings, step, self._save))

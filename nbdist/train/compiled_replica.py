@@ -19,20 +19,29 @@ import numpy as np
 
 from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
-from nbdist.train.strategy import Replica, ReplicaState
+from nbdist.train.capabilities import (
+    ArrayMemory,
+    LearningRate,
+    Programs,
+    Reads,
+    ReplicaState,
+    StateAccess,
+    StepChecks,
+    StepSpans,
+)
+from nbdist.train.replica import Replica, itself
 
 
-class CompiledReplica(Replica):
+class CompiledReplica(Replica, LearningRate, Programs, Reads, StateAccess, StepChecks):
     """Parameters on a device of XLA; ``values`` are copies on the host, as of the last fetch.
 
     - ``values``: the parameters' first values
     - ``slots``: the optimizer's state for each of them
     """
 
-    pull_is = None
-    program_is = ("compute", "step and update")
-    push_is = ("apply", "count")
-    computes_elsewhere = True
+    spans = StepSpans(pull=None, program=("compute", "step and update"), push=("apply", "count"))
+    memory = ArrayMemory(in_place=True)
+    rate = programs = reads = state = checks = itself
 
     def __init__(
         self, optimizer: Optimizer, values: Sequence[Array], slots: Sequence[dict[str, Array]]
@@ -70,23 +79,27 @@ class CompiledReplica(Replica):
         self.fetch()
         return self.host_slots
 
-    def state(self) -> ReplicaState:
+    def read_state(self) -> ReplicaState:
         """Return what continues the training."""
         self.fetch()
-        return super().state()
+        return super().read_state()
 
     def resume(self, updates: int, rate: float, mark: int) -> None:
         """Continue after so many updates, at a learning rate, with values and slots as the host has them."""
-        self.global_step, self.optimizer.learning_rate = updates, rate
+        self.report.global_step, self.optimizer.learning_rate = updates, rate
         self.upload()
 
     def gradients(self) -> Sequence[Array]:
         """Return one number, which is finite if all gradients of the step were."""
         return [self.flag]
 
+    def flat_gradients(self) -> Sequence[Array]:
+        """Return the same number."""
+        return [self.flag]
+
     def push(self) -> None:
         """Count the update, which the step has made."""
-        self.global_step += 1
+        self.report.global_step += 1
 
     def skip(self) -> None:
         """Count nothing: the step has left everything as it was."""

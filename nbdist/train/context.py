@@ -29,10 +29,11 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.runtime.groups import World
 from nbdist.summary import writer as summary_writer
 from nbdist.train.custom.position import LoopPosition
+from nbdist.train.one_device import OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
 from nbdist.train.resume import TrainingStates
 from nbdist.train.step_timing import StepLog
-from nbdist.train.strategy import OneDeviceStrategy, Strategy
+from nbdist.train.strategy import Strategy
 from nbdist.train.summaries import RunSummaries
 
 SPENT = ("data", "compute", "exchange", "wait")
@@ -372,6 +373,19 @@ class Context:
         names = ("control", "seed", "options", "states", "on_error", "devices", "serve")
         shared = {name: getattr(self, name) for name in names}
         return Context(**{**shared, "quiet": True, "is_chief": False, **own})
+
+
+class StrategyContext(Context):
+    """The context of what trains under another strategy than that of its run: all else is the run's.
+
+    So its trainings are the run's, which has their number, metrics and batches. It has a device of its own.
+    """
+
+    __slots__ = ("device", "strategy")
+
+    def __init__(self, of: Context, strategy: Strategy) -> None:
+        self.__dict__ = of.__dict__
+        self.strategy, self.device = strategy, of.device
 
 
 # A thread belongs to the run in which it began, also when that run is over and the process is at the next

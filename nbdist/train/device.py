@@ -10,6 +10,7 @@ copies from and to while the host continues. The host waits once a step for the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -19,23 +20,28 @@ import numpy as np
 from nbdist.errors import FailedPreconditionError
 from nbdist.graph.backend import Array, backend, device_scope, pinned_buffer
 from nbdist.runtime.layout import Layout
-from nbdist.train.strategy import Replica, Trainable, layout_of
+from nbdist.train.capabilities import ArrayMemory, Programs, Reads, StepChecks
+from nbdist.train.one_device import layout_of
+from nbdist.train.replica import Replica, itself, tables_in
+from nbdist.train.trainable import Trainable
 
 
 def on_device(replica: Replica, device: str) -> Replica:
     """Return a replica whose arrays are on ``device``; the same one if they are there."""
-    there = replica.resident or replica.computes_elsewhere or backend(device) is np
-    return replica if there else DeviceReplica(replica, device)
+    return replica if replica.memory.in_place or backend(device) is np else DeviceReplica(replica, device)
 
 
-class DeviceReplica(Replica):
+class DeviceReplica(Replica, Programs, Reads, StepChecks):
     """Copies parameters to the device after each pull, and gradients back before each push.
 
     All else is the inner replica's: see `OF_INNER`. Raises FailedPreconditionError for one with tables.
     """
 
+    programs = reads = checks = itself
+    memory = ArrayMemory(in_place=True)
+
     def __init__(self, inner: Replica, device: str) -> None:
-        if inner.tables:
+        if tables_in(inner):
             raise FailedPreconditionError(f"{type(inner).__name__} has tables, whose rows stay on the host")
         self._inner, self._device = inner, device
         xp = backend(device)
@@ -52,14 +58,16 @@ class DeviceReplica(Replica):
         self.values, self._gradients = layout.views(self._parameters), layout.views(self._gradient)
         self._flats, self._sent_views = layout.flats(self._gradient), layout.views(self._sent)
         self._is_copying = False
-        self.pull_is = inner.pull_is or ("receive", "parameters from the host")
+        for name in OF_INNER:
+            setattr(self, name, getattr(inner, name))
+        self.spans = replace(inner.spans, pull=inner.spans.pull or ("receive", "parameters from the host"))
         self._upload()
 
     def program(
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
     ) -> Callable[..., tuple[Array, ...]]:
         """Return the step's program, after which the gradients are on their way to the host."""
-        program = super().program(model, shapes)
+        program = model.training_program(shapes, self.values)
 
         def run(*arrays: Array) -> tuple[Array, ...]:
             results = program(*arrays)
@@ -74,20 +82,19 @@ class DeviceReplica(Replica):
 
     def fetch(self) -> None:
         """Bring the newest parameters to the device in any case."""
-        self._receive(self._inner.fetch)
+        self._receive(self._inner.reads.fetch)
 
     def fetch_together(self, wanted: bool) -> None:
         """Bring the newest parameters to the device where they are wanted; all replicas call it."""
-        self._receive(partial(self._inner.fetch_together, wanted))
+        self._receive(partial(self._inner.reads.fetch_together, wanted))
+
+    def ask_values(self) -> bool:
+        """Return whether the host has all parameters now; if not, the next step brings them there."""
+        return self._inner.reads.ask_values()
 
     def newest(self) -> None:
         """Bring the newest parameters to the device, for a checkpoint."""
-        self._receive(self._inner.newest)
-
-    def renew(self) -> None:
-        """Begin to make steps with processes that were admitted to the loop."""
-        if self.stale:
-            self._receive(self._inner.renew)
+        self._receive(self._inner.reads.newest)
 
     def gradients(self) -> Sequence[Array]:
         """Return the device's gradient buffers."""
@@ -110,12 +117,12 @@ class DeviceReplica(Replica):
     def skip(self) -> None:
         """Have no part in this step's update."""
         self._is_copying = False
-        self._inner.skip()
+        self._inner.checks.skip()
 
     def overflow(self) -> None:
         """Have all replicas leave out this step that make it together."""
         self._is_copying = False
-        self._inner.overflow()
+        self._inner.checks.overflow()
 
     def finish(self) -> None:
         """Wait for all updates and bring the final parameters."""
@@ -149,29 +156,15 @@ class DeviceReplica(Replica):
         self._is_copying = True
 
 
-def _of_inner(name: str) -> property:
-    """Return a property that is the inner replica's attribute: a value that may change, or a method."""
-    return property(
-        lambda self: getattr(self._inner, name), lambda self, value: setattr(self._inner, name, value)
-    )
-
-
 OF_INNER = (
-    "global_step", "by_updates", "waited", "dropped", "overflows", "nonfinite", "unmade", "staleness",
-    "joins_at", "joined", "saved", "regroups_next", "stale", "left_out", "position", "push_is", "program_is",
-    "notes", "withholds", "before_update", "adds_measures", "measure", "measured", "measures_share",
-    "overlaps_steps", "read_results", "is_ready", "learning_rate", "set_learning_rate", "agree", "admit",
-    "joint", "end_epoch", "abort", "slots", "ask_state", "ask_values", "restore_slots", "state", "resume",
-    "settle",
+    "agreement", "hooks", "measures", "membership", "notes", "overlap", "pending", "rate", "report", "state",
 )  # fmt: skip
 """What the inner replica has and does, on the host: nothing of it is on the device."""
-for _name in OF_INNER:
-    setattr(DeviceReplica, _name, _of_inner(_name))
 
 
 def _memory_of(inner: Replica, xp: ModuleType) -> tuple[Layout, Array, bool]:
     """Return where parameters lie in which pinned memory, and whether they arrive in it."""
-    if inner.memory is not None:
-        return *inner.memory, True
+    if inner.memory.pinned is not None:
+        return *inner.memory.pinned, True
     layout = layout_of([(str(number), value) for number, value in enumerate(inner.values)])
     return layout, pinned_buffer(layout.size, xp), False

@@ -22,7 +22,7 @@ from nbdist.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from nbdist.runtime.groups import World
 from nbdist.runtime.server import Handler
 from nbdist.train.context import Context
-from nbdist.train.strategy import Trainable
+from nbdist.train.trainable import Trainable
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
 

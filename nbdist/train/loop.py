@@ -3,7 +3,7 @@
 It makes the passes through the data, and validates after each. `Training` makes the steps, in the order that
 `nbdist.train.step` describes. The loop does not know which strategy it runs.
 
-Where a replica ``overlaps_steps`` (JAX on one device), step k + 1 is dispatched before the results of step k
+Where a replica has an `Overlap` (JAX on one device), step k + 1 is dispatched before the results of step k
 are read. The step in flight is read before a message is handled, at a stop, at the end of an epoch and after
 an error.
 """
@@ -30,10 +30,11 @@ from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.train.boundary import check_policy
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, Control, current
+from nbdist.train.replica import RetryStep
 from nbdist.train.resume_loop import Config
 from nbdist.train.schedule import RateAt
 from nbdist.train.step import Batch, Step
-from nbdist.train.strategy import RetryStep, Trainable
+from nbdist.train.trainable import Trainable
 from nbdist.train.training import BeforeUpdate, Save, Training, copy_to_model, opened, timed
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -164,7 +165,7 @@ def _epochs(training: Training, epochs: int, validate: Validate | None, has_call
         wanted = validates or has_callbacks
         if continues:
             try:
-                replica.fetch_together(wanted)
+                replica.reads.fetch_together(wanted)
             except StepStopped:
                 continues = False
         if continues and wanted:
@@ -203,7 +204,7 @@ def compute_began(step: Step, ended: float, now: float, step_seconds: float) -> 
 class _Loop:
     """The steps of one training on one replica, epoch by epoch.
 
-    XLA dispatches asynchronously, so a replica that ``overlaps_steps`` gets step k + 1 before the loss of
+    XLA dispatches asynchronously, so a replica that has an `Overlap` gets step k + 1 before the loss of
     step k is read: the device does not wait for the host. The first `SYNCHRONOUS_STEPS` of each epoch are
     read at once, which tells how long a step takes.
     """
@@ -238,17 +239,17 @@ class _Loop:
         """Make a step for each batch; return False if the training ends before the batches do."""
         training, driver = self._training, self._driver
         replica, started = training.replica, driver.steps
-        overlaps = replica.overlaps_steps and driver.schedule is None and driver.save_state is None
+        overlap = replica.overlap if driver.schedule is None and driver.save_state is None else None
         step_seconds = 0.0  # of one that was read at once
         for arrays, size in driver.repeated(batches):
             try:
                 if not driver.ready():
                     return False
                 step = training.compute(arrays, size, driver.steps + (self._in_flight is not None))
-                if overlaps and step.mine and driver.steps - started >= SYNCHRONOUS_STEPS:
+                if overlap is not None and step.mine and driver.steps - started >= SYNCHRONOUS_STEPS:
                     before, self._in_flight = self._in_flight, step
                     if before is not None:
-                        if replica.is_ready(before.values):
+                        if overlap.is_ready(before.values):
                             ended = driver.account.ended
                             before.begun = compute_began(before, ended, step.begun, step_seconds)
                         training.complete(before)

@@ -2,13 +2,13 @@
 
     scaling.update()                    # before the program: takes the outcome of the last step
     ...program, which reads the scale's array...
-    if scaling.has_overflowed(loss, squares): replica.overflow()
+    if scaling.has_overflowed(loss, squares): replica.checks.overflow()
     else:                                     replica.push()
     scaling.record_step(step)
 
 Replicas that make a step together leave it out together, and learn that with the exchange of the step
-(``Replica.overflows``): at its push with all-reduce, at the next pull with parameter servers. So all have the
-same scale in every step.
+(``StepReport.overflows``): at its push with all-reduce, at the next pull with parameter servers. So all have
+the same scale in every step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nbdist.graph.backend import Array
 from nbdist.optim.precision import LossScale
 from nbdist.train.boundary import MOST_SAID
 from nbdist.train.context import Context
-from nbdist.train.strategy import Replica
+from nbdist.train.replica import Replica
 
 
 class LossScaling:
@@ -34,7 +34,7 @@ class LossScaling:
 
     @property
     def _overflows(self) -> int:
-        return sum(replica.overflows for replica in self._replicas)
+        return sum(replica.report.overflows for replica in self._replicas)
 
     def has_overflowed(self, loss: float, squares: float) -> bool:
         """Return whether a step is to be left out for a smaller scale: the sum of squares is not finite.

@@ -26,7 +26,9 @@ from nbdist.errors import AbortedError, DataLossError, InvalidArgumentError, Not
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.callbacks import History
+from nbdist.train.capabilities import JoinedState, ReplicaState, RestoredState
 from nbdist.train.context import Context
+from nbdist.train.replica import Replica, continuing, rate_of
 from nbdist.train.resume import (
     DataCursor,
     SavedState,
@@ -39,7 +41,7 @@ from nbdist.train.resume import (
     write_state,
 )
 from nbdist.train.state_writer import StateWriter, state_files
-from nbdist.train.strategy import JoinedState, Replica, ReplicaState, RestoredState, Trainable
+from nbdist.train.trainable import Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Config = Callable[[], dict[str, Any]]
@@ -174,10 +176,11 @@ class ResumeAdapter:
             return
         state, context = found.state, self._context
         context.strategy.restored = None
+        kept = continuing(replica)
         if context.strategy.keeps_slots:
-            replica.restore_slots(found.slots)
+            kept.restore_slots(found.slots)
         as_given, rate = self._given_rate == state.given_rate, self._rate_of(state)
-        replica.resume(state.updates, rate, found.mark)
+        kept.resume(state.updates, rate, found.mark)
         self.rate = rate if as_given else None
         self._restore_scale(state)
         index = 0 if self._before is None else context.strategy.replica_index
@@ -272,7 +275,7 @@ class ResumeAdapter:
         def save() -> float:
             if not self._context.is_chief or not writer.is_due(progress.step):  # another may become the chief
                 return 0.0
-            if not replica.ask_state():
+            if replica.state is not None and not replica.state.ask_state():
                 return 0.0
             began = time.perf_counter()
             self._write(writer, replica, history, cursor())
@@ -333,7 +336,7 @@ class ResumeAdapter:
         self, replica: Replica, history: History, cursor: DataCursor
     ) -> tuple[State, dict[str, Any], list[Any], list[dict[str, Any]]]:
         """Return the state as it is now: plain values, the model's settings, its arrays, its slots."""
-        config, found = self._config(), replica.state()
+        config, found = self._config(), continuing(replica).read_state()
         arrays = self._model.all_arrays(found.values)
         made_with = self._made_with(config, arrays)
         state = self._state(replica, found, history, cursor, made_with)
@@ -353,7 +356,7 @@ class ResumeAdapter:
         cursor: DataCursor,
         made_with: dict[str, Any],
     ) -> State:
-        progress, rate = self._context.progress, replica.learning_rate
+        progress, rate = self._context.progress, rate_of(replica)
         loss_scale = self.loss_scale()  # which may count a step that was left out
         return State(
             training=self._context.trainings,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from nbdist.train.context import Context
-from nbdist.train.strategy import Replica
+from nbdist.train.replica import Replica, change_rate, rate_of
 
 RateAt: TypeAlias = Callable[[int, int], float]
 """Returns a rate of 0 or more, given the updates so far and the number of the epoch, both from 0."""
@@ -30,15 +30,15 @@ class RateSchedule:
 
         A replica that receives the rate from others does nothing. Raises StepStopped if no update can follow.
         """
-        now = replica.learning_rate
+        now = rate_of(replica)
         if now is None:
             return
         control, progress = self._context.control, self._context.progress
-        rate = self._rate_at(replica.global_step, (progress.epoch or 1) - 1)
+        rate = self._rate_at(replica.report.global_step, (progress.epoch or 1) - 1)
         if control.rates != self._asked:
             self._asked = control.rates
             self._factor = control.rate / rate if rate else 1.0
         rate *= self._factor
         if rate != now:
-            replica.set_learning_rate(rate)
+            change_rate(replica, rate)
             progress.learning_rate = rate

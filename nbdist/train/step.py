@@ -55,9 +55,9 @@ from nbdist.runtime.tables import gradient_of
 from nbdist.train.boundary import Boundary, describe_nonfinite, report_skipped
 from nbdist.train.context import Context
 from nbdist.train.loss_scaling import LossScaling
+from nbdist.train.replica import Replica, RetryStep
 from nbdist.train.schedule import RateSchedule
 from nbdist.train.step_timing import StepAccount, StepEvents
-from nbdist.train.strategy import Replica, RetryStep
 
 Batch = tuple[tuple[Array, ...], int]
 """A replica's share of a batch, and the size of the whole batch."""
@@ -107,9 +107,9 @@ class Step:
         """
         replicas = self.replicas
         for replica in replicas:
-            before = replica.waited
+            before = replica.report.waited
             replica.pull()
-            self.waited += replica.waited - before
+            self.waited += replica.report.waited - before
         if schedule is not None:
             schedule.follow(replicas[0])
         self.pulled = time.perf_counter()
@@ -146,8 +146,8 @@ class Step:
         elif rows:
             given = iter(gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True))
             for replica in self.replicas:
-                if replica.tables:
-                    replica.take([next(given) for _ in replica.tables])
+                if (taking := replica.rows) is not None and taking.tables:
+                    taking.take([next(given) for _ in taking.tables])
 
     def push(self) -> None:
         """Hand the gradients over; or take no part in the update, where `check` found that.
@@ -163,14 +163,14 @@ class Step:
             self._undo()
         try:
             for replica in replicas:
-                before = replica.waited
+                before = replica.report.waited
                 if self.overflow:
-                    replica.overflow()
+                    replica.checks.overflow()
                 elif wrong:
-                    replica.skip()
+                    replica.checks.skip()
                 else:
                     replica.push()
-                self.late += replica.waited - before
+                self.late += replica.report.waited - before
         except RetryStep:
             self._undo()
             raise
@@ -178,7 +178,7 @@ class Step:
             report_skipped(self.context, self.number, wrong)
         elif not self.overflow:
             for replica in replicas:
-                if replica.nonfinite is not None:
+                if replica.report.nonfinite is not None:
                     self._take_back(replica)
         for scaling in self.scalings if replicas else ():
             scaling.record_step(self.number)
@@ -188,11 +188,11 @@ class Step:
 
     def _take_back(self, replica: Replica) -> None:
         """Take back what a step did to states that all replicas have left out; or end the training."""
-        found = replica.nonfinite
+        found = replica.report.nonfinite
         assert found is not None
         scalings = self.scalings
         if found.scaled and scalings and all(one.has_overflowed(self.loss, math.inf) for one in scalings):
-            replica.overflows += 1
+            replica.report.overflows += 1
         elif not self.skips:
             raise self.nonfinite(found.what)
         else:
@@ -234,7 +234,7 @@ class StepDriver:
         self._scalings = [] if scaling is None or scaling.scale is None else [scaling]
         self.steps = progress.step
         """Steps of the run that this replica has made."""
-        self.updates_before = progress.global_step - replica.global_step
+        self.updates_before = progress.global_step - replica.report.global_step
         self.dropped_before = progress.dropped
         self.boundary = Boundary(context, lambda: self._replicas, lambda: self.updates, save)
         self.events = (
@@ -253,7 +253,7 @@ class StepDriver:
     @property
     def updates(self) -> int:
         """Updates of the run, of all replicas, as far as this one knows."""
-        return self.updates_before + self.replica.global_step
+        return self.updates_before + self.replica.report.global_step
 
     def repeated(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield batches; and a batch whose step was not made again, with the current shares: see `retry`."""
@@ -283,11 +283,12 @@ class StepDriver:
             self.account.exclude(boundary.handle())
         if self.save_state is not None and (seconds := self.save_state()):
             self.account.exclude(seconds)
-        if replica.agree(stop or control.stop_requested or control.ended_training == self.context.trainings):
+        stop = stop or control.stop_requested or control.ended_training == self.context.trainings
+        if stop if replica.agreement is None else replica.agreement.agree(stop):
             self.drain()
             return False
         control.check()
-        if replica.admit(control.leave_requested):
+        if replica.membership is not None and replica.membership.admit(control.leave_requested):
             raise RetryStep
         return True
 
@@ -321,18 +322,18 @@ class StepDriver:
         progress.step = self.steps
         progress.examples += step.mine
         progress.global_step = self.updates
-        progress.dropped = self.dropped_before + replica.dropped
+        progress.dropped = self.dropped_before + replica.report.dropped
         self.last = step
         return step.pushed - step.begun - rest
 
     def at(self, more: int = 0) -> int:
         """Return the step of all replicas that this one is at, ``more`` after the parameters it has."""
-        return self.updates + more if self.replica.by_updates else self.steps
+        return self.updates + more if self.replica.report.by_updates else self.steps
 
     def settle(self) -> bool:
         """Wait until the last step is made; return False if it cannot be, or the others have ended."""
         try:
-            self.replica.settle()
+            self._await_push()
         except StepStopped:
             return False
         for scaling in self._scalings:
@@ -345,10 +346,10 @@ class StepDriver:
         A state would otherwise begin after a batch that is in no parameters.
         """
         with contextlib.suppress(StepStopped):
-            self.replica.settle()
+            self._await_push()
         for scaling in self._scalings:
             scaling.update()
-        if not self.replica.unmade:
+        if not self.replica.report.unmade:
             return False
         progress = self.context.progress
         self.steps -= 1
@@ -357,3 +358,7 @@ class StepDriver:
             progress.examples - (self.last.mine if self.last else 0),
         )
         return True
+
+    def _await_push(self) -> None:
+        if self.replica.pending is not None:
+            self.replica.pending.settle()

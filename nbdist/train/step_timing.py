@@ -20,7 +20,7 @@ import numpy as np
 
 from nbdist.metrics.ring_log import RingLog, Row
 from nbdist.metrics.timeline import BY_EVENTS, Span
-from nbdist.train.strategy import Replica
+from nbdist.train.replica import Replica
 
 if TYPE_CHECKING:
     from nbdist.train.step import Step
@@ -147,7 +147,8 @@ class StepLog:
 
     def begin(self, replica: Replica) -> None:
         """Take note of what pulls and pushes are in the training that begins."""
-        self._pull, self._push, self._program = replica.pull_is, replica.push_is, replica.program_is
+        spans = replica.spans
+        self._pull, self._push, self._program = spans.pull, spans.push, spans.program
 
     def add_parts(
         self, step: int, begun: float, parts: tuple[Part, ...], updating: float, ended: float

@@ -33,12 +33,14 @@ from nbdist.train.context import Context, save_variables
 from nbdist.train.device import on_device
 from nbdist.train.fixed import share_fixed
 from nbdist.train.loss_scaling import LossScaling
+from nbdist.train.replica import Replica, ReplicaLeft, RetryStep, arrays_computed_with, step_program
 from nbdist.train.resume import DataCursor, EpochBatches
 from nbdist.train.resume_loop import Config, ResumeAdapter
 from nbdist.train.schedule import RateAt, RateSchedule
 from nbdist.train.step import Batch, Step, StepDriver
 from nbdist.train.step_timing import StepEvents
-from nbdist.train.strategy import Replica, ReplicaLeft, RetryStep, Trainable, tables_of
+from nbdist.train.strategy import tables_of
+from nbdist.train.trainable import Trainable
 from nbdist.train.weighing import counted_in, measures_of, own_loss
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -87,20 +89,23 @@ def opened(
     replica = own = strategy.begin(model, optimizer)
     batches: EpochBatches | None = None
     try:
-        own.withholds, own.before_update = skip_nan, before_update
-        if own.joined is None:
+        own.hooks.withholds, own.hooks.before_update = skip_nan, before_update
+        membership = own.membership
+        joined = None if membership is None else membership.joined
+        joins_at = None if membership is None else membership.joins_at
+        if joined is None:
             resume.resume(own, history, epochs)
         else:
-            cursor = resume.join(own.joined, history)
+            cursor = resume.join(joined, history)
         replica = on_device(own, context.device)
-        context.see_arrays(replica.computed_with)
-        progress.by_updates = replica.by_updates
-        if own.joins_at is not None:
-            progress.step += own.joins_at
-            progress.joined, progress.left_out = progress.step, own.left_out
-        if own.joined is not None:
+        context.see_arrays(arrays_computed_with(replica))
+        progress.by_updates = replica.report.by_updates
+        if membership is not None and joins_at is not None:
+            progress.step += joins_at
+            progress.joined, progress.left_out = progress.step, membership.left_out
+        if joined is not None:
             progress.joined = progress.step
-        if own.measures_share:
+        if own.report.measures_share:
             task = context.world.task
             owner = f"{task.job} {task.index}" if task else f"replica {strategy.replica_index}"
             history.share = f"{owner}'s share of each batch"
@@ -116,21 +121,24 @@ def opened(
         if dataset is not None:
             batches = training.batches = EpochBatches(
                 strategy, dataset, steps_per_epoch, cursor, context.control.check, context.input_meter,
-                reuse_buffers=not replica.overlaps_steps,
+                reuse_buffers=replica.overlap is None,
             )  # fmt: skip
-            if own.joins_at:
-                batches.advance(own.joins_at)
+            if joins_at:
+                batches.advance(joins_at)
             driver.save_state = resume.saver(own, history, training.cursor)
-            own.position = lambda: resume.joined_state(own, history, training.cursor())
+            own.hooks.position = lambda: resume.joined_state(own, history, training.cursor())
         resume.loss_scale, resume.updates_before = scaling.state, driver.updates_before
-        own.saved = resume.saved_slots
+        own.hooks.saved = resume.saved_slots
         yield training
     except ReplicaLeft:
         progress.left_at = progress.step
         raise
     except BaseException as error:
         context.on_error(error)
-        replica.abort(error)
+        if replica.overlap is not None:
+            replica.overlap.interrupt()
+        if replica.agreement is not None:
+            replica.agreement.abort(error)
         raise
     finally:
         if batches is not None:
@@ -225,8 +233,14 @@ class Training:
         self._ids: dict[Any, Program] = {}
         self._scales: dict[int, Array] = {}
         # A step whose exchange fails is repeated by those that are left, from the states before it.
-        self.remembers = skip_nan or type(own).admit is not Replica.admit
+        self.remembers = skip_nan or own.membership is not None
         model.attach(replica)
+
+    @property
+    def joins(self) -> bool:
+        """Whether this process has taken part from a later step on than the training's first."""
+        membership = self.own.membership
+        return membership is not None and bool(membership.joined is not None or membership.joins_at)
 
     def cursor(self) -> DataCursor:
         """Return the place of the next step in the data, between two steps of a pass."""
@@ -324,7 +338,8 @@ class Training:
         """Agree with the other replicas whether the training ends here, given whether this one wants to."""
         self._met_at = self.driver.steps
         with waiting(self.context):
-            return self.replica.end_epoch(stop)
+            agreement = self.replica.agreement
+            return stop if agreement is None else agreement.end_epoch(stop)
 
     def end_pass(self, whole: bool) -> None:
         """Record that a pass through the data has ended; ``whole`` if it was not cut short."""
@@ -338,15 +353,16 @@ class Training:
         cannot be made.
         """
         model, replica, driver = self.model, self.replica, self.driver
-        mine, tables = len(arrays[0]) if arrays else 0, replica.tables
+        mine, taking = len(arrays[0]) if arrays else 0, replica.rows
+        tables = () if taking is None else taking.tables
         batch: tuple[Array, ...] = ()
-        if not tables:
+        if taking is None or not tables:
             step = driver.pull(size, mine, made)
         else:  # the pull needs the row numbers first
             batch = model.prepare(arrays) if mine else ()
 
             def want() -> None:
-                replica.want(self._lookups(batch)(*batch) if mine else [NO_IDS] * len(tables))
+                taking.want(self._lookups(batch)(*batch) if mine else [NO_IDS] * len(tables))
 
             step = driver.pull(size, mine, made, want)
         if mine:
@@ -377,21 +393,21 @@ class Training:
         counted = 1 + model.measured_count
         results: Sequence[Any] = ()
         if mine:
-            values = replica.read_results(step.values)
+            values = step.values if replica.overlap is None else replica.overlap.read_results(step.values)
             rows = values[counted:]  # of each table: gradients, and where they belong
-            results, squares = read_step(values[:counted], [*replica.flat_gradients(), *rows[::2]])
+            results, squares = read_step(values[:counted], [*replica.checks.flat_gradients(), *rows[::2]])
             number = counted_in(model.counted, replica, self.context.strategy, mine)
             step.check(own_loss(float(results[0]), number, mine, step.size), squares, rows)
-            if replica.adds_measures and not step.wrong:
-                replica.measure(measures_of(results, model.counted, mine, step.size))
+            if replica.measures is not None and not step.wrong:
+                replica.measures.measure(measures_of(results, model.counted, mine, step.size))
         step.push()
         seconds = driver.record(step)
-        examples, loss, whole = mine, step.loss, replica.measured
+        examples, loss, whole = mine, step.loss, replica.report.measured
         if whole is not None:
             loss, results, examples = float(whole[0]), whole, step.size
         step.logged = whole is not None or bool(mine and not step.wrong)
         if step.logged:
-            self.history.step(driver.at(1), loss, results, replica.staleness, seconds, examples)
+            self.history.step(driver.at(1), loss, results, replica.report.staleness, seconds, examples)
             return [loss, *results[1:]]
         return [np.nan] * counted
 
@@ -424,16 +440,16 @@ class Training:
         progress.state = "waiting for the others"
         if not keeps_slots:  # the servers release them at the end
             self._leave_state()
-        elif resume.leaves:
-            own.ask_state()
+        elif resume.leaves and own.state is not None:
+            own.state.ask_state()
         with waiting(context):
             self.replica.finish()
         progress.global_step = driver.updates
-        progress.dropped = driver.dropped_before + self.replica.dropped
+        progress.dropped = driver.dropped_before + self.replica.report.dropped
         driver.boundary.end()
         if keeps_slots:
             self._leave_state()
-        self.history.end(self.replica.global_step)
+        self.history.end(self.replica.report.global_step)
 
     def _leave_state(self) -> None:
         if self.context.states is not None:
@@ -451,7 +467,7 @@ class Training:
         shapes = tuple(a.shape for a in batch)
         program = self._programs.get(shapes)
         if program is None:
-            program = self._programs[shapes] = self.replica.program(self.model, shapes)
+            program = self._programs[shapes] = step_program(self.replica, self.model, shapes)
             if backend_of(self.replica.values[0]) is not np:
                 weights = [(name, a.shape, a.dtype) for name, a in self.model.variables]
                 return compiled_once(program, repr((weights, shapes)), self.context.control.check)

@@ -6,7 +6,7 @@
 
 A loss that is a mean over examples has parts that add up to 1. One with weights of classes, a mask or ignored
 targets has other ones, and no replica knows the sum before all have computed: so the push adds them up with
-the gradients (`Replica.measure`), which are divided by it afterwards.
+the gradients (`Measuring`), which are divided by it afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.train.strategy import Measures, Replica, Strategy
+from nbdist.train.capabilities import Measures
+from nbdist.train.replica import Replica
+from nbdist.train.strategy import Strategy
 
 
 def own_loss(part_of_loss: float, counted: float | None, mine: int, size: int) -> float:
@@ -47,7 +49,7 @@ def counted_in(counted: float | None, replica: Replica, strategy: Strategy, mine
 
     Raises InvalidArgumentError if replicas weigh all shares so, and the loss counts something else.
     """
-    if counted is None or replica.adds_measures:
+    if counted is None or replica.measures is not None:
         return counted
     if strategy.num_replicas_in_sync == 1:
         return None

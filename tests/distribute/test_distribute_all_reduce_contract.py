@@ -34,7 +34,7 @@ from nbdist.testing.strategy import (
 from nbdist.testing.worlds import worlds
 from nbdist.train.context import Context
 from nbdist.train.custom.api import end_loops
-from nbdist.train.strategy import OneDeviceStrategy
+from nbdist.train.one_device import OneDeviceStrategy
 from nbdist.wire.collective.buckets import plan_buckets
 
 
@@ -101,6 +101,8 @@ class TestShardedParameters(Batches):
         monkeypatch.setattr(all_reduce, "plan_buckets", small_units)
         return sharded(request.param, stage=3)
 
+    exact = True
+    assert_as_alone = StrategyContract.assert_as_alone
     test_fit_is_that_of_one_device = StrategyContract.test_fit_is_that_of_one_device
     test_fit_with_adam_and_dropout = StrategyContract.test_fit_with_adam_and_dropout
     test_callbacks_find_the_newest_weights_in_the_model = (
@@ -160,7 +162,7 @@ def test_no_gradient_leaves_a_replica_that_may_skip_before_its_push(monkeypatch:
         names, mark = list[str](), replica._buckets.mark
         replica._buckets.mark = lambda name, **how: (names.append(name), mark(name, **how))
         for withholds in (False, True):
-            replica.withholds = withholds
+            replica.hooks.withholds = withholds
             names.clear()
             for number, gradient in reversed([*enumerate(replica.gradients())]):
                 gradient[...] = np.nan if withholds and not here.is_chief else 1
@@ -186,10 +188,10 @@ def test_a_step_that_some_have_left_out_is_not_repeated_after_a_death() -> None:
 
     def body(strategy: Any, here: Context) -> tuple[bool, int, int]:
         replica = strategy.replica([("w", np.zeros(3, np.float32))], SGD(0.1))
-        replica.global_step, replica.overflows = 3, int(here.is_chief)
+        replica.report.global_step, replica.report.overflows = 3, int(here.is_chief)
         replica.form_again = lambda error: replica.take_newest()
         repeats = replica._recover(UnavailableError("a worker is lost"))
         replica.close()
-        return repeats, replica.global_step, replica.overflows
+        return repeats, replica.report.global_step, replica.report.overflows
 
     assert everywhere(multi_worker(2), body) == [(True, 3, 1), (False, 3, 1)]

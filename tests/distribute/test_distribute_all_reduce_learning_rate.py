@@ -23,7 +23,8 @@ from nbdist.testing.strategy import everywhere, model, points
 from nbdist.testing.worlds import ThreadWorld, worlds
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Checkpoints
-from nbdist.train.strategy import OneDevice, Replica, RetryStep
+from nbdist.train.one_device import OneDeviceReplica
+from nbdist.train.replica import RetryStep, change_rate, rate_of
 
 Array = np.ndarray[Any, Any]
 PATIENCE = 30.0
@@ -61,7 +62,7 @@ def replicas_of(places: list[ThreadWorld], dtype: Any, rates: tuple[float, ...] 
     return made
 
 
-def step(replica: Replica, gradients: float = 1.0) -> None:
+def step(replica: Any, gradients: float = 1.0) -> None:
     replica.agree(False)
     for gradient in replica.gradients():
         gradient.fill(gradients)
@@ -79,7 +80,7 @@ def test_a_rate_reaches_all_replicas_exactly_in_the_next_step(dtype: Any) -> Non
         assert [one._optimizer.learning_rate for one in made] == [rate] * 3
         side_by_side([lambda one=one: step(one, 0.0) for one in made])  # type: ignore[misc]  # a step without the message
         assert [one._optimizer.learning_rate for one in made] == [rate] * 3
-        assert {one.global_step for one in made} == {2 * number}
+        assert {one.report.global_step for one in made} == {2 * number}
     for one in made:
         one.close()
 
@@ -120,14 +121,14 @@ def test_a_rate_survives_a_death_in_its_step(capsys: pytest.CaptureFixture[str])
         one.set_learning_rate(0.125)
     made[2].close()  # it ends before it sends its gradients
 
-    def again(one: Replica) -> None:
+    def again(one: Any) -> None:
         with pytest.raises(RetryStep):
             step(one)
         step(one)
 
     side_by_side([lambda one=one: again(one) for one in made[:2]])  # type: ignore[misc]
     assert [one._optimizer.learning_rate for one in made[:2]] == [0.125] * 2
-    assert [one.global_step for one in made[:2]] == [2, 2]
+    assert [one.report.global_step for one in made[:2]] == [2, 2]
     for one in made[:2]:
         np.testing.assert_allclose(one.values[1], 1 - 3 * 0.5 - 2 * 0.125)
     assert "replica 2 (pid 0) is lost" in capsys.readouterr().out
@@ -137,7 +138,7 @@ def test_a_recovering_replica_takes_the_rate_of_the_most_advanced_one() -> None:
     """A replica lost the step that changed the rate, which another one has made."""
     made_groups: dict[Any, Any] = {}
     made = replicas_of([Dying(i, 3, made_groups) for i in range(3)], np.float32)
-    made[1]._optimizer.learning_rate, made[1].global_step = 0.75, 1
+    made[1]._optimizer.learning_rate, made[1].report.global_step = 0.75, 1
     made[0].set_learning_rate(0.75)
     made[2].close()
 
@@ -145,7 +146,7 @@ def test_a_recovering_replica_takes_the_rate_of_the_most_advanced_one() -> None:
         one._recover(ConnectionError())
 
     side_by_side([lambda one=one: cut_off(one) for one in made[:2]])  # type: ignore[misc]
-    assert [(one._optimizer.learning_rate, one.global_step) for one in made[:2]] == [(0.75, 1)] * 2
+    assert [(one._optimizer.learning_rate, one.report.global_step) for one in made[:2]] == [(0.75, 1)] * 2
 
 
 @pytest.mark.parametrize("options", [{}, {"staleness": 2}, {"transport": "socket"}], ids=str)
@@ -213,11 +214,10 @@ def test_a_rate_changes_before_the_first_step() -> None:
 
 
 def test_a_replica_that_knows_no_rate_says_so() -> None:
-    class Plain(OneDevice):
-        learning_rate = Replica.learning_rate
-        set_learning_rate = Replica.set_learning_rate
+    class Plain(OneDeviceReplica):
+        rate = None
 
     plain = Plain([("w", np.ones(2, np.float32))], SGD(0.1))
-    assert plain.learning_rate is None
+    assert rate_of(plain) is None
     with pytest.raises(FailedPreconditionError, match="Plain cannot change its learning rate"):
-        plain.set_learning_rate(0.2)
+        change_rate(plain, 0.2)

@@ -23,7 +23,9 @@ from nbdist.runtime.session import session
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Checkpoints, Context, current, use
 from nbdist.train.loop import train
-from nbdist.train.strategy import OneDeviceStrategy, Strategy, Trainable
+from nbdist.train.one_device import OneDeviceStrategy
+from nbdist.train.strategy import Strategy
+from nbdist.train.trainable import Trainable
 
 Array = np.ndarray[Any, Any]
 Town = Callable[..., InGraphStrategy]

@@ -21,7 +21,8 @@ from nbdist.runtime.server import Server
 from nbdist.runtime.session.executor import RUN
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, use
-from nbdist.train.strategy import OneDeviceStrategy, Strategy
+from nbdist.train.one_device import OneDeviceStrategy
+from nbdist.train.strategy import Strategy
 from nbdist.wire.channel.sender import MessageSender
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from nbdist.runtime.ps.sync import Rules
 from nbdist.train import Callback
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context, use_here
-from nbdist.train.strategy import Replica
+from nbdist.train.replica import Replica
 
 Array = np.ndarray[Any, Any]
 
@@ -135,7 +135,7 @@ def test_with_one_backup_the_fastest_train_on_their_shares(
             others_done.release()
 
     def late(self: ServedReplica) -> None:
-        if self is replicas.get(2) and not self.dropped:
+        if self is replicas.get(2) and not self.report.dropped:
             for _ in range(2 * 3):  # epochs of both the others
                 assert others_done.acquire(timeout=PATIENCE)
         push(self)
@@ -165,11 +165,11 @@ def test_with_one_backup_the_fastest_train_on_their_shares(
     assert 1 <= first <= 15
     assert then in ([], [16])  # the others' step, not its own count
     # It may have pushed another gradient before the others left.
-    assert [replicas[i].dropped for i in range(3)] in ([0, 0, 1], [0, 0, 2])
-    assert [one.progress.dropped for one in place.contexts] == [replicas[i].dropped for i in range(3)]
+    assert [replicas[i].report.dropped for i in range(3)] in ([0, 0, 1], [0, 0, 2])
+    assert [one.progress.dropped for one in place.contexts] == [replicas[i].report.dropped for i in range(3)]
     for statistics in replicas[0].statistics:
         assert (statistics.made, statistics.dropped[:2]) == ([15, 15, 0], [0, 0])
-        assert 1 <= statistics.dropped[2] <= replicas[2].dropped
+        assert 1 <= statistics.dropped[2] <= replicas[2].report.dropped
     assert "30 gradients applied; " in replicas[1].outcome
     assert "dropped (replica 2: " in replicas[1].outcome
     spans = place.services[0].logs.spans("r", "/job:ps/task:0")
@@ -206,7 +206,7 @@ def test_with_backups_everyone_ends_with_the_same_values(
         assert sum(statistics.made) + sum(statistics.dropped) <= 150
     if ps == 1:
         assert results[0][1].global_step == sum(replicas[0].statistics[0].made) // aggregate
-        assert [replicas[i].dropped for i in range(3)] == replicas[0].statistics[0].dropped
+        assert [replicas[i].report.dropped for i in range(3)] == replicas[0].statistics[0].dropped
 
 
 @pytest.mark.parametrize("ps", [1, 2])

@@ -34,8 +34,8 @@ from nbdist.runtime.tables import RowGradient, Tables, chunks
 from nbdist.runtime.task import Task
 from nbdist.train.context import Checkpoints, Context, get_strategy, use, use_here
 from nbdist.train.custom.api import local_results
+from nbdist.train.one_device import OneDeviceStrategy
 from nbdist.train.resume import TrainingStates
-from nbdist.train.strategy import OneDeviceStrategy
 from nbdist.wire.rpc.client import Peer
 
 Array = np.ndarray[Any, Any]

@@ -40,9 +40,9 @@ from nbdist.nn.functional import sparse_softmax_cross_entropy
 from nbdist.optim import SGD, Adam, LossScaleOptimizer
 from nbdist.testing.strategy import SEED, World, assert_alike, everywhere, fitted, looped, overflowing, points
 from nbdist.testing.worlds import worlds
+from nbdist.train.capabilities import JoinedState
 from nbdist.train.context import Context, use
 from nbdist.train.custom.api import end_loops
-from nbdist.train.strategy import JoinedState
 
 GRADIENTS = 4 * (784 * 100 + 112 + 1008 + 16)
 """Bytes of the gradients of 784-100-10: each variable begins at a multiple of 64 bytes."""

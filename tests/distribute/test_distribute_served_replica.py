@@ -104,7 +104,7 @@ def test_a_gradient_dropped_by_one_server_is_not_awaited_at_the_other() -> None:
     step(one)
     step(one)
     assert [link.pushed for link in links] == [[0, 1], [0, 1]]  # an accepted gradient is not overwritten
-    assert one.dropped == 1
+    assert one.report.dropped == 1
 
 
 def test_a_free_slot_is_used_again() -> None:
@@ -120,7 +120,7 @@ def test_a_free_slot_is_used_again() -> None:
     for _ in range(3):
         step(one)
     assert links[0].pushed == [0, 1, 0]
-    assert one.dropped == 2
+    assert one.report.dropped == 2
 
 
 def test_a_gradient_accepted_by_all_servers_is_awaited() -> None:
@@ -132,7 +132,7 @@ def test_a_gradient_accepted_by_all_servers_is_awaited() -> None:
     step(one)
     step(one)
     assert links[1].pushed == [0, 1]
-    assert one.dropped == 0
+    assert one.report.dropped == 0
 
 
 def test_a_stop_at_one_server_stops_the_replica() -> None:
@@ -140,7 +140,7 @@ def test_a_stop_at_one_server_stops_the_replica() -> None:
     step(one)
     with pytest.raises(StepStopped):
         one.pull()
-    assert one.dropped == 1
+    assert one.report.dropped == 1
 
 
 def test_only_the_first_server_says_when_to_wait_for_a_step() -> None:
@@ -242,7 +242,7 @@ def test_a_gradient_with_an_answer_is_not_counted_again_when_another_server_dies
     for _ in later:
         step(one)
         one._retire()
-    assert one.dropped == 1  # by the second server
+    assert one.report.dropped == 1  # by the second server
     assert new[0]._counted == len(later)  # each gradient is an update, or is dropped
     assert not any(link.answers for link in new)
 
@@ -255,7 +255,7 @@ def test_a_gradient_that_one_server_has_dropped_is_no_update() -> None:
     for _ in range(2):
         step(one)
         one._retire()
-    assert (links[0]._counted, one.dropped) == (1, 1)
+    assert (links[0]._counted, one.report.dropped) == (1, 1)
 
 
 def test_a_gradient_that_is_not_sent_yet_is_not_dropped_when_both_servers_die() -> None:
@@ -270,6 +270,6 @@ def test_a_gradient_that_is_not_sent_yet_is_not_dropped_when_both_servers_die() 
 
     step(one)
     one._retire()
-    assert one.dropped == 1
+    assert one.report.dropped == 1
     assert [link.pushed for link in new] == [[], [0]]
     assert not new[1].answers

@@ -43,7 +43,7 @@ def test_synchronous_with_any_number_of_gradients_a_step(
     if not rules.backups and not rules.several:
         assert [server.shard.updates for server in town.servers] == [min(batches)] * servers
     if servers == 1:
-        dropped = [worker.replica.dropped for worker in town.workers if worker.replica]
+        dropped = [worker.replica.report.dropped for worker in town.workers if worker.replica]
         if not rules.several:  # the replica does not know that a kept gradient was dropped
             assert dropped == town.servers[0].shard.statistics.dropped
 
@@ -56,7 +56,7 @@ def test_equal_replicas_without_backups_make_a_step_of_each_batch(
     town = trained(Rules(replicas, True, servers=servers), [batches] * replicas, seed)
     check_accounts(town)
     assert [server.shard.updates for server in town.servers] == [batches] * servers
-    assert not any(worker.replica.dropped for worker in town.workers if worker.replica)
+    assert not any(worker.replica.report.dropped for worker in town.workers if worker.replica)
 
 
 @EXAMPLES

@@ -41,7 +41,7 @@ from nbdist.train.context import Context
 from nbdist.train.custom.api import end_loops
 from nbdist.train.resume import TrainingStates, read_saved
 from nbdist.train.state_writer import parse_interval, state_files
-from nbdist.train.strategy import ParameterReads
+from nbdist.train.trainable import ParameterReads
 from nbdist.wire.collective import buckets
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import plan_buckets

@@ -27,7 +27,7 @@ from nbdist.runtime.groups import World
 from nbdist.runtime.session.session import Session
 from nbdist.train import Callback
 from nbdist.train.context import Context, use
-from nbdist.train.strategy import Replica
+from nbdist.train.replica import Replica
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.shm import remove_all

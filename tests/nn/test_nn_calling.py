@@ -33,7 +33,8 @@ from nbdist.nn.layers import layer_from_config
 from nbdist.optim import SGD, Adam
 from nbdist.runtime.session.session import Session
 from nbdist.train.context import Context, use
-from nbdist.train.strategy import OneDeviceStrategy, Strategy
+from nbdist.train.one_device import OneDeviceStrategy
+from nbdist.train.strategy import Strategy
 
 Array = np.ndarray[Any, Any]
 

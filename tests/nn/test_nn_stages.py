@@ -15,7 +15,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.nn import Dense, Model, Sequential
 from nbdist.nn import stages as cutting
 from nbdist.train.context import Context, use
-from nbdist.train.strategy import OneDeviceStrategy
+from nbdist.train.one_device import OneDeviceStrategy
 
 
 @settings(max_examples=examples(60))

@@ -29,7 +29,7 @@ from nbdist.run.start import start_run
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train import context as contexts
 from nbdist.train.context import Context
-from nbdist.train.strategy import OneDevice, OneDeviceStrategy
+from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -172,11 +172,11 @@ def paused(run: Run, gate: Path | None = None) -> list[int]:
 def weights_after(rates: Callable[[int], float], steps: int) -> list[np.ndarray[Any, Any]]:
     """Return one device's weights after ``steps`` steps on the same data, at ``rates(step)``."""
 
-    class ScheduledDevice(OneDevice):
+    class ScheduledDevice(OneDeviceReplica):
         def pull(self) -> None:
-            if self.global_step == steps:
+            if self.report.global_step == steps:
                 raise StepStopped
-            self.set_learning_rate(rates(self.global_step + 1))
+            self.set_learning_rate(rates(self.report.global_step + 1))
 
     class ScheduledStrategy(OneDeviceStrategy):
         def replica(self, variables: Any, optimizer: Any) -> ScheduledDevice:

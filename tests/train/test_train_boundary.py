@@ -25,23 +25,23 @@ from nbdist.metrics.store import columns_from_logs
 from nbdist.optim import SGD, Adam
 from nbdist.train import context as contexts
 from nbdist.train.context import Checkpoints, Context, Control
-from nbdist.train.strategy import OneDevice, OneDeviceStrategy
+from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 
 Array = np.ndarray[Any, Any]
 PATIENCE = 30.0
 
 
-class Stepping(OneDevice):
+class Stepping(OneDeviceReplica):
     """A replica that calls ``before(step)`` when a step begins, ``pushing(step)`` before its push."""
 
     before: Callable[[int], object] = staticmethod(lambda step: None)
     pushing: Callable[[int], object] = staticmethod(lambda step: None)
 
     def pull(self) -> None:
-        self.before(self.global_step + 1)
+        self.before(self.report.global_step + 1)
 
     def push(self) -> None:
-        self.pushing(self.global_step + 1)
+        self.pushing(self.report.global_step + 1)
         super().push()
 
 
@@ -142,7 +142,7 @@ def test_steps_exclude_pauses(
             assert control.waits
             passes(1000)
             control.resume()
-            strategy.made.waited += 1000
+            strategy.made.report.waited += 1000
 
     def resume_later() -> None:
         passes(100)

@@ -30,8 +30,10 @@ from nbdist.nn import compute_average_loss, functional
 from nbdist.optim import SGD, Adam
 from nbdist.train.context import Context, use, use_here
 from nbdist.train.custom.trace import MOST_FORMS, MOST_FUNCTIONS, MOST_SIZES
+from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
-from nbdist.train.strategy import OneDevice, OneDeviceStrategy, RetryStep, Strategy
+from nbdist.train.replica import RetryStep
+from nbdist.train.strategy import Strategy
 
 Array = np.ndarray[Any, Any]
 
@@ -368,7 +370,7 @@ def test_a_stop_ends_the_loop_and_keeps_the_weights(strategy: Strategy) -> None:
 
 
 def test_a_repeated_step_assigns_once() -> None:
-    class Once(OneDevice):
+    class Once(OneDeviceReplica):
         failed = False
 
         def push(self) -> None:

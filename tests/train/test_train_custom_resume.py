@@ -22,9 +22,10 @@ from nbdist.optim import SGD, Adam, LossScaleOptimizer, Optimizer
 from nbdist.train import epochs, state
 from nbdist.train.context import Context, current, get_strategy, use
 from nbdist.train.custom.api import end_loops
+from nbdist.train.one_device import OneDeviceStrategy
 from nbdist.train.resume import TrainingStates, read_saved
 from nbdist.train.state_writer import StateWriter, parse_interval, state_files
-from nbdist.train.strategy import OneDeviceStrategy, Strategy
+from nbdist.train.strategy import Strategy
 
 ROWS = 40
 x = np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32)

@@ -49,8 +49,8 @@ from nbdist.train.context import Checkpoints
 from nbdist.train.custom.api import local_results
 from nbdist.train.custom.replicas import LocalReplica
 from nbdist.train.device import on_device
+from nbdist.train.one_device import OneDeviceReplica
 from nbdist.train.step_timing import StepEvents, StepLog
-from nbdist.train.strategy import OneDevice
 
 
 @pytest.fixture
@@ -254,10 +254,10 @@ def test_a_rate_and_a_checkpoint_on_devices(
 
 
 def test_in_a_timeline_a_pull_brings_parameters_to_the_device(fake_gpu: None) -> None:
-    inner = OneDevice([("w", np.zeros(3, np.float32))], SGD(0.1))
+    inner = OneDeviceReplica([("w", np.zeros(3, np.float32))], SGD(0.1))
     replica = on_device(inner, "GPU:0")
-    assert (inner.pull_is, replica.pull_is) == (None, ("receive", "parameters from the host"))
-    assert replica.push_is == inner.push_is == ("apply", "gradients")
+    assert (inner.spans.pull, replica.spans.pull) == (None, ("receive", "parameters from the host"))
+    assert replica.spans.push == inner.spans.push == ("apply", "gradients")
 
 
 @pytest.mark.parametrize("own_loop", [False, True], ids=["fit", "loop"])

@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,51 +16,63 @@ from fake_cupy import FakeCupy
 import nbdist
 from nbdist.errors import FailedPreconditionError
 from nbdist.graph import backend
+from nbdist.train.capabilities import ArrayMemory, Programs, Reads, StepChecks, StepSpans, TableRows
 from nbdist.train.device import DeviceReplica
-from nbdist.train.strategy import Replica
+from nbdist.train.replica import Replica
 
+WRAPPED = {"programs": Programs, "reads": Reads, "checks": StepChecks}
+"""Capabilities that move parameters or gradients."""
 OWN = {
-    "values", "computed_with", "gradients", "flat_gradients", "pull_is",  # those of the device
-    "program",  # which computes there, and copies the gradients
-    "memory", "resident", "computes_elsewhere",  # of the inner one's arrays, which only the wrapper reads
-    "tables", "want", "take",  # refused
+    "values", "spans", "memory",  # those of the device
+    "program", "computed_with", "flat_gradients",
+    "rows",  # refused if there are tables
 }  # fmt: skip
 """What a device's replica does not have from the inner one."""
-MEMBERS = {name for name in {*dir(Replica), *Replica.__annotations__} if not name.startswith("_")}
-METHODS = {name for name in MEMBERS if inspect.isfunction(inspect.getattr_static(Replica, name, None))}
+MEMBERS = {name for name in {*dir(Replica), *get_type_hints(Replica)} if not name.startswith("_")}
+METHODS = {"pull", "gradients", "push", "finish", "close"}
+CALLS = [
+    *((name, Replica) for name in sorted(METHODS)),
+    *((n, kind) for kind in WRAPPED.values() for n in sorted(vars(kind)) if not n.startswith("_")),
+]
+
+
+class Recording:
+    """Records the calls of each method."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: (self.calls.append((name, given)), (name, given))[1]
 
 
 class Inner(Replica):
     """Has a value of its own for each attribute, and records the calls of each method."""
 
-    values: Any = ()
-    tables = ()
-    memory = None
-    pull_is = None
+    spans, memory, rows = StepSpans(), ArrayMemory(), None
+    checks: Any = None
+    reads: Any = None
 
     def __init__(self) -> None:
         self.values, self.calls = [np.zeros(3, np.float32)], list[Any]()
-        for name in MEMBERS - METHODS - {"values", "tables", "memory", "pull_is"}:
-            setattr(self, name, object())
+        for name in MEMBERS - METHODS - OWN:
+            setattr(self, name, Recording(self.calls))
+
+    def pull(self) -> None:
+        self.calls.append(("pull", ()))
 
     def gradients(self) -> Any:
         self.calls.append(("gradients", ()))
         return [np.zeros(3, np.float32)]
 
+    def push(self) -> None:
+        self.calls.append(("push", ()))
 
-def recording(name: str) -> Any:
-    def record(self: Inner, *given: Any) -> Any:
-        self.calls.append((name, given))
-        return name, given
+    def finish(self) -> None:
+        self.calls.append(("finish", ()))
 
-    return record
-
-
-for _name in METHODS - {"gradients"}:
-    setattr(Inner, _name, recording(_name))
-for _name in MEMBERS - METHODS - {"values", "tables", "memory", "pull_is"}:
-    setattr(Inner, _name, None)  # in place of properties
-Inner.__abstractmethods__ = frozenset()
+    def close(self) -> None:
+        self.calls.append(("close", ()))
 
 
 @pytest.fixture
@@ -72,30 +84,39 @@ def wrapped(monkeypatch: pytest.MonkeyPatch) -> tuple[Inner, DeviceReplica]:
     return inner, DeviceReplica(inner, "GPU:0")
 
 
-@pytest.mark.parametrize("name", sorted(MEMBERS - METHODS - OWN))
-def test_an_attribute_is_the_inner_ones(wrapped: tuple[Inner, DeviceReplica], name: str) -> None:
+def test_a_replica_has_five_methods() -> None:
+    found = {name for name in MEMBERS if inspect.isfunction(inspect.getattr_static(Replica, name, None))}
+    assert found == METHODS == Replica.__abstractmethods__
+
+
+@pytest.mark.parametrize("name", sorted(MEMBERS - METHODS - OWN - {*WRAPPED}))
+def test_a_capability_is_the_inner_ones(wrapped: tuple[Inner, DeviceReplica], name: str) -> None:
     inner, outer = wrapped
-    assert getattr(outer, name) is getattr(inner, name)
-    for one in (inner, outer):  # whichever of them the training sets
-        setattr(one, name, found := object())
-        assert getattr(inner, name) is getattr(outer, name) is found
+    assert getattr(outer, name) is getattr(inner, name), f"{name} does not reach the inner replica"
 
 
-@pytest.mark.parametrize("name", sorted(METHODS - OWN))
-def test_a_call_reaches_the_inner_one(wrapped: tuple[Inner, DeviceReplica], name: str) -> None:
+@pytest.mark.parametrize(("name", "kind"), [call for call in CALLS if call[0] not in OWN])
+def test_a_call_that_moves_arrays_reaches_the_inner_one(
+    wrapped: tuple[Inner, DeviceReplica], name: str, kind: type
+) -> None:
     inner, outer = wrapped
     inner.calls.clear()
-    taken = list(inspect.signature(getattr(Replica, name)).parameters)[1:]
+    outer.push() if name == "gradients" else None  # which copies the device's there
+    taken = list(inspect.signature(getattr(kind, name)).parameters)[1:]
     given = tuple(object() for _ in taken)
-    returned = getattr(outer, name)(*given)
-    called = dict(inner.calls)
-    assert called.get(name) == given, f"{name} does not reach the inner replica"
-    assert returned in (None, (name, given))
+    getattr(outer, name)(*given)
+    assert dict(inner.calls).get(name) == given, f"{name} does not reach the inner replica"
 
 
 def test_tables_are_refused(wrapped: tuple[Inner, DeviceReplica]) -> None:
+    class Rows(TableRows):
+        tables = (0,)
+
+        def take(self, gradient: Any) -> None:
+            """Do nothing."""
+
     inner, _ = wrapped
-    inner.tables = (0,)  # type: ignore[assignment]
+    inner.rows = Rows()  # type: ignore[assignment]
     with pytest.raises(FailedPreconditionError, match="Inner has tables"):
         DeviceReplica(inner, "GPU:0")
 
@@ -115,6 +136,6 @@ def test_no_other_replica_wraps_one() -> None:
         kind
         for kind in kinds(Replica)
         if kind.__module__.startswith("nbdist.")
-        and any(one.annotation == "Replica" for one in inspect.signature(kind).parameters.values())
+        and any(one.annotation == "Replica" for one in inspect.signature(kind.__init__).parameters.values())
     ]
     assert set(wrappers) == {DeviceReplica}

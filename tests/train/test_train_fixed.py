@@ -18,7 +18,8 @@ from nbdist.runtime.task import Task, TaskInfo, host_identity
 from nbdist.testing.worlds import worlds
 from nbdist.train import fixed
 from nbdist.train.context import Context
-from nbdist.train.strategy import Strategy, Trainable
+from nbdist.train.strategy import Strategy
+from nbdist.train.trainable import Trainable
 from nbdist.wire.keys import ClusterKeys
 
 CHIEFS = [np.arange(6, dtype=np.float32), np.ones((2, 3))]

@@ -22,16 +22,19 @@ from nbdist.runtime.ps.client import StepStopped
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
+from nbdist.train.capabilities import Overlap, Programs
 from nbdist.train.context import Context, get_strategy
 from nbdist.train.loop import SYNCHRONOUS_STEPS
+from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
+from nbdist.train.replica import Replica, itself
 from nbdist.train.step_timing import StepLog
-from nbdist.train.strategy import OneDevice, OneDeviceStrategy, Replica, Strategy
+from nbdist.train.strategy import Strategy
 
 Array = np.ndarray[Any, Any]
 
 
-class Watched(OneDevice):
+class Watched(OneDeviceReplica):
     """A replica on one device that records its calls and stops on request."""
 
     def __init__(self, *args: Any) -> None:
@@ -46,7 +49,7 @@ class Watched(OneDevice):
         self.calls.append("pull")
         if self.pulls == self.stop_at_pull:
             raise StepStopped
-        self.staleness = self.pulls % 3
+        self.report.staleness = self.pulls % 3
 
     def push(self) -> None:
         self.calls.append("push")
@@ -362,10 +365,10 @@ def test_the_parts_of_a_step_add_up_to_its_time() -> None:
     assert spent["wait"] == 0  # one device never waits
 
 
-class Late(Watched):
+class Late(Watched, Overlap, Programs):
     """A replica whose steps are read when the next one has begun, as those that XLA makes."""
 
-    overlaps_steps = True
+    overlap = programs = itself
     on_begin: Any = None
 
     def __init__(self, *args: Any) -> None:
@@ -373,7 +376,7 @@ class Late(Watched):
         self.made: list[list[Array]] = []
 
     def program(self, model: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:
-        program = super().program(model, shapes)
+        program = model.training_program(shapes, self.values)
 
         def run(*arrays: Array) -> Sequence[Array]:
             self.calls.append("begin")
@@ -393,6 +396,9 @@ class Late(Watched):
 
     def is_ready(self, values: Sequence[Array]) -> bool:
         return False
+
+    def interrupt(self) -> None:
+        """Do nothing: its program returns when all is computed."""
 
     def pull(self) -> None:
         self.pulls += 1

@@ -27,9 +27,9 @@ from nbdist.optim import SGD, Adagrad, Adam, AdamW, LossScaleOptimizer, Optimize
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.logging import log
+from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
 from nbdist.train.resume import DataCursor, TrainingStates, difference, read_saved
-from nbdist.train.strategy import OneDevice, OneDeviceStrategy
 
 ROWS = 20
 x = np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32)
@@ -78,20 +78,13 @@ def scaled(a: Any, b: Any) -> Any:
     return a * np.float32(0.5), b
 
 
-class Stopping(OneDevice):
+class Stopping(OneDeviceReplica):
     """One device that requests a stop after a given total number of steps."""
 
     at: int | None = None
     context: Context
 
-    def push(self) -> None:
-        super().push()
-        self.count()
-
-    def skip(self) -> None:
-        self.count()
-
-    def count(self) -> None:
+    def after_step(self) -> None:
         if self.context.progress.step + 1 == self.at:
             self.context.control.stop_requested = True
 
@@ -102,7 +95,7 @@ class StoppingStrategy(OneDeviceStrategy):
     at: int | None = None
     context: Context
 
-    def replica(self, variables: Any, optimizer: Optimizer) -> OneDevice:
+    def replica(self, variables: Any, optimizer: Optimizer) -> OneDeviceReplica:
         made = Stopping(variables, optimizer)
         made.at, made.context = self.at, self.context
         return made
@@ -336,7 +329,7 @@ def test_updates_that_are_counted_late_are_not_lost(tmp_path: Path) -> None:
     class LateStrategy(StoppingStrategy):
         keeps_slots = False
 
-        def replica(self, variables: Any, optimizer: Optimizer) -> OneDevice:
+        def replica(self, variables: Any, optimizer: Optimizer) -> OneDeviceReplica:
             made = Late(variables, optimizer)
             made.at, made.context = self.at, self.context
             return made

@@ -17,9 +17,9 @@ from nbdist.nn import BatchNorm, Dense, Dropout, Sequential
 from nbdist.optim import Adam
 from nbdist.train import Callback, state_writer
 from nbdist.train.context import Context, current, use_here
+from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.resume import DataCursor, TrainingStates, read_saved
 from nbdist.train.state_writer import Interval, StateWriter, parse_interval, state_files
-from nbdist.train.strategy import OneDevice, OneDeviceStrategy
 
 ROWS = 40
 x = np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32)
@@ -30,13 +30,13 @@ class Killed(BaseException):
     """Stands for the end of the process: no code of the training handles it."""
 
 
-class Dying(OneDevice):
+class Dying(OneDeviceReplica):
     """One device whose process ends when it is to make a certain update."""
 
     at: int | None = None
 
     def push(self) -> None:
-        if self.global_step + 1 == self.at:
+        if self.report.global_step + 1 == self.at:
             raise Killed
         super().push()
 
@@ -44,7 +44,7 @@ class Dying(OneDevice):
 class DyingStrategy(OneDeviceStrategy):
     at: int | None = None
 
-    def replica(self, variables: Any, optimizer: Any, tables: Any = ()) -> OneDevice:
+    def replica(self, variables: Any, optimizer: Any, tables: Any = ()) -> OneDeviceReplica:
         made = Dying(variables, optimizer, tables=tables)
         made.at = self.at
         return made

@@ -12,14 +12,17 @@ import pytest
 from nbdist.errors import AbortedError, NanLossError
 from nbdist.optim.precision import LossScale
 from nbdist.runtime.ps.client import StepStopped
+from nbdist.train.capabilities import Agreement, Membership, Nonfinite, PendingPush, StepChecks
 from nbdist.train.context import Context
 from nbdist.train.loss_scaling import LossScaling
+from nbdist.train.replica import Replica, RetryStep, itself
 from nbdist.train.step import Step, StepDriver
-from nbdist.train.strategy import Nonfinite, Replica, RetryStep
 
 
-class Recorded(Replica):
+class Recorded(Replica, Agreement, Membership, PendingPush, StepChecks):
     """Records the calls; ``fails`` is raised by the next push, ``finds`` is what all find in it."""
+
+    agreement = membership = pending = checks = itself
 
     def __init__(self, calls: list[str] | None = None) -> None:
         self.calls: list[str] = [] if calls is None else calls
@@ -31,29 +34,39 @@ class Recorded(Replica):
 
     def pull(self) -> None:
         self.calls.append("pull")
-        self.waited += 0.25
+        self.report.waited += 0.25
 
     def gradients(self) -> Sequence[Any]:
         return self.own
 
     def push(self) -> None:
         self.calls.append("push")
-        self.waited += 0.5
+        self.report.waited += 0.5
         if self.fails is not None:
             raise self.fails
-        self.global_step += 1
-        self.nonfinite = self.finds
+        self.report.global_step += 1
+        self.report.nonfinite = self.finds
+
+    def flat_gradients(self) -> Sequence[Any]:
+        return self.own
 
     def skip(self) -> None:
         self.calls.append("skip")
 
     def overflow(self) -> None:
         self.calls.append("overflow")
-        self.overflows += 1
+        self.report.overflows += 1
 
     def agree(self, stop: bool) -> bool:
         self.calls.append("agree")
         return stop or self.stops
+
+    def end_epoch(self, stop: bool) -> bool:
+        self.calls.append("end_epoch")
+        return stop
+
+    def abort(self, error: BaseException) -> None:
+        self.calls.append("abort")
 
     def admit(self, leave: bool = False) -> bool:
         self.calls.append("admit")
@@ -62,7 +75,7 @@ class Recorded(Replica):
     def settle(self) -> None:
         self.calls.append("settle")
         if self.fails is not None:
-            self.unmade = 1
+            self.report.unmade = 1
             raise self.fails
 
     def finish(self) -> None:
@@ -124,9 +137,9 @@ def test_a_gradient_that_overflows_the_scale_is_left_out_and_counted_once() -> N
     replica = Recorded()
     step, _ = step_of(replica, scaled=True)
     step.check(0.5, math.inf)
-    replica.nonfinite = Nonfinite("a gradient is NaN or infinite", scaled=True)  # as all find, too
+    replica.report.nonfinite = Nonfinite("a gradient is NaN or infinite", scaled=True)  # as all find, too
     step.push()
-    assert (replica.calls, replica.overflows) == (["pull", "overflow"], 1)
+    assert (replica.calls, replica.report.overflows) == (["pull", "overflow"], 1)
 
 
 def test_what_all_leave_out_is_taken_back() -> None:
@@ -146,7 +159,7 @@ def test_what_all_leave_out_is_taken_back() -> None:
     step, _ = step_of(replica, scaled=True)
     step.check(0.5, 1.0)
     step.push()
-    assert replica.overflows == 1
+    assert replica.report.overflows == 1
 
 
 def test_a_step_that_is_repeated_leaves_the_states_as_they_were() -> None:

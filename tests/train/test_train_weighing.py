@@ -15,7 +15,7 @@ from nbdist.optim import SGD
 from nbdist.testing import thread_world
 from nbdist.testing.strategy import alone, everywhere, model, points
 from nbdist.train.context import Context
-from nbdist.train.strategy import OneDevice, OneDeviceStrategy
+from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.weighing import counted_in
 
 
@@ -38,7 +38,7 @@ def test_history_is_that_of_whole_batches_on_every_replica(make: Any) -> None:
 
 def test_a_loss_that_does_not_count_examples_is_refused_where_shares_do() -> None:
     strategy = OneDeviceStrategy()
-    replica = OneDevice([("w", np.zeros(1, np.float32))], SGD(0.1))
+    replica = OneDeviceReplica([("w", np.zeros(1, np.float32))], SGD(0.1))
     assert counted_in(3.0, replica, strategy, 4) is None  # there are no shares
     strategy.num_replicas_in_sync = 2
     assert counted_in(None, replica, strategy, 4) is None

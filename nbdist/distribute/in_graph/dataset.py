@@ -24,7 +24,7 @@ from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import control_dependencies, device
 from nbdist.graph.tensor import Placeholder, Tensor, placeholder, record
 from nbdist.train.graph_dataset import described
-from nbdist.train.strategy import Parts
+from nbdist.train.trainable import Parts
 
 
 class Reading:

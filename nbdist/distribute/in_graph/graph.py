@@ -25,7 +25,7 @@ from nbdist.graph.tensor import Placeholder, Tensor, Variable, constant, record
 from nbdist.optim import Optimizer, from_config
 from nbdist.runtime.session.session import Session
 from nbdist.train.pipeline import bubble_fraction, pipeline
-from nbdist.train.strategy import Parts
+from nbdist.train.trainable import Parts
 
 if TYPE_CHECKING:
     from nbdist.distribute.in_graph.strategy import InGraphStrategy

@@ -12,7 +12,9 @@ import numpy as np
 from nbdist.distribute.in_graph.graph import Joint, split_batch
 from nbdist.errors import NanLossError
 from nbdist.graph.tensor import Tensor
-from nbdist.train.strategy import Replica, Trainable
+from nbdist.train.capabilities import ArrayMemory, LearningRate, Programs, Reads, StepSpans
+from nbdist.train.replica import Replica, itself
+from nbdist.train.trainable import Trainable
 
 if TYPE_CHECKING:
     from nbdist.distribute.in_graph.strategy import InGraphStrategy
@@ -21,13 +23,12 @@ Array: TypeAlias = np.ndarray[Any, Any]
 SECOND_TRACE, TRACE_EVERY = 0.05, 1.0  # seconds between steps that are traced; the first step is one
 
 
-class InGraphReplica(Replica):
+class InGraphReplica(Replica, LearningRate, Programs, Reads):
     """Steps of some towers: all of them together, or one."""
 
-    pull_is = None
-    program_is = ("wait", "for the towers")
-    push_is = ("compute", "the step's end")
-    computes_elsewhere = True
+    spans = StepSpans(pull=None, program=("wait", "for the towers"), push=("compute", "the step's end"))
+    memory = ArrayMemory(in_place=True)
+    rate = programs = reads = itself
 
     def __init__(self, joint: Joint, towers: list[int], strategy: InGraphStrategy) -> None:
         self._joint, self._towers, self._strategy = joint, towers, strategy
@@ -97,7 +98,7 @@ class InGraphReplica(Replica):
         """Count the update that the step has made."""
         with self._joint.lock:
             self._joint.updates += 1
-            self.global_step = self._joint.updates
+            self.report.global_step = self._joint.updates
 
     def finish(self) -> None:
         """Wait for the other towers, and bring the final parameters."""
@@ -107,7 +108,7 @@ class InGraphReplica(Replica):
             while joint.going_on:
                 self._strategy.check()
                 joint.lock.wait(0.1)
-            self.global_step = joint.updates
+            self.report.global_step = joint.updates
         self.fetch()
 
     def close(self) -> None:

@@ -23,7 +23,9 @@ from nbdist.metrics.timeline import Span
 from nbdist.optim import Optimizer
 from nbdist.train.context import Context
 from nbdist.train.graph_dataset import described
-from nbdist.train.strategy import Replica, Strategy, Trainable
+from nbdist.train.replica import Replica
+from nbdist.train.strategy import Strategy
+from nbdist.train.trainable import Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 OnTower = Callable[[int, int, float, Sequence[float], int, float], None]

@@ -14,7 +14,7 @@ from nbdist.graph.tensor import Variable
 from nbdist.graph.xla.devices import jax_module, wide_types
 from nbdist.optim import Optimizer
 from nbdist.train.compiled_replica import CompiledReplica
-from nbdist.train.strategy import Held, Parts, Trainable, WholeStep
+from nbdist.train.trainable import Held, Parts, Trainable, WholeStep
 
 
 class MeshReplica(CompiledReplica):
@@ -54,7 +54,7 @@ class MeshReplica(CompiledReplica):
     @property
     def numbers(self) -> tuple[Any, Any]:
         """The learning rate and the number of the next update."""
-        return np.float64(self.optimizer.learning_rate), np.int64(self.global_step + 1)
+        return np.float64(self.optimizer.learning_rate), np.int64(self.report.global_step + 1)
 
     @property
     def computed_with(self) -> Sequence[Array]:

@@ -30,7 +30,7 @@ from nbdist.graph.xla.devices import jax_module, wide_types
 from nbdist.graph.xla.functional import FunctionalArray, updated
 from nbdist.graph.xla.trace import pure_function
 from nbdist.train.context import current
-from nbdist.train.strategy import WholeStep
+from nbdist.train.trainable import WholeStep
 
 if TYPE_CHECKING:
     from nbdist.distribute.tpu.replica import MeshReplica

@@ -24,7 +24,9 @@ from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
 from nbdist.optim.precision import unscaled
 from nbdist.train.options import option, rows, whole
-from nbdist.train.strategy import Parts, Replica, Strategy, Trainable, WholeStep
+from nbdist.train.replica import Replica
+from nbdist.train.strategy import Strategy
+from nbdist.train.trainable import Parts, Trainable, WholeStep
 
 
 @dataclass(frozen=True, kw_only=True)

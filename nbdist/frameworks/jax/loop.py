@@ -27,6 +27,7 @@ from nbdist.runtime.ps.client import TrainingOver
 from nbdist.train.boundary import check_policy
 from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
+from nbdist.train.replica import change_rate, rate_of
 
 
 def wrap(
@@ -113,7 +114,7 @@ class LoopOfSteps:
     @property
     def learning_rate(self) -> float | None:
         """The rate of the next update, where this replica knows it."""
-        return None if self._loop is None else self._loop.replica.learning_rate
+        return None if self._loop is None else rate_of(self._loop.replica)
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
@@ -121,7 +122,7 @@ class LoopOfSteps:
             raise FailedPreconditionError(
                 "the training begins with the first of batches(); set the rate then"
             )
-        self._loop.replica.set_learning_rate(float(rate))
+        change_rate(self._loop.replica, float(rate))
 
     def batches(self, data: Any, batch_size: int | None = None) -> Pass:
         """Return this replica's share of each batch of one pass through ``data``, which is that of `fit`.

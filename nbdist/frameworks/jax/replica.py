@@ -6,7 +6,7 @@ come out of it changed, in the same memory (donated buffers).
 
 A transfer of a host array to the device takes JAX 5 to 10 us. The learning rate is therefore transferred
 only when it changes, and updates are counted on the device. Results of a step are read after the next one is
-dispatched (``overlaps_steps``), so that XLA computes while the host works. Where a step that is not finite
+dispatched (`Overlap`), so that XLA computes while the host works. Where a step that is not finite
 ends the training, the one that has been dispatched after it changes nothing.
 
 The number that says whether all is finite is a sum of each column of the gradients, a product of a matrix and
@@ -28,8 +28,10 @@ from nbdist.graph.backend import Array
 from nbdist.graph.xla.devices import jax_module, wide_types
 from nbdist.graph.xla.functional import FunctionalArray, updated
 from nbdist.optim import OPTIMIZERS, Optimizer
+from nbdist.train.capabilities import Overlap
 from nbdist.train.compiled_replica import CompiledReplica
-from nbdist.train.strategy import Trainable
+from nbdist.train.replica import itself
+from nbdist.train.trainable import Trainable
 
 if TYPE_CHECKING:
     from nbdist.frameworks.jax.step import LossFunction
@@ -43,10 +45,10 @@ def makes_updates(optimizer: Optimizer) -> bool:
     return type(optimizer) in (*OPTIMIZERS.values(), OptaxOptimizer)
 
 
-class JaxReplica(CompiledReplica):
+class JaxReplica(CompiledReplica, Overlap):
     """Steps of a `LossFunction` on JAX's device."""
 
-    overlaps_steps = True
+    overlap = itself
 
     def __init__(self, model: LossFunction, optimizer: Optimizer) -> None:
         import jax
@@ -97,7 +99,7 @@ class JaxReplica(CompiledReplica):
             self._held, results, number = self._step(
                 self._held, arrays[:count], self._rate_on_device(), self._unread, *arrays[count + 1 : last]
             )
-            self._unread = self._fine if self.withholds else number
+            self._unread = self._fine if self.hooks.withholds else number
             self.host_is_current = False
             return *results, number
 
@@ -117,14 +119,14 @@ class JaxReplica(CompiledReplica):
 
     def push(self) -> None:
         """Count the update; a batch without examples has made none."""
-        self.global_step += self._was_read
+        self.report.global_step += self._was_read
         self._was_read = False
 
     def skip(self) -> None:
         """Count nothing: the step has left everything as it was."""
         self._was_read = False
 
-    def abort(self, error: BaseException) -> None:
+    def interrupt(self) -> None:
         """Bring the newest parameters to the host, if an interrupted step has left them."""
         with suppress(
             RuntimeError
@@ -142,7 +144,7 @@ class JaxReplica(CompiledReplica):
         states = [array for _, array in self._model.states]
         held = {
             "values": self.values, "slots": self.host_slots, "others": self._others, "states": states,
-            "updates": np.int32(self.global_step),
+            "updates": np.int32(self.report.global_step),
         }  # fmt: skip
         self._held = jax.tree.map(jax.numpy.array, held)  # copies: the host's arrays change
         self.host_is_current = True

@@ -25,7 +25,7 @@ from nbdist.frameworks.jax.tree import Parameters, State, copy_from_jax, copy_le
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
-from nbdist.train.strategy import Replica
+from nbdist.train.replica import Replica
 
 ROWS = 120  # examples of the batch that a loss is recorded for; no other axis is likely to have as many
 WORDS = 6  # of 32 bits: the seed and the number of the first example have two each

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from nbdist.train.strategy import Gathers
+from nbdist.train.trainable import Gathers
 
 if TYPE_CHECKING:
     import torch

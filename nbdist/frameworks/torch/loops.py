@@ -33,9 +33,9 @@ from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.train.boundary import check_policy, square_sum
 from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
+from nbdist.train.replica import RetryStep, change_rate, rate_of
 from nbdist.train.step import Step
 from nbdist.train.step_timing import StepEvents
-from nbdist.train.strategy import RetryStep
 from nbdist.train.training import Training, opened_loop
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ class Batches:
         self._rates = GroupRates.of(optimizer.param_groups)
         self._rate = self._rates.rate
         self._continues, self._follows = training.resume.rate, True
-        if training.own.joined is not None or training.own.joins_at:
-            self._continues = training.replica.learning_rate
+        if training.joins:
+            self._continues = rate_of(training.replica)
         self._weight = 0.0
         self._added = 0
         """Batches whose gradients the next step has."""
@@ -230,7 +230,7 @@ class Batches:
             scale, overflows = self._scaled()
             self._model.send(one.gradients, self._weight, scale)
             training.context.progress.skipped += overflows
-            one.check(0.0, square_sum(replica.flat_gradients()), overflow=overflows)
+            one.check(0.0, square_sum(replica.checks.flat_gradients()), overflow=overflows)
             self._push(one)
             self._optimizer._opt_called = True  # what torch's schedulers look for
 
@@ -255,12 +255,12 @@ class Batches:
                 self._miscounted(rate, expected)
         if rate != self._rate and self._follows:
             self._rate = rate
-            self._training.replica.set_learning_rate(rate)
+            change_rate(self._training.replica, rate)
 
     def _miscounted(self, rate: float, expected: float) -> None:
         """Refuse a scheduler that is not where the training is; one of a process that has joined is left."""
         training = self._training
-        if training.own.joined is not None or training.own.joins_at:
+        if training.joins:
             self._follows = False
             training.context.note(
                 "the scheduler of torch in this new process counts from its beginning, and is not followed: "
@@ -295,7 +295,7 @@ class Batches:
             self._training.retry()
             return
         training, replica = self._training, self._training.replica
-        training.history.timed(training.driver.record(step), training.driver.steps, replica.staleness)
+        training.history.timed(training.driver.record(step), training.driver.steps, replica.report.staleness)
 
 
 def _no_step(batch: Any) -> Any:

@@ -27,7 +27,7 @@ from nbdist.frameworks.torch.gathers import ModuleGathers
 from nbdist.frameworks.trainable import FrameworkModel
 from nbdist.graph.backend import Array
 from nbdist.optim.precision import LossScale
-from nbdist.train.strategy import Gathers, ParameterReads
+from nbdist.train.trainable import Gathers, ParameterReads
 
 if TYPE_CHECKING:
     import torch

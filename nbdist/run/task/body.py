@@ -58,10 +58,10 @@ from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
 from nbdist.train.context import Checkpoints
 from nbdist.train.custom.api import end_loops
+from nbdist.train.replica import ReplicaLeft
 from nbdist.train.resume import TrainingStates
 from nbdist.train.state_writer import StateWriter, parse_interval
 from nbdist.train.step_timing import StepLog
-from nbdist.train.strategy import ReplicaLeft
 from nbdist.train.summaries import RunSummaries
 
 OWN_FILES = (__file__,)  # which no traceback has to show

@@ -17,7 +17,8 @@ from nbdist.graph.tensor import Tensor, Variable
 from nbdist.train.custom.replicas import LocalReplica, Program, Ready, TracedStep, VariableGroup
 from nbdist.train.custom.trace import Gradient, Trace
 from nbdist.train.custom.variables import StrategyVariables
-from nbdist.train.strategy import Held, WholeStep
+from nbdist.train.replica import step_program, tables_in
+from nbdist.train.trainable import Held, WholeStep
 
 Trained: TypeAlias = Sequence[tuple[VariableGroup, tuple[Gradient, ...]]]
 """What a step trains, with gradients in the order of the group's variables."""
@@ -67,12 +68,12 @@ def program_of(
         def compiled(own: Sequence[Array], ready: Ready | None) -> Program:
             values.update(zip(group.trained, own, strict=True))
             if ready is not None:
-                tables = group.replicas[local.index].tables
+                tables = tables_in(group.replicas[local.index])
                 dense = [(i, g.whole) for i, g in enumerate(gradients) if i not in tables]
                 written.update({g: partial(ready, number) for number, g in dense})
             return through(others)
 
-        return group.replicas[local.index].program(TracedStep(compiled), shapes)
+        return step_program(group.replicas[local.index], TracedStep(compiled), shapes)
 
     return through(trained)
 
@@ -184,7 +185,7 @@ def lookups_of(
     """
     replicas = [group.replicas[local.index] for group, _ in trained]
     wanted = [
-        [made.lookups(group.trained[i]) for i in replica.tables]
+        [made.lookups(group.trained[i]) for i in tables_in(replica)]
         for (group, _), replica in zip(trained, replicas, strict=True)
     ]
     ids = list(dict.fromkeys(t for ones in wanted for found in ones for t in found or ()))
@@ -199,7 +200,7 @@ def lookups_of(
             return np.concatenate([NO_ROWS, *(values[t].reshape(-1) for t in found)])
 
         return [
-            [rows(found, replica.values[i]) for i, found in zip(replica.tables, ones, strict=True)]
+            [rows(found, replica.values[i]) for i, found in zip(tables_in(replica), ones, strict=True)]
             for replica, ones in zip(replicas, wanted, strict=True)
         ]
 
@@ -210,7 +211,7 @@ def _apart(
     group: VariableGroup, local: LocalReplica, gradients: Sequence[Gradient]
 ) -> tuple[list[Gradient], list[Gradient]]:
     """Return the gradients of a replica's tables, and all others."""
-    tables = group.replicas[local.index].tables
+    tables = tables_in(group.replicas[local.index])
     numbered = list(enumerate(gradients))
     return [gradients[i] for i in tables], [g for i, g in numbered if i not in tables]
 

@@ -25,9 +25,10 @@ from nbdist.runtime.ps.client import TrainingOver
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
 from nbdist.train.loss_scaling import LossScaling
+from nbdist.train.replica import Replica, arrays_computed_with
 from nbdist.train.step import Step
 from nbdist.train.step_timing import StepAccount, StepEvents
-from nbdist.train.strategy import Gathers, Replica, Trainable
+from nbdist.train.trainable import Gathers, Trainable
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.call import cupy_of, is_on_device
 
@@ -339,21 +340,21 @@ class VariableGroup(NoVariables):
             if takes_over:
                 raise
             raise FailedPreconditionError(refused) from None
-        if replica.joins_at and not takes_over:
+        if not takes_over and replica.membership is not None and replica.membership.joins_at:
             replica.close()
             raise FailedPreconditionError(refused)
         replica = on_device(replica, context.device)
-        context.see_arrays(replica.computed_with)
+        context.see_arrays(arrays_computed_with(replica))
         return replica
 
     @property
     def joint(self) -> bool:
         """Whether the replicas agree on a stop among themselves."""
-        return self.replicas[0].joint
+        return self.replicas[0].agreement is not None
 
     def steps(self, index: int) -> int:
         """Return the updates so far, by all replicas, as one of this process's knows."""
-        return self.replicas[index].global_step if self.replicas else 0
+        return self.replicas[index].report.global_step if self.replicas else 0
 
     def reads(self, variables: Sequence[Variable]) -> bool:
         """Whether any of these variables is trained here."""
@@ -362,8 +363,13 @@ class VariableGroup(NoVariables):
     def finish(self, index: int) -> None:
         """Wait for the others' updates, on a replica's thread."""
         if self.stepped:
-            self.replicas[index].end_epoch(False)
+            self.end_epoch(index, False)
         self.replicas[index].finish()
+
+    def end_epoch(self, index: int, stop: bool) -> bool:
+        """End a pass with the others, on a replica's thread; return whether the training ends."""
+        agreement = self.replicas[index].agreement
+        return stop if agreement is None else agreement.end_epoch(stop)
 
     def close(self) -> None:
         """Close the replicas; the next step begins a new training."""
@@ -417,8 +423,8 @@ class StepRecorder:
         if recorder is None:
             return
         recorder.add(recorder.series("step_ms"), number, (step.pushed - step.begun - rest) * 1e3)
-        if replica.staleness is not None:
-            recorder.add(recorder.series("staleness"), number, replica.staleness)
+        if (staleness := replica.report.staleness) is not None:
+            recorder.add(recorder.series("staleness"), number, staleness)
         for place, loss in enumerate(losses, 1):
             name = "loss" if place == 1 else f"loss_{place}"
             recorder.add(recorder.series(name), number, float(loss.sum()) * scale)

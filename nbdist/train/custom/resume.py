@@ -19,11 +19,12 @@ import numpy as np
 from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.runtime.ps.client import StepStopped
+from nbdist.train.capabilities import JoinedState, RestoredState
 from nbdist.train.context import Context, current
 from nbdist.train.custom.position import SavedValues, iterate_epochs
 from nbdist.train.custom.sync_rules import apart
+from nbdist.train.replica import continuing, rate_of
 from nbdist.train.resume import DataCursor, SavedState, State, require_same, settings_of
-from nbdist.train.strategy import JoinedState, ReplicaState, RestoredState
 
 MOST_NAMED = 5
 
@@ -188,10 +189,10 @@ def loop_state(owner: StrategyVariables) -> tuple[dict[str, Any], list[Array], l
     for group in owner.groups:
         if not group.replicas:
             continue
-        found: ReplicaState = group.replicas[0].state()
+        found = continuing(group.replicas[0]).read_state()
         own = [v.name for v in group.trained]
         trained.update(zip(own, zip(found.values, found.slots, strict=True), strict=True))
-        rate = group.replicas[0].learning_rate
+        rate = rate_of(group.replicas[0])
         groups.append({
             "variables": own,
             "updates": found.updates,
@@ -332,13 +333,15 @@ class RestoredLoop:
         if saved is None:
             return 0
         if self.joins:  # the replica has its parameters, slots and rate from the others
-            return group.replicas[0].global_step
+            return group.replicas[0].report.global_step
         if self._owner.strategy.keeps_slots:
             for local, replica in zip(self._owner.local.all, group.replicas, strict=True):
                 with local.scope:
-                    replica.restore_slots(self._slots_of(saved))
+                    continuing(replica).restore_slots(self._slots_of(saved))
         rate = group.optimizer.learning_rate
-        self._owner.local.each(lambda i: group.replicas[i].resume(saved["updates"], rate, self._mark))
+        self._owner.local.each(
+            lambda i: continuing(group.replicas[i]).resume(saved["updates"], rate, self._mark)
+        )
         return int(saved["updates"])
 
     def _of(self, group: VariableGroup) -> dict[str, Any] | None:

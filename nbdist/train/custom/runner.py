@@ -26,9 +26,9 @@ from nbdist.train.custom.reduce import joined, of_replica
 from nbdist.train.custom.replicas import LocalReplica, Program, Shapes, VariableGroup
 from nbdist.train.custom.trace import MOST_FUNCTIONS, Trace, Traces, arrays_in, trace, tree_leaves, tree_map
 from nbdist.train.custom.variables import StrategyVariables
+from nbdist.train.replica import RetryStep, tables_in
 from nbdist.train.step import Step
 from nbdist.train.step_timing import StepEvents
-from nbdist.train.strategy import RetryStep
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOST_PROGRAMS = 64  # of one replica
@@ -141,7 +141,7 @@ class Runner:
             count = len(variables.local.all)
             stop = bool(variables.local.all_reduce([np.array(stop, np.int64)] * count, "sum"))
         # Asked from this thread: agree() does not wait, and waking all threads would cost more.
-        answers = [replica.agree(stop) for replica in group.replicas]
+        answers = [stop if one.agreement is None else one.agreement.agree(stop) for one in group.replicas]
         return any(answers)
 
     def end_pass(self) -> None:
@@ -150,7 +150,7 @@ class Runner:
         for group in variables.groups:
             if group.replicas and group.stepped:
                 group.stepped = False
-                ends = variables.local.each(lambda i, group=group: group.replicas[i].end_epoch(stop))  # type: ignore[misc]
+                ends = variables.local.each(lambda i, group=group: group.end_epoch(i, stop))  # type: ignore[misc]
                 variables.ended = variables.ended or any(ends)
         if variables.ended:
             variables.finish()
@@ -209,7 +209,8 @@ class Runner:
         ends = self.stopping()
         for group in groups:
             for replica in group.replicas:
-                replica.renew()
+                if replica.membership is not None:
+                    replica.membership.renew()
         return not ends
 
     def _steps(self, calls: Sequence[Call], groups: Sequence[VariableGroup], updating: bool) -> list[Any]:
@@ -264,19 +265,20 @@ class Runner:
             skips=skips,
             advice="strategy.run(fn, args, nan='skip')",
         )
-        tables = [replica for replica in replicas for _ in replica.tables]
+        tables = [replica for replica in replicas for _ in tables_in(replica)]
         if tables:  # the pull needs the row numbers first
             for replica, ids in zip(replicas, self._lookups(call, local)(*call.arrays), strict=True):
-                replica.want(ids)
+                if replica.rows is not None:
+                    replica.rows.want(ids)
         step.pull()
         for group in variables.groups:
             if group.replicas and group not in groups and group.reads(call.trace.variables):
                 with suppress(StepStopped):
-                    group.replicas[local.index].fetch()
+                    group.replicas[local.index].reads.fetch()
         variables.count(local)
         program = self._program(call, local, updating)
         for replica in replicas:
-            replica.withholds = self._skip_nan
+            replica.hooks.withholds = self._skip_nan
         step.restore = variables.remember(call.trace.assigned, local) if skips else None
         feeds = [to_device(a, local.xp) for a in [*call.arrays, *self._extra(call, local)]]
         with notes_to(local.context.note):
@@ -285,7 +287,7 @@ class Runner:
             step.events.mark(StepEvents.COMPUTED)
         outputs, watched = len(call.trace.fetches), len(call.trace.watched)
         rows = found[len(found) - 2 * len(tables) :]  # of each table: gradients, and where they belong
-        flats = [flat for replica in replicas for flat in replica.flat_gradients()]
+        flats = [flat for replica in replicas for flat in replica.checks.flat_gradients()]
         results, squares = read_values(found[: outputs + watched], [*flats, *rows[::2]])
         losses = results[outputs:]
         step.check(self._loss(call, losses), squares, rows)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,12 +23,13 @@ from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.boundary import Boundary
-from nbdist.train.context import MODEL, current, save_variables
+from nbdist.train.capabilities import JoinedState, Membership
+from nbdist.train.context import MODEL, StrategyContext, current, save_variables
 from nbdist.train.custom import sync_rules
 from nbdist.train.custom.replicas import LocalReplica, LocalReplicas, StepRecorder, VariableGroup
 from nbdist.train.custom.resume import RestoredLoop, joined_state, load
 from nbdist.train.custom.trace import Applied, Trace, tracing
-from nbdist.train.strategy import JoinedState, Replica, RetryStep
+from nbdist.train.replica import Replica, RetryStep, rate_of
 
 if TYPE_CHECKING:
     from nbdist.train.strategy import Strategy
@@ -45,7 +45,7 @@ class StrategyVariables:
         here = current()
         load(here)
         self.strategy = strategy
-        self.context = here if here.strategy is strategy else replace(here, strategy=strategy)
+        self.context = here if here.strategy is strategy else StrategyContext(here, strategy)
         self.graph = Graph()
         self.graph.owner, self.graph.hint = self, MOVE_IN
         self.host_values: dict[Variable, Array] = {}
@@ -132,8 +132,9 @@ class StrategyVariables:
             self.strategy.end()
             raise
         group.replicas = [made[i] for i in range(len(contexts))]
-        if self.takes_over and self.joined_at is None and made[0].joins_at is not None:
-            self._take_over(made[0])
+        membership = made[0].membership
+        if self.takes_over and self.joined_at is None and membership and membership.joins_at is not None:
+            self._take_over(membership)
         if restored is not None and (updates := restored.resume(group)):
             self.updates_before = restored.updates_before
             if group.counter is not None:
@@ -142,7 +143,9 @@ class StrategyVariables:
                 self.context.world.enters, self.context.progress.joined = False, self.context.progress.step
         if self._admits and group.own is not None:
             own = group.own
-            own.position = lambda: JoinedState({"updates": own.global_step, "rate": own.learning_rate}, [])
+            own.hooks.position = lambda: JoinedState(
+                {"updates": own.report.global_step, "rate": rate_of(own)}, []
+            )
         self.context.loop.begun += 1
         self.context.trainings += 1
         self.boundary.show_rate()
@@ -158,13 +161,13 @@ class StrategyVariables:
             for v in group.trained:  # the replica has the value from now on
                 local.arrays.pop(v, None)
 
-    def _take_over(self, replica: Replica) -> None:
+    def _take_over(self, membership: Membership) -> None:
         """Continue after the steps that a lost process has made in this one's place."""
         progress = self.context.progress
-        self.joined_at = replica.joins_at or 0
+        self.joined_at = membership.joins_at or 0
         self.steps += self.joined_at
         progress.step = progress.joined = self.steps
-        progress.left_out = replica.left_out
+        progress.left_out = membership.left_out
 
     @property
     def _admits(self) -> bool:
@@ -181,7 +184,8 @@ class StrategyVariables:
 
     def admit(self) -> None:
         """Have new processes join before the next step, if the replicas have agreed on it in the last one."""
-        if any(group.own is not None and group.replicas and group.own.regroups_next for group in self.groups):
+        training = [group.own.membership for group in self.groups if group.own is not None and group.replicas]
+        if any(membership is not None and membership.regroups_next for membership in training):
             self.strategy.admit_to_loop(lambda: joined_state(self.context))
             for group in self.groups:
                 group.stepped = False  # the new processes do not end what was stepped without them
@@ -312,7 +316,7 @@ class StrategyVariables:
         for group in self.groups:
             if group.replicas:
                 with contextlib.suppress(StepStopped):
-                    group.replicas[0].fetch()
+                    group.replicas[0].reads.fetch()
         self.fetch_local()
 
     def fetch_local(self) -> None:
@@ -380,13 +384,14 @@ class StrategyVariables:
 
     def _take_back_unmade(self) -> None:
         """Count no step that this replica has pushed and that was not made, because others had stopped."""
-        unmade = max((g.replicas[0].unmade for g in self.groups if g.replicas), default=0)
+        unmade = max((g.replicas[0].report.unmade for g in self.groups if g.replicas), default=0)
         self.steps -= unmade
         self.context.progress.step -= unmade
 
     def ask_state(self) -> bool:
         """Return whether the chief has all that a state needs; if not, the next step brings it."""
-        answers = [group.replicas[0].ask_state() for group in self.groups if group.replicas]  # asks each
+        states = [group.replicas[0].state for group in self.groups if group.replicas]
+        answers = [state.ask_state() for state in states if state is not None]  # asks each
         return all(answers)
 
     def abandon(self) -> None:
@@ -450,8 +455,8 @@ class StrategyVariables:
             return
         self.local.all[index].context.on_error(error)
         for group in self.groups:
-            if index < len(group.replicas):
-                group.replicas[index].abort(error)
+            if index < len(group.replicas) and (agreement := group.replicas[index].agreement) is not None:
+                agreement.abort(error)
         self.local.abort_group(index, error)
 
 
