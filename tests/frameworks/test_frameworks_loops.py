@@ -19,10 +19,11 @@ import nbdist as nb
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.train.context import Context, use_here
+from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
+from nbdist.train.replica import RetryStep
 from nbdist.train.resume import TrainingStates, read_saved
 from nbdist.train.state_writer import StateWriter, parse_interval, state_files
-from nbdist.train.strategy import OneDevice, OneDeviceStrategy, RetryStep
 
 X = np.random.default_rng(0).random((40, 4), np.float32)
 STEPS = 5  # of a pass
@@ -167,7 +168,7 @@ def test_a_number_of_epochs_for_a_run_is_named(capsys: pytest.CaptureFixture[str
     assert any("--epochs is for fit" in text for text in noted)
 
 
-class LosesAWorker(OneDevice):
+class LosesAWorker(OneDeviceReplica):
     """A replica whose second step is not made, as where another worker is lost in it."""
 
     pushes = 0
