@@ -12,6 +12,7 @@ from tiers import matrix
 from waiting import until
 
 from nbdist.errors import WorkerError
+from nbdist.run import shutdown
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
 
@@ -82,6 +83,23 @@ def body(source: str, folder: Path, at: int = 0, bad: int = 0, nan: str = "stop"
     return source.format(folder=str(folder), at=at, bad=bad, nan=nan)
 
 
+@pytest.fixture(autouse=True)
+def no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a long step finish on a busy machine, and the rest of the body: no stop sends a signal."""
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 120.0)
+
+
+def stopped(run: Run, gate: Path) -> None:
+    """Stop a run, open the gate once all workers know, and wait for the end."""
+    run.stop()
+    run.poll()
+    for info in run._monitor.workers:  # a task processes messages in order
+        run._monitor._cluster.peer(info.rank).call("run.hello")
+    gate.touch()
+    run.wait()
+
+
 def assert_same(found: Run, expected: Run, exact: bool = True) -> None:
     for a, b in zip(found.results["weights"], expected.results["weights"], strict=True):
         if exact:
@@ -100,9 +118,7 @@ def test_a_loop_continues_within_a_pass(cluster: Cluster, tmp_path: Path, source
     assert whole.global_step == 3 * STEPS
     first = start_run(body(source, tmp_path, at=STEPS + 5), Options(**options), cluster=cluster)
     until_all_reach(first, STEPS + 4)
-    first.stop()
-    (tmp_path / "gate").touch()
-    first.wait()
+    stopped(first, tmp_path / "gate")
     assert STEPS < first.global_step < 2 * STEPS
     more = start_run(body(source, tmp_path), Options(**options, resume=first.id), cluster=cluster).wait()
     assert more.global_step == 3 * STEPS
@@ -123,8 +139,7 @@ def test_a_lost_worker_of_a_loop_is_replaced(start: Any, tmp_path: Path, source:
     kill(cluster, 1)
     until(lambda: bool(restarts(run)) and restarts(run)[0].step is not None, during=run)
     until_all_reach(run, (restarts(run)[0].step or 0) + STEPS)
-    run.stop()  # all end after the same step
-    run.wait()
+    stopped(run, tmp_path / "gate")  # all end after the same step
     assert run.status == "stopped"
     trained = cluster.run("weights", on=[0, 1, 2])
     for other in trained[1:]:
