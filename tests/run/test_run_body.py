@@ -141,7 +141,7 @@ def test_a_thread_that_a_run_has_left_behind_does_not_print_into_the_next_run(tm
     with use(Context()), printing_to(first):
         left = threading.Thread(target=speak)
         left.start()
-        until(lambda: first._waiting)
+        until(lambda: "\n" in first._waiting)  # print writes the end of the line by itself
     with use(Context()), printing_to(second):
         print("next")
         go.set()

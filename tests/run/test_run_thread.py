@@ -105,8 +105,8 @@ def test_a_swallowed_interrupt_is_not_repeated() -> None:
 
     def body() -> str:
         with gate:
-            inside.set()
             try:
+                inside.set()
                 while True:
                     pass
             except KeyboardInterrupt:
