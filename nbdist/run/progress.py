@@ -431,7 +431,7 @@ class ProgressTracker:
         return last.epoch, last.epochs
 
     def _rate(self) -> float | None:
-        rates = {latest.rate for latest in self._latest if latest.rate is not None}
+        rates = {one.rate for one in self._latest if one.rate is not None and one.state not in ABSENT}
         return rates.pop() if len(rates) == 1 else None
 
     def _state(self, replica: int) -> str:

@@ -237,3 +237,5 @@ def test_the_learning_rate_is_known_if_all_reports_agree() -> None:
     assert (standing.learning_rate, standing.checkpoint) == (0.1, answer(1))
     tally.update(2, report("running", 3, learning_rate=0.2), 0.0)
     assert tally.standing(0.0, store).learning_rate is None
+    tally.lose(2, 0.1)
+    assert tally.standing(0.1, store).learning_rate == 0.1

@@ -437,7 +437,7 @@ def test_a_resumed_run_continues_without_a_worker_that_died_in_the_pause(
     before = steps_of(run)
     run.resume()
     until(lambda: min(steps_of(run)[:2]) > max(before) + 5, during=run)
-    assert run.standing().learning_rate == 0.001
+    until(lambda: run.standing().learning_rate == 0.001, during=run)
     run.stop()
     assert run.wait().status == "stopped"
     assert run.model.optimizer.learning_rate == 0.001
