@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from tiers import exhaustive, matrix
 from waiting import until
@@ -17,6 +18,7 @@ from waiting import until
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError
 from nbdist.metrics.run_folder import read_run
+from nbdist.run import monitor
 from nbdist.run.options import Options
 from nbdist.run.progress_file import progress_path
 from nbdist.run.recovery import Restart
@@ -106,7 +108,8 @@ with nb.Graph().as_default():
     with nb.train.MonitoredTrainingSession(
         nb.task.target, nb.task.is_chief, {folder!r}, hooks={hooks}, save_checkpoint_steps=200
     ) as session:
-        while not (session.should_stop() or os.path.exists({gate!r})):
+        gate = {gate!r} + ("-chief" if nb.task.is_chief else "")
+        while not (session.should_stop() or os.path.exists(gate)):
             session.run(train)
             threading.Event().wait(0.001)
 """
@@ -114,9 +117,18 @@ PLAIN = "optimizer = nb.optim.SGD(1.0)"
 
 
 def counting(cluster: Cluster, folder: Path, max_restarts: int | None = None) -> Run:
-    """Start a run in which each update subtracts 1 from w, until the file "gate" exists."""
+    """Start a run in which each update subtracts 1 from w, until `end`."""
     body = COUNTING.format(folder=str(folder), gate=str(folder / "gate"), hooks="[]", optimizer=PLAIN)
     return start_run(body, Options(max_restarts=max_restarts), cluster=cluster)
+
+
+def end(run: Run, folder: Path) -> None:
+    """End the bodies, the chief's after the others: the checkpoint at its end has all updates."""
+    (folder / "gate").touch()
+    others = {info.rank for info in run._monitor.workers[1:]}
+    until(lambda: run.outcomes.keys() >= others, during=run)
+    (folder / "gate-chief").touch()
+    run.wait()
 
 
 def reached(run: Run) -> int:
@@ -159,8 +171,7 @@ def test_killed_workers_are_replaced_and_join_the_live_model(
         assert note.startswith(f"{name} (pid {old} -> ")
         assert f"joined at step {restart.step:,}" in note
     until_saved(run, tmp_path, reached(run) + 200)  # the new chief saves
-    (tmp_path / "gate").touch()
-    run.wait()
+    end(run, tmp_path)
     assert run.status == "finished"
     first, second = read_run(run.id).restarts
     assert (first["task"], second["task"]) == ("/job:worker/task:1", "/job:worker/task:0")
@@ -325,7 +336,10 @@ def test_a_session_is_paused_between_two_runs(start: Callable[..., Cluster], tmp
     assert run.status == "stopped"
 
 
-def test_a_parameter_server_dies_as_a_session_begins(start: Callable[..., Cluster], tmp_path: Path) -> None:
+def test_a_parameter_server_dies_as_a_session_begins(
+    start: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "SESSION_SECONDS", 10.0)  # for the first message of a worker that is busy
     cluster = start(workers=1, ps=1)
     server = next(info for info in cluster.tasks if info.job == "ps")
     body = BODY.format(steps=200, folder=str(tmp_path))
@@ -396,14 +410,17 @@ def test_all_workers_and_a_parameter_server_die_together(
     run = counting(cluster, tmp_path, max_restarts=5)
     until(lambda: run._monitor.sessions == {0, 1}, during=run)
     until_saved(run, tmp_path, 200)
+    supervisor = psutil.Process(cluster.tasks[0].pid).parent()
+    assert supervisor is not None
+    supervisor.suspend()  # it tells of both deaths at once, before one of the two is replaced
     for name in ("/job:worker/task:0", "/job:worker/task:1"):
         kill(cluster, name)
+    supervisor.resume()
     until(lambda: run._monitor.lost == {0, 1}, during=run)
     kill(cluster, "/job:ps/task:1")  # while no body is there to recover from it
     until(lambda: len([one for one in read_run(run.id).restarts if one["pid"]]) == 3, during=run)
     before = reached(run)
     until_saved(run, tmp_path, before + 200)
-    (tmp_path / "gate").touch()
-    run.wait()
+    end(run, tmp_path)
     assert run.status == "finished"
     assert load_variable(tmp_path, "global_step") >= before + 200
