@@ -19,6 +19,7 @@ from nbdist.metrics.run_folder import read_run
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.train.state_writer import state_files
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -114,6 +115,7 @@ def test_a_parameter_server_and_a_worker_die_together(start: Start, tmp_path: Pa
     options = Options(strategy="ps", seed=3, checkpoint_every=4, fetch=("losses",))
     run = start_run(body(gate), options, cluster=cluster)
     until_all_reach(run, HELD)
+    until(lambda: state_files(run.folder), during=run)  # a busy disk may be late
     kill(cluster, f"/job:worker/task:{worker}")
     kill(cluster, "/job:ps/task:0")
     until(lambda: len(read_run(run.id).restarts) == 2, during=run)

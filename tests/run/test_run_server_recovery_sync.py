@@ -18,6 +18,7 @@ from nbdist.metrics.run_folder import read_run
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.train.state_writer import state_files
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -80,6 +81,7 @@ def test_slots_of_the_optimizer_are_those_of_the_newest_state(start: Start, tmp_
     options = Options(strategy="ps", synchronous=True, seed=3, checkpoint_every=4)
     run = start_run(body(gate), options, cluster=cluster)
     until_all_reach(run, STEPS)
+    until(lambda: state_files(run.folder), during=run)  # a busy disk may be late
     kill(cluster, "/job:ps/task:0")
     until(lambda: notes_of(run), during=run)
     gate.touch()
