@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +152,8 @@ def test_the_run_folder_describes_the_run(begin: Callable[..., Run]) -> None:
     names = {path.name for path in run.folder.iterdir()}
     assert names >= {"run.json", "output-0000.log", *(f"metrics-{i:04d}.log" for i in range(3))}
     for path in run.folder.iterdir():
-        assert path.stat().st_mode & 0o077 == 0, path
+        with suppress(FileNotFoundError):  # a tower may still put its part of the timeline in its place
+            assert path.stat().st_mode & 0o077 == 0, path
     own = run.timeline()
     assert own.tasks[0] == CLIENT
     later = nb.timeline(run.id)  # read from the folder, as after the cluster's end
@@ -525,7 +527,11 @@ def test_runs_leave_no_descriptors_or_shared_memory(begin: Callable[..., Run], c
         return [own.num_fds(), len(own.net_connections("tcp")), *engines]
 
     def segments() -> list[str]:
-        return [one.name for one in Path("/dev/shm").glob(f"nbdist-{cluster.id}-*") if one.lstat().st_size]
+        found = []
+        for one in Path("/dev/shm").glob(f"nbdist-{cluster.id}-*"):
+            with suppress(FileNotFoundError):  # an engine has removed it just now
+                found += [one.name] if one.lstat().st_size else []
+        return found
 
     before = open_counts()
     for _ in range(3):

@@ -32,7 +32,10 @@ def quiet(body: str | Callable[..., Any], cluster: Cluster, **options: Any) -> R
 
 
 def segments(cluster: Cluster) -> list[str]:
-    return [path.name for path in Path("/dev/shm").glob(f"nbdist-{cluster.id}-*")]
+    """Return the names of a cluster's segments, once its tasks have released what earlier runs had."""
+    for info in cluster.tasks:  # a connection keeps its order: the releases are before this call
+        cluster.peer(info.rank).call("ping")
+    return sorted(path.name for path in Path("/dev/shm").glob(f"nbdist-{cluster.id}-*"))
 
 
 @pytest.fixture
