@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,12 @@ def begin(cluster: Cluster, view: RecordingView) -> Callable[..., Run]:
         return start_run(body, Options(**options), cluster=cluster, make_view=lambda run: view)
 
     return begin_one
+
+
+@pytest.fixture
+def no_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal ends the body, however long a busy machine takes for that: no process is replaced."""
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 60.0)
 
 
 def training(run: Run, steps: int = 1) -> Callable[[], bool]:
@@ -151,7 +158,8 @@ def test_the_run_folder_agrees_with_the_run(begin: Callable[..., Run]) -> None:
     assert points_of(logged) == points_of(run.metrics())
     assert len(logged["step"]) >= 3 * 9 * 3
     for path in run.folder.iterdir():
-        assert path.stat().st_mode & 0o077 == 0, path
+        with suppress(FileNotFoundError):  # a task may still put its part of the timeline in its place
+            assert path.stat().st_mode & 0o077 == 0, path
     assert run.steps_per_second > 0
     for rank in range(3):  # the progress files, for readers without the run
         progress = json.loads((run.folder / f"progress-{rank:04d}.json").read_text())
@@ -405,6 +413,7 @@ def test_stopping_keeps_what_was_trained(
     assert run.status == "stopped"
 
 
+@pytest.mark.usefixtures("no_replacement")
 def test_a_stop_before_the_first_step_takes_effect(begin: Callable[..., Run]) -> None:
     run = begin(ENDLESS, strategy="ps", synchronous=True)
     run.stop()
@@ -413,6 +422,7 @@ def test_a_stop_before_the_first_step_takes_effect(begin: Callable[..., Run]) ->
     assert begin(TRAIN.format(epochs=1)).wait().global_step == 9
 
 
+@pytest.mark.usefixtures("no_replacement")
 def test_a_body_without_stop_checks_is_interrupted(begin: Callable[..., Run], view: RecordingView) -> None:
     run = begin("before = 1\nprint('looping')\nwhile True:\n    pass")
     until(lambda: len(view.text) == 3, during=run)
@@ -423,6 +433,7 @@ def test_a_body_without_stop_checks_is_interrupted(begin: Callable[..., Run], vi
     assert begin("after = before").wait().results == {"after": 1}
 
 
+@pytest.mark.usefixtures("no_replacement")
 def test_a_second_interrupt_does_not_wait(
     begin: Callable[..., Run], view: RecordingView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,6 +446,7 @@ def test_a_second_interrupt_does_not_wait(
     assert run.status == "stopped"
 
 
+@pytest.mark.usefixtures("no_replacement")
 def test_an_interrupt_while_others_wait_in_a_step(begin: Callable[..., Run]) -> None:
     """Rank 1 is in an endless loop between two steps; the others wait for it."""
     body = """
@@ -500,6 +512,8 @@ def test_long_and_invalid_text_arrives(begin: Callable[..., Run], view: Recordin
 
 def test_runs_leave_no_shared_memory_or_descriptors(begin: Callable[..., Run], cluster: Cluster) -> None:
     def segments() -> int:
+        for info in cluster.tasks:  # after the releases: a connection keeps its order
+            cluster.peer(info.rank).call("run.hello")
         names = [path.lstat() for path in Path("/dev/shm").glob(f"nbdist-{cluster.id}-*")]
         return sum(info.st_size > 0 for info in names)
 
@@ -511,7 +525,6 @@ def test_runs_leave_no_shared_memory_or_descriptors(begin: Callable[..., Run], c
         begin(TRAIN.format(epochs=1) + "\n1 / 0", strategy="ps").wait()
     with pytest.raises(WorkerError):
         begin(FAILS + TRAIN.format(epochs="9, callbacks=[Fail()]"), strategy="ps").wait()
-    cluster.peer(3).call("run.hello")  # after the releases: a connection keeps its order
     assert segments() == 0
     before = descriptors()
     for _ in range(3):
@@ -656,6 +669,7 @@ def test_synchronous_replicas_refuse_a_shard(cluster: Cluster) -> None:
     assert launch(body, strategy="ps", live=False, cluster=cluster).status == "finished"
 
 
+@pytest.mark.usefixtures("no_replacement")
 def test_stop_from_another_thread_interrupts_a_busy_body(cluster: Cluster) -> None:
     view = RecordingView()
     body = "print('begun', flush=True)\nwhile True: pass"
