@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,10 +15,10 @@ import pytest
 from freezing import freeze
 from recording_view import RecordingView
 from tiers import matrix
-from waiting import until
+from waiting import limit, until
 
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError, WorkerError
-from nbdist.run import shutdown
+from nbdist.run import failure_detector, shutdown
 from nbdist.run.attach import attach_run
 from nbdist.run.options import Options
 from nbdist.run.run import Run
@@ -33,26 +32,31 @@ if TYPE_CHECKING:
 Start = Callable[..., "Cluster"]
 engines = pytest.mark.engines
 
+# Each prints when no signal can end it any more, or at once if it ends at one.
 MASKED = """
 import signal, time
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+print('on', flush=True)
 time.sleep(1000)
 """
 HOLDING = """
 import ctypes, os, signal, threading
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+print('on')
 while not os.path.exists(GATE): threading.Event().wait(0.01)
+open(GATE + '-passed', 'w').close()
 ctypes.PyDLL(None).sleep(1000)  # native code that holds the GIL: no thread of this process runs
 """
 SWALLOWING = """
 import time
 while True:
     try:
+        print('on')
         time.sleep(1000)
     except BaseException:
         pass
 """
-LISTENING = "import threading\nwhile True: threading.Event().wait(0.01)"
+LISTENING = "import threading\nprint('on')\nwhile True: threading.Event().wait(0.01)"
 
 MODEL = """
 import numpy as np
@@ -104,15 +108,7 @@ def last_step(run: Run, *stuck: int) -> None:
 
 def body_by_rank(stuck: dict[int, str], others: str) -> str:
     """Return a body that runs ``stuck[rank]``, or ``others`` on all other ranks."""
-    parts = [f"print('on')\nbodies = {stuck!r}", f"exec(bodies.get(nb.task.rank, {others!r}))"]
-    return "\n".join(parts)
-
-
-def poll_until_ended(run: Run, seconds: float = 20.0) -> None:
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not run.poll():
-        assert time.monotonic() < deadline, "the run does not end"
-        pause.wait(0.005)
+    return f"exec({stuck!r}.get(nb.task.rank, {others!r}))"
 
 
 def all_print(run: Run, view: RecordingView) -> Callable[[], object]:
@@ -207,6 +203,7 @@ def test_an_unstoppable_task_is_replaced(
     )
     gate.touch()
     if body is HOLDING:
+        until((tmp_path / "gate-passed").exists, during=run)
         until(lambda: is_unresponsive(cluster, 1), during=run)
     run.interrupt()
     last_step(run, 1)
@@ -236,12 +233,11 @@ def is_unresponsive(cluster: Cluster, rank: int) -> bool:
 @engines
 def test_replacement_takes_about_five_seconds(start: Start, view: RecordingView) -> None:
     cluster = start(workers=2, ps=1)
-    masked = MASKED.replace("time.sleep", "print('on', flush=True); time.sleep")
-    run = start_and_wait_for_output(cluster, masked, view, on="worker:0")
+    run = start_and_wait_for_output(cluster, MASKED, view, on="worker:0")
     began = time.monotonic()
     run.interrupt()
-    poll_until_ended(run)
-    assert time.monotonic() - began < 15  # 4.2 s on an idle machine
+    until(run.poll)
+    assert time.monotonic() - began < limit(15)  # 4.2 s on an idle machine
     assert run.status == "stopped"
     assert cluster.run("1 + 1", on=0) == [2]
 
@@ -256,7 +252,7 @@ def test_several_tasks_and_the_chief_are_replaced_together(
     run = start_and_wait_for_output(cluster, body_by_rank({0: MASKED, 2: SWALLOWING}, LISTENING), view)
     run.stop()  # like the Stop button
     last_step(run, 0, 2)
-    poll_until_ended(run)
+    until(run.poll)
     assert run.status == "stopped"
     assert [info.rank for info in cluster.tasks if info not in before] == [0, 2]
     assert cluster.run("'kept' in globals()", on=[0, 1, 2]) == [False, True, False]
@@ -269,8 +265,13 @@ ALL, PS = (pytest.param({"strategy": name}, id=id) for name, id in (("multi_work
 @engines
 @pytest.mark.parametrize("options", matrix([ALL], rest=[PS]))
 def test_a_frozen_worker_is_replaced_and_the_model_is_kept(
-    start: Start, view: RecordingView, no_timeout: None, options: dict[str, Any]
+    start: Start,
+    view: RecordingView,
+    no_timeout: None,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 60.0)  # the stop is not to come after its loss
     cluster = start(workers=2, ps=1)
     run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: view)
     until(lambda: len(run.store.replicas) == 2, during=run)
@@ -278,7 +279,7 @@ def test_a_frozen_worker_is_replaced_and_the_model_is_kept(
     freeze(frozen)
     run.interrupt()
     last_step(run, 1)
-    poll_until_ended(run)
+    until(run.poll)
     assert run.status == "stopped", run.error
     assert run.model is not None
     assert not psutil.pid_exists(frozen)
@@ -314,7 +315,7 @@ def test_an_attached_client_may_replace_a_task_and_the_starter_gets_an_error(
     attached = attach_run(run.id)
     attached.interrupt()
     last_step(attached, 1)
-    poll_until_ended(attached)
+    until(attached.poll)
     assert attached.status == "stopped"
     assert any(f"(pid {old.pid}) did not stop" in note for note in attached.notes)
     with pytest.raises(TaskDiedError, match=rf"\(pid {old.pid}\) was replaced by pid"):
@@ -351,7 +352,7 @@ def test_a_dead_worker_can_be_restarted_during_the_run(
     step = run.standing().step
     until(lambda: run.standing().step > step + 10, during=run)
     run.interrupt()
-    poll_until_ended(run)
+    until(run.poll)
     assert (run.status, run.error) == ("stopped", None)
     assert run.model is not None
     check_training_equals_one_device(cluster)
@@ -374,9 +375,9 @@ def test_two_clients_that_interrupt_replace_a_task_once(
     attached = attach_run(run.id)
     run.interrupt()
     attached.interrupt()
-    poll_until_ended(run)
+    until(run.poll)
     pid = cluster.tasks[1].pid
-    poll_until_ended(attached)
+    until(attached.poll)
     assert cluster.tasks[1].pid == pid
     assert cluster.run(os.getpid, on=1) == [pid]
     assert run.status == "stopped"
@@ -387,10 +388,12 @@ def test_two_clients_that_interrupt_replace_a_task_once(
 def test_repeated_interrupts_change_nothing(start: Start, view: RecordingView, short_delays: None) -> None:
     cluster = start(workers=2, ps=1)
     run = start_and_wait_for_output(cluster, body_by_rank({1: MASKED}, LISTENING), view)
-    deadline = time.monotonic() + 20
-    while not run.poll():  # an interrupt before every poll
-        run.interrupt()
-        assert time.monotonic() < deadline
+
+    def poll() -> bool:
+        run.interrupt()  # before every poll
+        return run.poll()
+
+    until(poll)
     assert run.status == "stopped"
     assert cluster.run("nbdist.task.rank if 'nbdist' in globals() else 7", on=[0, 1]) == [7, 7]
 
