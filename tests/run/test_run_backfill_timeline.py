@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from trace_rules import problems
+from waiting import until
 
 import nbdist as nb
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -148,12 +148,12 @@ def test_one_step_of_every_task_is_in_the_window(
 @pytest.mark.engines
 def test_spans_are_collected_during_the_run(begin: Callable[..., Run]) -> None:
     run = begin(TRAIN.format(epochs=10**6), synchronous=True)
-    deadline, pause = time.monotonic() + 90, threading.Event()
-    # Another replica's points may be the first to come.
-    while "loss" not in run.store.series or (at := run.store.last(0, "loss")) is None or at.step < 1500:
-        assert not run.poll()
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
+
+    def far() -> bool:
+        at = run.store.last(0, "loss") if "loss" in run.store.series else None
+        return at is not None and at.step >= 1500  # another replica's points may be the first to come
+
+    until(far, during=run)
     step = run.timeline()
     assert all(step.totals()[task]["compute"] > 0 for task in run.tasks)
     assert not list(run.folder.glob("timeline-*"))

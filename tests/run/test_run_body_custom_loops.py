@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from recording_view import RecordingView
+from waiting import until
 
 from nbdist.errors import WorkerError
 from nbdist.run import shutdown
@@ -26,11 +25,7 @@ pytestmark = pytest.mark.engines
 
 def stopped(run: Run) -> None:
     """Stop a run after it begins to train, and wait for its end."""
-    pause, deadline = threading.Event(), time.monotonic() + 30
-    while (run.store.last(0, "loss") if "loss" in run.store.series else None) is None:
-        assert not run.poll(), f"the run is over: {run.error}"
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
+    until(lambda: "loss" in run.store.series and run.store.last(0, "loss"), during=run)
     run.stop()
     run.wait()
 

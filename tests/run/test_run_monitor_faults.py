@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tiers import matrix
-from waiting import PATIENCE, limit
+from waiting import PATIENCE, limit, until
 
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.cluster import Cluster
@@ -52,11 +51,7 @@ history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(2).map(slow), epochs
 
 
 def until_it_trains(run: Run) -> Run:
-    deadline, pause = time.monotonic() + 30, threading.Event()
-    while len(run.store.replicas) < len(run.tasks):
-        assert not run.poll(), f"the run is over: {run.error}"
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
+    until(lambda: len(run.store.replicas) == len(run.tasks), during=run)
     return run
 
 

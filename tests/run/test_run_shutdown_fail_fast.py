@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from waiting import PATIENCE, limit
+from waiting import PATIENCE, limit, until
 
 from nbdist.errors import WorkerError
 from nbdist.run import shutdown
@@ -78,14 +78,9 @@ def test_an_error_on_one_rank_ends_the_cell(
     body = BEGUN.format(folder=str(tmp_path)) + body
     pids = [info.pid for info in cluster.tasks]
     run = start_run(body, Options(**options), cluster=cluster)
-    began, pause = time.monotonic(), threading.Event()
-    while 2 not in run.outcomes:
-        run.poll()
-        assert time.monotonic() - began < 30
-        pause.wait(0.005)
+    until(lambda: run.poll() or 2 in run.outcomes)
     raised = time.monotonic()
-    while not run.poll():
-        pause.wait(0.005)
+    until(run.poll)
     assert time.monotonic() - raised < limit(2)
     error = run.error
     assert isinstance(error, WorkerError)
