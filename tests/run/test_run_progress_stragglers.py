@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recording_view import RecordingView
 from tiers import matrix
+from waiting import until
 
 from nbdist.metrics.store import RunStore
-from nbdist.run import monitor
+from nbdist.run import failure_detector, monitor
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, Standing, Stragglers
 from nbdist.run.run import Run
@@ -256,11 +257,7 @@ def stragglers_of(run: Run) -> dict[int, float]:
 )
 def test_a_slow_worker_is_found(begin: Callable[..., Run], body: str, options: dict[str, Any]) -> None:
     run = begin(body, **options)
-    deadline, pause = time.monotonic() + 30, threading.Event()
-    while 1 not in stragglers_of(run):
-        assert not run.poll(), f"the run is over: {run.error}"
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
+    until(lambda: 1 in stragglers_of(run), during=run)
     run.stop()
     run.wait()
 
@@ -298,12 +295,8 @@ def slowed(pid: int) -> Iterator[None]:
 @pytest.mark.parametrize("synchronous", matrix([True], rest=[False]))
 def test_a_slow_tower_is_found(begin: Callable[..., Run], cluster: Cluster, synchronous: bool) -> None:
     run = begin(TOWERS, replication="in-graph", strategy="ps", synchronous=synchronous)
-    deadline, pause = time.monotonic() + 60, threading.Event()
     with slowed(cluster.tasks[1].pid):
-        while 1 not in stragglers_of(run):
-            assert not run.poll(), f"the run is over: {run.error}"
-            assert time.monotonic() < deadline
-            pause.wait(0.01)
+        until(lambda: 1 in stragglers_of(run), during=run)
     run.stop()
     run.wait()
 
@@ -312,24 +305,21 @@ def test_a_slow_tower_is_found(begin: Callable[..., Run], cluster: Cluster, sync
 def test_a_frozen_worker_is_silent_until_it_reports_again(
     begin: Callable[..., Run], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "SILENT_SECONDS", 0.5)  # it continues before it counts as lost
-    run = begin(FIT, strategy="ps")
-    deadline, pause = time.monotonic() + 30, threading.Event()
+    monkeypatch.setattr(monitor, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 600.0)  # it does not count as lost before
+    trains = {"running", "straggler"}
+    run = begin(FIT.replace("400", "4000"), strategy="one_device")  # parameter servers would evict it
 
-    def until(wanted: set[str]) -> None:
-        while run.standing().replicas[1].state not in wanted:
-            assert not run.poll(), f"the run is over: {run.error}"
-            assert time.monotonic() < deadline
-            pause.wait(0.01)
+    def state(replica: int) -> str:
+        return run.standing().replicas[replica].state
 
-    until({"running", "straggler"})
+    until(lambda: state(1) in trains, during=run)
     pid = cluster.tasks[1].pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        until({"silent"})
-        assert run.standing().replicas[0].state in {"running", "straggler"}
+        until(lambda: state(1) == "silent" and state(0) in trains, during=run)
     finally:
         os.kill(pid, signal.SIGCONT)
-    until({"running", "straggler"})
+    until(lambda: state(1) in trains, during=run)
     run.stop()
     run.wait()
