@@ -309,6 +309,7 @@ def test_results_of_an_abandoned_run_outlive_its_cluster(
 def test_a_run_has_failed_if_its_cluster_ended_first(leave: Callable[..., AbandonedRun]) -> None:
     left = leave()
     until(lambda: all_at_gate(left.folder, 2))
+    until(lambda: all((left.folder / f"output-000{rank}.log").exists() for rank in (0, 1)))
     left.stop()
     view = RecordingView()
     run = attach_run(left.run, make_view=lambda run: view)
