@@ -41,6 +41,7 @@ def reported(sweep: Sweep, number: int = 0) -> Callable[[], bool]:
 def test_a_trial_is_stopped_and_the_next_one_runs(
     begin: Begin, cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(driver, "REPLACE_AFTER", float("inf"))  # however slow the machine is
     if kind in ("fit", "log"):  # the stop command suffices, without a signal
         monkeypatch.setattr(driver, "SIGNAL_AFTER", float("inf"))
     endless = ENDLESS[kind].strip().replace("\n", "\n    ")
@@ -66,6 +67,7 @@ def test_a_signal_before_the_stop_command_stops_the_trial(
 ) -> None:
     """The Server of a busy engine processes the stop command late."""
     monkeypatch.setattr(driver, "SIGNAL_AFTER", 0.0)
+    monkeypatch.setattr(driver, "REPLACE_AFTER", float("inf"))
     monkeypatch.setattr(Engines, "stop", lambda *given: None)
     options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
     sweep = begin(ENDLESS[kind], {"lr": [2.0]}, on="worker:0", **options)
@@ -100,10 +102,11 @@ def test_an_engine_that_does_not_stop_is_replaced(
     monkeypatch.setattr(driver, "REPLACE_AFTER", 0.6)
     cluster = start(workers=1)
     body = """
+import signal, time
+if width == 0:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 nb.log(accuracy=1.0, step=1)
 if width == 0:
-    import signal, time
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     time.sleep(1000)
 accuracy = width
 """
@@ -278,8 +281,9 @@ def test_a_finished_sweep_can_continue(begin: Begin, cluster: Cluster) -> None:
     ),
 )
 def test_a_promoted_trial_continues_exactly(
-    begin: Begin, cluster: Cluster, marks: Path, optimizer: str, how: str
+    begin: Begin, cluster: Cluster, marks: Path, optimizer: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(driver, "SIGNAL_AFTER", float("inf"))  # a checkpoint may take longer on a busy disk
     gate = f"""
 import os, time
 from nbdist.train.context import current
