@@ -60,6 +60,11 @@ def until_joined(run: Run, number: int = 0) -> None:
     until(lambda: len(restarts(run)) > number and restarts(run)[number].step is not None, during=run)
 
 
+def train(run: Run) -> bool:
+    """Return whether all replicas train; on a busy machine one may be slower than the others."""
+    return {one.state for one in run.standing().replicas} <= {"running", "straggler"}
+
+
 def weights(cluster: Cluster, workers: Sequence[int]) -> list[list[np.ndarray]]:
     return cluster.run("model.weights", on=list(workers))  # type: ignore[return-value]
 
@@ -121,7 +126,7 @@ def test_the_chief_and_another_join_again_and_the_last_has_the_duties_until_then
     for number in range(2):
         until_joined(run, number)
     joined = max(restart.step or 0 for restart in restarts(run))
-    assert [one.state for one in run.standing().replicas] == ["running"] * 3
+    until(lambda: train(run), during=run)
     until_all_reach(run, joined + 2 * STEPS)
     kill(cluster, 0)
     until(lambda: run._monitor.lost == {0}, during=run)

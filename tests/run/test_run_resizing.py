@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from recording_view import RecordingView
 from test_run_recovery import kill, until_all_reach
-from test_run_recovery_all_reduce import STEPS, assert_as_one_device, body, weights
+from test_run_recovery_all_reduce import STEPS, assert_as_one_device, body, train, weights
 from tiers import matrix
 from waiting import until
 
@@ -180,11 +180,11 @@ def test_a_run_is_stopped_and_loses_workers_while_it_is_resized(start: Start, tm
     cluster.grow(1, report=ignore)  # before the run has noticed the death
     until_resized(run, 1)
     until(lambda: not run._monitor.lost, during=run)
-    until(lambda: all(one.state == "running" for one in run.standing().replicas), during=run)
+    until(lambda: train(run), during=run)
     kill(cluster, 3)
     until(lambda: 3 in run._monitor.lost, during=run)
     until(lambda: not run._monitor.lost, during=run)  # an added worker is replaced like any other
-    until(lambda: all(one.state == "running" for one in run.standing().replicas), during=run)
+    until(lambda: train(run), during=run)
     cluster.grow(1, report=ignore)
     run.stop()
     run.wait()
