@@ -121,7 +121,8 @@ def test_the_others_wait_for_the_new_process_and_no_step_is_lost(
     name = "/job:worker/task:1"
     assert f"(pid {pid}) died: killed by SIGKILL; training waits for its new process" in view.text[name]
     assert restart.step in range(STEPS - 1, FREE + 2 * STEPS)  # its gradient may have been on its way
-    assert [one["task"][-1] for one in read_run(run.id).restarts] == ["1", "0", "2"]
+    first, *others = (one["task"][-1] for one in read_run(run.id).restarts)
+    assert (first, sorted(others)) == ("1", ["0", "2"])  # two that die together are found in any order
     assert_as_one_device(cluster, run, gate)
 
 
