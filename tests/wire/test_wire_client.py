@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from waiting import PATIENCE
 
 from nbdist.errors import (
     DataLossError,
@@ -412,13 +413,13 @@ def test_receive_raises_if_the_address_is_unreachable(monkeypatch: pytest.Monkey
 
 def test_a_slow_handshake_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CONNECT_SECONDS", 0.05)
-    monkeypatch.setattr(client, "HANDSHAKE_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with Peer(address, ClusterKeys.create()) as peer:
             assert peer.receive(0.2) is None
+            monkeypatch.setattr(client, "HANDSHAKE_SECONDS", 0.2)
             with pytest.raises(UnavailableError, match="could not be reached within"):
-                peer.receive(0.5)
+                peer.receive(0.1)
 
 
 def test_a_peer_waits_until_it_is_connected(echo: Echo) -> None:
@@ -426,6 +427,15 @@ def test_a_peer_waits_until_it_is_connected(echo: Echo) -> None:
         peer.wait_connected()
         peer.wait_connected()
         assert peer.call("echo", {"a": 1}).meta == {"a": 1}
+
+
+def test_a_thread_that_comes_late_finds_the_connection_made(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.0)
+    with Peer(echo.listener.address, echo.keys) as peer:
+        assert peer._monitor.poll(int(PATIENCE * 1000))
+        peer.wait_connected()
 
 
 def test_a_peer_that_cannot_be_reached_does_not_wait_forever(

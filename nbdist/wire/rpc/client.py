@@ -219,12 +219,15 @@ class Peer:
         return min(seconds, RECONNECT_SECONDS) if self._lost else seconds
 
     def _check_authenticated(self, handshake_seconds: float) -> None:
-        limit = handshake_seconds if self._connected else min(handshake_seconds, CONNECT_SECONDS)
-        if not self._authenticated and time.monotonic() - self._created > limit:
-            raise UnavailableError(
-                f"{self.name} at {self.address} could not be reached within {limit:.0f} s; check that its "
-                "process runs and is not busy, and that this host can reach the address"
-            )
+        for _ in range(2):
+            limit = handshake_seconds if self._connected else min(handshake_seconds, CONNECT_SECONDS)
+            if self._authenticated or time.monotonic() - self._created <= limit:
+                return
+            self._note_events("connect")  # it may be this thread that comes late
+        raise UnavailableError(
+            f"{self.name} at {self.address} could not be reached within {limit:.0f} s; check that its "
+            "process runs and is not busy, and that this host can reach the address"
+        )
 
     def _transmit(self, role: int, sequence: int, frame: Frame, deadline: float) -> None:
         if self._socket.closed:
