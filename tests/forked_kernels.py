@@ -88,8 +88,12 @@ def living_kernels() -> list[str]:
     """Return the kernels of this process that run; /proc does not show the environment they were given."""
     if not fork_server.cache_info().currsize:
         return []
-    kernels = psutil.Process(fork_server().pid).children()
-    return [f"{one.pid} a forked kernel" for one in kernels if one.status() != psutil.STATUS_ZOMBIE]
+    found = []
+    for one in psutil.Process(fork_server().pid).children():
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            if one.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{one.pid} a forked kernel")
+    return found
 
 
 @cache

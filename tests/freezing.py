@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from waiting import PATIENCE
@@ -22,5 +23,7 @@ def freeze(pid: int) -> None:
 
 def is_frozen(pid: int) -> bool:
     """Whether all threads of a process are stopped."""
-    stats = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat"))
-    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+    with suppress(OSError):  # a thread ended while it was looked at
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+    return False

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -125,7 +125,7 @@ def test_a_frozen_cluster_process_is_stopped(start: Start, way: str, monkeypatch
         until(lambda: all(not psutil.pid_exists(p) or is_zombie(p) for p in pids))
     finally:
         for pid in pids:
-            if psutil.pid_exists(pid):
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     assert not (clusters_folder() / cluster.id).exists()
 

@@ -35,8 +35,14 @@ def other_children() -> None:
 
 
 def children() -> list[int]:
-    living = (one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
-    return [pid for pid in living if pid not in BEFORE]
+    return [one.pid for one in psutil.Process().children() if lives(one.pid) and one.pid not in BEFORE]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it has ended since it was listed
+        return False
 
 
 def test_elements_of_all_kinds_and_sizes_keep_their_order() -> None:
@@ -133,7 +139,7 @@ def test_processes_end_with_their_parent() -> None:
     grandchild = int(os.read(read, 100))
     os.close(read)
     os.close(write)
-    until(lambda: not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == "zombie")
+    until(lambda: not lives(grandchild))
 
 
 def draws(function: Callable[..., Any], passes: int = 1, workers: int = 2) -> list[list[float]]:

@@ -55,6 +55,7 @@ def processes() -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             is_board = "nbdist.lab.tensorboard.child" in process.cmdline()
-            if is_board and process.environ().get("NBDIST_HOME") == os.environ["NBDIST_HOME"]:
+            ours = is_board and process.environ().get("NBDIST_HOME") == os.environ["NBDIST_HOME"]
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return found

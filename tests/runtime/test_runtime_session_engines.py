@@ -7,13 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from freezing import freeze
 from runtime_tasks import begin
 from tiers import matrix
 from waiting import PATIENCE, limit, until
@@ -58,17 +58,11 @@ def rank_of(cluster: Cluster, name: str) -> int:
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
     """Stop a process with all its threads, and let it continue in the end if it still exists."""
-
-    def stopped() -> bool:
-        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
-
-    os.kill(pid, signal.SIGSTOP)
-    until(stopped)
+    freeze(pid)
     try:
         yield
     finally:
-        if psutil.pid_exists(pid):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
 
