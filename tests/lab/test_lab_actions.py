@@ -83,15 +83,17 @@ def test_a_start_can_be_cancelled_and_a_failure_dismissed() -> None:
         actions = Actions(lambda: None, perform=action)
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
         await until_async(lambda: action.requests)
-        actions.cancel("clusters", "a")
+        actions.cancel("clusters", "a", {"do": "stop"})
         assert actions.pending[0].doing == "stop"
+        await until_async(lambda: action.undone)
+        action.go.set()
         await until_async(lambda: not actions.pending)
-        assert action.undone
+        assert action.requests[1:] == [{"do": "stop"}]  # the start may have been complete by then
         action.fails = FailedPreconditionError("no")
         action.go.set()
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
         await until_async(lambda: actions.pending[0].error)
-        actions.cancel("clusters", "a")
+        actions.cancel("clusters", "a", {"do": "stop"})
         assert not actions.pending
 
     asyncio.run(main())

@@ -182,6 +182,7 @@ class Actions:
         self._changed, self._folder, self._perform = changed, folder, perform
         self._pending: dict[Key, PendingAction] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._undo: dict[Key, Mapping[str, Any]] = {}
 
     @property
     def pending(self) -> tuple[PendingAction, ...]:
@@ -237,13 +238,17 @@ class Actions:
         self._tasks[key] = asyncio.get_running_loop().create_task(self._act(key, work))
         self._changed()
 
-    def cancel(self, about: str, id: str) -> None:
-        """Cancel the action on an item, which undoes what it has begun; forget one that has failed."""
+    def cancel(self, about: str, id: str, undo: Mapping[str, Any]) -> None:
+        """Cancel the action on an item, which undoes what it has begun; forget one that has failed.
+
+        ``undo`` is the request of the action "stop" that follows: the cancelled one may have been complete.
+        """
         key = about, id
         if (task := self._tasks.get(key)) is None:
             self._pending.pop(key, None)
         else:
             self._pending[key] = replace(self._pending[key], doing="stop")
+            self._undo[key] = undo
             task.cancel()
         self._changed()
 
@@ -261,7 +266,7 @@ class Actions:
         try:
             await work(key)
         except asyncio.CancelledError:
-            pass  # all of it is undone
+            pass  # what it had begun is undone
         except NbdistError as failed:
             error = str(failed)
         except Exception as failed:
@@ -269,12 +274,16 @@ class Actions:
             error = f"{type(failed).__name__}: {failed}"
         finally:
             del self._tasks[key]
+        undo = self._undo.pop(key, None)
         if error is None:
             del self._pending[key]
         else:
             self._pending[key] = self._pending[key].failed(error)
             self._forget_oldest()
-        self._changed()
+        if undo is not None and error is None:
+            self.begin(*key, "stop", undo)
+        else:
+            self._changed()
 
     def _report(self, key: Key, line: str) -> None:
         self._pending[key] = self._pending[key].with_line(line)

@@ -49,7 +49,7 @@ class ClusterHandler(ApiHandler):
         id = checked_id(cluster)
         now = self.service.actions.find("clusters", id)
         if now is not None and now.doing == "start":
-            self.service.actions.cancel("clusters", id)
+            self.service.actions.cancel("clusters", id, stop_request(id, "running"))
         else:
             item = await self.service.check("clusters", id, "stop")
             self.service.actions.begin("clusters", id, "stop", stop_request(id, item["state"]))
