@@ -241,7 +241,7 @@ def start(cluster_pool: ClusterPool) -> Iterator[Callable[..., Cluster]]:
         yield start_one
 
 
-def lasting(found: Callable[[], list[str]], seconds: float = 10.0) -> list[str]:
+def lasting(found: Callable[[], list[str]], seconds: float = 60.0) -> list[str]:
     """Return what ``found`` still returns after ``seconds``: ended processes may take a moment to vanish."""
     deadline, pause = time.monotonic() + seconds, threading.Event()
     while (left := found()) and time.monotonic() < deadline:

@@ -15,13 +15,15 @@ import pytest
 from forked_kernels import forked_kernels
 from jupyter_client.manager import KernelManager
 from tiers import matrix
-from waiting import until
+from waiting import PATIENCE, until
 
 from nbdist.metrics.store import columns_from_logs
 
 pytestmark = pytest.mark.engines
 
 START = "%load_ext nbdist\nimport nbdist as nb\n"
+UNHURRIED = "import nbdist.run.follow as follow\nfollow.RESTART_SECONDS = 60.0"
+"""What tells an end from an interrupt may come late."""
 FLAGS = "--strategy one_device --seed 5 --name {name} --on worker:0"
 BODY = """
 import os, time
@@ -48,6 +50,7 @@ class Notebook:
         environment = {**os.environ, "NBDIST_HOME": str(home), "JPY_SESSION_NAME": str(home / "mine.ipynb")}
         self.manager = KernelManager(kernel_name="python3")
         self.manager.transport_encryption = "auto"
+        self.manager.shutdown_wait_time = 2 * PATIENCE  # it ends its cluster first
         self.manager.start_kernel(env={**environment, "OPENBLAS_NUM_THREADS": "1"})
         self.connect()
 
@@ -209,6 +212,7 @@ def test_a_killed_kernels_run_comes_back_whole(notebook: Notebook, tmp_path: Pat
 def test_a_restart_does_not_stop_the_run(notebook: Notebook, tmp_path: Path, awaited: bool) -> None:
     """Jupyter interrupts the cell first; and the cluster ends with its kernel only if nothing is running."""
     gate, name = tmp_path / "open", "awaited" if awaited else "blocking"
+    notebook.run(UNHURRIED)
     begin(notebook, gate, name, awaited, epochs=1_000_000)  # so that the word to stop is in time
     notebook.restart()
     folder = run_of(notebook.home, name)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ipykernel.ipkernel import IPythonKernel
 from ui_kernel import Kernel
-from waiting import until
+from waiting import PATIENCE, until
 
 from nbdist.ui.kernel import COMMS, QUESTIONS, deliver_while_busy, delivers_itself
 
@@ -50,7 +50,7 @@ def states(kernel: Kernel, request: str) -> list[str]:
     found: list[str] = []
     answered = False
     while True:
-        message = kernel.client.get_iopub_msg(timeout=30)
+        message = kernel.client.get_iopub_msg(timeout=PATIENCE)
         if message["msg_type"] != "status":
             continue
         found.append(message["content"]["execution_state"])
@@ -67,7 +67,7 @@ def tell(kernel: Kernel, kind: str, **content: object) -> None:
 def printed_by(kernel: Kernel, request: str) -> str:
     """Return the next text that a cell prints."""
     while True:
-        message = kernel.client.get_iopub_msg(timeout=30)
+        message = kernel.client.get_iopub_msg(timeout=PATIENCE)
         if message["msg_type"] == "stream" and message["parent_header"].get("msg_id") == request:
             return str(message["content"]["text"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ui_kernel import Kernel
-from waiting import until
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engines
 
@@ -64,7 +64,7 @@ def test_a_kernel_that_hears_no_page_during_a_cell_runs_in_the_background(kernel
 def printed(kernel: Kernel, request: str) -> str:
     """Return the first text that a cell has printed."""
     while True:
-        message = kernel.client.get_iopub_msg(timeout=30)
+        message = kernel.client.get_iopub_msg(timeout=PATIENCE)
         if message["msg_type"] == "stream" and message["parent_header"].get("msg_id") == request:
             return str(message["content"]["text"])
 

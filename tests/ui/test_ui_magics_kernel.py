@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ui_kernel import Kernel
-from waiting import limit
+from waiting import PATIENCE, limit
 
 pytestmark = pytest.mark.engines
 
@@ -97,7 +97,7 @@ def outputs(kernel: Kernel, request: str) -> list[dict[str, Any]]:
     """What a request has shown: its messages, until the kernel is idle after it."""
     found: list[dict[str, Any]] = []
     while True:
-        message = kernel.client.get_iopub_msg(timeout=30)
+        message = kernel.client.get_iopub_msg(timeout=PATIENCE)
         if message["parent_header"].get("msg_id") == request:
             found.append(message)
             if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
@@ -174,7 +174,7 @@ def test_an_in_graph_body_that_does_not_listen(kernel: Kernel, body: str, ename:
         os.mkfifo(pipe)
     request = kernel.start(in_graph(f"print('begun')\n{body.format(pipe=str(pipe))}", "--no-live"))
     while True:  # until it has begun
-        message = kernel.client.get_iopub_msg(timeout=30)
+        message = kernel.client.get_iopub_msg(timeout=PATIENCE)
         if message["msg_type"] == "stream" and "begun" in message["content"]["text"]:
             break
     begun = time.monotonic()

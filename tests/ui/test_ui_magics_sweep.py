@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from ui_kernel import Kernel
+from waiting import until
 
 from nbdist.sweep.event_log import read_events
 from nbdist.sweep.events import Started
@@ -28,13 +28,13 @@ def gated(kernel: Kernel, name: str, flags: str = "") -> tuple[str, Path]:
 
 def started(kernel: Kernel, name: str) -> None:
     """Wait until both workers have a trial of a sweep, by its log."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for log in kernel.home.glob(f"sweeps/*-{name}/sweep.log"):
-            if sum(isinstance(event, Started) for event in read_events(log).events) >= 2:
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"sweep {name} started no trials")
+
+    def have_both() -> bool:
+        logs = kernel.home.glob(f"sweeps/*-{name}/sweep.log")
+        found = [event for log in logs for event in read_events(log).events if isinstance(event, Started)]
+        return len(found) >= 2
+
+    until(have_both)
 
 
 def test_it_runs_beside_other_cells(kernel: Kernel) -> None:

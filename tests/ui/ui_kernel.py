@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from colab_environment import require_environment
 from forked_kernels import forked_kernels
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+from waiting import PATIENCE, until
 
 from nbdist.metrics.log import read_log
 
@@ -35,20 +35,20 @@ class Kernel:
                 self.manager.start_kernel(env=environment)
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=PATIENCE)
 
     def start(self, code: str) -> str:
         # What follows an error at once would be aborted, as a cell after a failed one is.
         return str(self.client.execute(code, stop_on_error=False))
 
-    def reply(self, request: str, timeout: float = 30) -> dict[str, Any]:
+    def reply(self, request: str, timeout: float = PATIENCE) -> dict[str, Any]:
         """The reply to a request; others' are kept waiting in order, as the kernel answers in order."""
         while True:
             message = self.client.get_shell_msg(timeout=timeout)
             if message["parent_header"].get("msg_id") == request:
                 return dict(message["content"])
 
-    def run(self, code: str, timeout: float = 30) -> dict[str, Any]:
+    def run(self, code: str, timeout: float = PATIENCE) -> dict[str, Any]:
         return self.reply(self.start(code), timeout)
 
     def value(self, expression: str) -> str:
@@ -58,15 +58,14 @@ class Kernel:
         assert found["status"] == "ok", found
         return str(found["data"]["text/plain"])
 
-    def wait_for_training(self, name: str, timeout: float = 30) -> None:
+    def wait_for_training(self, name: str) -> None:
         """Wait until each of the two workers of a run has logged steps."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
+
+        def trains() -> bool:
             logs = [read_log(path) for path in self.home.glob(f"runs/*-{name}/metrics-*.log")]
-            if len(logs) == 2 and all(len(log.points) for log in logs):
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"run {name} logged no steps")
+            return len(logs) == 2 and all(len(log.points) for log in logs)
+
+        until(trains)
 
     def close(self) -> None:
         self.run("%cluster stop")
