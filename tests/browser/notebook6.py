@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import nbformat
 from browser_server import PATIENCE
 from colab_environment import PYTHON, environment, require_environment
 from playwright.sync_api import Browser, Page
+from ports import free_port
 
 ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/")
 RUN = "n => { Jupyter.notebook.execute_cells([n]) }"
@@ -96,10 +96,3 @@ class Notebook6:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()
-
-
-def free_port() -> int:
-    """Return a port that is free now: this version prints 0 where it chooses one itself."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

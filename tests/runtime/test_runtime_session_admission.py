@@ -170,7 +170,7 @@ def test_waiting_for_a_task_can_be_interrupted(
     def interrupt(line: str) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with tasks.session(report=interrupt) as session:
+    with held_port(tasks["worker1"].address), tasks.session(report=interrupt) as session:
         begin(session)
         with device(TWO):
             y = w * 2

@@ -1,0 +1,19 @@
+"""Ports for processes that a test starts: each stays free until its process listens, which takes seconds."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+ASSIGNED = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def free_port() -> int:
+    """Return a port below those that the system assigns to whoever asks for any."""
+    first = int(ASSIGNED.read_text().split()[0]) if ASSIGNED.exists() else 32_768
+    while True:
+        port = random.randrange(10_000, max(first, 20_000))
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
