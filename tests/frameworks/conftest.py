@@ -46,6 +46,12 @@ def no_gpus(cluster: Cluster) -> None:
         pytest.skip("the workers share a GPU")
 
 
+@pytest.fixture
+def no_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give ranks more time to leave a run than a busy machine needs, before their processes are replaced."""
+    monkeypatch.setattr("nbdist.run.shutdown.REPLACE_AFTER", 60.0)
+
+
 @pytest.fixture(scope="module")
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What several trainings compute is compiled for the first one only."""

@@ -38,6 +38,7 @@ total = float(multihost_utils.process_allgather(x).sum())
 """
 
 
+@pytest.mark.usefixtures("no_replacement")
 def test_cells_of_torch_and_jax_follow_each_other_in_the_same_workers(cluster: Cluster) -> None:
     bodies = {"torch": TORCH, "jax": JAX}
     pids = [task.pid for task in cluster.tasks]

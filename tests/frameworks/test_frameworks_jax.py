@@ -85,7 +85,7 @@ del os.environ["http_proxy"], os.environ["grpc_proxy"]
     assert begin(served).wait().results["served"] is None
 
 
-@pytest.mark.usefixtures("no_gpus")
+@pytest.mark.usefixtures("no_gpus", "no_replacement")
 def test_processes_sum_in_each_cell_also_after_one_has_failed(cluster: Cluster) -> None:
     def begin(body: str, **options: str) -> Run:
         return start_run(body, Options(on="worker:0-1", **options), cluster=cluster)  # type: ignore[arg-type]

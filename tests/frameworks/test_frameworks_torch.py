@@ -261,6 +261,7 @@ steps, size = trainer.global_step, trainer.world_size
         assert (run.results["steps"], run.results["size"]) == (4, 2)
 
 
+@pytest.mark.usefixtures("no_replacement")
 def test_other_ranks_leave_a_collective_when_one_fails(begin: Callable[..., Run], cluster: Cluster) -> None:
     pids = [task.pid for task in cluster.tasks]
     run = begin(LEFT_ALONE.format(does="raise ValueError('no more')"), framework="torch")
@@ -270,6 +271,7 @@ def test_other_ranks_leave_a_collective_when_one_fails(begin: Callable[..., Run]
     assert [task.pid for task in cluster.tasks] == pids  # a rank that did not leave would have been replaced
 
 
+@pytest.mark.usefixtures("no_replacement")
 def test_other_ranks_leave_a_group_that_the_first_never_joins(
     begin: Callable[..., Run], cluster: Cluster
 ) -> None:
@@ -286,6 +288,7 @@ dist.init_process_group("gloo")
     assert [task.pid for task in cluster.tasks] == pids
 
 
+@pytest.mark.usefixtures("no_replacement")
 def test_a_stop_ends_ranks_that_wait_for_each_other(begin: Callable[..., Run], cluster: Cluster) -> None:
     pids = [task.pid for task in cluster.tasks]
     run = begin(LEFT_ALONE.format(does="dist.recv(x, 2)"), framework="torch")
@@ -297,6 +300,7 @@ def test_a_stop_ends_ranks_that_wait_for_each_other(begin: Callable[..., Run], c
     assert [task.pid for task in cluster.tasks] == pids
 
 
+@pytest.mark.usefixtures("no_replacement")
 def test_other_ranks_leave_a_collective_when_one_dies(begin: Callable[..., Run], cluster: Cluster) -> None:
     pids = [task.pid for task in cluster.tasks if task.rank != 1]
     run = begin(LEFT_ALONE.format(does="os._exit(3)"), framework="torch")
