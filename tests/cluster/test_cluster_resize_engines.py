@@ -130,7 +130,7 @@ def test_a_cluster_grows_and_shrinks_and_grows(start: Start) -> None:
     assert names(removed) == [(4, "worker:3"), (5, "worker:4")]
     assert re.match(r"shrunk in \d+\.\d\d s", lines[1])
     assert "3 workers, 1 ps" in lines[1]
-    assert not any(psutil.pid_exists(info.pid) for info in removed)
+    until(lambda: not any(psutil.pid_exists(info.pid) for info in removed))
     check_cluster_is_consistent(cluster)
     cluster.shrink(2, report=ignore)
     assert names(cluster.tasks) == [(0, "worker:0"), (2, "ps:0")]
@@ -163,7 +163,7 @@ def test_an_added_task_is_like_the_others(start: Start) -> None:
             session.run(v.initializer)
             assert session.run(v * 2.0) == 6.0
     cluster.stop()
-    assert not psutil.pid_exists(newer.pid)
+    until(lambda: not psutil.pid_exists(newer.pid))
 
 
 def test_a_dead_worker_can_leave(start: Start) -> None:
