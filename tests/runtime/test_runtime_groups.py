@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from waiting import limit, until
+from waiting import PATIENCE, limit, until
 
 from nbdist.errors import UnavailableError
 from nbdist.runtime import groups
@@ -22,7 +22,6 @@ from nbdist.wire.rpc import client
 from nbdist.wire.shm import remove_all
 
 RUN, SIZE = "r", 4
-PATIENCE = 20.0  # seconds until a rank counts as hanging
 
 
 class Died(Exception):

@@ -50,10 +50,10 @@ def train(last: int, timeout: float | None = None) -> dict[str, Any]:
         hook = optimizer.make_session_run_hook(task.is_chief, num_tokens=0)
         found: dict[str, Any] = {"error": ""}
         with nb.Session(task.target, operation_timeout=timeout) as session:
-            if task.is_chief:
-                session.run(nb.global_variables_initializer())
             begun = time.monotonic()
             try:
+                if task.is_chief:  # an interrupt may come before it has learned that the step is there
+                    session.run(nb.global_variables_initializer())
                 with hook.training(session):
                     for n in range(last):
                         if last > 100:  # until it is interrupted
