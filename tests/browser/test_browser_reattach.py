@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
 SETUP = """import os
 import nbdist as nb
+import nbdist.run.follow as follow
+follow.RESTART_SECONDS = 60.0  # what tells an end from an interrupt may come late
 %load_ext nbdist
 nb.start_cluster(workers=2, ps=1, orphan_timeout=600, report=lambda line: None)
 print("pid of the kernel:", os.getpid())"""

@@ -144,7 +144,7 @@ class Hook(nb.train.SessionRunHook):
         if estimator_step() < 20 or joined.exists():
             return
         if nb.task.is_chief:
-            threading.Event().wait(0.05)  # until the new process has joined
+            threading.Event().wait(0.2)  # until the new process has joined, which it does between two steps
         else:
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)

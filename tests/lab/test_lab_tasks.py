@@ -118,7 +118,12 @@ def test_an_in_graph_run_is_known_from_its_folder(
         knowing.close()
 
 
-def test_rows_of_an_idle_cluster_do_not_change(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+def test_rows_of_an_idle_cluster_do_not_change(
+    clusters: Clusters, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "nbdist.lab.readers.tasks.WINDOW_SECONDS", float("inf")
+    )  # after it, a row has its CPU
     with a_cluster("mine", [a_task(0, sleeper.pid)]):
         tasks = ClusterTasks(FakeRuns(), clusters)
         clusters.poll()
