@@ -91,7 +91,7 @@ def test_an_export_predicts_alone(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([folder], io.StringIO("{\n"), output) == 2
     assert "line 1 is not JSON" in capsys.readouterr().err
     command = [sys.executable, "-m", "nbdist.estimator.predict", folder, "--signature"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert json.loads(shown)["inputs"]["features"]["shape"] == [None, 4]
 
 

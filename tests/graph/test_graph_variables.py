@@ -151,9 +151,7 @@ def test_values_follow_from_seed_and_name_in_every_process() -> None:
         "import numpy as np, nbdist as nb; nb.set_random_seed(3); w = nb.get_variable('w', (3,))\n"
         "s = nb.Session(); s.run(nb.global_variables_initializer()); print(s.run(w).tobytes().hex())"
     )
-    other = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert other.strip() == value(3).tobytes().hex()
     with Graph().as_default(), pytest.raises(InvalidArgumentError, match=r"a whole number, got 1\.5"):
         set_random_seed(1.5)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import websocket
 from jupyter_server.serverapp import ServerApp
 from tornado.httpserver import HTTPServer
-from waiting import until
+from waiting import PATIENCE, until
 
 Result = TypeVar("Result")
 TOKEN = "a-token-for-tests"
@@ -163,7 +163,7 @@ def server_process(folder: Path, *flags: str) -> Iterator[ServerProcess]:
     finally:
         process.terminate()
         try:
-            process.wait(30)
+            process.wait(PATIENCE)
         finally:
             process.kill()
             process.wait()

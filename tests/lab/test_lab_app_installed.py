@@ -22,7 +22,7 @@ def output_of(tmp_path: Path, *command: str) -> str:
     environment = {**os.environ, "HOME": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
     done = subprocess.run(
         [COMMANDS / command[0], *command[1:]],
-        env=environment, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+        env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return COLOURS.sub("", done.stdout + done.stderr)

@@ -77,7 +77,7 @@ def test_pandas_is_imported_for_a_table_only() -> None:
         "import sys, nbdist.run.run, nbdist.metrics.table as t; assert 'pandas' not in sys.modules;"
         "t.table({}); assert 'pandas' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_logs_and_no_points(tmp_path: Path) -> None:
