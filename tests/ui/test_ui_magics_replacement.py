@@ -63,7 +63,7 @@ def test_a_cell_that_cannot_be_interrupted_ends_and_the_next_one_works(kernel: K
     begun = time.monotonic()
     kernel.manager.interrupt_kernel()
     reply = kernel.reply(request)
-    assert time.monotonic() - begun < limit(5)  # 4.3 s, on a machine that has time
+    assert time.monotonic() - begun < limit(6)  # 4.3 s, on a machine that has time
     assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
     text = printed(kernel, request)
     assert "/job:worker/task:1 (pid " in text
