@@ -63,7 +63,7 @@ MUTATIONS = (
     ),
     Mutation(
         "missed death",
-        "nbdist/run/failure_detector.py",
+        "nbdist/run/recovery/failure_detector.py",
         "return [*dead, *replaced]",
         "return [*replaced]",
         ("tests/run/test_run_monitor_faults.py", "tests/run/test_run_body_strategies.py"),

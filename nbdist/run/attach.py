@@ -33,10 +33,10 @@ from nbdist.run.follow import View
 from nbdist.run.history import runs
 from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options, select
-from nbdist.run.ownership import Handover, RunOwnership
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.record import RunRecord
-from nbdist.run.recovery import BodyLauncher
+from nbdist.run.recovery.ownership import Handover, RunOwnership
+from nbdist.run.recovery.replacement import BodyLauncher
 from nbdist.run.remote import EndedTasks, RemoteOutcomes, RemoteTasks
 from nbdist.run.resumable import members_of, named_task, options_of
 from nbdist.run.run import Run, left_workers

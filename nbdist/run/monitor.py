@@ -8,14 +8,15 @@ messages     Points, output and progress come about ten times a second. A task d
              reading (a kernel that computes for minutes); a client that receives nothing for 2 s subscribes
              again and fills the gap from the task's log (`StreamPosition`).
 deaths       Before outcomes, so that the run names the task that died, not a task whose call it broke (see
-             :mod:`nbdist.run.failure_detector`).
+             :mod:`nbdist.run.recovery.failure_detector`).
 recovery     Where the others continue, a lost worker is replaced, and its new process joins them (see
-             :mod:`nbdist.run.recovery`).
+             :mod:`nbdist.run.recovery.replacement`).
 resizing     Workers that are added to the cluster join the run, and workers may leave it (see
-             :mod:`nbdist.run.resizing`).
-ownership    One client, the owner, replaces lost tasks; the others observe it (`nbdist.run.ownership`).
+             :mod:`nbdist.run.recovery.resizing`).
+ownership    One client, the owner, replaces lost tasks; the others observe it (see
+             :mod:`nbdist.run.recovery.ownership`).
 outcomes     The first failure is the run's error; the bodies on all other tasks are aborted.
-escalation   Bodies that do not end are signalled, then replaced (see :mod:`nbdist.run.shutdown`).
+escalation   Bodies that do not end are signalled, then replaced (see :mod:`nbdist.run.recovery.shutdown`).
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from nbdist.metrics.log import Batch
 from nbdist.metrics.store import RunStore
 from nbdist.run.backfill import add_since
 from nbdist.run.body_error import Hint, body_error, ended_before, why_not_joined
-from nbdist.run.failure_detector import FailureDetector, LostTask, RootCause
 from nbdist.run.membership import MembershipRules
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery import CallsByRank, Restart, RestartBudget, WorkerRecovery, count
-from nbdist.run.resizing import Resize, WorkerGrowth, left_at
-from nbdist.run.server_recovery import Replaced, ServerRecovery
-from nbdist.run.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
+from nbdist.run.recovery.failure_detector import FailureDetector, LostTask, RootCause
+from nbdist.run.recovery.replacement import CallsByRank, Restart, RestartBudget, WorkerRecovery, count
+from nbdist.run.recovery.resizing import Resize, WorkerGrowth, left_at
+from nbdist.run.recovery.server_recovery import Replaced, ServerRecovery
+from nbdist.run.recovery.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
 from nbdist.summary.pictures import Gallery, Picture

@@ -41,13 +41,13 @@ from nbdist.run.follow import InterruptDebounce, RunFollower, View
 from nbdist.run.history import Labelled
 from nbdist.run.membership import MembershipRules
 from nbdist.run.monitor import RunMonitor
-from nbdist.run.ownership import RunOwnership
 from nbdist.run.progress import ProgressTracker, Standing, uneven_data
 from nbdist.run.progress_file import progress_path, read_input
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery import BodyLauncher, Restart, RestartBudget, WorkerRecovery
-from nbdist.run.resizing import Resize, WorkerGrowth
-from nbdist.run.server_recovery import Replaced
+from nbdist.run.recovery.ownership import RunOwnership
+from nbdist.run.recovery.replacement import BodyLauncher, Restart, RestartBudget, WorkerRecovery
+from nbdist.run.recovery.resizing import Resize, WorkerGrowth
+from nbdist.run.recovery.server_recovery import Replaced
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.wire.rpc.frame import Frame

@@ -27,14 +27,14 @@ from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.frameworks.versions import check_versions
 from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions, write_run
 from nbdist.run.delivery import Delivery, Given, missing_name, without_closure
-from nbdist.run.failure_detector import remedy
 from nbdist.run.follow import View
 from nbdist.run.in_graph.start import InGraph
 from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options, check_numbers, parse_on, select
-from nbdist.run.ownership import RunOwnership
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.push import Packed
+from nbdist.run.recovery.failure_detector import remedy
+from nbdist.run.recovery.ownership import RunOwnership
 from nbdist.run.resumable import members_of, options_of, read_body, record_body, resumable_run
 from nbdist.run.run import Run
 from nbdist.run.task.agent import install

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import FailedPreconditionError, NbdistError, ResourceExhaustedError, WorkerError
 from nbdist.run.body_error import Hint, with_hint
-from nbdist.run.shutdown import REPLACE_AFTER, SIGNAL_AFTER, StuckTaskReplacer
+from nbdist.run.recovery.shutdown import REPLACE_AFTER, SIGNAL_AFTER, StuckTaskReplacer
 from nbdist.sweep import commands
 from nbdist.sweep.events import EndState, Reported, Started
 from nbdist.sweep.state import Ledger, Trial

@@ -11,8 +11,8 @@ from recording_view import RecordingView
 from waiting import until
 
 from nbdist.errors import WorkerError
-from nbdist.run import shutdown
 from nbdist.run.options import Options
+from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.train.context import Context, use

@@ -18,8 +18,8 @@ from waiting import limit, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, TaskDiedError, WorkerError
-from nbdist.run import shutdown
 from nbdist.run.options import Options
+from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.train.state_writer import state_files

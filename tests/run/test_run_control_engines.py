@@ -21,9 +21,9 @@ from nbdist import nn
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, WorkerError
 from nbdist.optim import SGD
-from nbdist.run import shutdown
 from nbdist.run.options import Options
 from nbdist.run.progress import LOST
+from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.runtime.ps.client import StepStopped

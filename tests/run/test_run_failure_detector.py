@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbdist.run.failure_detector import remedy
+from nbdist.run.recovery.failure_detector import remedy
 from nbdist.runtime.task import TaskInfo
 
 

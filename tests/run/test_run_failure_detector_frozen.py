@@ -17,8 +17,8 @@ from waiting import PATIENCE, limit, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
-from nbdist.run import failure_detector
 from nbdist.run.options import Options
+from nbdist.run.recovery import failure_detector
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.runtime.task import TaskInfo

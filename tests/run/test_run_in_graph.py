@@ -32,9 +32,10 @@ from nbdist.errors import (
 from nbdist.graph.tensor import Graph
 from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.store import columns_from_logs
-from nbdist.run import monitor, shutdown
+from nbdist.run import monitor
 from nbdist.run.history import runs
 from nbdist.run.options import Options
+from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.runtime import task as tasks

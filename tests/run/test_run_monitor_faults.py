@@ -22,9 +22,9 @@ from nbdist.errors import (
     TaskDiedError,
     WorkerError,
 )
-from nbdist.run import shutdown
 from nbdist.run.options import Options
 from nbdist.run.progress import Standing
+from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.ui.display.run import RunView

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nbdist.distribute.registry import STRATEGIES
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, TaskDiedError
 from nbdist.run.options import Options, check_numbers, parse_on, select
-from nbdist.run.shutdown import ABORT_SECONDS, GIVE_UP_AFTER, REPLACE_AFTER, SIGNAL_AFTER, Escalation
+from nbdist.run.recovery.shutdown import ABORT_SECONDS, GIVE_UP_AFTER, REPLACE_AFTER, SIGNAL_AFTER, Escalation
 from nbdist.run.start import check_alive
 from nbdist.runtime.task import TaskInfo
 

@@ -24,7 +24,7 @@ from nbdist.cluster.supervisor.client import CONTROLLER
 from nbdist.errors import FailedPreconditionError, NotFoundError, TaskDiedError, UnavailableError
 from nbdist.metrics.run_folder import read_run, run_folder
 from nbdist.run.attach import attach_run
-from nbdist.run.ownership import LOCK, Handover, OwnerLock, RunOwnership
+from nbdist.run.recovery.ownership import LOCK, Handover, OwnerLock, RunOwnership
 from nbdist.run.remote import EndedTasks, RemoteOutcomes
 from nbdist.run.run import Run
 from nbdist.runtime.task import TaskInfo

@@ -24,7 +24,7 @@ from nbdist.run.start import start_run
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
-    from nbdist.run.recovery import Restart
+    from nbdist.run.recovery.replacement import Restart
 
 Start = Callable[..., "Cluster"]
 pytestmark = pytest.mark.engines

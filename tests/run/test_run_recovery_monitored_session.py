@@ -21,7 +21,7 @@ from nbdist.metrics.run_folder import read_run
 from nbdist.run import monitor
 from nbdist.run.options import Options
 from nbdist.run.progress_file import progress_path
-from nbdist.run.recovery import Restart
+from nbdist.run.recovery.replacement import Restart
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.sessions.saver import latest_checkpoint

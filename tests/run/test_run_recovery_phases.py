@@ -19,8 +19,9 @@ from tiers import matrix
 from waiting import until
 
 from nbdist.metrics.run_folder import read_run
-from nbdist.run import failure_detector, monitor
+from nbdist.run import monitor
 from nbdist.run.options import Options
+from nbdist.run.recovery import failure_detector
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 

@@ -18,8 +18,8 @@ from waiting import limit, until
 
 from nbdist.errors import TaskDiedError
 from nbdist.metrics.run_folder import read_run
-from nbdist.run import failure_detector
 from nbdist.run.options import Options
+from nbdist.run.recovery import failure_detector
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 

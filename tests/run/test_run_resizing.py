@@ -22,7 +22,7 @@ from nbdist.run.start import start_run
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
-    from nbdist.run.resizing import Resize
+    from nbdist.run.recovery.resizing import Resize
 
 Start = Callable[..., "Cluster"]
 pytestmark = pytest.mark.engines

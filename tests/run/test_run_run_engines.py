@@ -28,9 +28,9 @@ from nbdist.errors import (
 )
 from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.store import columns_from_logs
-from nbdist.run import shutdown
 from nbdist.run.history import runs
 from nbdist.run.options import Options
+from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.ui.api import launch

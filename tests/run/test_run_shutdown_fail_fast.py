@@ -11,8 +11,8 @@ import pytest
 from waiting import PATIENCE, limit, until
 
 from nbdist.errors import WorkerError
-from nbdist.run import shutdown
 from nbdist.run.options import Options
+from nbdist.run.recovery import shutdown
 from nbdist.run.start import start_run
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from tiers import matrix
 from waiting import limit, until
 
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError, WorkerError
-from nbdist.run import failure_detector, shutdown
 from nbdist.run.attach import attach_run
 from nbdist.run.options import Options
+from nbdist.run.recovery import failure_detector, shutdown
+from nbdist.run.recovery.shutdown import Escalation
 from nbdist.run.run import Run
-from nbdist.run.shutdown import Escalation
 from nbdist.run.start import start_run
 from nbdist.wire.rpc.client import Peer
 

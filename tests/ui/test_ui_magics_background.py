@@ -30,7 +30,7 @@ def test_a_run_continues_while_other_cells_run_and_can_be_stopped(kernel: Kernel
     awaited = "import asyncio\nwhile not run.store.replicas: await asyncio.sleep(0.005)"
     assert kernel.run(awaited)["status"] == "ok"
     assert kernel.value("run.status, 'model' in globals()") == "('running', False)"
-    patient = "from nbdist.run import shutdown\nshutdown.SIGNAL_AFTER = 60.0\n"  # the word is enough
+    patient = "from nbdist.run.recovery import shutdown\nshutdown.SIGNAL_AFTER = 60.0\n"  # the word is enough
     assert kernel.run(patient + "run.stop()\nfinished = run.wait()")["status"] == "ok"
     assert kernel.value("run.status, finished is run") == "('stopped', True)"
     assert kernel.value("len(run.model.get_weights()), run.history is not None") == "(2, True)"
@@ -56,7 +56,7 @@ def test_a_kernel_that_hears_no_page_during_a_cell_runs_in_the_background(kernel
     assert kernel.reply(request)["status"] == "ok"  # at once
     assert "run.pause(), run.set(learning_rate=...) and run.stop()" in printed(kernel, request)
     assert kernel.value("run.status, run.options.background") == "('running', True)"
-    patient = "from nbdist.run import shutdown\nshutdown.SIGNAL_AFTER = 60.0\n"
+    patient = "from nbdist.run.recovery import shutdown\nshutdown.SIGNAL_AFTER = 60.0\n"
     again = "nbdist.ui.kernel._delivering = hearing\nrun.stop()\nfinished = run.wait()"
     assert kernel.run(patient + again)["status"] == "ok"
 

@@ -20,7 +20,7 @@ push.open, push.part, push.close         arrays from a client on another host, s
 run.release    run ────────────────────► drops the run's parameters and datasets, returns freed memory to the
                                          system, writes its timeline
 run_body       run ────────────────────► the body and its RunSpec, for the next owner of the run: over
-                                         ipyparallel's channel (see nbdist.run.ownership)
+                                         ipyparallel's channel (see nbdist.run.recovery.ownership)
 
 A notebook's kernel that was restarted subscribes to a run that it did not start, receives a backfill, and
 fetches the outcome at the end. `CachedOutcome` keeps the outcome until the next body begins; one that no

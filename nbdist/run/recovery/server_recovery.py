@@ -16,7 +16,7 @@ from typing import Any
 
 from nbdist.errors import UnavailableError
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery import RestartBudget, count, replace_task
+from nbdist.run.recovery.replacement import RestartBudget, count, replace_task
 from nbdist.runtime.task import TaskInfo
 
 

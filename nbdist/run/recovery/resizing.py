@@ -5,10 +5,10 @@
                 └─► could not be prepared
 
 A worker that ``%cluster grow`` starts receives the body and the pushed values, as the new process of a lost
-worker does (see :mod:`nbdist.run.recovery`), and joins the others between two steps. It counts as one more
-replica; a worker under the rank of one that has left takes that one's number. A body that fails there,
-because it lacks a name of an earlier cell for example, does not fail the run. None of this counts against
-the restart budget. The owner of the run adds its workers (:mod:`nbdist.run.ownership`).
+worker does (see :mod:`nbdist.run.recovery.replacement`), and joins the others between two steps. It counts
+as one more replica; a worker under the rank of one that has left takes that one's number. A body that fails
+there, because it lacks a name of an earlier cell for example, does not fail the run. None of this counts
+against the restart budget. The owner of the run adds its workers (:mod:`nbdist.run.recovery.ownership`).
 
 A worker that ``%cluster shrink`` removes leaves between two steps, before its process ends.
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 from nbdist.errors import NbdistError
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery import BodyLauncher, start_body
+from nbdist.run.recovery.replacement import BodyLauncher, start_body
 from nbdist.runtime.task import TaskInfo
 
 

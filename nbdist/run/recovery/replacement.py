@@ -10,8 +10,8 @@ because it lacks one does not fail the run, which continues without that worker.
 
 Each replacement counts against the restart budget of the run (``--max-restarts``), because a task that dies
 again and again has a cause that another process does not remove. The owner of the run replaces its workers
-(`nbdist.run.ownership`); where another client has replaced a task (``%cluster restart``), it starts the body
-there. Clients that are not the owner observe what it does (`WorkerRecovery.observe`).
+(`nbdist.run.recovery.ownership`); where another client has replaced a task (``%cluster restart``), it starts
+the body there. Clients that are not the owner observe what it does (`WorkerRecovery.observe`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Losing, replacing, adding and ending the tasks of a run."""
